@@ -27,7 +27,8 @@ MODULES = {
     "index": "bits chains dedup digests hybrids roster rows runs views",
     "replay": "agenda arrivals fleet gaps handovers recorder seen shared split_fleet split_recorder worker",
     "router": "active cost inputs memory overlaps pace ranking router tally time_cost tree",
-    "tiers": "cleaner copies layout loader network offload prefix_lookup state store storer",
+    "tiers": "cleaner copies copy_totals layout links/fair links/fifo links/link links/sharing loader network offload policy "
+    "prefix_lookup state store storer",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""
 

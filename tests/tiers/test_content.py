@@ -157,8 +157,8 @@ def test_a_destination_that_is_used_before_the_copy_ends(monkeypatch: pytest.Mon
 def test_a_store_that_is_found_before_it_has_landed(monkeypatch: pytest.MonkeyPatch) -> None:
     reserve, land = TierStore.reserve, TierStore.land
 
-    def hasty(self: TierStore, pieces: Any, use: Any = None) -> Any:
-        tables = reserve(self, pieces, use)
+    def hasty(self: TierStore, pieces: Any, use: Any = None, behind: Any = None) -> Any:
+        tables = reserve(self, pieces, use, behind)
         for piece, held in zip(pieces, tables or (), strict=False):
             land(self, piece, held, keep=True)
         return tables

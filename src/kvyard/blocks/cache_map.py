@@ -48,10 +48,11 @@ class CacheMap:
                 break
             nodes.append(node)
             stop = node.stop if node.stop < limit else limit
-            if node.keys[stop - 1] == keys[stop - 1]:
+            theirs = node.keys
+            if theirs is keys or theirs[stop - 1] == keys[stop - 1]:
                 at = stop
                 continue
-            return nodes, parting(node.keys, keys, at, stop - 1)
+            return nodes, parting(theirs, keys, at, stop - 1)
         return nodes, at
 
     def spans(self, keys: Keys, limit: int) -> tuple[Spans, list[Node]]:

@@ -38,7 +38,10 @@ def intersect(left: Spans, right: Spans) -> list[tuple[int, int]]:
 
 def unite(*spans: Spans) -> list[tuple[int, int]]:
     """The positions that are in any of ``spans``."""
-    joined = [span for some in spans for span in some]
+    present = [some for some in spans if some]
+    if len(present) == 1:
+        return list(present[0])
+    joined = [span for some in present for span in some]
     return clip(joined, 0, max(high for _, high in joined)) if joined else joined
 
 

@@ -175,7 +175,8 @@ class Cleaner:
         if not dirty or self._stuck == self.state.landings:
             return
         fresh: list[_Dirty] = []
-        for extent, (group, chain, start, stop), depth in dirty:
+        for extent, piece, depth in dirty:
+            group, chain, start, stop = piece.group, piece.chain, piece.start, piece.stop
             done = self._copied[group].spans(chain.keys, stop)
             for low, high in without(start, stop, done) if done else ((start, stop),):
                 fresh.append(_Dirty(extent, PageRange(group, chain, low, high), depth + stop - high))

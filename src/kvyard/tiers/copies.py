@@ -39,6 +39,7 @@ class Copy:
         """Which tier's link it takes: 0 is the one next to the device."""
         self.direction = direction
         """``OUT`` fills the far end, ``IN`` reads from it."""
+        self.inward = direction is Direction.IN
         self.worker = worker
         self.inbox = inbox
         """Of the worker that asked: where the copy goes when it has landed."""
@@ -151,7 +152,7 @@ class LinkedTier(CopyQueue):
 
     def advance(self, now: int) -> bool:
         if now >= self._now:
-            self.store.clock.sleep_until(now)
+            self.store.tell_time(now)
         return super().advance(now)
 
     def landed(self, copy: Copy) -> None:
@@ -161,7 +162,7 @@ class LinkedTier(CopyQueue):
 
     def settle(self, copy: Copy) -> None:
         """Do the store's side of a copy that has landed: what came in can be found, what was read may be evicted."""
-        if copy.direction == Direction.IN:
+        if copy.inward:
             for held in copy.far:
                 self.store.pool.let_go(held)
             return

@@ -3,18 +3,7 @@
 import msgspec
 
 from kvyard.events.types import LOWER_TIERS
-
-
-class CopyTotals(msgspec.Struct):
-    """Copies from one tier to the next in one direction."""
-
-    submitted: int = 0
-    landed: int = 0
-    blocks: int = 0
-    """Of those that landed."""
-    bytes: int = 0
-    queued_ns: int = 0
-    """How much later they landed, together, than they would have on idle links."""
+from kvyard.tiers.copy_totals import CopyTotals
 
 
 class TierCounters(msgspec.Struct):

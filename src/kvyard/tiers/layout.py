@@ -13,7 +13,7 @@ from kvyard.blocks import BlockManager, Hit, Request
 from kvyard.blocks.agreement import Agreement
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import NO_HIT, Demand
-from kvyard.blocks.spans import Spans, unite
+from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
@@ -73,8 +73,15 @@ class PageLayout:
         return [extent for extent in extents[at:] if extent.node is not None]
 
     def pages_of(self, extents: Iterable[Extent]) -> Spans:
-        """The intervals of pages that ``extents`` cover in whole."""
-        spans = unite([(extent.start, extent.stop) for extent in extents])
+        """The intervals of pages that ``extents``, in order of position, cover in whole."""
+        spans: list[tuple[int, int]] = []
+        for extent in extents:
+            start = extent.start
+            stop = start + len(extent.ids)
+            if spans and spans[-1][1] == start:
+                spans[-1] = (spans[-1][0], stop)
+            else:
+                spans.append((start, stop))
         chunk = self.chunk
         if chunk == 1:
             return spans

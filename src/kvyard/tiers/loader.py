@@ -205,8 +205,9 @@ class Loader:
             return False
         record.keep += [(target, held) for held in kept]
         far = [peer.hold(piece) for piece in pieces]
-        for copied, original in zip(near, far):
-            target.inherit(copied, original, 1)
+        if target.keeps_by_priority:
+            for copied, original in zip(near, far):
+                target.inherit(copied, original, 1)
         copy = Copy(lookup.own, Direction.IN, state.name, state.inbox, pieces, near, far)
         copy.blocks = total_pages(pieces) * state.layout.chunk
         copy.nbytes = copy.blocks * state.layout.block_bytes
@@ -269,8 +270,9 @@ class Loader:
             return False
         record.keep += [(target, held) for held in kept]
         far = [source.hold(piece) for piece in pieces]
-        for copied, original in zip(near, far):
-            target.inherit(copied, original, 1)
+        if target.keeps_by_priority:
+            for copied, original in zip(near, far):
+                target.inherit(copied, original, 1)
         copy = Copy(level, Direction.IN, state.name, state.inbox, pieces, near, far)
         # A shared target has it for all workers from the instant it lands, a private one when its worker next ticks.
         copy.arrive = self.fetched if state.tiers[level - 1].shared else None
@@ -351,7 +353,7 @@ class Loader:
         wait = self.cleaner.make_clean(needed, now, self.state.tiers[0].earliest, local)
         resident = self.state.first.resident
         return wait is None and not any(
-            without(start, stop, resident(group, chain.keys, stop)) for group, chain, start, stop in pieces
+            without(piece.start, piece.stop, resident(piece.group, piece.chain.keys, piece.stop)) for piece in pieces
         )
 
     def _unmark(self, copy: Copy) -> None:

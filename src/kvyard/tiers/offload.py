@@ -19,7 +19,7 @@ from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.config import OffloadConfig
 from kvyard.tiers.copies import Copy, LinkMaker, WorkerLink, make_tier, next_landing
 from kvyard.tiers.layout import PageLayout
-from kvyard.tiers.links import Direction, make_link
+from kvyard.tiers.links import make_link
 from kvyard.tiers.load_policy import LOADS, PrefillTime
 from kvyard.tiers.loader import Loader
 from kvyard.tiers.policy import POLICIES
@@ -156,7 +156,7 @@ class Offload:
     def _tell_time(self, now: int) -> None:
         """Private tiers hear the time from their worker alone, shared ones also from others."""
         for tier in self.tiers:
-            tier.store.clock.sleep_until(now)
+            tier.store.tell_time(now)
 
     def earliest_deadline(self) -> int | None:
         """When the next copy lands that this worker may want to know of; ``None`` if none is under way.
@@ -204,7 +204,7 @@ class Offload:
             tier = self.tiers[copy.level]
             if not tier.shared:
                 tier.settle(copy)
-            if copy.direction == Direction.OUT:
+            if not copy.inward:
                 self._storer.landed(copy)
             elif copy.level:
                 if not self.tiers[copy.level - 1].shared:
@@ -243,7 +243,7 @@ class Offload:
         """A pass ended in which ``request`` computed tokens: store what the policy wants of it."""
         if self._timed:
             for tier in self._private:
-                tier.store.clock.sleep_until(now)  # passes of a plan have no tick of their own
+                tier.store.tell_time(now)  # passes of a plan have no tick of their own
         self._tell_time(now)
         self._storer.offer(request, now)
 
@@ -290,7 +290,7 @@ class Offload:
         """
         session = request.hints.session or request.id
         for tier in self.tiers:
-            tier.store.clock.sleep_until(now)  # what is kept for a time is kept from now on
+            tier.store.tell_time(now)  # what is kept for a time is kept from now on
             for group, size in enumerate(self.layout.page_tokens):
                 keys = self.layout.chain(request, group).keys
                 tier.store.claim(
@@ -333,7 +333,7 @@ class Offload:
         for copy in self._copies():
             if copy.level:
                 continue
-            if copy.direction == Direction.OUT or copy.request is None:
+            if not copy.inward or copy.request is None:
                 near.update(copy.near)
             else:
                 assert self.manager.requests.get(copy.request.id) is copy.request, f"I6: {copy.request} has no blocks"

@@ -6,6 +6,8 @@ registry. A policy knows neither links nor room: it only says what is wanted.
 
 from collections.abc import Callable
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.blocks import Request
 from kvyard.blocks.spans import Spans, clip
 from kvyard.events.types import Tier
@@ -13,6 +15,7 @@ from kvyard.hashing import Chain
 from kvyard.tiers.store import PageRange, TierStore
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # policies of one's own derive from it
 class WriteThrough:
     """Every full block of the prompt, as soon as it is computed. The default, and what vLLM's connector does."""
 
@@ -93,9 +96,9 @@ class OnEviction(WriteThrough):
 
 
 POLICIES: dict[str, Callable[[int, int, int], WriteThrough]] = {
-    "write_through": lambda *_: WriteThrough(),
-    "write_through_generated": lambda *_: WriteThroughGenerated(),
+    "write_through": lambda uses, pages, groups: WriteThrough(),
+    "write_through_generated": lambda uses, pages, groups: WriteThroughGenerated(),
     "after_hits": AfterHits,
-    "on_eviction": lambda *_: OnEviction(),
+    "on_eviction": lambda uses, pages, groups: OnEviction(),
 }
 """Offload policies by name. A maker takes ``min_uses``, the pages of the host tier and the number of groups."""

@@ -1,7 +1,5 @@
 """What tiers have of one prompt, and what a load of it would need. Answers questions; changes nothing."""
 
-from typing import NamedTuple
-
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.spans import Spans, intersect, unite, without
 from kvyard.tiers.pulls import PeerPages
@@ -9,24 +7,29 @@ from kvyard.tiers.state import OffloadState
 from kvyard.tiers.store import PageRange
 
 
-class Need(NamedTuple):
+class Need:
     """What one group needs for a load."""
 
-    low: int
-    """Blocks ``low`` to ``high`` go to the device,"""
-    high: int
-    piece: PageRange
-    """out of these pages."""
+    __slots__ = ("high", "low", "piece")
+
+    def __init__(self, low: int, high: int, piece: PageRange) -> None:
+        """Blocks ``low`` to ``high`` go to the device, out of the pages of ``piece``."""
+        self.low = low
+        self.high = high
+        self.piece = piece
 
 
-class GroupPages(NamedTuple):
+class GroupPages:
     """Where one group's pages of the prompt are, as intervals."""
 
-    local: Spans
-    coming: Spans
-    """On the way to the first tier."""
-    tiers: list[Spans]
-    """Closest first, and last what a peer has, where there is one to pull from."""
+    __slots__ = ("coming", "local", "tiers")
+
+    def __init__(self, local: Spans, coming: Spans, tiers: list[Spans]) -> None:
+        self.local = local
+        self.coming = coming
+        """On the way to the first tier."""
+        self.tiers = tiers
+        """Closest first, and last what a peer has, where there is one to pull from."""
 
 
 class PrefixLookup:
@@ -96,17 +99,19 @@ class PrefixLookup:
     def only_from(self, level: int, needs: list[Need]) -> list[PageRange]:
         """What of ``needs`` tier ``level`` has and no closer one does."""
         pieces: list[PageRange] = []
-        for _, _, (group, chain, start, stop) in needs:
-            tiers = self.groups[group].tiers
-            missing = without(start, stop, unite(*tiers[:level]))
+        for need in needs:
+            piece = need.piece
+            tiers = self.groups[piece.group].tiers
+            missing = without(piece.start, piece.stop, unite(*tiers[:level]))
             for low, high in intersect(missing, tiers[level]):
-                pieces.append(PageRange(group, chain, low, high))
+                pieces.append(PageRange(piece.group, piece.chain, low, high))
         return pieces
 
     def held_by(self, level: int, needs: list[Need]) -> list[PageRange]:
         """What of ``needs`` tier ``level`` has."""
+        pieces = [need.piece for need in needs]
         return [
-            PageRange(group, chain, low, high)
-            for _, _, (group, chain, start, stop) in needs
-            for low, high in intersect([(start, stop)], self.groups[group].tiers[level])
+            PageRange(piece.group, piece.chain, low, high)
+            for piece in pieces
+            for low, high in intersect([(piece.start, piece.stop)], self.groups[piece.group].tiers[level])
         ]

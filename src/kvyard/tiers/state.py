@@ -5,13 +5,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from kvyard.blocks import Request
+from kvyard.blocks.extent import Extent
 from kvyard.blocks.table import Table
 from kvyard.blocks.use import Use
 from kvyard.tiers.config import OffloadConfig
 from kvyard.tiers.copies import Copy, LinkedTier
-from kvyard.tiers.counters import CopyTotals, OffloadCounters, TierCounters
+from kvyard.tiers.copy_totals import CopyTotals
+from kvyard.tiers.counters import OffloadCounters, TierCounters
 from kvyard.tiers.layout import PageLayout
-from kvyard.tiers.links import Direction
 from kvyard.tiers.pulls import PeerTier
 from kvyard.tiers.store import TierStore, total_pages
 
@@ -64,6 +65,7 @@ class RequestState:
         "pull_refused",
         "pulled",
         "stored",
+        "tail",
         "used",
         "why",
     )
@@ -71,6 +73,8 @@ class RequestState:
     def __init__(self, num_groups: int, num_tiers: int) -> None:
         self.stored = [0] * num_groups
         """Pages per group that have been offered to the first tier."""
+        self.tail: Extent | None = None
+        """Where the pages that were offered last end in the first tier, if they were all of one group."""
         self.used = [0] * num_groups
         """Pages per group that the policy was told of."""
         self.due = 0
@@ -107,6 +111,8 @@ class OffloadState:
         self.first = tiers[0].store
         """The store that the device's blocks are copied to and loaded from."""
         self.counters = OffloadCounters([TierCounters() for _ in tiers])
+        self._stores: list[CopyTotals] = [counted.stores for counted in self.counters.tiers]
+        self._loads: list[CopyTotals] = [counted.loads for counted in self.counters.tiers]
         self.inbox: deque[Copy] = deque()
         """Copies that have landed and wait for this worker to do its side of it."""
         self.requests: dict[Request, RequestState] = {}
@@ -134,7 +140,7 @@ class OffloadState:
         copy.nbytes = copy.blocks * layout.block_bytes
         self._totals(copy).submitted += 1
         tier = self.tiers[copy.level]
-        if copy.direction == Direction.IN:
+        if copy.inward and tier.shared:
             self.counters.cross_worker_blocks += tier.foreign(copy) * layout.chunk
         tier.submit(now, copy)
 
@@ -146,7 +152,10 @@ class OffloadState:
     @property
     def landings(self) -> int:
         """Changes when anything lands in a tier of this worker, its own or another's."""
-        return sum([tier.landings for tier in self.tiers]) + self.pull_landings
+        landings = self.pull_landings
+        for tier in self.tiers:
+            landings += tier.landings
+        return landings
 
     def count(self, copy: Copy) -> None:
         """``copy`` has landed."""
@@ -157,5 +166,4 @@ class OffloadState:
         totals.queued_ns += copy.queued
 
     def _totals(self, copy: Copy) -> CopyTotals:
-        tier = self.counters.tiers[copy.level]
-        return tier.loads if copy.direction == Direction.IN else tier.stores
+        return self._loads[copy.level] if copy.inward else self._stores[copy.level]

@@ -10,7 +10,6 @@ All work is per run. A store knows no links, no requests, and only the time it i
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from kvyard.blocks.cache_map import covered
 from kvyard.blocks.extent import KEPT_THEN_FIRST, OVER, Extent, Node
@@ -28,18 +27,27 @@ from kvyard.hashing import Chain, Key, Keys, Run
 from kvyard.hashing.stretches import parting
 
 
-class PageRange(NamedTuple):
-    """Pages ``start`` to ``stop`` of one group of one chain."""
+class PageRange:
+    """Pages ``start`` to ``stop`` of one group of one chain. Immutable by convention."""
 
-    group: int
-    chain: Chain
-    start: int
-    stop: int
+    __slots__ = ("chain", "group", "start", "stop")
+
+    def __init__(self, group: int, chain: Chain, start: int, stop: int) -> None:
+        self.group = group
+        self.chain = chain
+        self.start = start
+        self.stop = stop
+
+    def __repr__(self) -> str:
+        return f"PageRange({self.start}..{self.stop} of group {self.group})"
 
 
 def total_pages(pieces: Iterable[PageRange]) -> int:
     """How many pages ``pieces`` have together."""
-    return sum([piece.stop - piece.start for piece in pieces])
+    total = 0
+    for piece in pieces:
+        total += piece.stop - piece.start
+    return total
 
 
 class PendingPages:
@@ -56,17 +64,22 @@ class PendingPages:
 
     def add(self, piece: PageRange) -> None:
         """``piece`` sets out. No part of it may be on its way already."""
-        here = self._starts.setdefault(piece.start, {})
         key = piece.chain.keys[piece.start]
+        here = self._starts.get(piece.start)
+        if here is None:
+            self._starts[piece.start] = {key: piece}
+            return
         assert key not in here, f"{piece} is sent twice"
         here[key] = piece
 
     def remove(self, piece: PageRange) -> None:
         """``piece`` has arrived, or won't."""
         here = self._starts[piece.start]
-        del here[piece.chain.keys[piece.start]]
-        if not here:
+        key = piece.chain.keys[piece.start]
+        if len(here) == 1 and key in here:
             del self._starts[piece.start]
+        else:
+            del here[key]
 
     def spans(self, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` positions that are on their way."""
@@ -75,7 +88,9 @@ class PendingPages:
             if start < limit:
                 piece = here.get(keys[start])
                 if piece is not None:
-                    found.append((start, parting(piece.chain.keys, keys, start, min(piece.stop, limit))))
+                    stop = piece.stop if piece.stop < limit else limit
+                    theirs = piece.chain.keys
+                    found.append((start, stop if theirs is keys else parting(theirs, keys, start, stop)))
         return clip(found, 0, limit) if len(found) > 1 else found
 
     def __bool__(self) -> bool:
@@ -120,12 +135,15 @@ class TierStore:
         )
         self._states = states
         self._by_recency = eviction == "lru"
+        self.keeps_by_priority = self.pool.order.reads_priorities
+        """Whether what it evicts goes by priorities, which what is stored here has from its source."""
         self.pending = [PendingPages() for _ in range(num_groups)]
         """What is on its way in and can't be found yet."""
         self.reserved: dict[Table, PageRange] = {}
         """The pages that wait for it."""
         self._behind: dict[Table, Extent] = {}
-        """What they come right behind, where that was here when they were reserved: a place to look from when they land."""
+        """What they come right behind, where that was here or on its way when they were reserved: a place to look from when
+        they land."""
         self._walked: tuple[Keys, int, int, int, int] | None = None
         """The latest walk (whose, how far, in which group, and what the map was like), since a store asks what is missing and
         then makes recent what is not,"""
@@ -137,6 +155,11 @@ class TierStore:
         """Pages evicted to make room."""
         self.reservations = 0
         """Counts the times that room was made for something: it is on its way from then on, and something else may be gone."""
+
+    def tell_time(self, now: int) -> None:
+        """It is ``now``: for eviction orders that go by it. What goes by recency alone is not told."""
+        if not self._by_recency:
+            self.clock.sleep_until(now)
 
     # -- asking: nothing changes, recency neither ---------------------------------------------------------------------
 
@@ -219,9 +242,12 @@ class TierStore:
         """
         return hold_pages(self.pool, piece)
 
-    def reserve(self, pieces: Sequence[PageRange], use: Use | None = None) -> list[Table] | None:
+    def reserve(
+        self, pieces: Sequence[PageRange], use: Use | None = None, behind: Extent | None = None
+    ) -> list[Table] | None:
         """Make room for all of ``pieces`` at once and note them as pending; ``None``, changing nothing but recency, if they
-        can't be had now. ``use``: for which request.
+        can't be had now. ``use``: for which request. ``behind``: what was reserved last for the same chain and may be on its
+        way still, which makes it quicker to find where they belong when they land.
 
         Neither what transfers hold nor what is here of the same chains is evicted for it.
         """
@@ -240,11 +266,13 @@ class TierStore:
                 last = found[-1]
         if count > spare:
             return None
+        if last is None and behind is not None and len(pieces) == 1 and behind.stop == pieces[0].start:
+            last = behind
         # At the end of a line by recency what was touched is safe, since enough else is left to evict. Other orders differ.
         own: list[Table] = []
         if not self._by_recency:
-            for group, chain, _, stop in chains:
-                own.append(pool.hold(self._first_copies(group, chain.keys, stop)))
+            for piece in chains:
+                own.append(pool.hold(self._first_copies(piece.group, piece.chain.keys, piece.stop)))
         self.evicted += max(0, count - pool.unnamed)
         self.reservations += 1
         tables: list[Table] = []
@@ -262,10 +290,8 @@ class TierStore:
     def inherit(self, held: Table, sources: Table, chunk: int) -> None:
         """Keep what will come into ``held`` as long as ``sources`` are kept, from which it is copied: the same priorities.
 
-        A page here is ``chunk`` of theirs.
+        A page here is ``chunk`` of theirs. For stores that keep by priority.
         """
-        if not self.pool.order.reads_priorities:
-            return
         [rest] = held.settle()
         for source in sources.settle():
             stop = min(-(-source.stop // chunk), rest.stop)
@@ -337,9 +363,9 @@ def hold_pages(pool: Pool, piece: PageRange) -> Table:
     """Keep ``piece``, all of which is in ``pool``, for a transfer that reads it, until ``let_go``. Raises ``LookupError`` where
     some of it isn't there.
     """
-    group, chain, start, stop = piece
-    cache_map = pool.maps[group]
-    nodes, at = cache_map.walk(chain.keys, stop)
+    start, stop = piece.start, piece.stop
+    cache_map = pool.maps[piece.group]
+    nodes, at = cache_map.walk(piece.chain.keys, stop)
     if at < stop:
         raise LookupError(f"{pool.tier.name} has {at} pages of this chain, not {stop}")
     nodes = cache_map.between(nodes, start, stop)

@@ -79,24 +79,33 @@ class Storer:
                 missing = intersect(missing, layout.pages_of(extents))
             pieces += [PageRange(group, chain, low, high) for low, high in missing]
         record.due = due
-        if pieces and not self._store(sources, pieces, self.state.use_of(request), now):
+        if pieces and not self._store(record, sources, pieces, self.state.use_of(request), now):
             # It is offered again, all of it, when something has landed.
             self.waiting[request] = None
             return
         record.stored = done
 
-    def _store(self, sources: dict[int, list[Extent]], pieces: list[PageRange], use: Use | None, now: int) -> bool:
+    def _store(
+        self,
+        record: RequestState,
+        sources: dict[int, list[Extent]],
+        pieces: list[PageRange],
+        use: Use | None,
+        now: int,
+    ) -> bool:
         """Send a cohort; returns whether it needs no second try."""
         state = self.state
         if total_pages(pieces) > state.first.num_pages:
             state.counters.refused += 1
             return True
         batches = self.batches(pieces)
-        far = state.first.reserve([piece for batch in batches for piece in batch], use)
+        wanted = pieces if len(batches) == 1 else [piece for batch in batches for piece in batch]
+        far = state.first.reserve(wanted, use, record.tail)
         if far is None:
             state.counters.tiers[0].no_room += 1
             self._tried = state.landings
             return False
+        record.tail = far[-1].extents[-1] if state.layout.num_groups == 1 else None
         hold = state.layout.hold_blocks
         near = [[hold(sources[piece.group], piece) for piece in batch] for batch in batches]
         self.send(0, batches, near, far, now, use=use)
@@ -109,7 +118,8 @@ class Storer:
             return [pieces]
         batches: list[list[PageRange]] = []
         room = 0
-        for group, chain, start, stop in pieces:
+        for piece in pieces:
+            group, chain, start, stop = piece.group, piece.chain, piece.start, piece.stop
             while start < stop:
                 if not room:
                     batches.append([])
@@ -136,10 +146,12 @@ class Storer:
         at = 0
         store = state.tiers[level].store
         chunk = 1 if level else state.layout.chunk
-        for source, target in zip((source for sources in near for source in sources), far):
-            store.inherit(target, source, chunk)
+        if store.keeps_by_priority:
+            for source, target in zip([source for sources in near for source in sources], far):
+                store.inherit(target, source, chunk)
         for batch, sources in zip(batches, near):
-            copy = Copy(level, Direction.OUT, state.name, state.inbox, batch, sources, far[at : at + len(batch)])
+            targets = far if len(batches) == 1 else far[at : at + len(batch)]
+            copy = Copy(level, Direction.OUT, state.name, state.inbox, batch, sources, targets)
             copy.returns = returns
             copy.use = use
             copy.arrive = self.arrived
@@ -181,9 +193,9 @@ class Storer:
         store = state.tiers[level].store
         pieces: list[PageRange] = []
         sources: list[Table] = []
-        for (group, chain, start, stop), held in zip(copy.pieces, copy.far):
-            for low, high in store.missing(group, chain.keys, start, stop):
-                pieces.append(PageRange(group, chain, low, high))
+        for piece, held in zip(copy.pieces, copy.far):
+            for low, high in store.missing(piece.group, piece.chain.keys, piece.start, piece.stop):
+                pieces.append(PageRange(piece.group, piece.chain, low, high))
                 sources.append(held)
         if not pieces:
             return

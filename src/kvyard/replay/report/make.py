@@ -34,7 +34,7 @@ from kvyard.replay.report.waterfall import make_waterfall
 from kvyard.replay.split_fleet import SplitFleet
 from kvyard.router.pace import engine_pace
 from kvyard.tiers.copies import LinkedTier
-from kvyard.tiers.counters import CopyTotals
+from kvyard.tiers.copy_totals import CopyTotals
 from kvyard.tiers.links import Direction, Link
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from kvyard.server.http import picked
 from kvyard.server.mock.faults import MockFaults
 from kvyard.server.mock.tally import Admission
 from kvyard.server.mock.worker import MockWorker
-from kvyard.tiers.counters import CopyTotals
+from kvyard.tiers.copy_totals import CopyTotals
 from kvyard.tiers.links.link import Direction
 
 if TYPE_CHECKING:

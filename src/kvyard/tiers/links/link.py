@@ -10,11 +10,12 @@ from enum import IntEnum
 from operator import attrgetter, index
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
-import msgspec
+from mypy_extensions import mypyc_attr
 
 from kvyard.clock import SECOND, ClockError
 from kvyard.errors import KvyardError
 from kvyard.tiers.links.config import LinkConfig
+from kvyard.tiers.links.stats import LaneStats
 
 
 class LinkError(KvyardError, ValueError):
@@ -30,6 +31,7 @@ class Direction(IntEnum):
     """Towards it: storage to host, host to device; loads."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)  # disciplines of one's own; copied to try things on
 class Transfer:
     """One submission on a link. The link makes it and alone changes it; two are the same only if they are one object."""
 
@@ -59,23 +61,24 @@ class Transfer:
         )
 
 
-class LaneStats(msgspec.Struct, kw_only=True):
-    """The account of one direction of a link since it was made."""
+@mypyc_attr(serializable=True)
+class LaneAccount:
+    """What one direction has carried so far; see ``LaneStats``."""
 
-    submitted: int = 0
-    landed: int = 0
-    cancelled: int = 0
-    bytes: int = 0
-    """Payload of all that landed, and of what had moved of the cancelled; never the overhead of pieces."""
-    busy_ns: int = 0
-    """Time during which anything moved."""
-    queued_ns: int = 0
-    """Sum of ``Transfer.queued`` over all that landed."""
+    __slots__ = ("bytes", "cancelled", "landed", "queued_ns", "submitted")
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.landed = 0
+        self.cancelled = 0
+        self.bytes = 0
+        self.queued_ns = 0
 
 
 T = TypeVar("T", bound=Transfer)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LinkBase(ABC, Generic[T]):
     """Times are integer nanoseconds and never go back. Every verb that takes ``now`` raises ``ClockError`` for one earlier
     than the last it was told, and changes nothing then.
@@ -89,7 +92,7 @@ class LinkBase(ABC, Generic[T]):
         self._number = 0
         self._live: dict[int, T] = {}
         self._landed: list[Transfer] = []
-        self._accounts = (LaneStats(), LaneStats())
+        self._accounts = (LaneAccount(), LaneAccount())
         self._first_bytes = tuple(lane.first_byte_ns for lane in config.lanes)
         self._overheads = tuple(lane.piece_overhead for lane in config.lanes)
         # The speed of a transfer that has the link to itself.
@@ -192,7 +195,15 @@ class LinkBase(ABC, Generic[T]):
 
     def stats(self, direction: Direction) -> LaneStats:
         """The account of one direction, up to the last ``now``."""
-        return msgspec.structs.replace(self._accounts[direction], busy_ns=self._busy_ns(direction))
+        account = self._accounts[direction]
+        return LaneStats(
+            submitted=account.submitted,
+            landed=account.landed,
+            cancelled=account.cancelled,
+            bytes=account.bytes,
+            busy_ns=self._busy_ns(direction),
+            queued_ns=account.queued_ns,
+        )
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the link's state is consistent and its shares keep I7. Slow."""
