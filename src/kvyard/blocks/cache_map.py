@@ -41,9 +41,9 @@ class CacheMap:
         ``at`` is where to begin, if not at the start: a position where a node ends that the chain is known to contain.
         """
         nodes: list[Node] = []
-        find = self.starts.get
+        starts = self.starts
         while at < limit:
-            node = find(keys[at])
+            node = starts.get(keys[at])
             if node is None or node.start != at or not (through_holes or node.copies):
                 break
             nodes.append(node)

@@ -148,8 +148,10 @@ class Coordinator:
 
     def need(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
         """How many free blocks all groups together need to meet ``demand``, by the count that admission goes by."""
-        each = zip(self.groups, request.tables, hits)
-        return sum([group.need(request, table, hit, demand) for group, table, hit in each])
+        need = 0
+        for group, table, hit in zip(self.groups, request.tables, hits):
+            need += group.need(request, table, hit, demand)
+        return need
 
     def adopt(self, request: Request, hits: Sequence[GroupHit], local: int, external: int) -> None:
         """Both phases, once per request: a request that any group has registered keeps what it has."""

@@ -55,13 +55,18 @@ class Table:
         else:
             return extents
         settled: list[Extent] = []
-        for extent, start in zip(extents, starts, strict=True):
+        for index, extent in enumerate(extents):
+            start = starts[index]
+            if extent.start == start:
+                settled.append(extent)
+                continue
             parts = [extent]
             while parts[-1].start > start:
                 part = parts[-1].left
                 assert part is not None, f"a table lost the blocks before {parts[-1]}"
                 parts.append(part)
-            settled += reversed(parts)
+            parts.reverse()
+            settled += parts
         self.extents = settled
         self.starts = [extent.start for extent in settled]
         return settled

@@ -6,7 +6,8 @@
 
 from kvyard.hashing.algorithms import ALGORITHMS, Algorithm, HashingError, Key, algorithm, wire_hash
 from kvyard.hashing.chain import Chain, Run, TokenChain, TraceChain
-from kvyard.hashing.keys import DigestKeys, Keys
+from kvyard.hashing.digest_keys import DigestKeys
+from kvyard.hashing.keys import Keys
 from kvyard.hashing.namespace import PLAIN, Embeds, ExtraKeys, Media, Namespace, NamespaceError
 
 __all__ = [

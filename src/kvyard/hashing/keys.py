@@ -5,13 +5,10 @@ bytes and a cache miss each when they are let go; packed they cost 8 or 32 bytes
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from itertools import chain
-from struct import Struct
-from typing import Protocol, TypeAlias, overload
+from typing import Protocol, TypeAlias
 
 from kvyard.hashing.algorithms import Key
+from kvyard.hashing.digest_keys import DigestKeys
 
 
 class Keys(Protocol):
@@ -19,107 +16,6 @@ class Keys(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Key: ...
-
-
-_TAIL = 32
-
-
-@lru_cache
-def _record(size: int) -> Struct:
-    return Struct(f"{size}s")
-
-
-class DigestKeys(Sequence[bytes]):
-    """A growing sequence of digests of equal length, end to end in one string of bytes.
-
-    Equal to any sequence of the same digests, a list included.
-    """
-
-    __slots__ = ("_blob", "_packed", "_record", "_size", "_tail")
-
-    def __init__(self, size: int) -> None:
-        self._blob = b""
-        self._packed = 0
-        # The latest ones, not yet packed: a growing request adds them one at a time.
-        self._tail: list[bytes] = []
-        self._record = _record(size)
-        self._size = size
-
-    def extend(self, digests: Iterable[bytes]) -> None:
-        """Add ``digests`` at the end."""
-        if isinstance(digests, DigestKeys) and not digests._tail:
-            self._pack()
-            self._blob += digests._blob
-            self._packed += digests._packed
-            return
-        tail = self._tail
-        tail += digests
-        if len(tail) >= _TAIL:
-            self._pack()
-
-    def between(self, start: int, stop: int) -> list[Key]:
-        """The digests at positions ``start`` to ``stop``."""
-        size, packed = self._size, self._packed
-        found: list[Key] = list(chain.from_iterable(self._record.iter_unpack(self._blob[start * size : stop * size])))
-        if stop > packed:
-            found += self._tail[max(0, start - packed) : stop - packed]
-        return found
-
-    def cut(self, start: int, stop: int) -> "DigestKeys":
-        """A copy of the digests ``start`` to ``stop``."""
-        size, packed = self._size, self._packed
-        part = DigestKeys(size)
-        part._blob = self._blob[start * size : stop * size]
-        if stop > packed:
-            part._blob += b"".join(self._tail[max(0, start - packed) : stop - packed])
-        part._packed = len(part._blob) // size
-        return part
-
-    packed = cut
-    """The same: cheaper than a list where they aren't looked at one by one."""
-
-    def narrowed(self) -> list[int]:
-        """The last 64 bits of each digest, as events carry them by default."""
-        self._pack()
-        words = Struct(f">{self._size - 8}xQ")
-        return list(chain.from_iterable(words.iter_unpack(self._blob)))
-
-    def _pack(self) -> None:
-        self._blob += b"".join(self._tail)
-        self._packed += len(self._tail)
-        self._tail.clear()
-
-    def __len__(self) -> int:
-        return self._packed + len(self._tail)
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
-        if isinstance(index, slice):
-            return list(self)[index]
-        if index < 0:
-            index += len(self)
-        if 0 <= index < self._packed:
-            at = index * self._size
-            return self._blob[at : at + self._size]
-        if index < 0:
-            raise IndexError(f"no digest {index} among {len(self)}")
-        return self._tail[index - self._packed]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.between(0, len(self)))  # type: ignore[arg-type]
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, DigestKeys | list | tuple):
-            return len(self) == len(other) and list(self) == list(other)
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"DigestKeys({[digest.hex() for digest in self]})"
 
 
 class NumberKeys(array):  # type: ignore[type-arg]

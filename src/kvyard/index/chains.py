@@ -77,11 +77,11 @@ class ChainIndex:
             return repeated
         bit = 1 << place
         keys = chain.keys
-        find = self._stretches.get
+        stretches = self._stretches
         last: _Stretch | None = None
         at = 0
         while at < stop:
-            found = find(keys[at])
+            found = stretches.get(keys[at])
             if found is None:
                 break
             last = found
@@ -191,11 +191,11 @@ class ChainIndex:
 
     def _along(self, keys: Keys, stop: int) -> list[tuple[_Stretch, int, int]]:
         """The stretches on a prompt's way up to block ``stop``, each with the blocks of it that are the prompt's."""
-        find = self._stretches.get
+        stretches = self._stretches
         path: list[tuple[_Stretch, int, int]] = []
         at = 0
         while at < stop:
-            found = find(keys[at])
+            found = stretches.get(keys[at])
             if found is None:
                 break
             end = found.stop if found.stop < stop else stop

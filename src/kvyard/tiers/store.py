@@ -208,18 +208,17 @@ class TierStore:
         return self._make_recent(group, chain, self._first_copies(group, chain.keys, limit), use)
 
     def _make_recent(self, group: int, chain: Chain, found: list[Extent], use: Use | None) -> int:
-        order = self.pool.order
+        pool = self.pool
         free = 0
-        if use is not None and self.pool.learner is not None:
+        if use is not None and pool.learner is not None:
             free = sum([len(extent.ids) for extent in found if not extent.refs])
-            held = self.pool.hold(found)  # while it is told it may split them
+            held = pool.hold(found)  # while it is told it may split them
             self._tell_use(group, chain, held, use)
-            self.pool.let_go(held)
+            pool.let_go(held)
             return free
         for extent in reversed(found):
             if not extent.refs:
-                order.remove(extent)
-                order.push(extent)
+                pool.renew(extent)
                 free += len(extent.ids)
         return free
 
