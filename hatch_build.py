@@ -23,6 +23,7 @@ MODULES = {
     "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
     "speculative policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm "
     "timing/polynomial_model",
+    "events": "batcher",
     "hashing": "chain digest_keys stretches",
     "index": "bits chains dedup digests hybrids roster rows runs views",
     "replay": "agenda arrivals fleet gaps handovers recorder seen shared split_fleet split_recorder worker",

@@ -47,12 +47,14 @@ class CacheMap:
             if node is None or node.start != at or not (through_holes or node.copies):
                 break
             nodes.append(node)
-            stop = node.stop if node.stop < limit else limit
-            theirs = node.keys
-            if theirs is keys or theirs[stop - 1] == keys[stop - 1]:
-                at = stop
-                continue
-            return nodes, parting(theirs, keys, at, stop - 1)
+            at = node.stop
+        if nodes:
+            # Only the last has to be compared: what leads to a hash that is known is the same all the way.
+            last = nodes[-1]
+            at = last.stop if last.stop < limit else limit
+            theirs = last.keys
+            if theirs is not keys and theirs[at - 1] != keys[at - 1]:
+                at = parting(theirs, keys, last.start, at - 1)
         return nodes, at
 
     def spans(self, keys: Keys, limit: int) -> tuple[Spans, list[Node]]:

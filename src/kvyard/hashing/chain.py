@@ -96,9 +96,7 @@ class Chain:
 class TokenChain(Chain):
     """The chain of a sequence of token ids, hashed block by block as it grows."""
 
-    __slots__ = ("_last", "_next", "algorithm", "tokens")
-
-    keys: PackedKeys
+    __slots__ = ("_last", "_next", "algorithm", "packed", "tokens")
 
     def __init__(
         self, tokens: Sequence[int], block_size: int, algorithm: Algorithm, namespace: Namespace = PLAIN
@@ -110,7 +108,8 @@ class TokenChain(Chain):
         self.block_size = block_size
         self.algorithm = algorithm
         self.namespace = namespace
-        self.keys = packed_keys(algorithm.root)
+        self.packed = self.keys = packed_keys(algorithm.root)
+        """``keys``, as what they are."""
         self._last: Key | None = None
         """The hash of the last full block."""
         self._next = block_size
@@ -142,7 +141,7 @@ class TokenChain(Chain):
 
     def _hash(self, fresh: Sequence[int]) -> None:
         """Hash the full blocks of ``fresh``, the tokens after the last hashed block."""
-        keys, size = self.keys, self.block_size
+        keys, size = self.packed, self.block_size
         first = self._next // size - 1
         space = self.namespace
         extras = None if space is PLAIN else space.extras(first, first + len(fresh) // size, size)
@@ -153,10 +152,10 @@ class TokenChain(Chain):
             self._next += len(fresh_keys) * size
 
     def hashes(self, start: int, stop: int) -> list[Key]:
-        return self.keys.between(start, stop)
+        return self.packed.between(start, stop)
 
     def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
-        return self.keys.packed(start, stop)
+        return self.packed.packed(start, stop)
 
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
         return self.tokens[start * self.block_size : stop * self.block_size]
@@ -217,7 +216,7 @@ class _CutChain(Chain):
         base = max(0, start - 1)
         self.block_size = whole.block_size
         self.namespace = whole.namespace
-        self._cut = self.keys = _CutKeys(whole.keys.cut(base, stop), base)
+        self._cut = self.keys = _CutKeys(whole.packed.cut(base, stop), base)
         self._base = start
         self._tokens = whole.tokens[start * self.block_size : stop * self.block_size] if with_tokens else None
 

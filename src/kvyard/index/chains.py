@@ -59,6 +59,14 @@ class _Stretch:
             self.stops[-1] = stop
 
 
+def _hold(found: _Stretch, start: int, stop: int, bit: int, repeated: list[tuple[int, int]]) -> None:
+    """Set ``bit`` for the blocks ``start`` to ``stop``, as far as they lie in ``found``; notes in ``repeated`` which had it."""
+    low = start if start > found.start else found.start
+    for begin, stopped, before in paint(found.stops, found.masks, found.start, low, stop, bit, 0):
+        if before & bit:
+            repeated.append((begin, stopped))
+
+
 class ChainIndex:
     """Rows of chains. ``place`` is a small number, as everywhere in the index."""
 
@@ -84,21 +92,19 @@ class ChainIndex:
             found = stretches.get(keys[at])
             if found is None:
                 break
+            # What leads to a key that is known is the same all the way: only the last stretch has to be compared.
+            if last is not None and at > start:
+                _hold(last, start, at, bit, repeated)
             last = found
-            end = found.stop if found.stop < stop else stop
-            theirs = found.chain.keys
-            if theirs is not keys and theirs[end - 1] != keys[end - 1]:
-                at = parting(theirs, keys, at, end - 1)
-                self._split(found, at)
-                end = at
-            if end > start:
-                low = start if start > found.start else found.start
-                for begin, stopped, before in paint(found.stops, found.masks, found.start, low, end, bit, 0):
-                    if before & bit:
-                        repeated.append((begin, stopped))
-            at = end
-            if at < found.stop:
-                break
+            at = found.stop
+        if last is not None:
+            at = last.stop if last.stop < stop else stop
+            theirs = last.chain.keys
+            if theirs is not keys and theirs[at - 1] != keys[at - 1]:
+                at = parting(theirs, keys, last.start, at - 1)
+                self._split(last, at)
+            if at > start:
+                _hold(last, start, at, bit, repeated)
         if at >= stop:
             return repeated
         if last is not None and last.stop == at and not last.children and last.chain is chain:
@@ -126,13 +132,12 @@ class ChainIndex:
                     self._shorten(last)
                 return
             del self._removed[place]
-        for found, low, high in self._along(keys, stop):
-            if high > start:
-                paint(found.stops, found.masks, found.start, low if low > start else start, high, 0, bit)
-                if low <= start:
-                    self._removed[place] = found
-                if not found.masks[-1] and not found.children:
-                    self._shorten(found)
+        for found, low, high in self._along(keys, stop, start):
+            paint(found.stops, found.masks, found.start, low if low > start else start, high, 0, bit)
+            if low <= start:
+                self._removed[place] = found
+            if not found.masks[-1] and not found.children:
+                self._shorten(found)
 
     def clear(self, place: int) -> None:
         """``place`` holds nothing any more. Looks at everything."""
@@ -189,8 +194,10 @@ class ChainIndex:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _along(self, keys: Keys, stop: int) -> list[tuple[_Stretch, int, int]]:
-        """The stretches on a prompt's way up to block ``stop``, each with the blocks of it that are the prompt's."""
+    def _along(self, keys: Keys, stop: int, start: int = 0) -> list[tuple[_Stretch, int, int]]:
+        """The stretches on a prompt's way up to block ``stop``, each with its blocks that are the prompt's. Those that end
+        by ``start`` are left out.
+        """
         stretches = self._stretches
         path: list[tuple[_Stretch, int, int]] = []
         at = 0
@@ -199,12 +206,18 @@ class ChainIndex:
             if found is None:
                 break
             end = found.stop if found.stop < stop else stop
-            theirs = found.chain.keys
-            if theirs is not keys and theirs[end - 1] != keys[end - 1]:
-                path.append((found, at, parting(theirs, keys, at, end - 1)))
-                break
-            path.append((found, at, end))
+            if end > start:
+                path.append((found, at, end))
             at = end
+        if path:
+            # Only the last has to be compared: what leads to a key that is known is the same all the way.
+            last, low, high = path[-1]
+            theirs = last.chain.keys
+            if theirs is not keys and theirs[high - 1] != keys[high - 1]:
+                high = parting(theirs, keys, low, high - 1)
+                path.pop()
+                if high > start:
+                    path.append((last, low, high))
         return path
 
     def _split(self, found: _Stretch, at: int) -> None:

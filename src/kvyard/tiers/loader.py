@@ -30,6 +30,7 @@ class Loader:
         self.changes = 0
         """Counts loads that began or ended: a request that waits for one asks again then."""
         full = all(group.spec.is_full for group in state.layout.manager.groups)
+        self._full = full
         self._last_block = state.config.last_block if full else "skip"
 
     def onboard(
@@ -66,6 +67,8 @@ class Loader:
         if lookup.peer is not None and self._finds_nothing(lookup, record, now):
             return self._wait()
         if not any(pages.coming or any(pages.tiers) for pages in lookup.groups):
+            return NOTHING
+        if self._full and not lookup.goes_on():
             return NOTHING
         spans = lookup.everywhere()
         tokens = lookup.longest(spans)

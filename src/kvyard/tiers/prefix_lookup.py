@@ -64,6 +64,18 @@ class PrefixLookup:
                 resident.append(peer.resident(group, keys, len(keys)))
             self.groups.append(GroupPages(here, coming, resident))
 
+    def goes_on(self) -> bool:
+        """Whether each group has pages after the hit in some tier. If not, full attention can't use any of them."""
+        hit = self.hit.tokens
+        for pages, size in zip(self.groups, self.layout.page_tokens):
+            last = pages.coming[-1][1] if pages.coming else 0
+            for spans in pages.tiers[: self.depth]:
+                if spans and spans[-1][1] > last:
+                    last = spans[-1][1]
+            if last * size <= hit:
+                return False
+        return True
+
     def everywhere(self) -> list[list[tuple[int, int]]]:
         """Per group, what any tier has or the first is getting."""
         return [unite(pages.local, pages.coming, *pages.tiers[: self.depth]) for pages in self.groups]

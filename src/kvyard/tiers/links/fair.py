@@ -10,6 +10,8 @@ from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from math import gcd
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.clock import SECOND
 from kvyard.tiers.links.config import LinkConfig
 from kvyard.tiers.links.link import Direction, LinkBase, Transfer
@@ -19,6 +21,7 @@ REMEMBERED = 4096
 """Combinations of group sizes whose shares are kept."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FairTransfer(Transfer):
     """A transfer, and how far it has come."""
 
@@ -30,6 +33,7 @@ class FairTransfer(Transfer):
     """What moves in one nanosecond, in the unit of ``left``."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FairLink(LinkBase[FairTransfer]):
     """See ``Link`` for the verbs. A submission, a start and a landing each take time proportional to the moving transfers."""
 

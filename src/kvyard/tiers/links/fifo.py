@@ -7,12 +7,15 @@ The tail is kept as a fraction of a nanosecond, so that a thousand small transfe
 
 from collections import deque
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import SECOND
 from kvyard.tiers.links.config import LinkConfig
 from kvyard.tiers.links.link import Direction, LinkBase, Transfer
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FifoTransfer(Transfer):
     """A transfer, and its place in the lane: from ``begin`` to ``end``, in nanoseconds times the lane's speed."""
 
@@ -22,6 +25,7 @@ class FifoTransfer(Transfer):
     """When it lands: ``end``, at the next whole nanosecond."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FifoLane:
     """One direction."""
 
@@ -33,6 +37,7 @@ class FifoLane:
         self.worked = 0  # by those that have left the queue, in the same unit
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class FifoLink(LinkBase[FifoTransfer]):
     """See ``Link`` for the verbs. All take constant time, not counting what has landed."""
 

@@ -2,6 +2,9 @@
 
 The class here keeps the time, the transfers under way and the account. How bandwidth is shared is for the disciplines to say,
 ``fair`` and ``fifo``, which derive from it.
+
+A forecast is made on a copy of a link. Where this is compiled, classes can be copied if ``mypyc_attr`` says so, and then they
+must also allow interpreted subclasses: without that mypyc leaves out ``__init__``.
 """
 
 import copy
@@ -31,7 +34,7 @@ class Direction(IntEnum):
     """Towards it: storage to host, host to device; loads."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)  # disciplines of one's own; copied to try things on
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Transfer:
     """One submission on a link. The link makes it and alone changes it; two are the same only if they are one object."""
 
@@ -61,7 +64,6 @@ class Transfer:
         )
 
 
-@mypyc_attr(serializable=True)
 class LaneAccount:
     """What one direction has carried so far; see ``LaneStats``."""
 

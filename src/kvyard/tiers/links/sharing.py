@@ -13,9 +13,12 @@ from collections.abc import Collection, Hashable, Mapping
 from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 T = TypeVar("T")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class ClientGroup(Generic[T]):
     """The moving transfers of one client (or of all, where clients have no cap) in one direction, and the rate of each."""
 
