@@ -25,7 +25,7 @@ MODULES = {
     "timing/polynomial_model",
     "events": "batcher",
     "hashing": "chain digest_keys stretches",
-    "index": "bits chains dedup digests hybrids roster rows runs views",
+    "index": "bits chains dedup digests hybrids memory roster rows runs views",
     "replay": "agenda arrivals fleet gaps handovers recorder seen shared split_fleet split_recorder worker",
     "router": "active cost inputs memory overlaps pace ranking router tally time_cost tree",
     "tiers": "cleaner copies copy_totals layout links/fair links/fifo links/link links/sharing loader network offload policy "

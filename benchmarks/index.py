@@ -7,8 +7,9 @@ workload both sides use (``make peers`` makes its environment). Lookups must fin
 number of workers are compared.
 
 Then what only our side can show: scoring from raw tokens against hashing them alone, and what clearing one worker costs.
+Ours is what a plain install gives (see ``_plain.py``); ``--source`` measures the uncompiled checkout.
 
-    python benchmarks/index.py [--repeats 5] [--workers 64] [--blocks 10000] [--queries 500]
+    python benchmarks/index.py [--repeats 5] [--workers 64] [--blocks 10000] [--queries 500] [--source]
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from _peers import SCRIPTS, peer_python
+from _plain import plain_environment
 
 HERE = Path(__file__).resolve().parent
+ENVIRONMENT: dict[str, str] = {}
+"""Of our side's processes."""
 
 
 class Side:
@@ -41,6 +45,7 @@ class Side:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            env=None if python else ENVIRONMENT,
         )
 
     def step(self) -> list[Any] | None:
@@ -78,7 +83,9 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=10_000, help="per worker")
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--skip-tokens", action="store_true", help="leave out scoring from raw tokens")
+    parser.add_argument("--source", action="store_true", help="measure the uncompiled checkout, not a plain install")
     args = parser.parse_args()
+    ENVIRONMENT.update(plain_environment(args.source))
     if args.workers < 25:
         sys.exit("24 workers evict and one more is cleared: use at least 25")
     work = {"workers": args.workers, "blocks": args.blocks, "queries": args.queries, "tokens": False}
@@ -119,6 +126,7 @@ def tokens() -> None:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
+        env=ENVIRONMENT,
     )
     found = json.loads(done.stdout)
     print(f"naming the 2048 blocks of a prompt of 32768 tokens: {found['chaining_us']:,.0f} us")

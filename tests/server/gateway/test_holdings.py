@@ -14,6 +14,7 @@ from kvyard.server.gateway import view
 from kvyard.server.gateway.view import Holdings
 
 
+@pytest.mark.source
 def test_a_place_is_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One engine with 400 prompts of one block and one with a long prompt: no look counts more than so many segments."""
     indexer = Indexer(Identity(4))
