@@ -268,9 +268,11 @@ def test_wrong_arguments_change_nothing(discipline: str) -> None:
         link.submit(50, OUT, -1)
     with pytest.raises(LinkError, match="pieces must be 1 or more, got 0"):
         link.submit(50, OUT, 1, pieces=0)
-    for way in (2, -1, "out"):
+    for way in (2, -1):
         with pytest.raises(LinkError, match="direction must be"):
-            link.submit(50, way, 1)  # type: ignore[arg-type]
+            link.submit(50, way, 1)
+    with pytest.raises((LinkError, TypeError)):  # what is compiled refuses what is no number before it looks at it
+        link.submit(50, "out", 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         link.submit(50, OUT, 1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):

@@ -106,17 +106,16 @@ class LinkBase(ABC, Generic[T]):
             for lane in config.lanes
         )
 
-    def submit(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> Transfer:
+    def submit(self, now: int, direction: Direction | int, nbytes: int, client: str = "", pieces: int = 1) -> Transfer:
         """Queue ``nbytes``, made of ``pieces`` separate copies.
 
         Raises ``LinkError`` for amounts that can't be, and changes nothing then. A transfer of 0 bytes lands when its first
         byte could have moved.
         """
-        if type(direction) is not Direction:
-            if direction not in (0, 1):
-                raise LinkError(f"direction must be Direction.OUT or Direction.IN, got {direction!r}")
-            direction = Direction(direction)
-        nbytes, pieces, way = index(nbytes), index(pieces), direction
+        if not isinstance(direction, Direction) and direction not in (0, 1):
+            raise LinkError(f"direction must be Direction.OUT or Direction.IN, got {direction!r}")
+        way = direction if isinstance(direction, Direction) else Direction(direction)
+        nbytes, pieces = index(nbytes), index(pieces)
         if nbytes < 0:
             raise LinkError(f"nbytes must not be negative, got {nbytes}")
         if pieces < 1:
