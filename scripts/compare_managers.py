@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +132,42 @@ def run_with_loads(name: str, seed: int, model: str, *, inside: bool) -> tuple[l
     return scheduler.said, step
 
 
-def compare(name: str, seed: int, model: str, way: str) -> bool:
-    """Print how one log compares, in the way that is named; returns whether it is the same."""
-    if way == LOADS:
-        theirs, steps = run_with_loads(name, seed, model, inside=False)
-        ours, _ = run_with_loads(name, seed, model, inside=True)
-    else:
-        theirs, steps = run(name, seed, model, inside=False, late=way == LATE)
-        ours, _ = run(name, seed, model, inside=True, late=way == LATE)
+class TooLong(BaseException):
+    """A side has used up its time. No ``Exception``, so that nothing in between takes it for its own."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises ``TooLong`` where what is inside takes longer: a broken manager may let requests wait for ever."""
+
+    def late(*_: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def compare(name: str, seed: int, model: str, way: str, seconds: float) -> bool:
+    """Print how one log compares, in the way that is named; returns whether it is the same. Each side has ``seconds``."""
     what = f"{name}@{seed}{way}"
+    sides: list[tuple[list[str], int]] = []
+    for inside in (False, True):
+        try:
+            with limited(seconds):
+                if way == LOADS:
+                    sides.append(run_with_loads(name, seed, model, inside=inside))
+                else:
+                    sides.append(run(name, seed, model, inside=inside, late=way == LATE))
+        except TooLong:
+            whose = "kvyard's" if inside else "vLLM's"
+            print(f"{what}: {whose} manager came to no end in {seconds:g} s: it is stuck, or --seconds is too few")
+            return False
+    (theirs, steps), (ours, _) = sides
     if theirs == ours:
         print(f"{what}: {steps} steps, {len(theirs)} lines, identical", flush=True)
         return True
@@ -160,6 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="which [default: all]")
     parser.add_argument("--seeds", default="1", metavar="FIRST-LAST")
+    parser.add_argument("--seconds", type=float, default=300.0, help="what one side of one log may take [%(default)g]")
     args = parser.parse_args()
     if unknown := sorted(set(args.families) - set(FAMILIES)):
         parser.error(f"no family is called {', '.join(unknown)}; record_scheduler.py --list says which there are")
@@ -169,7 +200,7 @@ def main() -> int:
     version = import_vllm()
     with tempfile.TemporaryDirectory() as model:
         Path(model, "config.json").write_text(json.dumps(MODEL))
-        same = sum([compare(name, seed, model, way) for name, seed, way in jobs])
+        same = sum([compare(name, seed, model, way, args.seconds) for name, seed, way in jobs])
     print(f"vLLM {version}: {same} of {len(jobs)} logs identical")
     return 0 if same == len(jobs) else 1
 

@@ -33,6 +33,26 @@ def test_every_family_of_scheduling_is_the_same_over_both_managers() -> None:
     assert done.stdout.count(", identical") >= 128
 
 
+def test_a_manager_that_comes_to_no_end_is_named() -> None:
+    """kvyard's manager is made to look for blocks for ever."""
+    program = (
+        "import sys; sys.path[0:0] = ['scripts']; import compare_managers; from kvyard.vllm.manager import Manager; "
+        "Manager.allocate_slots = lambda *_, **__: all(True for _ in iter(int, 1)); "
+        "sys.argv = ['x', '--seconds', '20', 'swa']; sys.exit(compare_managers.main())"
+    )
+    done = subprocess.run(
+        [vllm_python(), "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "kvyard's manager came to no end in 20 s" in done.stdout
+
+
 @pytest.mark.parametrize("model", ["dense", "hybrid"])
 def test_tokens_hits_and_events_are_vllms_and_broken_managers_show(model: str, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
