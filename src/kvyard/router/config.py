@@ -109,8 +109,8 @@ def _one_of(key: str, value: object, choices: Sequence[str]) -> None:
 def _number(key: str, value: object, least: float, *, inclusive: bool) -> None:
     if value is None and key in _OPTIONAL:
         return
-    fine = isinstance(value, int | float) and not isinstance(value, bool)
-    if not fine or not (least <= value < float("inf") if inclusive else least < value < float("inf")):  # type: ignore[operator]
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+    if not (least <= number < float("inf") if inclusive else least < number < float("inf")):
         raise KvyardError(
             f"{key} of a router must be {'at least' if inclusive else 'more than'} {least:g}, got {value!r}"
         )

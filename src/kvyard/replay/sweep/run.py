@@ -100,10 +100,10 @@ def sweep(
     """
     crew = executor or LocalExecutor(jobs)
     wanted = read_slo(slo)
-    reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "block_size": trace_block_size}
+    reading: dict[str, Any] = {"format": format, "skip_bad": skip_bad, "sort": sort, "block_size": trace_block_size}
     if chain_ids:
         reading["chain_ids"] = True
-    source = open_trace(trace, **reading)  # type: ignore[arg-type]
+    source = open_trace(trace, **reading)
     source.first  # noqa: B018 - refuses an empty one
     about = {"trace": fingerprint(trace), "reading": {**reading, "format": source.format}, "slo": wanted}
     base = SETTINGS.merge(config, settings)

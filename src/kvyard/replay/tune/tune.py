@@ -79,10 +79,16 @@ def tune(
     if seed is None:
         seed = SETTINGS.parse({"seed": base.get("seed")}).get("seed", 0)
     space = parse_space([search] if isinstance(search, str) else search, base)
-    reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "block_size": trace_block_size, "limit": limit}
+    reading: dict[str, Any] = {
+        "format": format,
+        "skip_bad": skip_bad,
+        "sort": sort,
+        "block_size": trace_block_size,
+        "limit": limit,
+    }
     if chain_ids:
         reading["chain_ids"] = True
-    source = open_trace(trace, **reading)  # type: ignore[arg-type]
+    source = open_trace(trace, **reading)
     source.first  # noqa: B018 - refuses an empty one
     parts = cut(source, test)
     made = Tuned(Path(trace).name, Path(folder), base, space, list(goals), list(limits), prices, parts, seed)

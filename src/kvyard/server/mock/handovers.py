@@ -24,7 +24,7 @@ from kvyard.engine.job import Job, JobState
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.incoming import IncomingPrompt, PromptAddress, PromptSource, TransferWish
 from kvyard.server.mock.network import LiveNetwork, PromptNetwork, PromptSizes
-from kvyard.server.mock.schemas import PromptClaim, PromptsHeld
+from kvyard.server.mock.schemas import ClaimKind, PromptClaim, PromptsHeld
 from kvyard.server.supervisor import Supervisor
 
 LOOK = 0.005
@@ -247,10 +247,10 @@ class FleetHandovers:
         source = PromptSource(label=f"{address.host}:{address.port}") if local is None else local.source
         return IncomingPrompt(source=source, address=address, target=target)
 
-    async def _ask(self, what: str, prompt: IncomingPrompt) -> bool:
+    async def _ask(self, what: ClaimKind, prompt: IncomingPrompt) -> bool:
         """Whether the source of ``prompt`` has it."""
         address = prompt.address
-        claim = PromptClaim(what=what, engine_id=address.engine_id, request_ids=[address.key])  # type: ignore[arg-type]
+        claim = PromptClaim(what=what, engine_id=address.engine_id, request_ids=[address.key])
         number = prompt.source.number
         if number is not None:
             return bool((await self.serve(number, claim)).held)

@@ -24,12 +24,12 @@ class PromptAddress(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, params: dict[str, Any]) -> "PromptAddress | None":
         """That of vLLM's ``kv_transfer_params``; ``None`` where something is missing, and vLLM transfers nothing."""
-        found = [params.get(f"remote_{name}") for name in ("host", "port", "request_id", "engine_id")]
+        found: list[Any] = [params.get(f"remote_{name}") for name in ("host", "port", "request_id", "engine_id")]
         host, port, key, engine = found
         if not (isinstance(host, str) and isinstance(key, str) and isinstance(engine, str)):
             return None
         try:
-            number = int(port)  # type: ignore[arg-type]
+            number = int(port)
         except (TypeError, ValueError):
             return None
         return cls(host=host, port=number, key=key, engine_id=engine) if params.get("remote_block_ids") else None

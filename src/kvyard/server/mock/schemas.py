@@ -115,10 +115,13 @@ class Outage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Real seconds. A worker that is killed without them stays dead until it is revived."""
 
 
+ClaimKind = Literal["claim", "renew", "release"]
+
+
 class PromptClaim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``POST /kv_transfer``: a decode worker of another mock asks for prompts that were computed here."""
 
-    what: Literal["claim", "renew", "release"]
+    what: ClaimKind
     engine_id: str
     """Of the life of the engine that had them; empty where that isn't known."""
     request_ids: list[str]

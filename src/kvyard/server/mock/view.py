@@ -60,7 +60,8 @@ def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> board.FleetView:
 def worker_view(worker: MockWorker, url: str) -> board.WorkerStatus:
     """One worker."""
     tally = worker.tally
-    state, reason = "ready", ""
+    state: board.WorkerState = "ready"
+    reason = ""
     if not worker.alive:
         state, reason = "down", "killed; POST /admin/revive brings it back"
     elif worker.stalled:
@@ -70,7 +71,7 @@ def worker_view(worker: MockWorker, url: str) -> board.WorkerStatus:
         name=worker.name,
         model=worker.config.served_model_name,
         url=url,
-        state=state,  # type: ignore[arg-type]
+        state=state,
         reason=reason,
         role=worker.role,
         ranks=len(worker.cores),
