@@ -89,7 +89,7 @@ class Gateway(AsyncService):
 
     def follow(self) -> None:
         """Before its start, for a process in the place of one that ended: begin with the configuration as it is by now, and
-        have engines looked at first. The others answer meanwhile, so that it shouldn't take requests which it must refuse.
+        wait for engines that are looked for.
         """
         self._follows = True
 
@@ -138,8 +138,9 @@ class Gateway(AsyncService):
         for task, work in self.beside.items():
             self.supervisor.keep(task, work)
         self.supervisor.keep("health", partial(say_health, self._unsaid))
-        if self._follows:
-            await self.members.looked_at(bool(watches or services))
+        if self._follows or channel is not None:
+            # Others may answer already: it shouldn't take requests which it must refuse.
+            await self.members.looked_at(self._follows and bool(watches or services))
 
     def _have_written(self, config: GatewayConfig, channel: Channel) -> None:
         """Have the parent write what this process has to say."""

@@ -327,6 +327,12 @@ def test_one_that_is_started_again_begins_with_what_is_in_force() -> None:
                 between.do(lambda: between.hub.remove(2))
 
 
+def test_a_process_knows_its_engines_before_it_takes_requests() -> None:
+    with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as engine:
+        with several(1, engines=[{"url": engine.url}]) as ((gated,), _):
+            assert gated.complete("x").status_code == 200
+
+
 def test_one_that_is_started_again_waits_for_engines_that_are_looked_for() -> None:
     with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as engine:
         host, _, port = engine.url.removeprefix("http://").partition(":")
