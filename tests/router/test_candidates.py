@@ -21,7 +21,7 @@ from kvyard.index import Holder, Source
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import make_report
 from kvyard.replay.run import as_config, limited
-from kvyard.router import Router, RouterConfig, RouteRequest, ranking, time_cost
+from kvyard.router import POLICIES, Router, RouterConfig, RouteRequest, ranking, time_cost
 from kvyard.router.pace import ModelPace, Pace, engine_pace
 from kvyard.router.ranking import Ranking, classes, most, nth_slot
 
@@ -322,15 +322,25 @@ class ScanningFleet(Fleet):
 
 @pytest.mark.slow
 @pytest.mark.source  # it derives from a compiled class
-@pytest.mark.parametrize("policy", ["kv", "least-time", "least-prefill"])
+@pytest.mark.parametrize("policy", sorted(set(POLICIES.names()) - {"random", "round-robin"}))  # these look at none
 def test_scan_is_candidates_on_a_trace_with_512_workers(policy: str) -> None:
-    config = as_config(
-        None, {"workers": 512, "router": policy, "block_size": 64, "speedup": 64, "num_gpu_blocks": 2048}
-    )
+    compare_fleets({"router": policy, "block_size": 64, "num_gpu_blocks": 2048}, 2000)
+
+
+@pytest.mark.slow
+@pytest.mark.source
+@pytest.mark.parametrize("policy", ["kv", "least-time", "cache-aware"])
+def test_scan_is_candidates_for_a_hybrid_model_with_512_workers(policy: str) -> None:
+    groups = [{"kind": "full", "block_size": 64}, {"kind": "sliding_window", "block_size": 64, "window": 1024}]
+    compare_fleets({"router": policy, "groups": groups, "num_gpu_blocks": 4096}, 600)
+
+
+def compare_fleets(settings: dict[str, Any], requests: int) -> None:
+    config = as_config(None, {"workers": 512, "speedup": 64, **settings})
     reports = []
     for kind in (ScanningFleet, Fleet):
         fleet = kind(config)
-        fleet.run(limited(CONVERSATION, 2000))
+        fleet.run(limited(CONVERSATION, requests))
         reports.append(msgspec.json.encode(make_report(fleet)))
     assert fleet.router._among, "it chose among candidates"
     assert reports[0] == reports[1]
