@@ -57,14 +57,16 @@ def test_a_connection_without_a_request_is_kept_for_a_while(monkeypatch: pytest.
     monkeypatch.setattr(uvicorn, "Config", configured)
     with ScriptedEngine(waits) as engine, gated(engine) as gate:
         gate.ready(1)
-        with connect(gate) as idle, connect(gate) as busy:
+        with connect(gate) as idle, connect(gate) as busy, connect(gate) as unsent:
+            unsent.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nhalf")
+            assert unsent.recv(1000).startswith(b"HTTP/1.1 200")
             body = b'{"prompt": "x"}'
             busy.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
             )
             idle.sendall(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert idle.recv(1000).startswith(b"HTTP/1.1 200")
-            assert closed(idle)
+            assert closed(idle) and closed(unsent)
             going.set()
             assert busy.recv(1000).startswith(b"HTTP/1.1 200")
             assert closed(busy)

@@ -198,8 +198,9 @@ def protocol() -> Any:
 
         def look_whether_idle(self) -> None:
             self.idling = None
-            if self.head or self.reading_body or not self.cycle.response_complete:
+            if self.head or not self.cycle.response_complete:
                 return  # a request is here or on its way; its answer sets this again
+            # What is left of a body that was refused unread may never come: that is no request.
             left = self.idle_since + self.timeout_keep_alive - self.loop.time()
             if left > 0:
                 self.idling = self.loop.call_later(left, self.look_whether_idle)

@@ -124,6 +124,38 @@ def test_a_sink_gets_what_comes_until_it_takes_no_more() -> None:
     asyncio.run(scenario())
 
 
+def test_a_sink_may_get_more_at_once_than_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over TLS, where what one read brings is longer by the rest of a record: the engine isn't made to wait for ever."""
+    monkeypatch.setattr(module, "HIGH_WATER", 1000)
+    going, taken = asyncio.Event(), list[bytes]()
+
+    async def script(writer: Writer, number: int) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(3):
+            await going.wait()
+            going.clear()
+            writer.write(b"%x\r\n%b\r\n" % (5000, b"x" * 5000))
+        await going.wait()
+        writer.write(b"0\r\n\r\n")
+
+    def sink(chunk: bytes) -> bool:
+        taken.append(chunk)
+        if not sum(map(len, taken)) % 5000:
+            going.set()
+        return True
+
+    async def scenario() -> None:
+        async with engine(script) as (_, connections, address):
+            found = await connections.take(address)
+            await found.ask("POST", b"/", [], b"{}")
+            going.set()
+            while not found.complete:
+                await found.pass_to(sink)
+            assert b"".join(taken) == b"x" * 15_000 and await found.read() == b""
+
+    asyncio.run(scenario())
+
+
 def test_a_sink_learns_by_the_reader_that_the_engine_failed() -> None:
     async def scenario() -> None:
         async with engine(says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n", close=True)) as (

@@ -184,15 +184,16 @@ class EngineConnection(asyncio.Protocol):
             self._fail(f"its answer can't be read: {error}"[:200])
         if not self._begun and self._head > HEAD_BYTES:
             self._fail("the head of its answer is too long")
-        if self._waiting > HIGH_WATER and not self.paused and not self.complete:
-            self.paused = True
-            self._transport.pause_reading()
         sink, parts = self._sink, self._parts
         if sink is not None and parts and not self._failure and not self.complete:
             if sink(parts[0] if len(parts) == 1 else b"".join(parts)):
                 self._parts, self._waiting = [], 0
                 return
             self._sink = None  # the reader takes this first
+        if self._waiting > HIGH_WATER and not self.paused and not self.complete:
+            # Only where a reader has to take it, which lets the engine go on: over TLS more may come at once than may wait.
+            self.paused = True
+            self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
