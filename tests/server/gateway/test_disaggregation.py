@@ -9,6 +9,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -328,6 +329,25 @@ def test_vllms_words() -> None:
         ((other, body),) = second.requests
         assert json.loads(body) == {**ASKED, "kv_transfer_params": CAME_BACK}
         assert "x-request-id: r1" in head.lower() and "x-request-id: r1" in other.lower()
+
+
+def test_a_prompt_that_was_computed_is_paid_for(tmp_path: Path) -> None:
+    """Also where there is no decode engine for it any more."""
+
+    def drains(head: str, body: bytes) -> Sequence[bytes]:
+        admin = {"authorization": "Bearer sk-admin"}
+        assert gated.client.post("/admin/drain", json={"engine": "e1"}, headers=admin).status_code == 200
+        return computes(head, body)
+
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "sk-a"\ntokens_per_minute = 50\n')
+    settings = {"keys_file": str(keys), "admin_token": "sk-admin", "tokenizer": "bytes", "queue": 0}
+    with scripted([drains], [answers], **settings) as (gated, (first, second)):
+        asked = {**ASKED, "prompt": "x" * 40}
+        key = {"authorization": "Bearer sk-a"}
+        replies = [gated.client.post(COMPLETIONS, json=asked, headers=key) for _ in range(2)]
+        assert (len(first.requests), len(second.requests)) == (1, 0)
+        assert [one.status_code for one in replies] == [503, 429]
 
 
 def test_an_engine_that_has_nothing_to_say() -> None:

@@ -280,6 +280,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         side, proxy, place = self.pool.prefill, self.proxy, self._prefill_place
         assert side is not None and place is not None
         began, computed = proxy.clock.now(), False
+        self.prefill_tried = True
         try:
             answer = await self._ask(engine, decision, prefill_body(self._whole_body))
             if answer is None:

@@ -83,6 +83,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     send: Any = None
     handed_over: bool = False
     """Whether another engine computed its prompt."""
+    prefill_tried: bool = False
+    """Whether one was asked to, whatever came of it."""
     _risked: int = 0
     """Tries in which an engine had the request and may have suffered from it; refused connections aren't among them."""
     _failed_at: list[Engine] = []
@@ -127,7 +129,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             proxied.status = self.status_code
             if self.ticket is not None:
                 used = (proxied.prompt or self.ticket.taken) + (proxied.output or proxied.events)
-                self.ticket.settle(used if proxied.tries else 0)  # no engine had it: its tokens are given back
+                had = proxied.tries or self.prefill_tried
+                self.ticket.settle(used if had else 0)  # no engine had it: its tokens are given back
             if self.place.trace is not None:
                 self._end_trace(self.place.trace, outcome)
             self.proxy.traffic.ended(proxied, outcome)
