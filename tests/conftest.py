@@ -106,14 +106,13 @@ SLOW_SECONDS = 1800
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[None]:
     """Collecting makes millions of objects that all stay. They aren't searched for garbage meanwhile, which took a third of the
-    time, nor by the tests that search.
+    time.
     """
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.enable()
-        gc.freeze()
+        gc.enable()  # and nothing is frozen: replays count what is, one by one
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -78,7 +78,7 @@ def test_a_viewer_gets_the_past_then_the_present_and_only_new_decisions() -> Non
             assert [one["number"] for one in fresh["decisions"]] == [4]
         with watched(shown.url) as events:
             _, past = next(events)
-            assert len(past) > 3
+            assert len(past) >= 3  # as many as were shown
             assert [one["number"] for one in next(events)[1]["decisions"]] == [4, 3, 2, 1]
 
 
