@@ -264,3 +264,13 @@ def test_keys_that_are_packed_stay_packed_where_stretches_are_joined() -> None:
     (stretch,) = memory.tree.walk()
     assert stretch.keys == keys[1] and isinstance(stretch.keys, array)
     memory.check_integrity()
+
+
+def test_keys_that_are_packed_in_different_ways_are_joined_too() -> None:
+    memory, keys = RoutedMemory(10 * SECOND, 1000), [array("L", chain([1, 2, 5])), array("Q", chain([1, 2, 3, 4]))]
+    for at, one in enumerate(keys):
+        memory.remember(0, one, memory.tree.find(one), at * SECOND)
+    memory.expire(10 * SECOND)
+    (stretch,) = memory.tree.walk()
+    assert list(stretch.keys) == list(keys[1])
+    memory.check_integrity()

@@ -196,7 +196,7 @@ class PrefixTree:
 
 def _joined_keys(node: PromptStretch, child: PromptStretch) -> Sequence[int]:
     first, then = _keys(node), _keys(child)
-    if isinstance(first, array) and isinstance(then, array):
+    if isinstance(first, array) and isinstance(then, array) and first.typecode == then.typecode:
         first.extend(then)  # a copy, and packed: as a list, a long prompt would take five times as much and far longer
         return first
     return [*first, *then]
