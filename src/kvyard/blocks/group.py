@@ -124,6 +124,8 @@ class Group:
         self.spec = spec
         self.pool = pool
         self.rule = spec.rule()
+        self.forgets: bool = self.rule.forgets
+        """The rule's, which is read from its class and takes longer to ask for."""
         self.map = pool.maps[index]
         self.block_size = spec.block_size
         self.hash_block_size = hash_block_size
@@ -184,8 +186,7 @@ class Group:
             required = min(required, self.cap)
         if table.registered is not None:
             return max(required - table.length, 0)
-        rule = self.rule
-        skipped = rule.stale(demand.total) // self.block_size if rule.forgets else 0
+        skipped = self.rule.stale(demand.total) // self.block_size if self.forgets else 0
         held = table.length + hit.blocks
         fresh = required - (skipped if skipped > held else held)
         if fresh < 0:
@@ -204,8 +205,7 @@ class Group:
 
         ``local`` tokens are hit, ``external`` ones will be loaded after them.
         """
-        rule = self.rule
-        skipped = rule.stale(local + external) // self.block_size if rule.forgets else 0
+        skipped = self.rule.stale(local + external) // self.block_size if self.forgets else 0
         low, high = max(hit.low, skipped), hit.blocks
         if low < high:
             for node in self.map.between(hit.parts(), low, high):
@@ -301,7 +301,7 @@ class Group:
         """
         chain = self.chain_of(request)
         extents = table.settle()
-        if self.rule.forgets:
+        if self.forgets:
             nodes = self.map.walk(chain.keys, min(table.length, len(chain.keys)))[0]
         else:
             nodes = [extent.node for extent in extents if extent.node is not None]
@@ -313,7 +313,7 @@ class Group:
     def claim(self, request: Request, table: Table, session: str, hints: Hints) -> None:
         """``request`` of ``session`` is about to give its blocks back: note that, and what ``hints`` say of them."""
         extents = table.settle()
-        if self.rule.forgets:
+        if self.forgets:
             # Most of what it used it has given back before.
             chain = self.chain_of(request)
             nodes, at = self.map.walk(chain.keys, min(table.length, len(chain.keys)))

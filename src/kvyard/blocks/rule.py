@@ -7,7 +7,7 @@ other kinds derive from it, each in its file of ``kvyard.blocks.attention``.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -36,7 +36,7 @@ NO_MATCH = Match(0, 0)
 class Rule:
     """Full attention, and what all kinds share: nothing goes stale, a hit is an unbroken prefix, all is worth keeping."""
 
-    forgets = False
+    forgets: ClassVar[bool] = False
     """Whether anything ever goes stale."""
 
     def __init__(self, block_size: int) -> None:

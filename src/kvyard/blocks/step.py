@@ -32,7 +32,7 @@ class Stepper:
         self.plain = all(type(group) is Group for group in self.groups)
         """Whether ``step`` will do: all groups are ordinary attention."""
         self._restless = any(group.restless for group in self.groups)
-        self._forgetful = [(group.index, group) for group in self.groups if group.rule.forgets]
+        self._forgetful = [(group.index, group) for group in self.groups if group.forgets]
         self._sizes = [group.block_size for group in self.groups]
         self._units = [(group.block_size, group.register_unit) for group in self.groups]
         self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in self.groups)

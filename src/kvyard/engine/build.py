@@ -162,7 +162,7 @@ def _scheduler(
         ahead=bulk and not exacting and DecodeBlocks.can_take_ahead(manager),
         defers=manager.caching
         and speculative is None
-        and not any(group.restless or group.rule.forgets for group in manager.groups)
+        and not any(group.restless or group.forgets for group in manager.groups)
         and not (loads is not None and loads.stores_output),
     )
     backend = BACKENDS.get(config.backend)

@@ -36,7 +36,7 @@ class Horizon:
         self._stepwise = any(group.restless for group in manager.groups)
         self._reads_queue = manager.reads_queue
         self._unit = min(group.block_size for group in manager.groups)
-        self._never_forgets = all(not group.rule.forgets for group in manager.groups)
+        self._never_forgets = all(not group.forgets for group in manager.groups)
 
     def passes(self, most: int, took_blocks: bool) -> int:
         """How many passes from now on are nothing but the same decode steps, up to ``most``; at least one.

@@ -5,6 +5,7 @@ registry. A policy knows neither links nor room: it only says what is wanted.
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -19,7 +20,7 @@ from kvyard.tiers.store import PageRange, TierStore
 class WriteThrough:
     """Every full block of the prompt, as soon as it is computed. The default, and what vLLM's connector does."""
 
-    ahead = False
+    ahead: ClassVar[bool] = False
     """Whether it copies from the head of the free line instead of at the end of a pass."""
 
     def reach(self, request: Request) -> int:
@@ -86,7 +87,7 @@ class AfterHits(WriteThrough):
 class OnEviction(WriteThrough):
     """Nothing at the end of a pass: blocks are copied when they come near the head of the free line (``ahead.py``)."""
 
-    ahead = True
+    ahead: ClassVar[bool] = True
 
     def reach(self, request: Request) -> int:
         return 0

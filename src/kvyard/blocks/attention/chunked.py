@@ -1,6 +1,7 @@
 """Chunked-local attention: a text is cut into chunks of ``chunk`` tokens, and none sees another."""
 
 from bisect import bisect_right
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -13,7 +14,7 @@ from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 class ChunkRule(Rule):
     """Chunked-local attention: nothing before the current chunk is ever read."""
 
-    forgets = True
+    forgets: ClassVar[bool] = True
 
     def __init__(self, block_size: int, chunk: int) -> None:
         super().__init__(block_size)

@@ -5,6 +5,7 @@ sparse, since a step writes the state it ends with and nothing in between.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -25,7 +26,7 @@ STATE_MODES = ("none", "all", "align")
 class StateRule(Rule):
     """State (Mamba) groups: one state at the boundary is all a hit needs, and all earlier ones are stale."""
 
-    forgets = True
+    forgets: ClassVar[bool] = True
 
     def stale(self, computed: int) -> int:
         return max(0, computed - 1)

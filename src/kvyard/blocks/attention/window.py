@@ -1,6 +1,7 @@
 """Sliding windows: each token sees the last ``window`` tokens, itself included."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -13,7 +14,7 @@ from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 class WindowRule(Rule):
     """Sliding window: a hit needs the trailing window only, and blocks before it go stale."""
 
-    forgets = True
+    forgets: ClassVar[bool] = True
 
     def __init__(self, block_size: int, window: int) -> None:
         super().__init__(block_size)
