@@ -26,6 +26,7 @@ from tests.server.gateway.support import PATIENCE, eventually
 from kvyard.clock import VirtualClock
 from kvyard.server.gateway.processes import channel as channels
 from kvyard.server.gateway.processes import hub as hubs
+from kvyard.server.gateway.processes.changes import EngineChange
 from kvyard.server.gateway.processes.channel import Channel, encode
 from kvyard.server.gateway.processes.figures import Figures
 from kvyard.server.gateway.processes.frames import HUB, FrameKind, FrameReader, frame
@@ -96,6 +97,34 @@ def test_the_hub_answers_one_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> 
                 break
         assert kinds.count(FrameKind.ANSWER) == 1 and 0 < kinds.count(FrameKind.BOOKINGS) < 64
         hub.close()
+
+
+def test_who_comes_amid_a_change_makes_it_too() -> None:
+    """It wasn't told of it, and it wasn't made when it asked for what was."""
+    hub, change = Hub(3), EngineChange(op="drain", engine="e", number=5)
+    pairs = [socket.socketpair() for _ in range(3)]
+    first, second, third = (theirs for _, theirs in pairs)
+    asks = frame(FrameKind.ASK, HUB, encode((7, "changes", b"")))
+    with first, second, third:
+        hub.add(1, pairs[0][0])
+        first.sendall(frame(FrameKind.CHANGE, HUB, encode(change)))
+        hub.wait(0)
+        hub.add(2, pairs[1][0])
+        hub.add(3, pairs[2][0])
+        second.sendall(asks)
+        hub.wait(0)
+        first.sendall(frame(FrameKind.CHANGED, HUB, bytes([1]) + encode(change)) * 2)
+        hub.wait(0)
+        third.sendall(asks)  # it finds it among those that were made
+        hub.wait(0)
+        heard = [
+            [one for one in FrameReader().feed(end.recv(1 << 16)) if one[0] is not FrameKind.JOINED]
+            for end in (first, second, third)
+        ]
+        hub.close()
+    answers = [(FrameKind.ANSWER, HUB, encode((7, encode(made)))) for made in ([], [change])]
+    told = (FrameKind.CHANGE, 1, encode(change))
+    assert heard == [[told], [answers[0], told], [answers[1]]]
 
 
 def test_what_is_to_be_written_waits_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from kvyard.server.gateway.config import GatewayEngine
 
 MOST_BEGUN = 1024
 """Changes under way that are remembered."""
+ChangeName = tuple[int, int]
+"""The process that was asked for a change, and its number there."""
 
 
 class EngineChange(msgspec.Struct, kw_only=True):
@@ -29,8 +31,13 @@ class KeptChanges:
         self._there: dict[str, EngineChange] = {}
         """The last addition or removal of each engine."""
         self._draining: dict[str, EngineChange] = {}
-        self._begun: dict[tuple[int, int], None] = {}
-        """Changes that no process has made yet, by who was asked for it and its number there."""
+        self._begun: dict[ChangeName, None] = {}
+        """Changes that no process has made yet."""
+
+    @property
+    def begun_by_now(self) -> set[ChangeName]:
+        """Those that no process has made yet: a process that starts now isn't told of them, nor are they listed."""
+        return set(self._begun)
 
     def begun(self, process: int, change: EngineChange) -> None:
         """A change that ``process`` was asked for goes to all."""
@@ -38,19 +45,22 @@ class KeptChanges:
         if len(self._begun) > MOST_BEGUN:
             del self._begun[next(iter(self._begun))]  # it couldn't be made anywhere, or would have been by now
 
-    def made(self, process: int, change: EngineChange) -> None:
-        """A process has made a change that ``process`` was asked for. The first that says so counts."""
+    def made(self, process: int, change: EngineChange) -> bool:
+        """A process has made a change that ``process`` was asked for. Returns whether it is the first that says so, which
+        counts.
+        """
         if (process, change.number) not in self._begun:
-            return
+            return False
         del self._begun[process, change.number]
         name = change.engine
         if change.op == "drain":
             self._draining[name] = change
-            return
+            return True
         self._draining.pop(name, None)
         if change.op != "resume":
             self._there.pop(name, None)
             self._there[name] = change
+        return True
 
     def listed(self) -> list[EngineChange]:
         """In the order in which they are to be made."""

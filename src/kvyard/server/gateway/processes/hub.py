@@ -19,7 +19,7 @@ from kvyard.clock import VirtualClock, WallClock
 from kvyard.server.gateway.access.rates import Allowance, Rate, RateTicket
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
-from kvyard.server.gateway.processes.changes import EngineChange, KeptChanges
+from kvyard.server.gateway.processes.changes import ChangeName, EngineChange, KeptChanges
 from kvyard.server.gateway.processes.figures import Figures, HubState, ended_figures
 from kvyard.server.gateway.processes.frames import ALL, HUB, LOSSY, FrameKind, FrameReader, frame
 from kvyard.server.gateway.processes.records import RecordedCall, write_down
@@ -66,6 +66,10 @@ class _HubProcess(msgspec.Struct, eq=False):
     """Requests that are recorded, and not over."""
     unanswered: int = 0
     """Looks since it last said anything."""
+    missed: set[ChangeName] = set()
+    """Changes that were under way when it came: it wasn't told of them."""
+    caught_up: bool = False
+    """Whether it has asked for the changes that were made before."""
 
 
 class Hub:
@@ -111,6 +115,7 @@ class Hub:
         for one in self._members:
             self.send(FrameKind.JOINED, one, HUB, bytes([number]))
         self._members[number] = member = _HubProcess(number, end, FrameReader(), deque())
+        member.missed = self._changes.begun_by_now
         self._selector.register(end, selectors.EVENT_READ, member)
         for one in self._members:
             if one != number:
@@ -293,7 +298,7 @@ class Hub:
             for one in list(self._members):
                 self.send(kind, one, member.number, body)
         elif kind is FrameKind.CHANGED:
-            self._changes.made(body[0], _change(body[1:]))
+            self._made(body[0], body[1:])
         elif kind is FrameKind.RECORD:
             if self._recorder is not None:
                 call = _call(body)
@@ -317,9 +322,11 @@ class Hub:
             home = self._homes.find(asked.decode())
             said = b"" if home is None else encode(home)
         elif what == "changed":
-            self._changes.made(asked[0], _change(asked[1:]))
+            self._made(asked[0], asked[1:])
         elif what == "changes":
             said = encode(self._changes.listed())
+            if asker in self._members:
+                self._members[asker].caught_up = True
         elif what == "config":
             said = self._config
         elif what == "figures":
@@ -329,6 +336,14 @@ class Hub:
         elif what == "state":
             said = encode(self._state())
         self.send(FrameKind.ANSWER, asker, HUB, encode((number, said)))
+
+    def _made(self, process: int, body: bytes) -> None:
+        """A process has made a change that ``process`` was asked for."""
+        change = _change(body)
+        if self._changes.made(process, change):
+            for one in self._members.values():
+                if one.caught_up and (process, change.number) in one.missed:
+                    self.send(FrameKind.CHANGE, one.number, process, body)  # it came in between
 
     def _state(self) -> HubState:
         ready = sum(member.ready for member in self._members.values())
