@@ -8,6 +8,7 @@ import lzma
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def test_info_prints_the_published_table(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
 def test_a_trace_may_come_through_a_pipe(
-    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the copy stays for as long as this process
     rows = [mooncake(at, 600) for at in range(3)]
     source, drain = os.pipe()
     with os.fdopen(drain, "wb") as pipe:
@@ -52,6 +54,20 @@ def test_a_trace_may_come_through_a_pipe(
     with os.fdopen(source):
         assert run("info", f"/dev/fd/{source}", "--json") == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 3
+
+
+def test_a_shell_that_completes_a_line_reads_no_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, drain = os.pipe()
+    with os.fdopen(drain, "wb") as pipe:
+        pipe.write(b"x")
+    monkeypatch.setenv("_KVYARD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"kvyard trace info /dev/fd/{source} --js")
+    monkeypatch.setenv("COMP_CWORD", "4")
+    with os.fdopen(source, "rb") as pipe:
+        assert run() == 0 and "--json" in capsys.readouterr().out.split()
+        assert pipe.read() == b"x"
 
 
 def test_a_library_that_is_given_a_pipe_says_what_to_do(tmp_path: Path) -> None:

@@ -33,10 +33,12 @@ LIMIT = parameter(
 )
 
 
-def keep_piped(path: Path | None) -> Path | None:
+def keep_piped(context: typer.Context, path: Path | None) -> Path | None:
     """``path``, or where it is a pipe, such as /dev/stdin, a copy of what comes out of it: traces are read several times, by
     other processes too. The copy goes with this process. Raises ``KvyardError`` where it can't be made.
     """
+    if context.resilient_parsing:
+        return path  # a shell completes the line: there is nothing to read, and reading might never end
     try:
         if path is None or not (path.is_fifo() or path.is_socket() or path.is_char_device()):
             return path
