@@ -42,6 +42,27 @@ def test_who_sends_no_head_and_who_sends_half_of_one(monkeypatch: pytest.MonkeyP
         assert gate.complete("x").status_code == 200
 
 
+def test_an_empty_line_behind_a_body_is_no_head_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        ScriptedEngine(lambda head, body: chunked(b"data: 1\n\n", b"data: 2\n\n")) as engine,
+        gated(engine) as gate,
+        connect(gate) as connection,
+    ):
+        gate.ready(1)
+        engine.pause = 0.15
+        body = b'{"prompt": "x"}'
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        reading = connection.makefile("rb")
+        while not (line := reading.readline()).startswith(b"data: 1"):
+            assert line
+        monkeypatch.setattr(heads, "HEAD_SECONDS", 0.02)
+        connection.sendall(b"\r\n")
+        assert b"".join(reading.readline() for _ in range(7)).endswith(b"data: 2\n\n\r\n0\r\n")
+        reading.close()
+
+
 def test_a_connection_without_a_request_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     made, going = uvicorn.Config, threading.Event()
 

@@ -157,7 +157,9 @@ def protocol() -> Any:
 
         def data_received(self, data: bytes) -> None:
             if not self.reading_body:
-                self.head += len(data)
+                # Some clients end a body with an empty line, which begins no head.
+                if self.head or data.lstrip(b"\r\n"):
+                    self.head += len(data)
                 end = data.find(b"\r\n\r\n", 0, HEADER_BYTES)
                 if data.find(b"pgrade", 0, end if end >= 0 else HEADER_BYTES) >= 0:
                     data = without_upgrade(data)
