@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections.abc
 import importlib.util
 import os
 import shutil
@@ -76,6 +77,18 @@ def test_only_what_may_be_derived_from_is() -> None:
         for one in classes(path)
         for base in one.bases
         if ast.unparse(base).split("[")[0] in closed - {other.name for other in classes(path)}
+    ]
+    assert not wrong
+
+
+def test_no_compiled_class_is_directly_an_abstract_one() -> None:
+    """It would share the base's book of what counts as derived: ``isinstance`` then says of both what holds for one."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {one.name} derives from {ast.unparse(base)}"
+        for path in listed()
+        for one in classes(path)
+        for base in one.bases
+        if ast.unparse(base).split("[")[0] in {"ABC", *collections.abc.__all__}
     ]
     assert not wrong
 

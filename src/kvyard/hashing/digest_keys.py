@@ -7,6 +7,7 @@ from struct import Struct
 from typing import Final, overload
 
 from kvyard.hashing.algorithms import Key
+from kvyard.hashing.digest_sequence import DigestSequence
 
 _TAIL: Final = 32
 """So many are packed at once."""
@@ -17,7 +18,7 @@ def _record(size: int) -> Struct:
     return Struct(f"{size}s")
 
 
-class DigestKeys(Sequence[bytes]):
+class DigestKeys(DigestSequence):
     """A growing sequence of digests of equal length, end to end in one string of bytes.
 
     Equal to any sequence of the same digests, a list included.

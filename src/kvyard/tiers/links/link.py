@@ -8,7 +8,7 @@ must also allow interpreted subclasses: without that mypyc leaves out ``__init__
 """
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from enum import IntEnum
 from operator import attrgetter, index
 from typing import Any, Generic, Self, TypeAlias, TypeVar
@@ -81,7 +81,7 @@ T = TypeVar("T", bound=Transfer)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class LinkBase(ABC, Generic[T]):
+class LinkBase(Generic[T]):
     """Times are integer nanoseconds and never go back. Every verb that takes ``now`` raises ``ClockError`` for one earlier
     than the last it was told, and changes nothing then.
     """
