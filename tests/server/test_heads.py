@@ -93,6 +93,31 @@ def test_a_connection_without_a_request_is_kept_for_a_while(monkeypatch: pytest.
             assert closed(busy)
 
 
+def test_a_body_that_does_not_come_before_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = uvicorn.Config
+
+    def configured(*given: Any, **more: Any) -> uvicorn.Config:
+        config = made(*given, **more)
+        config.timeout_graceful_shutdown = 0.05  # type: ignore[assignment]
+        return config
+
+    monkeypatch.setattr(uvicorn, "Config", configured)
+    with ScriptedEngine(plain) as engine:
+        with gated(engine) as gate:
+            gate.ready(1)
+            connection = connect(gate)
+            head = (
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n"
+            )
+            connection.sendall(head)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 100")
+        with connection:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 503")
+    assert "Exception in ASGI application" not in caplog.text
+
+
 def test_who_reads_nothing_gives_the_engine_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "STUCK_SECONDS", 0.3)
     much = chunked(*[b"data: " + b"x" * 100_000 + b"\n\n"] * 400)

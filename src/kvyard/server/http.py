@@ -380,6 +380,8 @@ async def _read(scope: Any, receive: Any, headers: RequestHeaders, bounds: Bound
             return await _parts(receive, bounds)
     except TimeoutError:
         raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
+    except asyncio.CancelledError:  # as servers do at their end with what is under way for too long
+        raise Refusal(503, "the server ends", fix="try again", Retry_After="1", Connection="close") from None
 
 
 async def _parts(receive: Any, bounds: Bounds) -> bytes:
