@@ -264,6 +264,7 @@ class TestAnnounced:
         with pytest.raises(AssertionError, match=r"I4.*group 0 in G1': 1"):
             batcher.check_announced([])
 
+    @pytest.mark.source  # it derives from a compiled class
     def test_a_removal_that_lost_its_hashes_is_never_sent(self):
         class Forgetful(TokenChain):
             def packed_hashes(self, start, stop):
