@@ -75,7 +75,7 @@ def load_of(kind: str, at: RoutingInput) -> Sequence[float]:
     if kind == "blocks":
         return [loads.prefill[slot] / loads.block_size + loads.blocks[slot] for slot in at.slots]
     figures = loads.requests if kind == "requests" else loads.prefill
-    return [figures[slot] for slot in at.slots]
+    return [float(figures[slot]) for slot in at.slots]
 
 
 _HERE = "kvyard.router.policies"
