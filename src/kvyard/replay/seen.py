@@ -3,13 +3,13 @@
 It is kept for as long as a replay runs, so it must be small: texts are lines of ids that branch off each other, and who has
 computed them is kept by stretches. An id names all that comes before it, so who has computed one has all before it.
 
-All lines lie in a few long columns: a line takes 8 bytes an id and about 45 besides. As objects they took 500.
+All lines lie in a few long columns: a line takes 8 bytes an id and some 150 besides. As objects they took 500.
 """
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from kvyard.engine.job import Job
 from kvyard.hashing import TraceChain
@@ -20,13 +20,11 @@ Ids: TypeAlias = "array[int] | list[int]"
 _Path: TypeAlias = list[tuple[int, int, int]]
 """The lines on a text's way, by number, each with the positions of it that are the text's."""
 
-_FIRST_SLOTS: Final = 1 << 10
-
 
 class _Lines:
     """Lines of ids, found by their first, and the workers of each stretch of them, as bits."""
 
-    __slots__ = ("_slots", "bases", "ids", "masks", "offsets", "split")
+    __slots__ = ("_firsts", "bases", "ids", "masks", "offsets", "split")
 
     def __init__(self) -> None:
         self.ids: Ids = array("Q")
@@ -39,12 +37,12 @@ class _Lines:
         """By line, the workers of all of it, unless it is in ``split``. Objects that are shared, as most have one worker."""
         self.split: dict[int, tuple[list[int], list[int]]] = {}
         """Of lines of which workers have computed different parts: the positions where stretches end, and who has each."""
-        self._slots = array("q", [-1]) * _FIRST_SLOTS
-        """An open table of lines by their first id: a dict would take three times as much as all else."""
+        self._firsts: dict[int, int] = {}
+        """Lines by their first id."""
 
     def find(self, name: int) -> int:
         """The line whose first id is ``name``, -1 where there is none."""
-        return self._slots[self._slot(name)]
+        return self._firsts.get(name, -1)
 
     def add(self, base: int, ids: Sequence[int], workers: int) -> None:
         """One more line, in place of another with the same first id."""
@@ -53,12 +51,10 @@ class _Lines:
         except OverflowError:
             self.ids = [*self.ids, *ids]
         line = len(self.bases)
-        self._slots[self._slot(ids[0])] = line
+        self._firsts[ids[0]] = line
         self.offsets.append(len(self.ids))
         self.bases.append(base)
         self.masks.append(workers)
-        if 3 * line > 2 * len(self._slots):
-            self._grow()
 
     def stop(self, line: int) -> int:
         """The position behind its last id."""
@@ -98,25 +94,6 @@ class _Lines:
         else:
             self.split.pop(line, None)
             self.masks[line] = masks[0]
-
-    def _slot(self, name: int) -> int:
-        """Where the line of ``name`` is, or would be."""
-        slots = self._slots
-        last = len(slots) - 1
-        # Ids of traces are counted up, or apart by a power of two: both must end up all over the table.
-        at = ((name & 0xFFFFFF) * 0x9E3779B1 + (name >> 24 & 0xFFFFFFF) * 0x45D9F3B >> 16) & last
-        while True:
-            line = slots[at]
-            if line < 0 or self.ids[self.offsets[line]] == name:
-                return at
-            at = at + 1 & last
-
-    def _grow(self) -> None:
-        old = self._slots
-        self._slots = array("q", [-1]) * (2 * len(old))
-        for line in old:
-            if line >= 0:
-                self._slots[self._slot(self.ids[self.offsets[line]])] = line
 
 
 class Seen:
