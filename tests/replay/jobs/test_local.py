@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import struct
+import threading
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,3 +130,23 @@ def test_a_part_is_replayed_alone(trace: Path, tmp_path: Path) -> None:
 def test_less_than_one_job() -> None:
     with pytest.raises(KvyardError, match="jobs must be at least 1, got 0"):
         LocalExecutor(0)
+
+
+def test_ctrl_c_waits_until_a_process_is_started() -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)  # it doesn't block the signal, so it takes it
+    other.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    steps = 0
+    try:
+        with pytest.raises(KeyboardInterrupt), local._uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(20):
+                time.sleep(0.001)
+                steps += 1
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+        over.set()
+        other.join()
+    assert steps == 20

@@ -80,9 +80,9 @@ def test_who_comes_later_sees_what_was_before(monkeypatch: pytest.MonkeyPatch) -
         gated.complete("a prompt")
         gated.idle()
         eventually(lambda: view(gated)["totals"]["finished"] == 1)
-        eventually(lambda: any(point["finished"] for point in past_of(gated)), lambda: past_of(gated)[-3:])
-        past = past_of(gated)
-        assert len(past) > 2 and past[0]["finished"] == 0 and past[-1]["finished"] == 1
+        eventually(lambda: len(past_of(gated)) > 2, lambda: past_of(gated)[-3:])
+        eventually(lambda: past_of(gated)[-1]["finished"] == 1, lambda: past_of(gated)[-3:])
+        assert past_of(gated)[0]["finished"] == 0
 
 
 def past_of(gated: Gated) -> list[dict[str, Any]]:

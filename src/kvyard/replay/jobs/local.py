@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
+from threading import current_thread, main_thread
 from types import TracebackType
 from typing import Any, Self
 
@@ -85,9 +86,9 @@ class _Crew:
         process = self._spawn.Process(target=_work, args=(task, there), daemon=True)
         with _uninterrupted():
             process.start()
-        there.close()
-        self._begun[task.key] = self._begun.get(task.key, 0) + 1
-        self._at_work[here] = (task, process)
+            there.close()
+            self._begun[task.key] = self._begun.get(task.key, 0) + 1
+            self._at_work[here] = (task, process)
 
     def _listen(self, pipe: Connection) -> None:
         task, process = self._at_work[pipe]
@@ -124,11 +125,20 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     ensure_running()  # it starts a process too, and lets Ctrl-C through again while it does
+    came: list[int] = []
+    handler: Any = None
+    if current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is not None:
+        # Blocking it is not enough: another thread, such as one of numpy's, may take the signal, and then this one acts on it.
+        handler = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _work(task: Task, pipe: Connection) -> None:
