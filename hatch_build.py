@@ -43,7 +43,9 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         """Compile, and have the wheel hold the result and say for which Python it is. Leaves it pure where that fails."""
         if version == "editable" or os.environ.get("KVYARD_PURE"):
             return
-        self.app.display_info("compiling kvyard's hot modules: this takes a minute or two; KVYARD_PURE=1 leaves it out")
+        self.app.display_info(
+            "compiling kvyard's hot modules: this takes some four minutes; KVYARD_PURE=1 leaves it out"
+        )
         self._made = Path(tempfile.mkdtemp(prefix="kvyard-compile-"))
         try:
             found = compile_modules(Path(self.root) / "src", self._made)

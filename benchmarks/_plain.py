@@ -1,7 +1,7 @@
 """What a plain ``pip install`` gives: benchmarks measure that, since that is what people run.
 
 The checkout's own environment is editable, hence uncompiled. So the sources are installed once more into ``build/``, compiled
-as for any user, and our side runs from there. It is made again when a source changes; that takes a minute or two.
+as for any user, and our side runs from there. It is made again when a source changes; that takes some four minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def plain_environment(source: bool = False) -> dict[str, str]:
     stamp, now = target / "digest", digest()
     if not stamp.exists() or stamp.read_text() != now:
         print(
-            "installing kvyard plainly into build/plain (a minute or two, once per change of the sources)", flush=True
+            "installing kvyard plainly into build/plain (some four minutes, once per change of the sources)", flush=True
         )
         shutil.rmtree(target, ignore_errors=True)
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
