@@ -14,7 +14,7 @@ from kvyard.blocks.extent import Extent, Marks, Node
 from kvyard.blocks.spans import Spans
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
-from kvyard.hashing.stretches import parting
+from kvyard.hashing.stretches import agree_until
 
 __all__ = ["CacheMap", "Node"]
 
@@ -49,12 +49,8 @@ class CacheMap:
             nodes.append(node)
             at = node.stop
         if nodes:
-            # Only the last has to be compared: what leads to a hash that is known is the same all the way.
             last = nodes[-1]
-            at = last.stop if last.stop < limit else limit
-            theirs = last.keys
-            if theirs is not keys and theirs[at - 1] != keys[at - 1]:
-                at = parting(theirs, keys, last.start, at - 1)
+            at = agree_until(last.keys, keys, last.start, last.stop if last.stop < limit else limit)
         return nodes, at
 
     def spans(self, keys: Keys, limit: int) -> tuple[Spans, list[Node]]:

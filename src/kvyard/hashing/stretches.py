@@ -23,6 +23,17 @@ def parting(left: Keys, right: Keys, same: int, other: int, left_base: int = 0, 
     return other
 
 
+def agree_until(left: Keys, right: Keys, start: int, stop: int) -> int:
+    """The first position from ``start`` on where two chains differ, ``stop`` where they don't before; they agree at ``start``.
+
+    Of the stretches on a chain's way only the last has to be asked about: what leads to a hash that is known is the same all
+    the way.
+    """
+    if left is right or left[stop - 1] == right[stop - 1]:
+        return stop
+    return parting(left, right, start, stop - 1)
+
+
 def paint(
     stops: list[int], masks: list[int], start: int, low: int, high: int, add: int, drop: int
 ) -> list[tuple[int, int, int]]:

@@ -12,7 +12,7 @@ from bisect import bisect_right
 
 from kvyard.hashing import Chain, Key, TokenChain
 from kvyard.hashing.keys import Keys
-from kvyard.hashing.stretches import paint, parting
+from kvyard.hashing.stretches import agree_until, paint
 from kvyard.index.backend import Rows, Usage
 from kvyard.index.rows import joined
 
@@ -92,16 +92,14 @@ class ChainIndex:
             found = stretches.get(keys[at])
             if found is None:
                 break
-            # What leads to a key that is known is the same all the way: only the last stretch has to be compared.
             if last is not None and at > start:
                 _hold(last, start, at, bit, repeated)
             last = found
             at = found.stop
         if last is not None:
-            at = last.stop if last.stop < stop else stop
-            theirs = last.chain.keys
-            if theirs is not keys and theirs[at - 1] != keys[at - 1]:
-                at = parting(theirs, keys, last.start, at - 1)
+            end = last.stop if last.stop < stop else stop
+            at = agree_until(last.chain.keys, keys, last.start, end)
+            if at < end:
                 self._split(last, at)
             if at > start:
                 _hold(last, start, at, bit, repeated)
@@ -210,14 +208,10 @@ class ChainIndex:
                 path.append((found, at, end))
             at = end
         if path:
-            # Only the last has to be compared: what leads to a key that is known is the same all the way.
-            last, low, high = path[-1]
-            theirs = last.chain.keys
-            if theirs is not keys and theirs[high - 1] != keys[high - 1]:
-                high = parting(theirs, keys, low, high - 1)
-                path.pop()
-                if high > start:
-                    path.append((last, low, high))
+            last, low, high = path.pop()
+            high = agree_until(last.chain.keys, keys, low, high)
+            if high > start:
+                path.append((last, low, high))
         return path
 
     def _split(self, found: _Stretch, at: int) -> None:
@@ -246,7 +240,7 @@ class ChainIndex:
                 return
             gone = node
             del self._stretches[node.chain.keys[node.start]]
-            node.stop = node.start  # whoever still knows it finds nothing in it
+            node.stop = node.start  # a place that last removed from it finds nothing in it
             node = node.parent
             if node is not None and node.children is not None:
                 del node.children[id(gone)]

@@ -24,7 +24,7 @@ from kvyard.blocks.use import Use
 from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
-from kvyard.hashing.stretches import parting
+from kvyard.hashing.stretches import agree_until
 
 
 class PageRange:
@@ -89,8 +89,7 @@ class PendingPages:
                 piece = here.get(keys[start])
                 if piece is not None:
                     stop = piece.stop if piece.stop < limit else limit
-                    theirs = piece.chain.keys
-                    found.append((start, stop if theirs is keys else parting(theirs, keys, start, stop)))
+                    found.append((start, agree_until(piece.chain.keys, keys, start, stop)))
         return clip(found, 0, limit) if len(found) > 1 else found
 
     def __bool__(self) -> bool:

@@ -6,28 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.index.redis.server import PROGRAM, RedisServer
+from tests.index.redis.server import RedisServer, run_redis
 
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if PROGRAM is None:
-        pytest.skip("needs redis-server: scripts/setup-test-deps.sh")
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+    yield from run_redis(tmp_path_factory.mktemp("redis"))
 
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[RedisServer]:
-    if PROGRAM is None:
-        pytest.skip("needs redis-server: scripts/setup-test-deps.sh")
-    server = RedisServer(tmp_path)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+    yield from run_redis(tmp_path)

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from tests.ports import free_ports
 
 PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -70,3 +72,15 @@ class RedisServer:
         if self.process is not None and self.process.poll() is None:
             self.resume()
             self.kill()
+
+
+def run_redis(folder: Path) -> Iterator[RedisServer]:
+    """A server in ``folder`` until the caller, a fixture, goes on; skips its tests where the program isn't there."""
+    if PROGRAM is None:
+        pytest.skip("needs redis-server: scripts/setup-test-deps.sh")
+    server = RedisServer(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("redis", reason="needs kvyard[redis]")
 
-from tests.index.redis.server import PROGRAM, RedisServer
+from tests.index.redis.server import RedisServer, run_redis
 from tests.router.support import chain, index_for
 
 from kvyard.clock import WallClock
@@ -34,23 +34,12 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    yield from serve(tmp_path_factory.mktemp("redis"))
+    yield from run_redis(tmp_path_factory.mktemp("redis"))
 
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    yield from serve(tmp_path)
-
-
-def serve(folder: Path) -> Iterator[RedisServer]:
-    if PROGRAM is None:
-        pytest.skip("needs redis-server: scripts/setup-test-deps.sh")
-    server = RedisServer(folder)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+    yield from run_redis(tmp_path)
 
 
 def fresh() -> str:

@@ -13,7 +13,7 @@ pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("redis", reason="needs kvyard[redis]")
 
 from tests.index.fleet import PRESETS, prompts_of
-from tests.index.redis.server import PROGRAM, RedisServer
+from tests.index.redis.server import RedisServer, run_redis
 from tests.server.indexer.test_service import right
 from tests.server.support import LiveRank, Served, eventually
 
@@ -22,14 +22,7 @@ pytestmark = [pytest.mark.zmq, pytest.mark.redis]
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if PROGRAM is None:
-        pytest.skip("needs redis-server: scripts/setup-test-deps.sh")
-    server = RedisServer(tmp_path)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+    yield from run_redis(tmp_path)
 
 
 def test_a_reader_answers_for_what_another_wrote_and_a_crash_of_redis_is_survived(redis: RedisServer) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("redis", reason="needs kvyard[redis]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 
-from tests.index.redis.server import PROGRAM, RedisServer
+from tests.index.redis.server import RedisServer, run_redis
 from tests.server.gateway.processes.support import several
 from tests.server.gateway.processes.test_one_view import Held, booked
 from tests.server.gateway.scripted_engine import ScriptedEngine
@@ -24,14 +24,7 @@ pytestmark = [pytest.mark.zmq, pytest.mark.redis, pytest.mark.slow]
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if PROGRAM is None:
-        pytest.skip("needs redis-server: scripts/setup-test-deps.sh")
-    server = RedisServer(tmp_path)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
+    yield from run_redis(tmp_path)
 
 
 def test_each_request_is_booked_once_everywhere(redis: RedisServer) -> None:
