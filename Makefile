@@ -47,7 +47,7 @@ test-real: $(READY)
 RAY := build/ray
 test-ray: $(READY)
 	@[ -e $(RAY)/.ready ] || { rm -rf $(RAY); $(PIP) --target $(RAY) 'ray==2.60.0' && touch $(RAY)/.ready; }
-	@PYTHONPATH="$(RAY):$$PYTHONPATH" $(RUN) -m pytest -m ray $(or $(ARGS),tests/replay/jobs)
+	@PYTHONPATH="$(RAY):$$PYTHONPATH" $(RUN) -m pytest -m ray $(or $(ARGS),tests/lab/jobs)
 
 test-compiled: $(READY)
 	@WORKERS=$(WORKERS) scripts/ci-compiled.sh

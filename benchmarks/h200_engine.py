@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from kvyard.engine.timing.fitting import errors_by_kind, row_errors
-from kvyard.replay.calibrate.calibration import FittedProfile, fit_profile
-from kvyard.replay.calibrate.passes import read_passes
+from kvyard.lab.calibrate.calibration import FittedProfile, fit_profile
+from kvyard.lab.calibrate.passes import read_passes
+from kvyard.lab.validate.compare import COLUMNS, Validation, validate
+from kvyard.lab.validate.reading import read_run
 from kvyard.replay.traces import open_trace
-from kvyard.replay.validate.compare import COLUMNS, Validation, validate
-from kvyard.replay.validate.reading import read_run
 
 DATA = Path(__file__).parent / "data" / "h200-engine"
 RUNS = {"A": "10 requests/s", "B": "30 requests/s"}

@@ -30,7 +30,7 @@ from _peers import conversation_trace
 from _plain import plain_environment
 
 from kvyard.files import write_whole
-from kvyard.replay.league.league import OVERLOADED
+from kvyard.lab.league.league import OVERLOADED
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "build" / "league"
@@ -115,7 +115,7 @@ def trace_file(name: str) -> Path | None:
 
 def play(setting: Setting, policies: list[str] | None) -> Iterator[dict[str, Any]]:
     """Rows of one setting's league; what was played before is taken as it is."""
-    from kvyard.replay.league import league
+    from kvyard.lab.league import league
 
     path = trace_file(setting.trace)
     if path is None:

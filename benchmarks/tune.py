@@ -65,15 +65,15 @@ def main() -> None:
 def run_grid(name: str, every: bool) -> None:
     """Points on the part that is searched on, the cheapest first."""
     from kvyard import __version__
-    from kvyard.replay.jobs import LocalExecutor, Task
+    from kvyard.lab.jobs import LocalExecutor, Task
+    from kvyard.lab.sweep.grid import fingerprint, point_key
+    from kvyard.lab.tune import parse_limits
+    from kvyard.lab.tune.cost import Prices, cost
+    from kvyard.lab.tune.goals import figures
+    from kvyard.lab.tune.parts import cut
     from kvyard.replay.report.files import read_report
     from kvyard.replay.settings import make_config
-    from kvyard.replay.sweep.grid import fingerprint, point_key
     from kvyard.replay.traces import open_trace
-    from kvyard.replay.tune import parse_limits
-    from kvyard.replay.tune.cost import Prices, cost
-    from kvyard.replay.tune.goals import figures
-    from kvyard.replay.tune.parts import cut
 
     trace = TRACES[name]
     reading = {"format": None, "skip_bad": False, "sort": False, "block_size": None, "limit": REQUESTS}
@@ -122,7 +122,7 @@ def run_grid(name: str, every: bool) -> None:
 
 def grid_best(name: str) -> tuple[dict[str, Any], int]:
     """The cheapest point of the kept grid that keeps the limits, and how many were replayed to know that."""
-    from kvyard.replay.tune import parse_limits
+    from kvyard.lab.tune import parse_limits
 
     file = DATA / f"{name}.json"
     if not file.exists():
@@ -138,7 +138,7 @@ def grid_best(name: str) -> tuple[dict[str, Any], int]:
 
 def search(name: str, seeds: int) -> None:
     """Searches with several seeds, each beside the grid's best."""
-    from kvyard.replay.tune import parse_goals, parse_limits, tune
+    from kvyard.lab.tune import parse_goals, parse_limits, tune
 
     best, count = grid_best(name)
     print(f"\n{name}: min cost with {LIMITS[name]}")

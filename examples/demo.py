@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvyard.errors import KvyardError
-from kvyard.replay.jobs import LocalExecutor, Task
+from kvyard.lab.jobs import LocalExecutor, Task
 from kvyard.replay.report import Report
 from kvyard.replay.report.compare import compare, print_comparison
 from kvyard.replay.report.compare_page import write_comparison

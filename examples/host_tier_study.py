@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import kvyard
+from kvyard.lab.sweep import Sweep, sweep
 from kvyard.replay.report import Report
-from kvyard.replay.sweep import Sweep, sweep
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.info import describe
 

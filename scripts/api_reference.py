@@ -15,7 +15,7 @@ PACKAGES = (
     "kvyard",
     "kvyard.replay",
     "kvyard.replay.report",
-    "kvyard.replay.sweep",
+    "kvyard.lab.sweep",
     "kvyard.replay.traces",
     "kvyard.testing",
     "kvyard.hashing",

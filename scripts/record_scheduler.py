@@ -10,7 +10,7 @@ of vLLM's ``EngineCore.step`` and ``step_with_batch_queue``.
     record_scheduler.py --all OUT --seeds 5-9          five of every family
     record_scheduler.py OUT preempt@3 lora-tight@1     these logs
 
-The format is described in tests/engine/golden_scheduler/README.md.
+The format is described in tests/golden/scheduler/README.md.
 """
 
 from __future__ import annotations

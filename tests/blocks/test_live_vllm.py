@@ -18,8 +18,8 @@ from tests.blocks.record_golden import Walker
 from tests.blocks.walks import difference, draw_family
 from tests.peers import VLLM_ORACLE, peer_python, why_not
 
-from kvyard.blocks.conform import Replayer
-from kvyard.blocks.conform.log import ABOUT_VLLM
+from kvyard.lab.conform import Replayer
+from kvyard.lab.conform.log import ABOUT_VLLM
 
 PYTHON = peer_python("vllm")
 SEED = int(os.environ.get("KVYARD_LIVE_SEED", "0"))

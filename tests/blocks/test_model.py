@@ -13,7 +13,7 @@ from tests.blocks.model import NULL, Model, digest
 from tests.blocks.record_golden import FAMILIES, walk
 
 HERE = Path(__file__).resolve().parent
-OURS = sorted((HERE / "golden").glob("*.xz"))
+OURS = sorted((HERE.parent / "golden" / "blocks").glob("*.xz"))
 SHARED = HERE.parents[2] / "shared" / "golden"
 OTHERS = [path for path in sorted(SHARED.rglob("*.xz")) if path.name not in {ours.name for ours in OURS}]
 

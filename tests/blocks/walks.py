@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tests.blocks.model import Hits, Mamba, Model, NoneLeft, Request
 from tests.blocks.record_golden import Family, Job, Record, Walker
 
-from kvyard.blocks.conform import Replayer
+from kvyard.lab.conform import Replayer
 
 T = TypeVar("T")
 Pick = Callable[[Sequence[T]], T]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.h200_engine import DATA
-from tests.replay.test_validate import aiperf, recording, records, vllm_bench
+from tests.lab.test_validate import aiperf, recording, records, vllm_bench
 from tests.server.mock.support import Served
 
 from kvyard.cli.app import main

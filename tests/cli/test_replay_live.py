@@ -24,10 +24,10 @@ from tests.server.support import PATIENCE, eventually
 from kvyard.cli.app import main
 from kvyard.cli.replay import say_proof
 from kvyard.engine.timing import FixedTiming
+from kvyard.lab.rehearsal.run import Proof, Tolerance
 from kvyard.replay.report.files import read_report
 from kvyard.replay.report.numbers import spread
 from kvyard.replay.traces.writing import write_trace
-from kvyard.server.rehearsal.run import Proof, Tolerance
 
 SIXTEEN = ["--trace-block-size", 16]
 SMALL = ["--block-size", 16, "--num-gpu-blocks", 400, "--max-model-len", 6000, "--timing", "fixed:20,10"]

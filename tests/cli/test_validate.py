@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.lab.test_validate import ENGINE, engine_log, records, vllm_bench, workload
 from tests.replay.report.browser import BINARY, Tab, browser
 from tests.replay.report.test_page import sound, titled
-from tests.replay.test_validate import ENGINE, engine_log, records, vllm_bench, workload
 
 from kvyard.cli.app import main
 from kvyard.replay.traces.writing import write_trace

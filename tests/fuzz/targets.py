@@ -21,9 +21,7 @@ from unittest import mock
 
 import msgspec
 
-from kvyard.blocks.conform import conform
 from kvyard.clock import SECOND, VirtualClock
-from kvyard.engine.conform import conform as conform_scheduler
 from kvyard.engine.models.fields import read_config
 from kvyard.engine.timing.measurements import parse_measurements
 from kvyard.engine.timing.profile import load_profile
@@ -35,11 +33,13 @@ from kvyard.events.wire import Decoder, dialects
 from kvyard.hashing import PLAIN
 from kvyard.index import Holder, Identity
 from kvyard.index.redis import directory, shared
+from kvyard.lab.conform import conform
+from kvyard.lab.conform.scheduler import conform as conform_scheduler
+from kvyard.lab.validate.reading import read_run
 from kvyard.replay.report.files import from_json
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.registry import OURS
-from kvyard.replay.validate.reading import read_run
 from kvyard.router.journal import read_journal
 from kvyard.server.gateway import config as gateway_config
 from kvyard.server.gateway import reading

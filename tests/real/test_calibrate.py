@@ -17,11 +17,11 @@ from tests.real.engine import Engines, RealEngine
 
 from kvyard.cli.app import main
 from kvyard.clock import SECOND
+from kvyard.lab.validate.compare import Validation, validate
+from kvyard.lab.validate.reading import MeasuredRequest, MeasuredRun
 from kvyard.replay.live.run import replay_live
 from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest
-from kvyard.replay.validate.compare import Validation, validate
-from kvyard.replay.validate.reading import MeasuredRequest, MeasuredRun
 
 BUDGET, BLOCKS, SEATS = 1024, 800, 32
 SHAPE = {

@@ -16,9 +16,9 @@ from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.use import RequestFacts
 from kvyard.errors import KvyardError
 from kvyard.hashing import TraceChain
+from kvyard.lab.sweep import sweep
 from kvyard.replay.facts import TraceFacts, next_uses
 from kvyard.replay.settings import make_config
-from kvyard.replay.sweep import sweep
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.traces.bounds import Accesses, belady, lru
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kvyard.lab.sweep.advice import fleet_cost
+from kvyard.lab.tune.cost import GIB, Prices, cost
 from kvyard.replay.fleet_memory import lower_bytes
 from kvyard.replay.settings import make_config
-from kvyard.replay.sweep.advice import fleet_cost
-from kvyard.replay.tune.cost import GIB, Prices, cost
 
 SETTINGS: dict[str, object] = {"workers": 3, "dp_size": 2, "host_bytes": "4GiB", "num_gpu_blocks": 100}
 

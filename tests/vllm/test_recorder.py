@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from kvyard.clock import MS, SECOND, VirtualClock
-from kvyard.engine.conform import conform, read_lines
 from kvyard.engine.timing.measurements import read_measurements
 from kvyard.errors import KvyardError
 from kvyard.hashing import TokenChain, algorithm
+from kvyard.lab.conform.scheduler import conform, read_lines
 from kvyard.replay.traces import open_trace
 from kvyard.vllm.recorder import EndedRequest, EngineRecorder, PassComposition
 
-GOLDEN = Path(__file__).parents[1] / "engine" / "golden_scheduler"
+GOLDEN = Path(__file__).parents[1] / "golden" / "scheduler"
 HOST = MS // 10
 """What the host takes before and after a pass, in the engine that is played here."""
 

@@ -15,7 +15,7 @@ from kvyard.cli.serving import TOKEN_VARIABLE, read_token
 from kvyard.errors import KvyardError
 
 if TYPE_CHECKING:
-    from kvyard.replay.calibrate.probing import ProbeResult
+    from kvyard.lab.calibrate.probing import ProbeResult
 
 
 def calibrate(
@@ -59,7 +59,7 @@ def calibrate(
 
     from kvyard.cli.fits import show_fit
     from kvyard.files import check_outputs
-    from kvyard.replay.calibrate.calibration import fit_profile
+    from kvyard.lab.calibrate.calibration import fit_profile
 
     if (url is None) == (not logs):
         raise KvyardError("say what to calibrate from: the URL of a live engine, or --from FILE")
@@ -72,13 +72,13 @@ def calibrate(
                 raise KvyardError(f"--{flag.replace('_', '-')} is for live engines: leave it out with --from")
     check_outputs(output, reads=logs or ())
     if logs:
-        from kvyard.replay.calibrate.sources import read_source
+        from kvyard.lab.calibrate.sources import read_source
 
         show_fit(fit_profile([read_source(log, max_num_batched_tokens) for log in logs], name), output)
         return
     assert url is not None
-    from kvyard.replay.calibrate.plan import CalibrationLimits
-    from kvyard.replay.calibrate.probing import probe_engine
+    from kvyard.lab.calibrate.plan import CalibrationLimits
+    from kvyard.lab.calibrate.probing import probe_engine
 
     limits = msgspec.structs.replace(CalibrationLimits(), **bounds)
     try:
@@ -104,7 +104,7 @@ def calibrate(
 
 def _advise(seen: ProbeResult, request_ms: float, output: Path | None, async_scheduling: bool | None) -> None:
     """Print with which settings to replay what that engine does."""
-    from kvyard.replay.calibrate.probing import waits_a_pass
+    from kvyard.lab.calibrate.probing import waits_a_pass
 
     facts = seen.facts
     ahead: bool | None

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from kvyard.blocks.conform import Difference, LogError, Verdict
-from kvyard.blocks.conform import conform as compare_blocks
-from kvyard.engine.conform import conform as compare_steps
-from kvyard.engine.conform import is_scheduler_log
+from kvyard.lab.conform import Difference, LogError, Verdict
+from kvyard.lab.conform import conform as compare_blocks
+from kvyard.lab.conform.scheduler import conform as compare_steps
+from kvyard.lab.conform.scheduler import is_scheduler_log
 
 SHOWN = 400
 """Characters shown of each result: enough to see a queue differ, short enough for a terminal."""

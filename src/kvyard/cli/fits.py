@@ -11,7 +11,7 @@ from kvyard.cli.tables import print_table
 from kvyard.engine.timing.fitting import errors_by_kind
 from kvyard.engine.timing.measurements import Measurement
 from kvyard.files import write_whole
-from kvyard.replay.calibrate.calibration import FittedProfile
+from kvyard.lab.calibrate.calibration import FittedProfile
 
 WORST = 5
 

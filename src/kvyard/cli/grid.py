@@ -11,8 +11,8 @@ from kvyard.cli.app import INTERRUPTED
 from kvyard.errors import KvyardError
 
 if TYPE_CHECKING:
-    from kvyard.replay.jobs import Executor
-    from kvyard.replay.sweep import Sweep
+    from kvyard.lab.jobs import Executor
+    from kvyard.lab.sweep import Sweep
 
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", help="Replays at a time; by default one per core.")]
 
@@ -29,11 +29,11 @@ Ray = Annotated[
 
 def executor(jobs: int | None, ray: str | None) -> Executor:
     """Those who run the replays of a command. Raises ``KvyardError``."""
-    from kvyard.replay.jobs import LocalExecutor
+    from kvyard.lab.jobs import LocalExecutor
 
     if ray is None:
         return LocalExecutor(count_jobs(jobs))
-    from kvyard.replay.jobs.cluster import RayExecutor
+    from kvyard.lab.jobs.cluster import RayExecutor
 
     return RayExecutor(ray, None if jobs is None else count_jobs(jobs))
 

@@ -49,7 +49,7 @@ def hints(
     the share of all other requests that say so too. Results are a table (hints.csv, hints.json), a page of curves (hints.html)
     and a report per run; the same command goes on where it was interrupted. Exit code 1 if a run failed, 130 if interrupted.
     """
-    from kvyard.replay.hints import quick_study, study
+    from kvyard.lab.hints import quick_study, study
 
     at_a_time = count_jobs(jobs)
     folder = out or Path(f"hints-{trace.name.partition('.')[0]}")

@@ -48,8 +48,8 @@ def league(
     and a report per run, which kvyard compare reads; the same command goes on where it was interrupted. Exit code 1 if a
     run failed, 130 if interrupted.
     """
-    from kvyard.replay.league import league as run
-    from kvyard.replay.league.table import write_json
+    from kvyard.lab.league import league as run
+    from kvyard.lab.league.table import write_json
 
     given = dict(settings)
     jitter = given.pop("jitter", None)

@@ -12,8 +12,8 @@ from kvyard.engine.timing.fitting import errors_by_kind, row_errors
 from kvyard.engine.timing.measurements import Measurements
 from kvyard.engine.timing.profile import Profile, load_profile, pass_ms, shipped
 from kvyard.files import STDOUT, check_outputs, write_whole
-from kvyard.replay.calibrate.calibration import fit_profile
-from kvyard.replay.calibrate.passes import read_passes
+from kvyard.lab.calibrate.calibration import fit_profile
+from kvyard.lab.calibrate.passes import read_passes
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit timing to measurements, and look at the fit.")
 

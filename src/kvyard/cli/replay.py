@@ -24,9 +24,9 @@ from kvyard.replay.settings import SETTINGS
 from kvyard.settings import chosen, settings_of
 
 if TYPE_CHECKING:
-    from kvyard.replay.pools import PooledRun
+    from kvyard.lab.pools import PooledRun
+    from kvyard.lab.rehearsal.run import Proof
     from kvyard.replay.run import ReplayOutcome
-    from kvyard.server.rehearsal.run import Proof
 
 
 LIVE = "Live runs"
@@ -163,7 +163,7 @@ def replay(
             pace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
             progress = None if bar is None else bar.told
             if live == SELF:
-                from kvyard.server.rehearsal.run import rehearse
+                from kvyard.lab.rehearsal.run import rehearse
 
                 rehearsed = rehearse(source, made, **pace, proven=prove, slo=slo, label=label, progress=progress)
                 done = rehearsed.run
@@ -195,7 +195,7 @@ def _replay_pools(
     quiet: bool,
 ) -> PooledRun:
     """Replay a fleet of pools; exits with ``INTERRUPTED`` on Ctrl-C, with nothing written."""
-    from kvyard.replay.pools import common_limit, replay_pools
+    from kvyard.lab.pools import common_limit, replay_pools
     from kvyard.replay.progress import Bar
 
     read = {name.removeprefix("trace_"): value for name, value in reading.items()}
@@ -227,7 +227,7 @@ def _finish(
     as_json: bool,
 ) -> None:
     """Write files and print the table; exits with ``INTERRUPTED`` where it didn't go to the end."""
-    from kvyard.replay.pools import PooledRun
+    from kvyard.lab.pools import PooledRun
     from kvyard.replay.run import SimulatedRun
 
     streamed = isinstance(done, SimulatedRun | PooledRun)  # then requests were written while it ran

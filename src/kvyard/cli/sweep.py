@@ -18,7 +18,7 @@ from kvyard.files import STDOUT
 from kvyard.replay.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from kvyard.replay.sweep import Sweep
+    from kvyard.lab.sweep import Sweep
 
 
 @with_settings(SETTINGS)
@@ -51,9 +51,9 @@ def sweep(
     is new. Results are a table (sweep.csv, sweep.json), a page of curves (sweep.html) and a report per point, which kvyard
     compare reads. Exit code 1 if a point failed, 130 if interrupted.
     """
-    from kvyard.replay.sweep import parse_vary
-    from kvyard.replay.sweep import sweep as run
-    from kvyard.replay.sweep.table import write_json
+    from kvyard.lab.sweep import parse_vary
+    from kvyard.lab.sweep import sweep as run
+    from kvyard.lab.sweep.table import write_json
 
     folder = out or Path(f"sweep-{trace.name.partition('.')[0]}")
     with executor(jobs, ray) as crew, Bars(quiet) as bars:

@@ -14,7 +14,7 @@ from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
 from kvyard.errors import KvyardError
 from kvyard.files import STDOUT, write_whole
-from kvyard.replay.tune.cost import TUNE_SETTINGS, parted
+from kvyard.lab.tune.cost import TUNE_SETTINGS, parted
 
 TOGETHER = 8
 """Points that are looked at together on a cluster: more of them learn less from each other."""
@@ -71,10 +71,10 @@ def tune(
     one goal Optuna's TPE searches, with several NSGA-II. The same --seed and --jobs give the same search. Exit code 1 if no
     point meets the SLO, 130 if interrupted.
     """
-    from kvyard.replay.tune import parse_goals, parse_limits
-    from kvyard.replay.tune import tune as run
-    from kvyard.replay.tune.table import as_json as json_of
-    from kvyard.replay.tune.words import verdict
+    from kvyard.lab.tune import parse_goals, parse_limits
+    from kvyard.lab.tune import tune as run
+    from kvyard.lab.tune.table import as_json as json_of
+    from kvyard.lab.tune.words import verdict
 
     if not search:
         raise KvyardError("say what to search, as in --search 'router.*,host_bytes=0..1TiB,workers=2..32'")

@@ -59,9 +59,9 @@ def validate(
     import msgspec
 
     from kvyard.files import STDOUT, check_outputs, write_whole
-    from kvyard.replay.validate.compare import validate as compare_with_replay
-    from kvyard.replay.validate.reading import read_run
-    from kvyard.replay.validate.show import print_validation, write_validation
+    from kvyard.lab.validate.compare import validate as compare_with_replay
+    from kvyard.lab.validate.reading import read_run
+    from kvyard.lab.validate.show import print_validation, write_validation
 
     check_outputs(
         html, per_request, STDOUT if as_json else None, reads=[run, *([] if workload is None else [workload])]

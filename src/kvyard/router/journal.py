@@ -2,7 +2,7 @@
 
 A router has no clock and no socket, so its decisions follow from its calls alone: which batches the index had applied, who was
 there, what was under way. Written down in the order in which they happened, these are enough to take every decision again
-(``kvyard.server.rehearsal`` does), and to see afterwards what a decision was based on.
+(``kvyard.lab.rehearsal`` does), and to see afterwards what a decision was based on.
 
 It knows nothing of HTTP and of no text: a prompt is the number of its blocks and the key of the last one, which names all
 before it too. A line is an ``Entry``; the tags are what files say, and stay as they are. A router is given a journal when it is

@@ -6,10 +6,10 @@ from typing import Any
 from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash, to_event_extra_keys
 
-from kvyard.blocks.conform.recorder import VllmRecorder
 from kvyard.blocks.group import Group
 from kvyard.events.types import Tier
 from kvyard.hashing import Chain, Key
+from kvyard.lab.conform.recorder import VllmRecorder
 
 
 class EngineEvents(VllmRecorder):

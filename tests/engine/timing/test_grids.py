@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvyard.engine.timing import aic
-from kvyard.replay.calibrate import plan
+from kvyard.lab.calibrate import plan
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from kvyard.events.transport.frames import Frame
 from kvyard.events.wire import Encoder
 from kvyard.hashing import Run
 
-GOLDEN = sorted((Path(__file__).parents[2] / "blocks" / "golden").glob("*.jsonl.xz"))
+GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "blocks").glob("*.jsonl.xz"))
 
 
 def stored(*hashes: int, parent: int | None = None, medium="GPU", tokens=None, size=2, **more) -> dict:

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from tests.replay.traces.support import CONVERSATION
 
+from kvyard.lab.sweep import sweep
+from kvyard.lab.sweep.table import print_sweep
 from kvyard.replay.report.compare import compare, print_comparison
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
-from kvyard.replay.sweep import sweep
-from kvyard.replay.sweep.table import print_sweep
 
 CUT = re.compile(r"…")
 

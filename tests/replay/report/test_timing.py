@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from tests.replay.report.support import reported, trace
 
+from kvyard.lab.sweep import sweep
 from kvyard.replay.report import Report
 from kvyard.replay.report import words as say
 from kvyard.replay.report.compare import compare
@@ -18,7 +19,6 @@ from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.page import page
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
-from kvyard.replay.sweep import sweep
 
 PROFILE = "h200-llama3-8b-graphs"
 

@@ -18,8 +18,8 @@ from tests.server.gateway.support import Gated, eventually, fleet, front, worker
 
 from kvyard.engine.timing import FixedTiming
 from kvyard.index import Holder
+from kvyard.lab.validate.reading import read_run
 from kvyard.replay.traces import open_trace
-from kvyard.replay.validate.reading import read_run
 from kvyard.router.journal import Applied, Began, Ended, FirstToken, Routed, read_journal
 
 pytestmark = pytest.mark.zmq

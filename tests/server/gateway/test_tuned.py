@@ -11,7 +11,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("starlette", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.replay.tune.test_tune import searched
+from tests.lab.tune.test_tune import searched
 from tests.server.gateway.support import PATIENCE, GatewayProcess, eventually, fleet
 
 from kvyard.errors import KvyardError

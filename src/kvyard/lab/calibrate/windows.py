@@ -1,0 +1,260 @@
+"""Measurements from what clients saw of an engine: when tokens came says how long its passes took.
+
+Every pass gives one token to each request that decodes. So between two tokens of one answer, the *observer*, there was one
+pass, and the times of all other requests say what was in it: those between their first and their last token decoded, those
+whose first token came then had their prompt computed. A few passes in a row are timed as one window, because clients see
+tokens with a jitter; one with a prompt is timed with the next. Where a run has only first and last tokens, the whole answer is
+one window, and its tokens are taken to have come evenly.
+
+A prompt that had the engine for itself is a pass too, but its client waited for more than that: for HTTP and tokenizing.
+``lone_prompts`` has those, with all that their clients waited for.
+
+Not seen: preempted requests, whose prompts are computed again; prompts found cached, where the run doesn't say so.
+"""
+
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvyard.clock import MS
+from kvyard.engine.timing.measurements import Measurement, PassShape
+from kvyard.lab.validate.reading import MeasuredRequest
+
+LENGTH = 8
+"""Passes of one window."""
+COARSE = 160
+"""Answers that are looked at, where only first and last tokens are known."""
+KNOWN = 0.5
+"""Share of an answer's tokens whose times must be known: engines that are behind send several at once."""
+PARTS = 24
+PROMPT_PARTS = 64
+"""Passes of one window that are told apart, without prompts and with."""
+
+Times = npt.NDArray[np.int64]
+
+
+class _Answer(NamedTuple):
+    """One request, with the times of its tokens."""
+
+    arrival: int
+    input: int
+    cached: int
+    times: Times
+
+    @property
+    def first(self) -> int:
+        return int(self.times[0])
+
+    @property
+    def ended(self) -> int:
+        return int(self.times[-1])
+
+
+def windows(
+    requests: Iterable[MeasuredRequest], budget: int | None = None, group: int | None = None, late: int = 0
+) -> list[Measurement]:
+    """Passes of a run, a few in a row as one measurement. ``budget`` is ``max_num_batched_tokens``, where it is known.
+
+    A new answer begins later than others go on, on a busy machine by several passes: its prompt is put to the longest of the
+    ``late`` passes before its first token, where only few prompts come.
+    """
+    fine, answers = _answers(requests)
+    found: list[Measurement] = []
+    for observer in _observers(answers) if fine else _some(answers):
+        found += _seen_by(observer, answers, budget, fine, group, late)
+    return found
+
+
+def lone_prompts(
+    requests: Iterable[MeasuredRequest], budget: int | None = None, group: int | None = None
+) -> list[Measurement]:
+    """Of prompts that had the engine for themselves, the time to the first token, with all that their clients waited for."""
+    _, answers = _answers(requests)
+    found = []
+    latest = -1
+    for at, one in enumerate(answers):
+        alone = latest < one.arrival and (at + 1 == len(answers) or answers[at + 1].arrival >= one.first)
+        latest = max(latest, one.ended)
+        new = one.input - one.cached
+        if alone and new > 0 and one.first > one.arrival:
+            first, *others = _chunks(new, one.cached, budget or new)
+            rest = tuple((1.0, (((more, past),), 0, 0, 0)) for more, past in others)
+            ms = (one.first - one.arrival) / MS
+            found.append(Measurement("prefill", (first,), 0, 0, 0, ms, others=rest, group=group))
+    return found
+
+
+def _chunks(new: int, past: int, budget: int) -> list[tuple[int, int]]:
+    return [(min(budget, new - at), past + at) for at in range(0, new, budget)]
+
+
+def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_Answer]]:
+    """Answers by arrival, and whether the time of every token is known."""
+    fine, found = True, []
+    for one in requests:
+        if one.first_token is None:
+            continue
+        request = one.request
+        tokens = request.output_length
+        if one.gaps is not None and KNOWN * (tokens - 1) <= len(one.gaps) <= tokens - 1:
+            times = one.first_token + np.concatenate([[0], np.cumsum(one.gaps)]).astype(np.int64)
+            times = _each(times, tokens)
+        else:
+            fine = fine and tokens == 1
+            times = np.linspace(one.first_token, one.ended, tokens).round().astype(np.int64)
+        found.append(_Answer(request.arrival, request.input_length, min(one.cached or 0, request.input_length), times))
+    return fine, sorted(found, key=lambda one: one.arrival)
+
+
+def _each(times: Times, tokens: int) -> Times:
+    """The time of each token, where some came together: after the longest waits, since passes went on meanwhile."""
+    count = np.ones(len(times), dtype=np.int64)
+    waits = np.diff(times, prepend=times[:1])
+    for _ in range(tokens - len(times)):
+        count[int(np.argmax(waits / count))] += 1
+    return np.repeat(times, count)
+
+
+def _observers(answers: Sequence[_Answer]) -> Iterator[_Answer]:
+    """Answers that together cover the time, each cut to begin where the one before ends."""
+    waiting = sorted((one for one in answers if len(one.times) > 1), key=lambda one: one.first)
+    now = -1
+    at = 0
+    while at < len(waiting):
+        best = None
+        while at < len(waiting) and waiting[at].first <= max(now, waiting[at].first if best is None else now):
+            if best is None or waiting[at].ended > best.ended:
+                best = waiting[at]
+            at += 1
+            if best.first > now:
+                break
+        assert best is not None
+        if best.ended <= now:
+            continue
+        begin = max(0, bisect.bisect_left(best.times, now) if now > best.first else 0)
+        if len(best.times) - begin > 1:
+            # Tokens before the cut still count for its context.
+            yield best._replace(input=best.input + begin, times=best.times[begin:])
+        now = best.ended
+
+
+def _some(answers: Sequence[_Answer]) -> Sequence[_Answer]:
+    long = [one for one in answers if len(one.times) > 1]
+    step = -(-len(long) // COARSE) or 1
+    return long[::step]
+
+
+def _seen_by(
+    observer: _Answer, answers: Sequence[_Answer], budget: int | None, fine: bool, group: int | None, late: int
+) -> Iterator[Measurement]:
+    """The windows of one observer. Pass k gave it its token k; what others got is put to the nearest pass."""
+    grid = observer.times
+    last = len(grid) - 1
+    batch = np.zeros(last + 2, dtype=np.int64)
+    context = np.zeros(last + 2, dtype=np.int64)
+    longest = np.zeros(last + 1, dtype=np.int64)
+    prompts: dict[int, list[tuple[int, int]]] = {}
+    steps = np.arange(last + 1)
+    open_end = False
+    for one in answers:
+        if one.ended < grid[0] or one.arrival > grid[-1]:
+            continue
+        if one.first > grid[-1]:
+            # One that takes several passes may have been computed while the observer ended, or waited: that can't be told.
+            open_end = open_end or (budget is not None and one.input - one.cached > budget - len(answers))
+            continue
+        begun = _nearest(grid, one.first) if one.first >= grid[0] else 1 - _count_until(one.times, int(grid[0]))
+        if late and begun > 1:
+            from_ = max(1, begun - late, int(np.searchsorted(grid, one.arrival)))
+            begun = max(range(from_, begun + 1), key=lambda at: grid[at] - grid[at - 1], default=begun)
+        if begun >= 1 and one.input > one.cached:
+            prompts.setdefault(begun, []).append((one.input - one.cached, one.cached))
+        start, stop = max(1, begun + 1), min(last, _nearest(grid, one.ended))
+        if start <= stop:
+            batch[start] += 1
+            batch[stop + 1] -= 1
+            context[start] += one.input - begun
+            context[stop + 1] -= one.input - begun
+            longest[start : stop + 1] = np.maximum(
+                longest[start : stop + 1], one.input - begun + steps[start : stop + 1]
+            )
+    batch, context = np.cumsum(batch)[: last + 1], np.cumsum(context)[: last + 1]
+    context = context + batch * steps
+    broken = _split(prompts, batch, budget)
+    shapes: list[PassShape] = [
+        (tuple(prompts.get(at, ())), int(batch[at]), int(context[at]), int(longest[at])) for at in range(last + 1)
+    ]
+    for low, high in _cuts(shapes) if fine else ((1, last),):
+        if (open_end and fine and high == last) or low <= broken:
+            continue
+        took = (int(grid[high]) - int(grid[low - 1])) / MS
+        if took > 0:
+            yield _measurement(shapes[low : high + 1], took, group)
+
+
+def _nearest(grid: Times, time: int) -> int:
+    at = int(np.searchsorted(grid, time))
+    if at == len(grid):
+        return at - 1
+    return at - 1 if at and time - int(grid[at - 1]) < int(grid[at]) - time else at
+
+
+def _count_until(times: Times, time: int) -> int:
+    """Tokens that had come at ``time``, with the one that came nearly then."""
+    at = int(np.searchsorted(times, time, side="right"))
+    near = at < len(times) and at and int(times[at]) - time < time - int(times[at - 1])
+    return max(1, at + bool(near))
+
+
+def _split(prompts: dict[int, list[tuple[int, int]]], batch: Times, budget: int | None) -> int:
+    """Move what a pass can't compute to the one before it, whose budget it had. Returns the last pass that isn't known then."""
+    if budget is None:
+        return 0
+    for at in range(len(batch) - 1, 0, -1):
+        left = max(1, budget - int(batch[at]))
+        mine = prompts.get(at)
+        while mine and sum(new for new, _ in mine) > left:
+            new, past = mine[0]
+            over = min(new, sum(one for one, _ in mine) - left)
+            if at == 1:
+                return 1
+            prompts.setdefault(at - 1, []).append((over, past))
+            mine[0] = (new - over, past + over)
+            if over == new:
+                del mine[0]
+    return 0
+
+
+def _cuts(shapes: Sequence[PassShape]) -> Iterator[tuple[int, int]]:
+    """First and last pass of each window: ``LENGTH`` passes, or those with prompts and the one after them."""
+    low = 1
+    for at in range(1, len(shapes)):
+        ends = at + 1 == len(shapes) or at - low + 1 >= LENGTH
+        if not ends:
+            prompts, before = bool(shapes[at][0]), bool(shapes[at - 1][0])
+            ends = not prompts and (before or bool(shapes[at + 1][0]))
+        if ends:
+            yield low, at
+            low = at + 1
+
+
+def _measurement(shapes: Sequence[PassShape], took: float, group: int | None) -> Measurement:
+    """One window. Where it has many passes, one stands for a few that are alike: of those without prompts their mean."""
+    prompts = sorted((shape for shape in shapes if shape[0]), key=lambda shape: sum(new for new, _ in shape[0]))
+    size = -(-len(prompts) // PROMPT_PARTS) or 1
+    groups = (prompts[at : at + size] for at in range(0, len(prompts), size))
+    parts: list[tuple[float, PassShape]] = [(float(len(some)), some[len(some) // 2]) for some in groups]
+    steps = [shape for shape in shapes if not shape[0]]
+    size = -(-len(steps) // PARTS) if len({shape[1] for shape in steps}) > 1 else len(steps)
+    for at in range(0, len(steps), max(1, size)):
+        some = steps[at : at + size]
+        mean = np.array([shape[1:] for shape in some]).mean(axis=0).round().astype(int).tolist()
+        parts.append((float(len(some)), ((), mean[0], mean[1], mean[2])))
+    (count, main), *others = parts
+    kind = "decode" if not main[0] else "mixed" if main[1] or len(main[0]) > 1 else "prefill"
+    if count > 1:
+        others.insert(0, (count - 1.0, main))
+    return Measurement(kind, *main, took, others=tuple(others), group=group)

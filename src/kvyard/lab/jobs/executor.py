@@ -1,0 +1,33 @@
+"""The seam between a list of replays and those who run them. A report is the same byte for byte, whoever ran it."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from kvyard.lab.jobs.task import Task
+
+Told = Callable[[str, int, int], None]
+"""Told now and then: the key of a replay, its requests through, its virtual time in nanoseconds."""
+Ended = Callable[[str, str | None], None]
+"""Told when a replay is through and its report lies where its task says: its key, and why it failed if it did."""
+ATTEMPTS = 3
+"""How often a replay is begun whose process or machine is lost, which is not its fault the first time."""
+
+
+class Executor(Protocol):
+    """Runs replays, ``jobs`` of them at a time. Use it in a ``with``."""
+
+    jobs: int
+
+    def run(self, tasks: Sequence[Task], ended: Ended, told: Told | None = None) -> None:
+        """Run all of ``tasks``. One that fails doesn't take the others with it; one whose process is lost is run again.
+
+        Reports are written by the calling process. On a KeyboardInterrupt, ends what is under way and lets it go on.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...

@@ -1,0 +1,89 @@
+"""One replay as a value that can be sent to another process or machine, and what running it gives: the bytes of a report."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.report import Slo
+from kvyard.replay.traces import Trace, open_trace
+
+
+class TracePart(msgspec.Struct, frozen=True):
+    """Which requests of a trace are replayed; all of them, unless it says otherwise."""
+
+    since: int = 0
+    """Nanoseconds since the trace began: those that arrive then or later ..."""
+    until: int | None = None
+    """... and before this."""
+    skip: int = 0
+    """Of these, so many are left out ..."""
+    first: int | None = None
+    """... and so many are taken."""
+
+    def of(self, trace: Trace) -> Trace:
+        """That part of ``trace``, its first arrival at 0. Raises ``KvyardError`` as ``sliced`` does."""
+        from kvyard.replay.traces.changes import sliced
+
+        if self == TracePart():
+            return trace
+        return sliced(trace, since=self.since, until=self.until, skip=self.skip, first=self.first)
+
+
+class Task(NamedTuple):
+    """One replay to run."""
+
+    trace: str
+    reading: Mapping[str, Any]
+    """Arguments of ``open_trace``."""
+    config: ReplayConfig
+    slo: Slo | None
+    label: str
+    path: str
+    """Where its report goes."""
+    key: str
+    """What it is called when its progress and its end are told."""
+    part: TracePart = TracePart()
+    pool: str = ""
+    """Of a fleet of pools: whose requests are replayed ..."""
+    pools: tuple[str, ...] = ()
+    """... and which pools there are. Then the bytes are those of a ``kvyard.lab.pools.shard.PoolRun``."""
+
+
+def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes:
+    """Run one replay right here; returns its report as JSON, or what is left of a pool. ``told`` hears of requests through and
+    of the virtual time.
+
+    Raises ``KvyardError``; a KeyboardInterrupt goes on.
+    """
+    from kvyard.replay.report.files import to_json
+    from kvyard.replay.run import replay
+
+    source = task.part.of(open_trace(task.trace, **task.reading))
+    tell = None if told is None else lambda came, through, now: told(through, now)
+    if task.pool:
+        from kvyard.lab.pools.shard import perform_pool
+
+        return perform_pool(source, task.pool, task.pools, task.config, task.slo, tell)
+    done = replay(source, config=task.config, slo=task.slo, label=task.label, progress=tell)
+    if not done.complete:
+        raise KeyboardInterrupt
+    return to_json(done.report)
+
+
+def outcome(task: Task, told: Callable[[int, int], None] | None = None) -> tuple[bytes, str | None]:
+    """As ``perform``: a report, or why there is none. Whatever is wrong with one replay, others go on."""
+    try:
+        return perform(task, told), None
+    except KvyardError as error:
+        return b"", str(error)
+    except MemoryError:
+        return b"", "there isn't enough memory for it: run fewer at a time"
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        return b"", f"{type(error).__name__} in {where}: {error}; that is a defect of kvyard, please report it"

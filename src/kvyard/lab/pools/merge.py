@@ -1,0 +1,162 @@
+"""The runs of independent pools as one: their requests on one clock, and one report on all of them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from kvyard.clock import SECOND
+from kvyard.events.types import Tier
+from kvyard.lab.pools.shard import PoolRun
+from kvyard.replay.record import MISSES, Record
+from kvyard.replay.records import Records
+from kvyard.replay.report import Report, Slo
+from kvyard.replay.report.common import Observations
+from kvyard.replay.report.report import (
+    MOVES,
+    LinkUse,
+    RouterReport,
+    Share,
+    TierReport,
+    TimingReport,
+    TransferReport,
+    WorkerReport,
+    share,
+)
+
+
+def merged_records(runs: Mapping[str, PoolRun], sink: Callable[[list[Record]], object] | None = None) -> Records:
+    """All records in the order in which requests came, workers called by pool and name. ``sink`` is given them, too."""
+    made = Records()
+    if sink is not None:
+        made.stream(sink)
+    lots = [_of_pool(name, run) for name, run in runs.items()]
+    for record in merge(*lots, key=lambda record: record.arrival):
+        made.begin(record)
+        made.close(record.id)
+    made.finish()
+    return made
+
+
+def _of_pool(pool: str, run: PoolRun) -> Iterator[Record]:
+    for record in Records.unpacked(run.records).values():
+        if record.worker:
+            record.worker = f"{pool}/{record.worker}"
+        if record.stages is not None and record.stages.prefill_worker:
+            record.stages.prefill_worker = f"{pool}/{record.stages.prefill_worker}"
+        yield record
+
+
+def merged_report(
+    runs: Mapping[str, PoolRun],
+    records: Records,
+    *,
+    label: str = "",
+    trace: Mapping[str, object] | None = None,
+    slo: Slo | None = None,
+) -> Report:
+    """One report on all of ``runs``. What only makes sense for one fleet is in the reports of its pools alone."""
+    reports = {name: run.report for name, run in runs.items()}
+    every = list(reports.values())
+    seen = Observations(records, simulated=True, now=None, slo=slo)
+    seconds = max(1, seen.end - seen.start) / SECOND
+    workers = [
+        _worker(name, one, report.duration_s / seconds) for name, report in reports.items() for one in report.workers
+    ]
+    gaps = [run.gaps for run in runs.values()]
+    columns = np.concatenate([one for one, _ in gaps]), np.concatenate([one for _, one in gaps])
+    return Report(
+        **seen.fields(workers, columns, label=label, trace=trace),
+        pools={name: replace(report, trace={}) for name, report in reports.items()},
+        config={"pools": {name: report.config for name, report in reports.items()}},
+        timing=_timings(every),
+        reuse=_shares([report.reuse for report in every], [*(tier.label for tier in Tier), "all"]),
+        misses=_shares([report.misses for report in every], MISSES),
+        missed_tokens=_shares([report.missed_tokens for report in every], MISSES),
+        router=_router([report.router for report in every if report.router is not None]),
+        preemptions=sum(report.preemptions or 0 for report in every),
+        tiers=_tiers([report.tiers for report in every]),
+        transfers=_transfers([report.transfers for report in every]),
+        loading=seen.totals.latency["loading"].spread(),
+        left_requests=sum(report.left_requests for report in every),
+        left_tokens=dict(sorted(sum((Counter(report.left_tokens) for report in every), Counter[str]()).items())),
+    )
+
+
+def _worker(pool: str, worker: WorkerReport, part: float) -> WorkerReport:
+    """``worker``, called by its pool too; its pool took ``part`` of the whole time."""
+    return replace(worker, name=f"{pool}/{worker.name}", busy=None if worker.busy is None else worker.busy * part)
+
+
+def _timings(reports: Iterable[Report]) -> list[TimingReport]:
+    found: dict[str, TimingReport] = {}
+    for one in (timing for report in reports for timing in report.timing):
+        before = found[one.source].workers if one.source in found else 0
+        found[one.source] = replace(one, workers=one.workers + before)
+    return list(found.values())
+
+
+def _added(shares: Iterable[Share]) -> Share:
+    found = list(shares)
+    return share(sum(one.part for one in found), sum(one.whole for one in found), found[0].of)
+
+
+def _shares(lots: Sequence[Mapping[str, Share]], names: Iterable[str]) -> dict[str, Share]:
+    """Parts of one whole each: one that a pool has nothing of is a part of its whole all the same."""
+    found: dict[str, Share] = {}
+    for name in names:
+        here = [lot[name] for lot in lots if name in lot]
+        if here:
+            whole = sum(next(iter(lot.values())).whole for lot in lots if lot)
+            found[name] = share(sum(one.part for one in here), whole, here[0].of)
+    return found
+
+
+def _router(routers: Sequence[RouterReport]) -> RouterReport:
+    return RouterReport(
+        policy=", ".join(dict.fromkeys(one.policy for one in routers)),
+        decisions=sum(one.decisions for one in routers),
+        retries=sum(one.retries for one in routers),
+        regret=_added(one.regret for one in routers),
+        best=_added(one.best for one in routers),
+        belief=_added(one.belief for one in routers),
+    )
+
+
+def _tiers(lots: Sequence[Mapping[str, TierReport]]) -> dict[str, TierReport]:
+    found: dict[str, TierReport] = {}
+    for tier in Tier:
+        here = [lot[tier.label] for lot in lots if tier.label in lot]
+        if here:
+            ways = dict.fromkeys(way for one in here for way in one.links)
+            found[tier.label] = TierReport(
+                capacity_blocks=sum(one.capacity_blocks for one in here),
+                evicted_blocks=sum(one.evicted_blocks for one in here),
+                links={way: _links([one.links[way] for one in here if way in one.links]) for way in ways},
+            )
+    return found
+
+
+def _links(links: Sequence[LinkUse]) -> LinkUse:
+    limited = [one.bandwidth for one in links if one.bandwidth is not None]
+    return LinkUse(
+        links=sum(one.links for one in links),
+        bytes=sum(one.bytes for one in links),
+        busy=_added(one.busy for one in links),
+        bandwidth=_added(limited) if len(limited) == len(links) else None,
+    )
+
+
+def _transfers(lots: Sequence[Mapping[str, TransferReport]]) -> dict[str, TransferReport]:
+    found: dict[str, TransferReport] = {}
+    for name in MOVES:
+        here = [lot[name] for lot in lots if name in lot]
+        if here:
+            sums: dict[str, Any] = {
+                field: sum(getattr(one, field) for one in here) for field in TransferReport.__struct_fields__
+            }
+            found[name] = TransferReport(**sums)
+    return found

@@ -1,0 +1,65 @@
+"""The answer of a search as a TOML file that ``kvyard replay`` and ``kvyard gateway`` take as it is.
+
+The router stands in a table of its own, which both read. All else is about the fleet: it stands in ``[replay]``, which the
+gateway passes over, since its engines are what they are.
+"""
+
+import json
+from collections.abc import Mapping
+
+from kvyard.lab.tune.tuned import Tuned
+from kvyard.lab.tune.words import answered
+from kvyard.replay.settings import SETTINGS
+from kvyard.router import RouterConfig
+from kvyard.settings import settings_of
+
+
+def as_toml(tuned: Tuned) -> str:
+    """The file's text; comments say what was asked, and how the answer did."""
+    answer = tuned.answer
+    assert answer is not None
+    router = settings_of(RouterConfig)
+    settings = SETTINGS.named(tuned.settings(answer))
+    own = {router[name].field: value for name, value in settings.items() if name in router}
+    policy = own.pop("policy", RouterConfig().policy)
+    rest = {name: value for name, value in settings.items() if name not in router and value is not None}
+    kinds = rest.pop("workers", None)
+    if not isinstance(kinds, list | tuple) and not rest.keys() & {"prefill", "decode"}:
+        rest = {"workers": kinds if kinds is not None else 8, **rest}
+    lines = [f"# {line}" for line in answered(tuned)]
+    lines += ["", "[router]", f"policy = {_value(policy)}"]
+    lines += [f"{name} = {_value(router_value(name, value))}" for name, value in own.items() if value is not None]
+    lines += ["", "[replay]  # kvyard gateway passes over this"]
+    lines += [f"{name} = {_value(value)}" for name, value in rest.items()]
+    for kind in kinds if isinstance(kinds, list | tuple) else ():
+        lines += ["", "[[replay.workers]]", *(f"{name} = {_value(value)}" for name, value in kind.items())]
+    lines += ["", "[prices]  # per hour; kvyard tune alone reads this"]
+    lines += [f"{name} = {_value(getattr(tuned.prices, name))}" for name in tuned.prices.__struct_fields__]
+    return "\n".join(lines) + "\n"
+
+
+def router_value(field: str, value: object) -> object:
+    """A router's setting as its configuration has it: text from the command line becomes a value."""
+    router = settings_of(RouterConfig)
+    return next(one.parse(name, value) for name, one in router.items() if one.field == field)
+
+
+def _value(value: object) -> str:
+    """TOML for a plain value."""
+    if isinstance(value, Mapping):
+        return (
+            "{ " + ", ".join(f"{_key(name)} = {_value(one)}" for name, one in value.items()) + " }" if value else "{}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    # A JSON string is a TOML string, but for DEL, which nobody writes.
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _key(name: object) -> str:
+    text = str(name)
+    return text if text.replace("_", "").replace("-", "").isalnum() and text.isascii() else json.dumps(text)

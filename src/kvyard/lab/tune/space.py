@@ -1,0 +1,291 @@
+"""What is searched: settings with a range or with choices, from text such as ``router.*,host_bytes=0..1TiB,workers=2..32``.
+
+A range of whole numbers, sizes or times is a ladder of values that people would write, so two looks at about the same place are
+one. A setting that only exists beside another (an option of the chosen routing policy) is searched only there. It doesn't know
+who chooses.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.lab.league.league import LEFT_OUT
+from kvyard.lab.tune.ladder import counts, durations, sizes
+from kvyard.replay.settings import SETTINGS
+from kvyard.router import POLICIES, RouterConfig
+from kvyard.router.policies import make_policy
+from kvyard.settings import as_it_is, count, duration, number, size
+
+ROUTER = "router"
+OPTION = "router."
+"""What names of a policy's options begin with."""
+EVERYTHING = f"{OPTION}*"
+WIDTH = 4.0
+"""Without a range an option is searched from its default divided by this to its default times this."""
+DIGITS = 3
+"""Significant digits of a number that isn't whole."""
+FORMS = "write NAME=LOW..HIGH, NAME=A|B|C or router.*, as in router.*,host_bytes=0..1TiB,workers=2..32"
+
+
+class Chooser(Protocol):
+    """Who chooses."""
+
+    def choice(self, name: str, count: int, /) -> int:
+        """One of so many that have no order."""
+        ...
+
+    def step(self, name: str, count: int, /) -> int:
+        """One of so many that have one, counted from 0."""
+        ...
+
+    def real(self, name: str, low: float, high: float, log: bool, /) -> float:
+        """A number between two others."""
+        ...
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """Values without an order."""
+
+    name: str
+    values: tuple[str, ...]
+
+    def pick(self, chooser: Chooser, as_: str = "") -> object:
+        """One of them."""
+        return self.values[chooser.choice(as_ or self.name, len(self.values))]
+
+    def edge(self, value: object) -> str:
+        """Whether ``value`` is at an end that it might be better to go beyond: never."""
+        return ""
+
+    def place(self, value: object) -> float:
+        """Where it is among the others."""
+        return float(self.values.index(str(value)))
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """Values in order."""
+
+    name: str
+    values: tuple[object, ...]
+    places: tuple[float, ...]
+    """The same as numbers."""
+
+    def pick(self, chooser: Chooser, as_: str = "") -> object:
+        return self.values[chooser.step(as_ or self.name, len(self.values))]
+
+    def edge(self, value: object) -> str:
+        return _edge(self.place(value), self.places[0], self.places[-1], floor=1.0)
+
+    def place(self, value: object) -> float:
+        return self.places[self.values.index(value)]
+
+
+class Reals(msgspec.Struct, frozen=True):
+    """Numbers between two others."""
+
+    name: str
+    low: float
+    high: float
+
+    def pick(self, chooser: Chooser, as_: str = "") -> object:
+        log = self.low > 0 and self.high / self.low >= 10
+        found = float(f"{chooser.real(as_ or self.name, self.low, self.high, log):.{DIGITS}g}")
+        return min(self.high, max(self.low, found))
+
+    def edge(self, value: object) -> str:
+        reach = 0.02 * (self.high - self.low)
+        at = self.place(value)
+        near = self.low if at <= self.low + reach else self.high if at >= self.high - reach else at
+        return _edge(near, self.low, self.high, floor=0.0)
+
+    def place(self, value: object) -> float:
+        return float(str(value))
+
+
+Dimension = Choices | Steps | Reals
+
+
+class Space(msgspec.Struct, frozen=True):
+    """All that is searched."""
+
+    dimensions: dict[str, Dimension]
+    """Settings, by name."""
+    policies: tuple[str, ...] = ()
+    """Routing policies to choose among; more than one only where the policy is searched."""
+    options: dict[str, dict[str, Reals]] = {}
+    """Options that are searched, by policy and name."""
+
+    @property
+    def size(self) -> int | None:
+        """How many points there are; ``None`` where they can't be counted."""
+        found = 1
+        for one in self.dimensions.values():
+            if isinstance(one, Reals):
+                return None
+            found *= len(one.values)
+        return None if self.options else found
+
+    def pick(self, chooser: Chooser) -> dict[str, object]:
+        """Settings of one point, by flat names and in a fixed order."""
+        found: dict[str, object] = {}
+        policy = self.policies[0] if len(self.policies) == 1 else ""
+        for name, dimension in self.dimensions.items():
+            found[name] = dimension.pick(chooser)
+            if name == ROUTER:
+                policy = str(found[name])
+        own = self.options.get(policy, {})
+        picked = {name: one.pick(chooser, f"{OPTION}{policy}.{name}") for name, one in own.items()}
+        if picked:
+            found["router_options"] = picked
+        return found
+
+    def edges(self, point: Mapping[str, object]) -> dict[str, str]:
+        """Settings of ``point`` that are at the ``low`` or ``high`` end of their range, where it goes on beyond that end."""
+        found = {name: one.edge(point[name]) for name, one in self.dimensions.items()}
+        policy = str(point.get(ROUTER, self.policies[0] if self.policies else ""))
+        options = point.get("router_options")
+        for name, value in options.items() if isinstance(options, Mapping) else ():
+            found[OPTION + name] = self.options[policy][name].edge(value)
+        return {name: end for name, end in found.items() if end}
+
+    def flat(self, point: Mapping[str, object]) -> dict[str, object]:
+        """``point`` with options of the policy as settings of their own, named after it."""
+        found = {name: point[name] for name in self.dimensions}
+        policy = str(point.get(ROUTER, self.policies[0] if self.policies else ""))
+        options = point.get("router_options")
+        for name, value in options.items() if isinstance(options, Mapping) else ():
+            found[f"{OPTION}{policy}.{name}"] = value
+        return found
+
+
+def parse_space(texts: Iterable[str], base: Mapping[str, object]) -> Space:
+    """What ``texts`` say is searched, on top of the settings in ``base``. Raises ``KvyardError``, naming what is wrong."""
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    if not any(parts):
+        raise KvyardError(f"a search needs something to search: {FORMS}")
+    dimensions: dict[str, Dimension] = {}
+    ranges: dict[str, Reals] = {}
+    everything = False
+    for part in parts:
+        name, equals, values = part.partition("=")
+        name = name.strip()
+        if part == EVERYTHING:
+            everything = True
+            continue
+        if not equals or not name or not values.strip():
+            raise KvyardError(f"--search {part!r} can't be read: {FORMS}")
+        if name.startswith(OPTION):
+            option = name.removeprefix(OPTION)
+            ranges[option] = _reals(option, *_ends(part, values))
+            continue
+        name = _known(name.replace("-", "_"))
+        if name in dimensions:
+            raise KvyardError(f"{name} is searched twice: put all its values into one")
+        if base.get(name) is not None and not (name == "router" and everything):
+            raise KvyardError(f"{name} is both set and searched: leave one of the two out")
+        dimensions[name] = _dimension(part, name, values.strip())
+    if everything and ROUTER not in dimensions and base.get(ROUTER) is None:
+        names = tuple(name for name in POLICIES.names() if name not in LEFT_OUT)
+        dimensions = {ROUTER: Choices(ROUTER, names), **dimensions}
+    router = dimensions.get(ROUTER)
+    fixed = str(base.get(ROUTER) or RouterConfig().policy)
+    policies = router.values if isinstance(router, Choices) else (fixed,)
+    options = _options(policies, ranges, everything)
+    if (ranges or options) and base.get("router_options") is not None:
+        raise KvyardError("router_options is set, and options of the router are searched: leave one of the two out")
+    space = Space(dimensions, policies, options)
+    if not dimensions and not options:
+        raise KvyardError(
+            f"the routing policy {fixed} has no options to search: name something else, or leave --router out"
+        )
+    return space
+
+
+def _options(policies: Sequence[str], ranges: Mapping[str, Reals], everything: bool) -> dict[str, dict[str, Reals]]:
+    found: dict[str, dict[str, Reals]] = {}
+    unknown = dict(ranges)
+    for policy in policies:
+        own: dict[str, Reals] = {}
+        for name, default in make_policy(RouterConfig(policy=policy)).OPTIONS.items():
+            unknown.pop(name, None)
+            if name in ranges:
+                own[name] = ranges[name]
+            elif everything:
+                own[name] = Reals(name, default / WIDTH, default * WIDTH) if default else Reals(name, 0.0, 1.0)
+        if own:
+            found[policy] = own
+    for name in unknown:
+        raise KvyardError(
+            f"--search {OPTION}{name}: no policy that is searched ({', '.join(policies)}) has that option"
+        )
+    return found
+
+
+def _known(name: str) -> str:
+    SETTINGS.check_names([name], " after --search")
+    (first,) = SETTINGS.named({name: None})
+    return first
+
+
+def _dimension(part: str, name: str, values: str) -> Dimension:
+    if ".." in values:
+        return _range(part, name, *_ends(part, values))
+    mark = SETTINGS[name].mark
+    if values == "*":
+        names = mark.choices() if mark.choices is not None else ""
+        if not names or isinstance(names, str):
+            raise KvyardError(f"--search {part}: {name} has no list to choose from; {FORMS}")
+        return Choices(name, tuple(one for one in names if name != ROUTER or one not in LEFT_OUT))
+    found = tuple(one.strip() for one in values.split("|"))
+    if len(found) < 2 or not all(found):
+        raise KvyardError(f"--search {part}: that is one value, so there is nothing to search; {FORMS}")
+    if len(set(found)) < len(found):
+        raise KvyardError(f"--search {part}: the same value twice")
+    for one in found:
+        SETTINGS[name].parse(name, one)
+    return Choices(name, found)
+
+
+def _range(part: str, name: str, low: str, high: str) -> Dimension:
+    parse = SETTINGS[name].parse
+    if name == "workers":
+        parse = count
+    ladders: Mapping[Callable[..., Any], Callable[[int, int], list[tuple[object, float]]]] = {
+        count: counts,
+        size: sizes,
+        duration: durations,
+    }
+    if parse is number:
+        return _reals(name, low, high)
+    if parse is as_it_is or parse not in ladders:
+        raise KvyardError(f"--search {part}: {name} has no range; name its values, as in {name}=A|B")
+    first, last = parse(name, low), parse(name, high)
+    if not 0 <= first < last:
+        raise KvyardError(f"--search {part}: a range goes from a lower to a higher value, and not below 0")
+    values, places = zip(*ladders[parse](first, last), strict=True)
+    return Steps(name, values, places)
+
+
+def _reals(name: str, low: str, high: str) -> Reals:
+    ends = number(name, low), number(name, high)
+    if not 0 <= ends[0] < ends[1] < float("inf"):
+        raise KvyardError(
+            f"--search {name}={low}..{high}: a range goes from a lower to a higher value, and not below 0"
+        )
+    return Reals(name, *ends)
+
+
+def _ends(part: str, values: str) -> tuple[str, str]:
+    low, dots, high = values.partition("..")
+    if not dots or not low.strip() or not high.strip() or ".." in high:
+        raise KvyardError(f"--search {part!r} can't be read: {FORMS}")
+    return low.strip(), high.strip()
+
+
+def _edge(at: float, low: float, high: float, floor: float) -> str:
+    """``floor``: nothing lies below this, so the low end is none there."""
+    if at == high:
+        return "high"
+    return "low" if at == low > floor else ""

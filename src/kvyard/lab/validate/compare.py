@@ -1,0 +1,269 @@
+"""Replays a measured run and compares request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvyard.clock import MS, SECOND
+from kvyard.engine.models import find_config
+from kvyard.engine.models.fields import Fields
+from kvyard.errors import KvyardError
+from kvyard.lab.validate.reading import MeasuredRequest, MeasuredRun
+from kvyard.replay.record import Record
+from kvyard.replay.report.numbers import Spread, spread, weighted
+from kvyard.replay.report.words import timing_text
+from kvyard.replay.run import SimulatedRun, Told, replay
+from kvyard.replay.settings import ONLY_WITH_MODEL, SETTINGS, make_config
+
+COLUMNS = ("mean", "p50", "p90", "p99")
+Values = npt.NDArray[np.float64]
+
+
+class ComparedLatency(msgspec.Struct, kw_only=True):
+    """One kind of latency, in milliseconds; errors are shares of the measured value (0.02 is 2 % too long)."""
+
+    measured: Spread
+    replayed: Spread
+    error: dict[str, float]
+    """Of the mean and of percentiles."""
+    scatter: Spread | None = None
+    """How far single requests are off, without sign. ``None`` where requests can't be compared one by one."""
+
+
+class ComparedRate(msgspec.Struct, kw_only=True):
+    """One figure of the whole run."""
+
+    measured: float
+    replayed: float
+    error: float
+    """A share of the measured value; of a share itself, the difference."""
+
+
+class RequestPair(msgspec.Struct, kw_only=True):
+    """What one request took, in milliseconds: ``[measured, replayed]``."""
+
+    id: str
+    arrival_s: float
+    input: int
+    output: int
+    e2e: tuple[float, float]
+    ttft: tuple[float, float] | None = None
+    """``None`` where the run doesn't have its first token."""
+    tpot: tuple[float, float] | None = None
+    """``None`` for answers of one token too."""
+
+
+class Validation(msgspec.Struct, kw_only=True):
+    """A run beside its replay."""
+
+    kind: str = "kvyard validation"
+    version: int = 1
+    run: str
+    format: str
+    complete: bool
+    """Whether the replay went to the end."""
+    requests: int
+    """Those compared."""
+    timing: str
+    """Where the replay's times come from, and the error that was known of them."""
+    timing_error: float | None = None
+    """That error, as a share; null where it isn't known."""
+    latency: dict[str, ComparedLatency]
+    """``ttft``, ``tpot``, ``e2e``; ``itl`` where the run has every gap."""
+    throughput: dict[str, ComparedRate]
+    hit_share: ComparedRate | None = None
+    """Of prompt tokens; ``None`` where the run doesn't say it."""
+    preemptions: int
+    """In the replay."""
+    settings: dict[str, object]
+    """What was taken from the run itself."""
+    notes: list[str]
+    config: dict[str, Any]
+    pairs: list[RequestPair]
+
+    @property
+    def worst(self) -> float:
+        """The largest error of means and percentiles, without sign. ITL is left out: clients see chunks rather than tokens."""
+        return max(abs(error) for name, one in self.latency.items() if name != "itl" for error in one.error.values())
+
+
+def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Told | None = None) -> Validation:
+    """Replay ``run`` with ``settings`` on top of what it says of its engine, one worker unless they say more, and compare.
+
+    Raises ``KvyardError`` for settings that can't be, and where no request of the replay was answered.
+    """
+    if settings.get("speedup") is not None:
+        raise KvyardError("speedup changes when requests come, and then there is nothing to compare: leave it out")
+    taken = _from_run(run, settings)
+    config = make_config({"workers": 1, **taken, **settings})
+    done = replay([one.request for one in run.requests], config=config, progress=progress)
+    return _compared(run, done, taken)
+
+
+def _from_run(run: MeasuredRun, settings: Mapping[str, object]) -> dict[str, object]:
+    """What the run says of its engine and ``settings`` don't."""
+    found = {name: value for name, value in run.settings.items() if settings.get(name) is None}
+    ranks = found.pop("data_parallel_size", 1)
+    model = settings.get("model")
+    mixture = model is not None and Fields(find_config(str(model))).integer("num_experts", 0) > 0
+    if not mixture:
+        found.pop("enable_expert_parallel", None)
+    if isinstance(ranks, int) and ranks > 1 and not any(settings.get(name) for name in ("workers", "dp_size")):
+        # vLLM's ranks are in step where they share experts, and otherwise have nothing to do with one another.
+        found["dp_size" if mixture else "workers"] = ranks
+        if settings.get("router") is None:
+            found |= {"router": "least-loaded", "router_load": "requests"}  # its front end balances by requests
+    if model is None:
+        for name in ONLY_WITH_MODEL:
+            found.pop(name, None)
+    if settings.get("gpu_memory") is not None:
+        found.pop("num_gpu_blocks", None)
+    if "num_gpu_blocks" in found or settings.get("num_gpu_blocks") is not None:
+        found.pop("gpu_memory_utilization", None)
+    if settings.get("groups") is not None:
+        found.pop("block_size", None)
+    SETTINGS.check_names(found)
+    return found
+
+
+def _compared(run: MeasuredRun, done: SimulatedRun, taken: dict[str, object]) -> Validation:
+    records = {record.id: record for record in done.records}
+    pairs = [(one, records[one.request.id]) for one in run.requests if one.request.id in records]
+    answered = [(one, record) for one, record in pairs if record.status == "finished"]
+    if not answered:
+        raise KvyardError("no request of the replay was answered: there is nothing to compare")
+    notes = list(run.notes)
+    if len(answered) < len(pairs):
+        lost = next(record for _, record in pairs if record.status != "finished")
+        reason = f", the first, {lost.id}, because {lost.reason}" if lost.reason else ""
+        notes.append(f"{len(pairs) - len(answered):,} requests got no answer in the replay and are left out{reason}.")
+    if not done.complete:
+        notes.append("The replay was interrupted: only what had been answered until then is compared.")
+    measured = _times(
+        [(one.request.arrival, one.first_token, one.ended, one.request.output_length) for one, _ in answered]
+    )
+    more = _seen_by_clients(done) if run.client else 0
+    if more:
+        notes.append(f"{more / MS:.1f} ms a request are added to the replay for HTTP and tokenizing, as calibrated.")
+    replayed = _times(
+        [(record.arrival, record.first_token + more, record.ended + more, record.output) for _, record in answered]
+    )
+    found = {name: _latency(measured[name], replayed[name]) for name in measured}
+    latency = {name: one for name, one in found.items() if one.measured.count}
+    unseen = sum(one.first_token is None for one, _ in answered)
+    if unseen:
+        notes.append(f"{unseen:,} answers came in one piece: they count in E2E alone.")
+    itl = _gaps(answered, done)
+    if itl is not None:
+        latency["itl"] = itl
+    return Validation(
+        run=run.name,
+        format=run.format,
+        complete=done.complete,
+        requests=len(answered),
+        timing="; ".join(map(timing_text, done.report.timing)),
+        timing_error=done.report.timing_error,
+        latency=latency,
+        throughput=_throughput(answered, run.closed_loop_s),
+        hit_share=_hit_share(answered),
+        preemptions=sum(record.preemptions for _, record in answered),
+        settings=taken,
+        notes=notes,
+        config=done.report.config,
+        pairs=_pairs(answered, measured, replayed),
+    )
+
+
+def _seen_by_clients(done: SimulatedRun) -> int:
+    """Nanoseconds that clients wait for once per request, beyond the engine."""
+    return round(max(kind.engine.timing.request_ms() for kind in done.fleet.config.workers) * MS)
+
+
+def _times(rows: Sequence[tuple[int, int | None, int, int]]) -> dict[str, Values]:
+    """Milliseconds of each request, from its arrival, first token, end and length; nan where there is none."""
+    came, first, ended, tokens = np.array(rows, dtype=np.float64).T
+    gaps = np.where(tokens > 1, tokens - 1, np.nan)
+    return {"ttft": (first - came) / MS, "tpot": (ended - first) / gaps / MS, "e2e": (ended - came) / MS}
+
+
+def _latency(measured: Values, replayed: Values) -> ComparedLatency:
+    both = ~(np.isnan(measured) | np.isnan(replayed))
+    measured, replayed = measured[both], replayed[both]
+    seen = measured > 0
+    off = np.abs(replayed[seen] / measured[seen] - 1)
+    return _latency_of(spread(measured), spread(replayed), spread(off))
+
+
+def _latency_of(measured: Spread, replayed: Spread, scatter: Spread | None) -> ComparedLatency:
+    errors = {name: _error(getattr(measured, name), getattr(replayed, name)) for name in COLUMNS}
+    return ComparedLatency(measured=measured, replayed=replayed, error=errors, scatter=scatter)
+
+
+def _error(measured: float, replayed: float) -> float:
+    return replayed / measured - 1 if measured else 0.0 if not replayed else float("inf")
+
+
+def _gaps(answered: Sequence[tuple[MeasuredRequest, Record]], done: SimulatedRun) -> ComparedLatency | None:
+    """The gaps between tokens. Those of requests have no order across runs, so only their spreads are compared."""
+    seen = [gap for one, _ in answered for gap in one.gaps or ()]
+    if not seen or any(one.gaps is None for one, _ in answered):
+        return None
+    return _latency_of(spread(seen, MS), weighted(*done.fleet.gaps.columns(), MS), None)
+
+
+def _throughput(
+    answered: Sequence[tuple[MeasuredRequest, Record]], closed_loop_s: float | None
+) -> dict[str, ComparedRate]:
+    took = (
+        max(one.ended for one, _ in answered) - min(one.request.arrival for one, _ in answered)
+        if closed_loop_s is None
+        else round(closed_loop_s * SECOND),
+        max(record.ended for _, record in answered) - min(record.arrival for _, record in answered),
+    )
+    amounts = {
+        "requests_per_s": (len(answered), len(answered)),
+        "output_tokens_per_s": (
+            sum(one.request.output_length for one, _ in answered),
+            sum(record.output for _, record in answered),
+        ),
+    }
+    found = {}
+    for name, both in amounts.items():
+        measured, replayed = (amount * SECOND / max(1, time) for amount, time in zip(both, took))
+        found[name] = ComparedRate(measured=measured, replayed=replayed, error=_error(measured, replayed))
+    return found
+
+
+def _hit_share(answered: Sequence[tuple[MeasuredRequest, Record]]) -> ComparedRate | None:
+    if any(one.cached is None for one, _ in answered):
+        return None
+    prompts = sum(one.request.input_length for one, _ in answered)
+    measured = sum(one.cached or 0 for one, _ in answered) / prompts
+    replayed = sum(record.cached + sum(record.loaded) for _, record in answered) / prompts
+    return ComparedRate(measured=measured, replayed=replayed, error=replayed - measured)
+
+
+def _pairs(
+    answered: Sequence[tuple[MeasuredRequest, Record]], measured: Mapping[str, Values], replayed: Mapping[str, Values]
+) -> list[RequestPair]:
+    def both(name: str, at: int) -> tuple[float, float] | None:
+        found = float(measured[name][at]), float(replayed[name][at])
+        return None if np.isnan(found).any() else found
+
+    return [
+        RequestPair(
+            id=one.request.id,
+            arrival_s=one.request.arrival / SECOND,
+            input=one.request.input_length,
+            output=one.request.output_length,
+            ttft=both("ttft", at),
+            e2e=(float(measured["e2e"][at]), float(replayed["e2e"][at])),
+            tpot=both("tpot", at),
+        )
+        for at, (one, _) in enumerate(answered)
+    ]

@@ -1,0 +1,198 @@
+"""A validation as text for a terminal, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvyard import __version__
+from kvyard.files import write_whole
+from kvyard.lab.validate.compare import COLUMNS, ComparedLatency, Validation
+from kvyard.replay.report import figures as draw
+from kvyard.replay.report.html import Page, card, esc, head, listing, row, table, tile
+from kvyard.replay.report.numbers import Spread, histogram
+from kvyard.replay.report.report import LATENCIES
+from kvyard.replay.report.words import SHORT, measured, percent, whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RATES = {"requests_per_s": "Requests per second", "output_tokens_per_s": "Output tokens per second"}
+HITS = "Prompt tokens found cached"
+EACH = "off, each"
+"""The row with how far single requests are off."""
+MOST_DOTS = 2000
+"""Requests drawn as dots, evenly chosen: more can't be told apart."""
+
+
+def summary(found: Validation) -> str:
+    """The validation in one line."""
+    errors = ", ".join(f"{SHORT[name]} {signed(one.error['mean'])}" for name, one in found.latency.items())
+    return (
+        f"{found.requests:,} requests · replayed against measured, mean: {errors} · at most {percent(found.worst)} off"
+    )
+
+
+def signed(error: float) -> str:
+    """An error as people write it."""
+    text = f"{error * 100:+.1f}%"
+    return "±0.0%" if text in ("+0.0%", "-0.0%") else text
+
+
+def latency_rows(one: ComparedLatency) -> Iterator[tuple[str, list[str]]]:
+    """The rows of one latency, by name: a cell for each of ``COLUMNS``."""
+    yield "measured", [measured(getattr(one.measured, name)) for name in COLUMNS]
+    yield "replayed", [measured(getattr(one.replayed, name)) for name in COLUMNS]
+    yield "error", [signed(one.error[name]) for name in COLUMNS]
+    if one.scatter is not None:
+        yield EACH, [f"{getattr(one.scatter, name) * 100:.1f}%" for name in COLUMNS]
+
+
+def rate_rows(found: Validation) -> Iterator[tuple[str, str, str, str]]:
+    """Figures of the whole run: name, measured, replayed, error."""
+    for name, rate in found.throughput.items():
+        yield RATES[name], measured(rate.measured), measured(rate.replayed), signed(rate.error)
+    if found.hit_share is not None:
+        hits = found.hit_share
+        yield HITS, percent(hits.measured), percent(hits.replayed), f"{hits.error * 100:+.1f} pt"
+    if found.preemptions:
+        yield "Preemptions", "–", whole(found.preemptions), ""
+
+
+def notes(found: Validation) -> list[str]:
+    """What a reader must know before believing the figures."""
+    taken = [f"{name} {value}" for name, value in found.settings.items()]
+    said = [f"Taken from the run: {', '.join(taken)}."] if taken else []
+    return [f"Times: {found.timing}.", *said, *found.notes]
+
+
+def print_validation(found: Validation, console: Console | None = None) -> None:
+    """Print ``found``. Without a terminal there are no colours."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from kvyard.replay.report.table import plain_console
+
+    console = console or plain_console()
+    console.print(f"[bold]{escape(found.run)}[/bold]  [dim]{escape(found.format)}[/dim]")
+    console.print(escape(summary(found)))
+    for note in notes(found):
+        console.print(f"[dim]{escape(note)}[/dim]")
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
+    made.add_column("")
+    made.add_column("")
+    for name in COLUMNS:
+        made.add_column(name, justify="right")
+    for name, one in found.latency.items():
+        made.add_section()
+        for at, (what, cells) in enumerate(latency_rows(one)):
+            style = "bold" if what == "error" else "dim" if what == EACH else ""
+            made.add_row(f"{SHORT[name]}, ms" if not at else "", what, *cells, style=style)
+    console.print(made)
+    rates = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
+    rates.add_column("")
+    for title in ("measured", "replayed", "error"):
+        rates.add_column(title, justify="right")
+    for line in rate_rows(found):
+        rates.add_row(*line)
+    console.print(rates)
+    console.print(f"[dim]error: of the value above it. {EACH}: how far single requests are off, without sign.[/dim]")
+
+
+def write_validation(found: Validation, path: str | Path) -> None:
+    """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
+    write_whole(path, validation_page(found))
+
+
+def validation_page(found: Validation) -> str:
+    """The page's text."""
+    made = Page(f"{found.run} beside its replay · kvyard")
+    made.add(head(f"{found.run} beside its replay", summary(found), notes(found)))
+    tiles = [_tile(name, one) for name, one in found.latency.items()]
+    rate = found.throughput["output_tokens_per_s"]
+    tiles.append(tile("Output", signed(rate.error), "", f"{measured(rate.measured)} tok/s measured"))
+    made.add('<div class="tiles">', *tiles, "</div>")
+    made.section("In numbers", f"Milliseconds. “{EACH}” is how far single requests are off, without sign.")
+    rows = [
+        row([LATENCIES[name] if not at else "", what, *cells], "sum" if what == "error" else "")
+        for name, one in found.latency.items()
+        for at, (what, cells) in enumerate(latency_rows(one))
+    ]
+    rates = [row(cells) for cells in rate_rows(found)]
+    made.cards(
+        "one",
+        card("Latency", "", table(["", "", *COLUMNS], rows)),
+        card("The whole run", "", table(["", "measured", "replayed", "error"], rates)),
+    )
+    drawn = [name for name in LATENCIES if name in found.latency and name != "itl"]
+    made.section("Request by request", "A dot is a request: on the line where the replay took as long as the real run.")
+    made.cards("three", *(made.figure(LATENCIES[name], "", _dots(found, name)) for name in drawn))
+    made.section("Distributions", "The share of requests that took no longer.")
+    made.cards("three", *(made.figure(LATENCIES[name], "cumulative", _cumulative(found, name)) for name in drawn))
+    made.section(
+        "Over time", "Means of neighbouring requests, by arrival: where the two part, the replay's load was another."
+    )
+    over_time = [name for name in drawn if name != "tpot"]
+    made.cards("two", *(made.figure(LATENCIES[name], "by arrival", _by_arrival(found, name)) for name in over_time))
+    made.section("What was run", "The same settings and run give the same page.")
+    made.add('<section class="card">' + listing("Configuration", found.config) + "</section>")
+    made.add(f"<footer>kvyard {esc(__version__)} · {esc(found.format)}</footer>")
+    return made.text()
+
+
+def _tile(name: str, one: ComparedLatency) -> str:
+    spread: Spread = one.measured
+    return tile(
+        LATENCIES[name],
+        signed(one.error["mean"]),
+        "",
+        f"mean {measured(spread.mean)} ms · p99 {signed(one.error['p99'])}",
+    )
+
+
+def _both(found: Validation, name: str) -> tuple[list[float], list[float], list[float]]:
+    """Arrivals in seconds, measured and replayed milliseconds of the requests that have this latency."""
+    pairs = [(pair.arrival_s, getattr(pair, name)) for pair in found.pairs if getattr(pair, name) is not None]
+    return [at for at, _ in pairs], [took[0] for _, took in pairs], [took[1] for _, took in pairs]
+
+
+def _dots(found: Validation, name: str) -> draw.Figure:
+    _, real, simulated = _both(found, name)
+    step = -(-len(real) // MOST_DOTS) or 1
+    real, simulated = real[::step], simulated[::step]
+    positive = [value for value in (*real, *simulated) if value > 0]
+    ends = draw.rounded([min(positive), max(positive)]) if positive else []
+    return draw.lines(
+        f"{SHORT[name]}: measured and replayed",
+        [
+            draw.line("equal", ends, "grey2", x=ends),
+            draw.line("requests", draw.rounded(simulated), "blue", x=draw.rounded(real), only="dots"),
+        ],
+        f"measured {SHORT[name]}, milliseconds (log)",
+        "replayed (log)",
+        xScale="log",
+        yScale="log",
+        xTip="ms",
+        yFormat="ms",
+        height=300,
+    )
+
+
+def _cumulative(found: Validation, name: str) -> draw.Figure:
+    _, real, simulated = _both(found, name)
+    both = [("measured", "orange", histogram(real)), ("replayed", "blue", histogram(simulated))]
+    title = f"{SHORT[name]}, milliseconds (log)"
+    return draw.cumulative(both, title, "share of requests", f"{LATENCIES[name]}: cumulative")
+
+
+def _by_arrival(found: Validation, name: str) -> draw.Figure:
+    arrivals, real, simulated = _both(found, name)
+    by, axis = draw.time_axis(arrivals[-1] if arrivals else 0.0)
+    series = [
+        draw.line("measured", draw.thinned(real), "orange"),
+        draw.line("replayed", draw.thinned(simulated), "blue"),
+    ]
+    made = draw.lines(f"{LATENCIES[name]} by arrival", series, "", f"{SHORT[name]}, milliseconds (log)", xMin=0)
+    return made | axis | {"x": draw.thinned([at / by for at in arrivals]), "yScale": "log", "yFormat": "ms"}

@@ -1,6 +1,0 @@
-"""Fleets of independent pools: each has workers, a router and requests of its own, and all together have one report."""
-
-from kvyard.replay.pools.pool import common_limit, pool_requests, read_pools
-from kvyard.replay.pools.run import PooledRun, replay_pools
-
-__all__ = ["PooledRun", "common_limit", "pool_requests", "read_pools", "replay_pools"]

@@ -1,0 +1,57 @@
+"""The page of a search, in a browser: every chart drawn, in the dark too."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.lab.tune.test_tune import searched
+from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.test_page import sound, titled
+
+from kvyard.lab.tune import Tuned
+from kvyard.lab.tune.page import page
+
+SEARCH = "router=round-robin|kv,host_bytes=1GiB..3GiB,workers=2..5"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    made = searched(tmp_path_factory.mktemp("tune"), "min ttft_p99, min cost", "itl_p99=190", search=SEARCH, trials=12)
+    made.save()
+    return made
+
+
+def test_the_page_needs_no_network_and_escapes(done: Tuned) -> None:
+    text = page(done)
+    assert not re.search(r'(src|href)="(?!data:|#)|https?://|@import|url\((?!#)', text)
+    done.trace, before = "</script><script>alert(1)</script>", done.trace
+    assert "<script>alert" not in page(done)
+    done.trace = before
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(BINARY is None, reason="no chromium here")
+@pytest.mark.parametrize(("width", "dark"), [(1280, True), (800, False)])
+def test_charts(tab: Tab, done: Tuned, width: int, dark: bool) -> None:
+    tab.open(done.folder / "tune.html", width, dark=dark)
+    assert done.importance, "12 points are enough"
+    sound(tab, 5, width)
+    titles = titled(tab)
+    assert titles[0] == ["TTFT p99, ms", "Cost per hour"] and all(titles)
+    dots = tab.ask("document.querySelectorAll('.chart')[0].querySelectorAll('circle.dot').length")
+    assert dots == sum(one.state == "done" for one in done.looks)
+    ground = tab.ask("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(15, 15, 14)") == dark
+    if place := os.environ.get("KVYARD_PICTURES"):
+        tab.picture(Path(place) / f"tune-{width}{'-dark' if dark else ''}.png")
