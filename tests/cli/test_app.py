@@ -44,6 +44,35 @@ def test_help_lists_the_commands_that_exist(capsys: pytest.CaptureFixture[str]) 
     assert "absent" not in out
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_help_has_every_command_under_a_heading_and_every_summary_whole(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
+    sections = out[out.index("Plan and replay:") :].split("\n\n")
+    headings = [section.partition(":")[0] for section in sections]
+    assert headings == ["Plan and replay", "Serve", "Lab"]
+    for name, entry in COMMANDS.items():
+        section = " ".join(sections[headings.index(entry.heading)].split())
+        assert f" {name} {entry.summary}" in section, "no summary is cut"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--completion", shell) == 0
+    out = capsys.readouterr().out
+    assert f"{COMPLETE_VARIABLE}=complete_{shell}" in out and "kvyard" in out
+
+
+def test_completion_refuses_other_shells(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--completion", "tcsh") == 2
+    assert "choose one of bash, zsh, fish" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"kvyard {kvyard.__version__}\n"

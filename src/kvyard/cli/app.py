@@ -20,6 +20,7 @@ from errno import ENOSPC
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
+from typer.completion import get_completion_inspect_parameters, show_callback
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
@@ -39,35 +40,48 @@ class CommandEntry(NamedTuple):
 
     target: str
     summary: str
+    heading: str = "Commands"
 
+
+_GROUPS = {
+    "Plan and replay": (
+        ("replay", "replay", "Replay a trace through a fleet of workers."),
+        ("trace", "app", "Inspect, cut, convert and generate traces."),
+        ("model", "model", "Turn a model's config and a card into groups, bytes, blocks."),
+        ("events", "app", "Read and check streams of KV-cache events."),
+    ),
+    "Serve": (
+        ("gateway", "gateway", "Route OpenAI requests to engines by what each has cached."),
+        ("index", "app", "Serve an index of KV-cache events, or query one."),
+        ("mock", "mock", "Serve a fleet of vLLM endpoints without a GPU."),
+        ("epp", "epp", "Pick endpoints for Envoy by what each engine has cached."),
+        ("doctor", "doctor", "Find out why a prompt doesn't match what is cached."),
+    ),
+    "Lab": (
+        ("sweep", "sweep", "Replay a trace over a grid of settings, and draw the curves."),
+        ("league", "league", "Compare routing policies on one trace."),
+        ("hints", "hints", "Estimate what a retention hint is worth, by recall."),
+        ("tune", "tune", "Search for the cheapest fleet that keeps an SLO."),
+        ("compare", "compare", "Compare the reports of several replays."),
+        ("calibrate", "calibrate", "Fit timing to a live engine, or to an engine's log."),
+        ("profile", "app", "Fit timing to measured passes, and inspect the fit."),
+        ("validate", "validate", "Compare a real run with its replay."),
+        ("conform", "conform", "Compare the block manager with recorded logs of a real one."),
+    ),
+}
+"""By heading, the three rings: name, attribute of the module of that name, and the line in the help."""
 
 COMMANDS: Mapping[str, CommandEntry] = {
-    name: CommandEntry(f"kvyard.cli.{name}:{attribute}", summary)
-    for name, attribute, summary in (
-        ("calibrate", "calibrate", "Fit timing to a live engine, or to what one has logged."),
-        ("compare", "compare", "Put the reports of several replays side by side."),
-        ("conform", "conform", "Compare the block manager with recorded logs of a real one."),
-        ("doctor", "doctor", "Say why a prompt doesn't match: which link of the chain is broken."),
-        ("epp", "epp", "Tell an Envoy which engine has most of a prompt cached: an endpoint picker."),
-        ("events", "app", "Read and check streams of KV-cache events."),
-        ("gateway", "gateway", "Route OpenAI requests to engines by what each has cached."),
-        ("hints", "hints", "Say what a retention hint would be worth, by recall and false rate."),
-        ("index", "app", "Serve an index of KV-cache events, or ask one about a prompt."),
-        ("league", "league", "Put routing policies side by side on one trace."),
-        ("mock", "mock", "Serve a fleet of vLLM endpoints without a GPU."),
-        ("model", "model", "Turn a model's config and a card into groups, bytes and blocks."),
-        ("profile", "app", "Fit timing to measured passes, and look at the fit."),
-        ("replay", "replay", "Replay a trace through a fleet of workers, in virtual time or live."),
-        ("sweep", "sweep", "Replay a trace over a grid of settings, and draw the curves."),
-        ("trace", "app", "Look into traces, cut, convert and generate them."),
-        ("tune", "tune", "Search for the fleet that keeps an SLO at the least cost: how many, how much, which policy."),
-        ("validate", "validate", "Put a real run beside its replay, and say how far it is off."),
-    )
+    name: CommandEntry(f"kvyard.cli.{name}:{attribute}", summary, heading)
+    for heading, commands in _GROUPS.items()
+    for name, attribute, summary in commands
 }
 
 
 HEADINGS = ("Arguments", "Fleet", "Load", "Router", "Engine", "", "Output", "Options")
 """The order of a command's help; what isn't named has the place of the empty one."""
+SUMMARY_LIMIT = 500
+"""Characters of a summary; long ones are wrapped, not cut."""
 OUTPUT = "Output"
 """The heading of results, and of what is printed."""
 
@@ -110,7 +124,25 @@ def _suggest(command: Any, ctx: Any, error: Any) -> None:
     error.message += f". Did you mean {' or '.join(near)}?" if near else "."
 
 
-class RootGroup(TyperGroup):
+class PlainGroup(TyperGroup):
+    """Lists its commands under their headings, in the order they were added, with no summary cut short."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            heading = command.entry.heading if isinstance(command, Unloaded) else "Commands"
+            sections.setdefault(heading, []).append((name, command.get_short_help_str(SUMMARY_LIMIT)))
+        # Names of one width, so that all summaries begin in the same column.
+        width = max(map(len, self.commands), default=0)
+        for heading, lines in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in lines])
+
+
+class RootGroup(PlainGroup):
     """Turns what goes wrong with stdout and stderr into exit codes and a sentence."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -181,8 +213,9 @@ class Unloaded(TyperCommand):
         found = getattr(importlib.import_module(module), attribute)
         if isinstance(found, typer.Typer):
             found.rich_markup_mode = None
-            for one in found.registered_commands:
-                one.cls = PlainCommand
+            found.info.cls = PlainGroup
+            for command in found.registered_commands:
+                command.cls = PlainCommand
             return get_group(found)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(self.name, cls=PlainCommand)(found)
@@ -195,17 +228,12 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _show_completion(shell: str | None) -> None:
+def _show_completion(ctx: typer.Context, param: typer.CallbackParam, shell: str | None) -> None:
     if shell is None:
         return
-    from typer._completion_classes import completion_init
-    from typer._completion_shared import get_completion_script
-
-    completion_init()
     if shell not in SHELLS:
         raise typer.BadParameter(f"choose one of {', '.join(SHELLS)}")
-    typer.echo(get_completion_script(prog_name="kvyard", complete_var=COMPLETE_VARIABLE, shell=shell))
-    raise typer.Exit
+    show_callback(ctx, param, shell)
 
 
 def _root(
@@ -245,9 +273,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, CommandEntry]
     """
     _make_streams_forgiving()
     if COMPLETE_VARIABLE in os.environ:
-        from typer._completion_classes import completion_init
-
-        completion_init()
+        get_completion_inspect_parameters()  # registers Typer's shells, as its own completion options would
     try:
         build(commands).main(args=argv, prog_name="kvyard")
     except KvyardError as error:
