@@ -19,7 +19,8 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.clock import ClockError
 from kvyard.errors import KvyardError
 from kvyard.events import Batcher, Mirror
-from kvyard.events.types import LOWER_TIERS, GroupMeta, Stored, Tier
+from kvyard.events.tier import LOWER_TIERS
+from kvyard.events.types import GroupMeta, Stored, Tier
 from kvyard.tiers import Copy, LoadStep, Offload, OffloadConfig, Timeline
 from kvyard.tiers.links import LaneConfig, LinkConfig
 

@@ -5,41 +5,14 @@ These are plain values. They know nothing of wires (``kvyard.events.wire``) nor 
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Protocol, TypeAlias
 
 import msgspec
 
+from kvyard.events.tier import Tier
 from kvyard.hashing import Key, Run
 
-
-class Tier(IntEnum):
-    """Where a copy lives. Lower is closer to the compute."""
-
-    G1 = 1
-    """Device memory."""
-    G2 = 2
-    """Host memory of one worker, or shared by a few."""
-    G3 = 3
-    """Storage of one worker, or shared by the fleet."""
-    G4 = 4
-    """Remote storage, such as an object store."""
-
-    @property
-    def label(self) -> str:
-        """What people call it, in settings, reports and answers: ``device``, ``host``, ``storage``, ``remote``."""
-        return _LABELS[self - 1]
-
-    @property
-    def place(self) -> str:
-        """The label in a sentence."""
-        return _PLACES[self - 1]
-
-
-_LABELS = ("device", "host", "storage", "remote")
-_PLACES = ("device memory", "host memory", "storage", "remote storage")
-LOWER_TIERS = (Tier.G2, Tier.G3, Tier.G4)
-"""What can stand below a device, closest first."""
+__all__ = ["Cleared", "Event", "EventBatch", "GroupMeta", "Removed", "Sink", "Stored", "Tier"]
 
 
 class GroupMeta(msgspec.Struct, frozen=True, kw_only=True):

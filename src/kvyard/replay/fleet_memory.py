@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.config import ReplayConfig
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.together import begin_together
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.index import Holder
 from kvyard.index.runs import RunFeed, RunIndexer
 from kvyard.replay.config import ReplayConfig

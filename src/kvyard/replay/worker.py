@@ -14,7 +14,7 @@ from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
 from kvyard.engine.role import Role
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.index import Holder
 from kvyard.replay.heeding import heeded
 from kvyard.replay.recorder import Recorder

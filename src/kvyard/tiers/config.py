@@ -12,7 +12,7 @@ import msgspec
 from kvyard.blocks.eviction import ORDERS, check_order
 from kvyard.blocks.eviction.learning import learning_order
 from kvyard.blocks.spec import ConfigError
-from kvyard.events.types import LOWER_TIERS, Tier
+from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.settings import Setting, figures
 from kvyard.tiers.links.config import LinkConfig, parse_link_config
 from kvyard.tiers.load_policy import LOADS, check_loads

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.tiers.copy_totals import CopyTotals
 
 

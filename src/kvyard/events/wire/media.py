@@ -6,21 +6,9 @@ EXTERNAL, llm-d's connectors SHARED_STORAGE and OBJECT_STORE. Case and punctuati
 
 from kvyard.events.types import Tier
 
-NAMES = {Tier.G1: "GPU", Tier.G2: "CPU", Tier.G3: "STORAGE", Tier.G4: "REMOTE"}
-"""The word we write for each tier: vLLM's, as far as it has one."""
-
-ALIASES: dict[str, Tier] = {
-    **dict.fromkeys(("gpu", "g1", "device", "hbm", "cuda", "vram", "npu", "xpu", "tpu"), Tier.G1),
-    **dict.fromkeys(("cpu", "g2", "host", "dram", "ram", "cpu_pinned", "host_pinned", "pinned", "cpu_tier1"), Tier.G2),
-    **dict.fromkeys(
-        (
-            "storage", "g3", "disk", "fs", "file", "nvme", "ssd", "obj", "object", "object_store", "external",
-            "shared_storage", "cpu_tier2",
-        ),
-        Tier.G3,
-    ),
-    **dict.fromkeys(("remote", "g4"), Tier.G4),
-}  # fmt: skip
+NAMES = {tier: tier.entry.medium for tier in Tier}
+"""The word we write for each tier."""
+ALIASES = {medium: tier for tier in Tier for medium in tier.entry.media}
 """Every spelling seen in the wild, in lower case with underscores."""
 
 _seen: dict[str, Tier] = {}

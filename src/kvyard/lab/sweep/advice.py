@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.lab.sweep.axes import number_of
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet_memory import lower_bytes

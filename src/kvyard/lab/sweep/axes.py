@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvyard.errors import KvyardError
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.settings import SETTINGS
 
 ROOMS = {f"{tier.label}_{unit}": tier for tier in LOWER_TIERS for unit in ("blocks", "bytes")}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.files import write_whole
 from kvyard.lab.sweep.advice import advice
 from kvyard.replay.report import Report

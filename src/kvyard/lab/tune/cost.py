@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet_memory import lower_bytes
 from kvyard.replay.settings import OF_A_WORKER, SETTINGS

@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from kvyard.clock import SECOND, WallClock
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.live.config import LiveConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvyard.clock import MS, SECOND
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
 from kvyard.replay.report.handovers import make_handovers

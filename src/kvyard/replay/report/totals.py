@@ -12,7 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvyard.clock import MS
-from kvyard.events.types import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.records import BATCH, MISS_NAMES, STATUSES, RecordPart, Records, Rows
 from kvyard.replay.report.report import Slo
 from kvyard.replay.report.sketch import MOST_EXACT, Values

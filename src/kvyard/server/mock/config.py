@@ -9,8 +9,8 @@ import msgspec
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.events.transport.endpoint import at_rank, split_tcp
-from kvyard.events.types import LOWER_TIERS
 from kvyard.hashing import ALGORITHMS
 from kvyard.replay.config import HandoverConfig
 from kvyard.replay.settings import OF_AN_ENGINE, engine_config

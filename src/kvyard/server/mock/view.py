@@ -10,8 +10,8 @@ import msgspec
 
 from kvyard.clock import MS, SECOND, Clock
 from kvyard.engine.core import EngineCore
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.events.transport.endpoint import reachable
-from kvyard.events.types import LOWER_TIERS
 from kvyard.server.dashboard import view as board
 from kvyard.server.http import picked
 from kvyard.server.mock.faults import MockFaults
