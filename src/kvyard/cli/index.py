@@ -28,6 +28,7 @@ from kvyard.cli.serving import (
 )
 from kvyard.cli.serving import read_token as token_of
 from kvyard.cli.settings import assignment, with_flags
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.server.indexer.config import Config, convert, load
 from kvyard.server.tokens import gather_prompt
@@ -163,24 +164,21 @@ def _over(config: Config, **over: Any) -> Config:
 
 
 def _post(url: str, path: str, body: dict[str, Any], token: str | None) -> Any:
+    from kvyard.server.http_client import HttpClient, NoAnswer
+
     try:
-        import httpx
-    except ImportError:
-        raise KvyardError("asking a service needs httpx: pip install 'kvyard[server]'") from None
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        reply = httpx.post(f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=60.0, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        why = str(error) or type(error).__name__
-        raise KvyardError(f"no server answers at {url}: {why}; is `kvyard index serve` running?") from None
+        with HttpClient(url, token=token, seconds=60.0) as client:
+            reply = client.post(path, body)
+    except NoAnswer as error:
+        raise KvyardError(f"no server answers at {url}: {error}; is `kvyard index serve` running?") from None
     try:
         found = reply.json()
-    except ValueError:
-        raise KvyardError(f"what answers at {url} is no indexer: {path} gave {reply.status_code}") from None
-    if reply.status_code != 200:
+    except DECODE_ERRORS:
+        raise KvyardError(f"what answers at {url} is no indexer: {path} gave {reply.status}") from None
+    if reply.status != 200:
         problem = found if isinstance(found, dict) else {}
         fix = f"; {problem['fix']}" if problem.get("fix") else ""
-        raise KvyardError(f"{url} refused: {problem.get('error', reply.status_code)}{fix}")
+        raise KvyardError(f"{url} refused: {problem.get('error', reply.status)}{fix}")
     return found
 
 

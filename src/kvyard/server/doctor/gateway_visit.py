@@ -3,8 +3,8 @@
 import msgspec
 
 from kvyard.decode_errors import DECODE_ERRORS
-from kvyard.errors import KvyardError
 from kvyard.server.dashboard.view import FleetView
+from kvyard.server.http_client import HttpClient, NoAnswer
 
 PATIENCE = 10.0
 """Seconds for its answer."""
@@ -22,24 +22,19 @@ class GatewayVisit(msgspec.Struct, kw_only=True):
 
 def visit_gateway(url: str, token: str | None = None) -> GatewayVisit:
     """Ask a gateway what it sees; ``token`` is its admin token, where it has one. What fails is noted, not raised; raises
-    ``KvyardError`` where httpx isn't installed.
+    ``KvyardError`` where aiohttp isn't installed.
     """
-    try:
-        import httpx
-    except ImportError:
-        raise KvyardError("visiting a gateway needs httpx: pip install 'kvyard[server]'") from None
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     seen = GatewayVisit(url=url)
     try:
-        with httpx.Client(headers=headers, timeout=PATIENCE, trust_env=False) as client:
-            reply = client.get(f"{url.rstrip('/')}/dashboard/view")
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        seen.problem = str(error) or type(error).__name__
+        with HttpClient(url, token=token, seconds=PATIENCE) as client:
+            reply = client.get("/dashboard/view")
+    except NoAnswer as error:
+        seen.problem = str(error)
         return seen
-    if reply.status_code in (401, 403):
+    if reply.status in (401, 403):
         seen.unauthorised = True
-    elif reply.status_code != 200:
-        seen.problem = f"/dashboard/view answers {reply.status_code}"
+    elif reply.status != 200:
+        seen.problem = f"/dashboard/view answers {reply.status}"
     else:
         try:
             seen.view = msgspec.json.decode(reply.content, type=FleetView)

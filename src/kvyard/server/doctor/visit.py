@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from kvyard.clock import MS, SECOND, WallClock
-from kvyard.errors import KvyardError
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import ListedModels, TokenIds, TokenUsage
 from kvyard.replay.live.facts import cache_labels
+from kvyard.server.http_client import HttpClient, HttpReply, NoAnswer
 
 TEXT = "The quick brown fox – naïve, 中文, 🙂 –\n\tjumps over  12345 lazy dogs.\n\n"
 """What tokenizers differ in: case, spaces, digits, accents, other scripts."""
@@ -111,27 +112,21 @@ class Visit(msgspec.Struct, kw_only=True):
 
 def visit(url: str, ask: Questions, token: str | None = None, wait: Callable[[], None] = lambda: None) -> Visit:
     """Visit one engine. ``wait`` is called before the first request is sent. What fails is noted, not raised; raises
-    ``KvyardError`` where httpx isn't installed.
+    ``KvyardError`` where aiohttp isn't installed.
     """
-    try:
-        import httpx
-    except ImportError:
-        raise KvyardError("visiting engines needs httpx: pip install 'kvyard[server]'") from None
     seen = Visit(url=url, models=[], cache={}, probe_ids=[], cached=[], failed={})
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    patience = httpx.Timeout(PATIENCE, connect=CONNECT)
     try:
-        with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=patience, trust_env=False) as client:
+        with HttpClient(url, token=token, seconds=PATIENCE, connect_seconds=CONNECT) as client:
             _Visitor(client, seen, ask).all(wait)
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        seen.problem = str(error) or type(error).__name__
+    except NoAnswer as error:
+        seen.problem = str(error)
     return seen
 
 
 class _Visitor:
-    """The steps of one visit. What httpx raises ends it."""
+    """The steps of one visit. ``NoAnswer`` ends it."""
 
-    def __init__(self, client: Any, seen: Visit, ask: Questions) -> None:
+    def __init__(self, client: HttpClient, seen: Visit, ask: Questions) -> None:
         self._client = client
         self._seen = seen
         self._ask = ask
@@ -162,7 +157,7 @@ class _Visitor:
             reply = self._client.get("/health")
             ended = clock.now()
             took.append((ended - began) / MS)
-        seen.health = reply.status_code
+        seen.health = reply.status
         seen.round_trip_ms = statistics.median(took[1:])  # the first one connects
         try:
             date = parsedate_to_datetime(reply.headers["date"]).timestamp()
@@ -192,8 +187,8 @@ class _Visitor:
         self._seen.ranks = max(1, len(set(_RANK.findall(page))))
 
     def _page(self) -> str:
-        reply = self._client.get("/metrics", follow_redirects=True)
-        return str(reply.text) if reply.status_code == 200 else ""
+        reply = self._client.get("/metrics", redirects=True)
+        return reply.text if reply.status == 200 else ""
 
     def _tokenize(self, what: str, **body: Any) -> list[int] | None:
         found = self._post("/tokenize", f"/tokenize ({what})", {"model": self._model, **body})
@@ -245,18 +240,18 @@ class _Visitor:
 
     def _post(self, path: str, what: str, body: dict[str, Any]) -> Any:
         given = {name: value for name, value in body.items() if value is not None}
-        return self._read(self._client.post(path, json=given, headers={"X-data-parallel-rank": "0"}), what)
+        return self._read(self._client.post(path, given, headers={"X-data-parallel-rank": "0"}), what)
 
-    def _read(self, reply: Any, what: str) -> Any:
-        if reply.status_code in (401, 403):
+    def _read(self, reply: HttpReply, what: str) -> Any:
+        if reply.status in (401, 403):
             self._seen.unauthorised = True
-        if reply.status_code == 200:
+        if reply.status == 200:
             try:
                 return reply.json()
-            except ValueError:
+            except DECODE_ERRORS:
                 self._seen.failed[what] = "its answer is no JSON"
                 return None
-        self._seen.failed[what] = f"{reply.status_code} {' '.join(reply.text[:200].split())}".strip()
+        self._seen.failed[what] = f"{reply.status} {' '.join(reply.text[:200].split())}".strip()
         return None
 
 

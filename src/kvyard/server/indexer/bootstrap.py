@@ -17,6 +17,7 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.index.dump import IndexDump, StreamDump, dump, load
 from kvyard.server.http import Refusal
+from kvyard.server.http_client import NoAnswer, ask
 from kvyard.server.indexer.answers import model_facts
 from kvyard.server.indexer.listener import IndexedModel, Listener
 from kvyard.server.indexer.schemas import Register
@@ -110,16 +111,12 @@ async def bootstrap(
 
 async def fetch(url: str, token: str | None) -> PeerDump:
     """The dump of the indexer at ``url``. Raises ``KvyardError`` where there is none to be had."""
-    import httpx
-
-    headers = {"Accept": MSGPACK} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
-        async with httpx.AsyncClient(timeout=FETCH_SECONDS, trust_env=False) as client:
-            reply = await client.get(f"{url.rstrip('/')}/dump", headers=headers)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise KvyardError(f"peer {url} doesn't answer: {type(error).__name__} {error}") from None
-    if reply.status_code != 200:
-        raise KvyardError(f"peer {url} answers {reply.status_code} to /dump")
+        reply = await ask(f"{url.rstrip('/')}/dump", token=token, seconds=FETCH_SECONDS, headers={"Accept": MSGPACK})
+    except NoAnswer as error:
+        raise KvyardError(f"peer {url} doesn't answer: {error}") from None
+    if reply.status != 200:
+        raise KvyardError(f"peer {url} answers {reply.status} to /dump")
     try:
         return msgspec.msgpack.decode(reply.content, type=PeerDump)
     except DECODE_ERRORS as error:
