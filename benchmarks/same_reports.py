@@ -1,10 +1,13 @@
-"""Are reports the same to the byte before and after a change? For commits that make replays quicker and nothing else.
+"""Check that a change leaves every simulated value as it was.
 
-Runs the settings below from two places, this checkout and a commit (unpacked into a temporary folder) or another folder that
-holds the package, and compares the reports and the rows of all requests.
+Replays the settings below with two versions of the package, this checkout and a commit (unpacked into a temporary folder) or
+another folder that holds it, and compares each value of the reports and of all request rows. Texts that were renamed on
+purpose are listed in ``RENAMED``. Settings that the older version refuses must be refused by the newer one.
 
-    python benchmarks/same_reports.py HEAD~1 [--requests 1500] [--only host]
-    python benchmarks/same_reports.py build/plain            a compiled install against the checkout
+    python benchmarks/same_reports.py 2a36a34 [--requests 600] [--only least-time]
+    python benchmarks/same_reports.py build/plain --only host         a compiled install against the checkout
+
+The results of a commit are kept in ``build/same_reports`` (or ``--cache``), so that each is replayed once.
 """
 
 from __future__ import annotations
@@ -24,83 +27,316 @@ from _peers import conversation_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACE = conversation_trace()
-SMALL = {"num_gpu_blocks": 3000}
-"""So few blocks that there is eviction, waiting and preemption with some hundred requests."""
-HOST = {"host_blocks": 12000, "host_bandwidth": "32/32"}
-SETTINGS: dict[str, dict[str, Any]] = {
-    # As in benchmarks/replay.py and examples/demo.py.
-    "8 kv, block 64": {"workers": 8, "router": "kv", "block_size": 64, "num_gpu_blocks": 16384, "predicted_ttl_s": 0},
-    "8 kv, block 16": {"workers": 8, "router": "kv", "block_size": 16, "num_gpu_blocks": 65536, "predicted_ttl_s": 0},
-    "4 kv, host, fifo": {
-        "workers": 4,
-        "router": "kv",
-        "block_size": 64,
-        "num_gpu_blocks": 16384,
-        "predicted_ttl_s": 0,
-        "host_blocks": 65536,
-        "host_bandwidth": "32/32",
-        "link_discipline": "fifo",
-        "last_block": "recompute-block",
-    },
-    "1 round-robin": {"workers": 1, "router": "round-robin", "block_size": 64, "num_gpu_blocks": 16384},
-    "demo, round-robin": {"router": "round-robin"},
-    "demo, kv": {"router": "kv"},
-    "demo, kv + host": {"router": "kv", "host_bytes": "256GiB"},
-    # The same with less room, and what else there is.
-    "least-time": {"workers": 4, "router": "least-time", "block_size": 64, **SMALL},
-    "least-time, host, block 16": {
-        "workers": 4,
-        "router": "least-time",
-        "block_size": 16,
-        "num_gpu_blocks": 9000,
-        **HOST,
-    },
-    "kv, host, fair, block 64": {"workers": 2, "router": "kv", "block_size": 64, **SMALL, **HOST},
-    "round-robin, small, host": {"workers": 2, "router": "round-robin", "block_size": 64, **SMALL, **HOST},
-    "asynchronous": {"workers": 2, "router": "kv", "block_size": 64, "async_scheduling": True, **SMALL},
-    "asynchronous, round-robin, block 16": {
-        "workers": 2,
-        "router": "round-robin",
-        "block_size": 16,
-        "async_scheduling": True,
-        "num_gpu_blocks": 12000,
-    },
-    "sglang": {"workers": 2, "router": "kv", "backend": "sglang", "num_gpu_blocks": 190_000},
-    "trtllm": {"workers": 2, "router": "kv", "backend": "trtllm", "num_gpu_blocks": 6000},
-    "4 + 4 kv": {"prefill": 4, "decode": 4, "router": "kv", "nic": "none", "block_size": 64, "num_gpu_blocks": 16384},
-    "hybrid, host": {"workers": 2, "model": "gpt-oss-20b", "gpu": "h100", "num_gpu_blocks": 9000, "host_blocks": 9000},
-}
+
+RENAMED: dict[str, str] = {}
+"""Old text -> new text, for names in reports that changed on purpose. Applied to the JSON of the older side."""
+
+POLICIES = [
+    "kv",
+    "least-time",
+    "approx",
+    "least-loaded",
+    "affinity",
+    "round-robin",
+    "random",
+    "longest-match",
+    "least-prefill",
+    "lmetric",
+    "sticky",
+    "llm-d-blend",
+    "cache-aware",
+    "prefix-hash",
+    "preble",
+    "aibrix",
+    "dualmap",
+    "load-aware",
+    "ray-prefix",
+    "conductor",
+]
+EVICTIONS = [
+    "priority",
+    "slru",
+    "lfu",
+    "s3-fifo",
+    "t-lru",
+    "workload-aware",
+    "hits-per-token",
+    "queue-informed",
+    "marconi",
+    "belady",
+]
+DECIDERS = ["never", "uncached", "isl-bounding", "prefill-load", "isl-or-load", "drift", "least-time"]
+
+SMALL: dict[str, Any] = {"block_size": 64, "num_gpu_blocks": 3000}
+"""Few enough blocks for eviction, waiting and preemption within some hundred requests."""
+TINY: dict[str, Any] = {"block_size": 64, "num_gpu_blocks": 2200, "speedup": 20}
+"""For a hundred workers: requests arrive fast enough to queue."""
+HOST: dict[str, Any] = {"host_blocks": 12000, "host_bandwidth": "32/32"}
+LOWER: dict[str, Any] = {**HOST, "storage_blocks": 20000, "remote_blocks": 40000}
+GPT_OSS: dict[str, Any] = {"model": "gpt-oss-20b", "gpu": "h100", "num_gpu_blocks": 9000}
+KINDS = [
+    {"count": 2, "num_gpu_blocks": 3000},
+    {"count": 2, "num_gpu_blocks": 2500, "timing_speedup": 2.0, "host_blocks": 6000},
+]
+MANY_KINDS = [{**kind, "count": 50} for kind in KINDS]
+ROLES: dict[str, Any] = {"prefill": 2, "decode": 2, "router": "kv", **SMALL, "speedup": 2}
 
 
-def digest(settings: dict[str, Any], requests: int) -> str:
-    """What the kvyard of this process makes of ``settings``: a fingerprint of the report and of all rows."""
+def settings() -> dict[str, dict[str, Any]]:
+    """All settings by name."""
+    made: dict[str, dict[str, Any]] = {
+        # As in benchmarks/replay.py and examples/demo.py.
+        "8 kv, block 64": {
+            "workers": 8,
+            "router": "kv",
+            "block_size": 64,
+            "num_gpu_blocks": 16384,
+            "predicted_ttl_s": 0,
+        },
+        "8 kv, block 16": {
+            "workers": 8,
+            "router": "kv",
+            "block_size": 16,
+            "num_gpu_blocks": 65536,
+            "predicted_ttl_s": 0,
+        },
+        "4 kv, host, fifo": {
+            "workers": 4,
+            "router": "kv",
+            "block_size": 64,
+            "num_gpu_blocks": 16384,
+            "predicted_ttl_s": 0,
+            "host_blocks": 65536,
+            "host_bandwidth": "32/32",
+            "link_discipline": "fifo",
+            "last_block": "recompute-block",
+        },
+        "1 round-robin": {"workers": 1, "router": "round-robin", "block_size": 64, "num_gpu_blocks": 16384},
+        "demo, round-robin": {"router": "round-robin"},
+        "demo, kv": {"router": "kv"},
+        "demo, kv + host": {"router": "kv", "host_bytes": "256GiB"},
+    }
+    for policy in POLICIES:
+        made[f"policy {policy}, 8"] = {"workers": 8, "router": policy, **SMALL, "speedup": 3}
+        made[f"policy {policy}, 100"] = {"workers": 100, "router": policy, **TINY}
+        made[f"policy {policy}, 100, host"] = {"workers": 100, "router": policy, **TINY, **HOST}
+        made[f"policy {policy}, 70, hybrid"] = {"workers": 70, "router": policy, **GPT_OSS, "speedup": 20}
+    for policy in ("kv", "least-time"):
+        made |= {
+            f"{policy}, host, block 16": {
+                "workers": 4,
+                "router": policy,
+                "block_size": 16,
+                "num_gpu_blocks": 9000,
+                **HOST,
+            },
+            f"{policy}, host, fair": {"workers": 2, "router": policy, **SMALL, **HOST},
+            f"{policy}, four tiers": {"workers": 4, "router": policy, **SMALL, **LOWER},
+            f"{policy}, shared host": {"workers": 4, "router": policy, **SMALL, **HOST, "host_scope": "shared"},
+            f"{policy}, shared storage": {
+                "workers": 8,
+                "router": policy,
+                **SMALL,
+                **HOST,
+                "storage_blocks": 20000,
+                "storage_scope": "shared",
+                "shared_bandwidth": "20/20",
+            },
+            f"{policy}, temperature, 100": {"workers": 100, "router": policy, **TINY, "temperature": 0.5},
+            f"{policy}, guard": {"workers": 8, "router": policy, **SMALL, "guard": 2},
+            f"{policy}, guard, 100": {"workers": 100, "router": policy, **TINY, "guard": 2},
+            f"{policy}, hybrid, host": {"workers": 2, "router": policy, **GPT_OSS, "host_blocks": 9000},
+            f"{policy}, hybrid, 8": {"workers": 8, "router": policy, **GPT_OSS, "num_gpu_blocks": 4000},
+            f"{policy}, lag, 100": {"workers": 100, "router": policy, **TINY, "event_lag": "500ms"},
+            f"{policy}, digests": {
+                "workers": 8,
+                "router": policy,
+                **SMALL,
+                "digest_every": "10s",
+                "digest_error": 0.05,
+            },
+            f"{policy}, ranks": {"workers": 3, "dp_size": 2, "router": policy, **SMALL},
+            f"{policy}, ranks, 40": {"workers": 40, "dp_size": 2, "router": policy, **TINY},
+            f"{policy}, pull": {"workers": 4, "router": policy, **SMALL, **HOST, "peer_pull": "host:min_lead=1024"},
+            f"{policy}, pull, 100": {
+                "workers": 100,
+                "router": policy,
+                **TINY,
+                **HOST,
+                "peer_pull": "device:min_lead=1024",
+            },
+            f"{policy}, threshold scaling": {
+                "workers": 2,
+                "router": policy,
+                **SMALL,
+                "autoscale": "threshold:ttft_p99=1s,min=1,max=6,startup=20s",
+            },
+            f"{policy}, predictive scaling": {
+                "workers": 2,
+                "router": policy,
+                **SMALL,
+                "autoscale": "predictive:min=1,max=6,startup=20s",
+            },
+            f"{policy}, session ends": {
+                "workers": 4,
+                "router": policy,
+                **SMALL,
+                "hints": "session-end:recall=0.5,false=0.1",
+                "heed_hints": True,
+            },
+            f"{policy}, retention": {
+                "workers": 4,
+                "router": policy,
+                **SMALL,
+                **HOST,
+                "hints": "ttl:seconds=60,then=first",
+                "heed_hints": True,
+            },
+            f"{policy}, closed loop": {"workers": 2, "router": policy, **SMALL, "concurrency": 40},
+            f"{policy}, output": {
+                "workers": 8,
+                "router": policy,
+                **SMALL,
+                "track_output": True,
+                "reserve_output": 0.5,
+            },
+            f"{policy}, two kinds": {"router": policy, "workers": KINDS, "block_size": 64},
+            f"{policy}, two kinds, 100": {"router": policy, "workers": MANY_KINDS, "block_size": 64, "speedup": 20},
+            f"{policy}, measured": {"workers": 4, "router": policy, "model": "qwen3-32b", "gpu": "h100", "tp": 2},
+        }
+    for eviction in EVICTIONS:
+        made[f"eviction {eviction}"] = {"workers": 4, "router": "kv", **SMALL, "eviction": eviction}
+        if eviction == "queue-informed":
+            continue  # for the device alone
+        made[f"eviction {eviction}, host"] = {
+            "workers": 2,
+            "router": "kv",
+            **SMALL,
+            **HOST,
+            "eviction": eviction,
+            "host_eviction": eviction,
+        }
+    for policy in ("write_through_generated", "after_hits", "on_eviction"):
+        made[f"offload {policy}"] = {"workers": 2, "router": "kv", **SMALL, **LOWER, "offload_policy": policy}
+    for policy in ("threshold", "least-time"):
+        made[f"load {policy}"] = {"workers": 2, "router": "kv", **SMALL, **LOWER, "load_policy": policy}
+    made["least-time, 66, shared storage"] = {**made["least-time, shared storage"], "workers": 66, **TINY}
+    made |= {
+        "round-robin, small, host": {"workers": 2, "router": "round-robin", **SMALL, **HOST},
+        "asynchronous": {"workers": 2, "router": "kv", "async_scheduling": True, **SMALL},
+        "asynchronous, round-robin, block 16": {
+            "workers": 2,
+            "router": "round-robin",
+            "block_size": 16,
+            "async_scheduling": True,
+            "num_gpu_blocks": 12000,
+        },
+        "speculative": {"workers": 2, "router": "kv", **SMALL, "num_speculative_tokens": 3},
+        "chunks of blocks": {"workers": 2, "router": "kv", **SMALL, **HOST, "blocks_per_chunk": 4},
+        "priorities": {"workers": 2, "router": "kv", **SMALL, "scheduling_policy": "priority"},
+        "measured link": {
+            "workers": 2,
+            "router": "kv",
+            "block_size": 64,
+            "num_gpu_blocks": 3000,
+            "host_blocks": 12000,
+            "link": "h200",
+        },
+        "one pass at a time": {"workers": 2, "router": "kv", **SMALL, "plans": False},
+        "trtllm": {"workers": 2, "router": "kv", "backend": "trtllm", "num_gpu_blocks": 6000},
+        "hybrid, roles": {"prefill": 2, "decode": 2, "router": "kv", **GPT_OSS},
+        "4 + 4 kv": {
+            "prefill": 4,
+            "decode": 4,
+            "router": "kv",
+            "nic": "none",
+            "block_size": 64,
+            "num_gpu_blocks": 16384,
+        },
+        "roles": ROLES,
+        "roles, destination first": {**ROLES, "protocol": "destination-first"},
+        "roles, streamed": {**ROLES, "streamed": 0.5, "sends": "prompt"},
+        "roles, host, bus": {**ROLES, **HOST, "bus_bandwidth": "40/40"},
+        "roles, node": {**ROLES, "node_bandwidth": "50/50", "workers_per_node": 2},
+        "roles, no contention": {**ROLES, "contention": False},
+        "roles, pull": {**ROLES, **HOST, "peer_pull": "host:min_lead=1024"},
+        "roles, scaling": {**ROLES, "autoscale": "threshold:ttft_p99=1s,min=1,max=4,startup=20s"},
+        "roles, kv decode": {**ROLES, "decode_router": "kv"},
+        "roles, 70": {"prefill": 70, "decode": 70, "router": "least-time", **TINY},
+        "roles, kv, 70": {"prefill": 70, "decode": 70, "router": "kv", "decode_router": "kv", **TINY},
+    }
+    for decider in DECIDERS:
+        made[f"roles, {decider}"] = {**ROLES, "router": "least-time", "decider": decider}
+    return made
+
+
+SETTINGS = settings()
+
+
+def outcome(chosen: dict[str, Any], requests: int) -> dict[str, Any]:
+    """Replay with the kvyard of this process. Returns the report and the rows as JSON values, or the refusal."""
     from kvyard.errors import KvyardError
     from kvyard.replay.report.files import to_json
     from kvyard.replay.run import replay
 
     try:
-        done = replay(TRACE, limit=requests, **settings)
-    except KvyardError as refused:
-        sys.exit(f"{settings}: {refused}")
+        run = replay(TRACE, limit=requests, **chosen)
+    except KvyardError as refusal:
+        return {"refused": str(refusal)}
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        done.save(per_request=rows)
-        return hashlib.sha256(to_json(done.report) + rows.read_bytes()).hexdigest()
+        run.save(per_request=rows)
+        return {"report": json.loads(to_json(run.report)), "rows": rows.read_text().splitlines()}
 
 
-def digests(package: Path, names: list[str], requests: int) -> dict[str, tuple[str, float]]:
-    """Of all settings that are named, from the package in the folder ``package``: fingerprints, and CPU seconds."""
-    command = [sys.executable, __file__, "--one", json.dumps(names), "--requests", str(requests)]
+def compare(name: str, before: Any, after: Any, place: str = "") -> list[str]:
+    """List the places where two JSON values differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [*before, *(key for key in after if key not in before)]
+        missing = object()
+        return [
+            line
+            for key in keys
+            for line in compare(name, before.get(key, missing), after.get(key, missing), f"{place}.{key}")
+        ]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [line for at, (left, right) in pairs for line in compare(name, left, right, f"{place}[{at}]")]
+    if before == after:
+        return []
+    shown = [str(value)[:90] if type(value) is not object else "(nothing)" for value in (before, after)]
+    return [f"{name}: {place.lstrip('.')}: {shown[0]} -> {shown[1]}"]
+
+
+def run_all(package: Path, names: list[str], requests: int, folder: Path) -> None:
+    """Replay all settings that ``folder`` has no result of yet, with the package in ``package``, in a process of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [name for name in names if not (folder / file_name(name, requests)).exists()]
+    if not missing:
+        return
+    command = [
+        sys.executable,
+        __file__,
+        "--one",
+        json.dumps(missing),
+        "--requests",
+        str(requests),
+        "--cache",
+        str(folder),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(package)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-    if done.returncode:
+    if subprocess.run(command, check=False, env=environment).returncode:
         sys.exit(f"the replays from {package} failed")
-    found: dict[str, tuple[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+
+
+def file_name(name: str, requests: int) -> str:
+    """Name the file of a result by all that it depends on besides the package."""
+    key = json.dumps([name, SETTINGS[name], requests])
+    return hashlib.sha256(key.encode()).hexdigest()[:24] + ".json"
 
 
 def unpacked(commit: str, folder: Path) -> Path:
-    """The package as of ``commit``."""
+    """Unpack the package as of ``commit``."""
     archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
     if archive.returncode:
         sys.exit(f"{commit} is neither a folder nor a commit")
@@ -108,32 +344,60 @@ def unpacked(commit: str, folder: Path) -> Path:
     return folder / "src"
 
 
+def replay_here(names: list[str], requests: int, folder: Path) -> None:
+    """Replay with the package of this process and write a result per name into ``folder``."""
+    for name in names:
+        started = time.process_time()
+        result = outcome(SETTINGS[name], requests)
+        result["cpu_s"] = time.process_time() - started
+        path = folder / file_name(name, requests)
+        path.with_suffix(".part").write_text(json.dumps(result))
+        path.with_suffix(".part").rename(path)
+
+
+def renamed(text: str) -> str:
+    """Apply ``RENAMED`` to JSON text of the older side."""
+    for old, new in RENAMED.items():
+        text = text.replace(old, new)
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("other", nargs="?", default="HEAD", help="a commit, or a folder that holds the package; HEAD")
-    parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--requests", type=int, default=600)
     parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument("--here", type=Path, default=ROOT / "src", help="instead of this checkout: another folder")
+    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "same_reports", help="results of commits")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        found = {}
-        for name in json.loads(args.one):
-            began = time.process_time()
-            found[name] = (digest(SETTINGS[name], args.requests), time.process_time() - began)
-        print(json.dumps(found))
+        replay_here(json.loads(args.one), args.requests, args.cache)
         return
     names = [name for name in SETTINGS if args.only in name]
     with tempfile.TemporaryDirectory() as folder:
-        there = Path(args.other) if Path(args.other).is_dir() else unpacked(args.other, Path(folder))
-        before, after = digests(there, names, args.requests), digests(args.here, names, args.requests)
-    different = [name for name in names if before[name][0] != after[name][0]]
-    for name in names:
-        verdict = "different" if name in different else "same"
-        print(f"{name:38} {verdict:9} {before[name][1]:7.2f} s before {after[name][1]:7.2f} s after")
+        work = Path(folder)
+        if Path(args.other).is_dir():
+            old, package = work / "old", Path(args.other)
+        else:
+            commit = ["git", "rev-parse", "--verify", "--quiet", f"{args.other}^{{commit}}"]
+            full = subprocess.run(commit, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+            old, package = args.cache / (full or "none"), unpacked(args.other, work)
+        run_all(package, names, args.requests, old)
+        run_all(args.here, names, args.requests, work / "new")
+        different = 0
+        for name in names:
+            before = json.loads(renamed((old / file_name(name, args.requests)).read_text()))
+            after = json.loads((work / "new" / file_name(name, args.requests)).read_text())
+            seconds = before.pop("cpu_s"), after.pop("cpu_s")
+            lines = compare(name, before, after)
+            different += bool(lines)
+            verdict = "different" if lines else "refused" if "refused" in before else "same"
+            print(f"{name:38} {verdict:9} {seconds[0]:7.2f} s before {seconds[1]:7.2f} s after")
+            print("".join(f"    {line}\n" for line in lines[:4]), end="", flush=True)
     if different:
-        sys.exit(f"{len(different)} of {len(names)} reports are different")
-    print(f"all {len(names)} reports are the same to the byte")
+        sys.exit(f"{different} of {len(names)} reports are different")
+    print(f"all {len(names)} reports have the same values")
 
 
 if __name__ == "__main__":
