@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvyard.errors import KvyardError
-from kvyard.registry import Registry
+from kvyard.registry import Option, Registry
 
 
 def make(group: str = "kvyard.nothing") -> Registry[object]:
@@ -42,7 +42,9 @@ def test_ours_is_imported_when_asked_for() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_choices() -> None:
-    with pytest.raises(KvyardError, match="unknown thing 'ordred': choose one of counter, ordered"):
+    with pytest.raises(
+        KvyardError, match=r"unknown thing 'ordred': did you mean ordered\? Choose one of counter, ordered"
+    ):
         make().get("ordred")
 
 
@@ -69,3 +71,69 @@ def test_entry_points_add_names_but_never_replace_ours(installed: str) -> None:
 def test_an_entry_point_that_fails_names_its_package(installed: str) -> None:
     with pytest.raises(KvyardError, match="the thing 'broken' of thing-pack can't be loaded: AttributeError"):
         make(installed).get("broken")
+
+
+class Thing:
+    OPTIONS = {
+        "share": Option(0.5, "A share.", most=1),
+        "window_s": Option(3.0, "Seconds.", positive=True),
+        "plain": 7,
+    }
+
+
+def test_options_are_given_over_defaults() -> None:
+    registry = make()
+    registry.register("mine", Thing)
+    assert registry.resolve("mine", {}) == {"share": 0.5, "window_s": 3.0, "plain": 7}
+    assert registry.resolve("mine", {"plain": 0}) == {"share": 0.5, "window_s": 3.0, "plain": 0}
+    assert registry.options("mine")["share"].help == "A share."
+    assert registry.resolve("counter", {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"windows": 1},
+            "unknown option 'windows' of the thing mine: did you mean window_s? Choose one of share, window_s",
+        ),
+        ({"x": 1}, "unknown option 'x' of the thing mine: choose one of share, window_s, plain"),
+        ({"plain": 1, "share": 1.5}, "share of the thing mine must be from 0 to 1, got 1.5"),
+        ({"window_s": 0}, "window_s of the thing mine must be more than 0, got 0"),
+        ({"plain": -1}, "plain of the thing mine must be at least 0, got -1"),
+        ({"plain": float("inf")}, "plain of the thing mine must be at least 0, got inf"),
+        ({"share": float("nan")}, "share of the thing mine must be from 0 to 1, got nan"),
+    ],
+)
+def test_options_that_can_not_be_are_refused(given: dict[str, float], words: str) -> None:
+    registry = make()
+    registry.register("mine", Thing)
+    for verb in (registry.resolve, registry.check):
+        with pytest.raises(KvyardError) as refusal:
+            verb("mine", given)
+        assert words in str(refusal.value)
+
+
+def test_an_entry_without_options_refuses_all() -> None:
+    with pytest.raises(KvyardError, match="unknown option 'x' of the thing counter: it has none"):
+        make().resolve("counter", {"x": 1})
+
+
+def test_a_path_is_imported_where_that_is_allowed() -> None:
+    registry: Registry[object] = Registry("thing", "kvyard.nothing", {}, by_path=True)
+    assert registry.get("tests.test_registry:Thing").__name__ == "Thing"  # type: ignore[attr-defined]
+    assert registry.resolve("tests.test_registry:Thing", {"plain": 1})["plain"] == 1
+    assert registry.names() == []
+    with pytest.raises(KvyardError, match=r"the thing tests\.test_registry:Nothing can't be imported"):
+        registry.get("tests.test_registry:Nothing")
+    with pytest.raises(KvyardError, match=r"unknown thing 'tests\.test_registry:Thing'"):
+        make().get("tests.test_registry:Thing")
+
+
+def test_a_registry_raises_the_error_of_its_package() -> None:
+    class Refused(KvyardError): ...
+
+    registry: Registry[object] = Registry("thing", "kvyard.nothing", {"counter": "collections:Counter"}, error=Refused)
+    for wrong in (lambda: registry.get("x"), lambda: registry.check("x"), lambda: registry.check("counter", {"y": 1})):
+        with pytest.raises(Refused):
+            wrong()

@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MANY = 40
+"""Beyond this many names, a refusal that has near ones doesn't list them all."""
+
 
 class KvyardError(Exception):
     """A refusal that the user can act on: its message is one clear sentence on what is wrong and what would be right.
@@ -13,7 +16,19 @@ class KvyardError(Exception):
     """
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """For a refusal of ``name``: up to three names of ``known`` that are like it, in brackets; empty where none is."""
-    found = get_close_matches(name, list(known), 3, 0.6)
-    return f" (nearest: {', '.join(found)})" if found else ""
+def suggest(name: object, known: Iterable[str], listed: str = "", otherwise: str = "") -> str:
+    """What to write instead of ``name``, for the end of its refusal: near names first, then all that are ``known``.
+
+    ``listed`` says where the names are, in place of a list that would be too long; ``otherwise`` what else would do.
+    """
+    names = list(known)
+    near = get_close_matches(str(name).lower(), names, 3, 0.62)
+    if not names:
+        return "there are none"
+    every = listed or f"choose one of {', '.join(names)}"
+    hint = every
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+        if not listed and len(names) <= MANY:
+            hint += f" {every[0].upper()}{every[1:]}"
+    return f"{hint}{' Or' if hint.endswith('?') else ', or'} {otherwise}" if otherwise else hint

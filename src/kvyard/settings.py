@@ -10,7 +10,6 @@ import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_arg
 import msgspec
 
 from kvyard.clock import MS, SECOND, US
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 from kvyard.units import parse_bytes
 
 Parser = Callable[[str, object], Any]
@@ -120,9 +119,8 @@ class Settings(dict[str, Declared]):
             if name in self.left_out:
                 raise KvyardError(f"{name}: {self.left_out[name]}")
             if name not in self and name not in self._also:
-                near = get_close_matches(name.replace("-", "_"), [*self, *self._also], 3, 0.6)
-                few = ", ".join(self) if len(self) <= FEW else "names that --list-settings lists"
-                hint = f"did you mean {' or '.join(near)}?" if near else f"there are {few}"
+                listed = "" if len(self) <= FEW else "--list-settings lists them"
+                hint = suggest(name.replace("-", "_"), [*self, *self._also], listed)
                 raise KvyardError(f"unknown setting {name!r}{where}: {hint}")
 
     def parse(self, given: Mapping[str, object], where: str = "") -> dict[str, Any]:
@@ -169,7 +167,7 @@ class Settings(dict[str, Declared]):
             if table and isinstance(given, Mapping):
                 for field in given:
                     if named and field not in named:
-                        raise KvyardError(f"unknown setting {field!r} of [{table}]: there are {', '.join(named)}")
+                        raise KvyardError(f"unknown setting {field!r} of [{table}]: {suggest(field, named)}")
                 flat_names = {str(name): value for name, value in given.items()}
                 parts.append((table, {named.get(name, name): value for name, value in flat_names.items()}))
         taken = {table for table, _ in parts}
@@ -249,15 +247,6 @@ def figures(name: str, value: object) -> dict[str, float]:
     if isinstance(value, Mapping):
         return {str(key): number(f"{name}, {key}", worth) for key, worth in value.items()}
     raise KvyardError(f"{name} is {value!r}: write NAME=VALUE,NAME=VALUE, or a table")
-
-
-def check_options(given: Iterable[str], has: Iterable[str], whose: str, besides: str = "") -> None:
-    """Raise ``KvyardError`` for the first of ``given`` that isn't an option of ``whose``, with those that are."""
-    names = list(has)
-    for name in given:
-        if name not in names:
-            rest = f"it has {', '.join(names)}" if names else "it has none"
-            raise KvyardError(f"unknown option {name!r} of {whose}: {rest}{besides}")
 
 
 def flag(name: str, value: object) -> bool:
@@ -352,7 +341,7 @@ def _one_of(choices: tuple[str, ...]) -> Parser:
     def choice(name: str, value: object) -> str:
         found = text(name, value)
         if found not in choices:
-            raise KvyardError(f"{name} is {found!r}: choose one of {', '.join(choices)}")
+            raise KvyardError(f"{name} is {found!r}: {suggest(found, choices)}")
         return found
 
     return choice

@@ -74,7 +74,7 @@ def test_the_manager_goes_by_its_rule():
 def test_a_field_of_another_kind_is_refused():
     with pytest.raises(ConfigError, match="strided group has no mode; leave it out or choose mamba"):
         GroupSpec(kind="strided", window=8, chunk=16, mode="all").check("here")
-    with pytest.raises(ConfigError, match=r"unknown kind 'spiral'; choose one of .*strided"):
+    with pytest.raises(ConfigError, match=r"unknown kind 'spiral': choose one of .*strided"):
         GroupSpec(kind="spiral").check("here")
     with pytest.raises(KvyardError, match="attention kind 'spiral'"):
         GroupSpec(kind="spiral").rule()

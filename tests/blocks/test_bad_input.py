@@ -26,7 +26,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     (
         "unknown kind",
         {"groups": [FULL, spec("linear")]},
-        "group 1: unknown kind 'linear'; choose one of full, mla, sliding_window, sliding_window_mla, chunked_local, ",
+        "group 1: unknown kind 'linear': choose one of full, mla, sliding_window, sliding_window_mla, chunked_local, ",
     ),
     ("block size 0", {"groups": [spec(block_size=0)]}, "group 0: block_size must be at least 1, got 0"),
     ("block size negative", {"groups": [spec(block_size=-4)]}, "group 0: block_size must be at least 1, got -4"),
@@ -53,7 +53,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     (
         "unknown mode",
         {"groups": [spec("mamba", mode="some")]},
-        "group 0: unknown state mode 'some'; choose one of none, all, align",
+        "group 0: unknown state mode 'some': choose one of none, all, align",
     ),
     (
         "a window for full attention",
@@ -157,7 +157,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     (
         "eviction",
         {"eviction": "random"},
-        "unknown eviction order 'random'; choose one of belady, hits-per-token, lfu, lru",
+        "unknown eviction order 'random': choose one of belady, hits-per-token, lfu, lru",
     ),
 ]
 

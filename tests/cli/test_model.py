@@ -91,7 +91,7 @@ def test_list(capsys):
     ("argv", "words"),
     [
         ((), "which model?"),
-        (("nope",), "no preset 'nope'; choose one of bamba"),
+        (("nope",), "unknown preset 'nope': choose one of bamba"),
         (("llama-3.1-8b",), "Say --gpu h100 or --gpu-memory 80GiB, one of the two"),
         (("llama-3.1-8b", "--gpu-memory", "80gigs"), "'80gigs' is not a size in bytes; write it like 80GiB"),
         (
@@ -104,7 +104,7 @@ def test_list(capsys):
         ),
         (("llama-3.1-8b", "--gpu-memory", "80GiB", "--tensor-parallel-size", "5"), "can't be split over 5 ranks"),
         (("llama-3.1-8b", "--gpu-memory", "80GiB", "--kv-cache-dtype", "int1"), "unknown data type 'int1'"),
-        (("gpt-9", "--gpu-memory", "80GiB"), "no preset 'gpt-9'; choose one of"),
+        (("gpt-9", "--gpu-memory", "80GiB"), "unknown preset 'gpt-9': choose one of"),
         (
             ("none/config.json", "--gpu-memory", "80GiB"),
             "none/config.json: there is no such file or folder, and no hub is asked",

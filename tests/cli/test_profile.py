@@ -91,7 +91,7 @@ def test_refusals(capsys, tmp_path):
         (("fit", str(bad)), "bad.jsonl: line 2: past must be a whole number"),
         (("fit", str(few)), "at least 4 passes with prompts and 4 with decode steps, got 0 and 5"),
         (("fit", str(DATA), "-o", str(tmp_path / "no" / "such.json")), "such.json: there is no directory"),
-        (("show", "tpu"), "no profile 'tpu' ships with kvyard; choose one of h200-llama3-8b"),
+        (("show", "tpu"), "unknown profile 'tpu': choose one of h200-llama3-8b"),
         (("show", str(bad)), "not a profile"),
         (("show", "missing.json"), "missing.json: can't be read"),
         (("show", "h200-llama3-8b", "--html", str(tmp_path / "no" / "such.html")), "such.html: there is no directory"),

@@ -144,8 +144,8 @@ def test_help_has_flags_under_headings(capsys: pytest.CaptureFixture[str]) -> No
 
 CARD = ["--gpu", "h100", "--model", "llama-3.1-70b"]
 WRONG = [
-    ([CONVERSATION, "--gpu", "h1000", "--model", "llama-3.1-8b"], "(nearest: h100, h200, a100); choose one of"),
-    ([CONVERSATION, "--gpu", "h100", "--model", "lama-3.1-8b"], "(nearest: llama-3.1-8b, llama-3.1-70b"),
+    ([CONVERSATION, "--gpu", "h1000", "--model", "llama-3.1-8b"], "did you mean h100 or h200 or a100? Choose one of"),
+    ([CONVERSATION, "--gpu", "h100", "--model", "lama-3.1-8b"], "did you mean llama-3.1-8b or llama-3.1-70b"),
     ([CONVERSATION, *CARD], "tensor_parallel_size 2 would do"),
     ([CONVERSATION, *CARD, "-tp", "3"], "tensor_parallel_size may be 1, 2, 4, 8, 16, 32, 64"),
     ([CONVERSATION, *CARD, "-tp", "4", "-pp", "81"], "pipeline_parallel_size may be 1 to 80"),
@@ -177,7 +177,7 @@ WRONG = [
     ([CONVERSATION, "--report", "no/such/dir/x.json"], "make it first"),
     ([CONVERSATION, "--html", "."], "is a directory"),
     ([CONVERSATION, "--event-lag", "50"], "with its unit"),
-    ([CONVERSATION, "--timing", "profile:tpu"], "no profile"),
+    ([CONVERSATION, "--timing", "profile:tpu"], "unknown profile"),
     ([CONVERSATION, "--no-such-flag"], "No such option"),
     ([], "Missing argument"),
 ]

@@ -194,7 +194,7 @@ def bad_files(where: Path) -> dict[str, tuple[list[object], str]]:
         "no change": (["scale", good, where / "x"], "pass --speedup, or --arrivals"),
         "too slow": (["scale", good, where / "x", "--speedup", "0"], "above 0"),
         "nothing in it": (["slice", good, where / "x", "--skip", "10"], "no requests in it"),
-        "no law": (["generate", where / "x", "--requests", "5", "--input", "big"], "'big' is no law"),
+        "no law": (["generate", where / "x", "--requests", "5", "--input", "big"], "unknown law 'big'"),
         "no number": (["generate", where / "x", "--requests", "none"], "none"),
         "unknown option": (["info", good, "--colour"], "--colour"),
     }

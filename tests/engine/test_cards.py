@@ -26,7 +26,7 @@ def test_a_card_is_found_however_it_is_spelled(spelled: str, name: str) -> None:
 
 def test_an_unknown_card_is_refused_with_those_there_are() -> None:
     with pytest.raises(
-        KvyardError, match=r"no card 'h1000' is known \(nearest: h100, h200, a100\); choose one of a100"
+        KvyardError, match=r"unknown card 'h1000': did you mean h100 or h200 or a100\? Choose one of a100"
     ):
         find_card("h1000")
 

@@ -156,7 +156,9 @@ def test_what_an_order_cannot_be_used_for():
     tiers = OffloadConfig(tiers=(TierConfig(num_blocks=90),), policy="on_eviction")
     with pytest.raises(ConfigError, match="on_eviction copies what the device evicts next"):
         make_core(EngineConfig(eviction="s3-fifo", tiers=tiers, bytes_per_block=1))
-    with pytest.raises(ConfigError, match=r"unknown option 'x' of the eviction order slru: it has uses, protected"):
+    with pytest.raises(
+        ConfigError, match=r"unknown option 'x' of the eviction order slru: choose one of uses, protected"
+    ):
         EngineConfig(eviction="slru", eviction_options={"x": 1}).check()
     with pytest.raises(ConfigError, match=r"unknown option 'x' of the eviction order lru: it has none"):
         TierConfig(num_blocks=9, eviction_options={"x": 1})

@@ -15,7 +15,9 @@ from kvyard.router.policies import POLICIES
 
 
 def test_an_unknown_role_is_refused_with_the_choices():
-    with pytest.raises(KvyardError, match="role is 'encode': choose one of both, prefill, decode"):
+    with pytest.raises(
+        KvyardError, match=r"role is 'encode': did you mean decode\? Choose one of both, prefill, decode"
+    ):
         make_config({"role": "encode"})
 
 

@@ -146,7 +146,9 @@ def test_options_reach_the_order() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(KvyardError, match=r"unknown option 'x' of the eviction order slru: it has uses, protected"):
+    with pytest.raises(
+        KvyardError, match=r"unknown option 'x' of the eviction order slru: choose one of uses, protected"
+    ):
         kvyard.replay(trace(1, 2), eviction="slru", eviction_options="x=3", **SETTINGS)
     with pytest.raises(KvyardError, match="eviction_options is 'x': it must be a number"):
         kvyard.replay(trace(1, 2), eviction="slru", eviction_options="uses=x", **SETTINGS)
@@ -157,8 +159,8 @@ def test_bad_options_are_refused() -> None:
     [
         ("marconi", "window_s=0", "window_s of the eviction order marconi must be more than 0"),
         ("marconi", "full_credit=0", "full_credit of the eviction order marconi must be more than 0"),
-        ("s3-fifo", "small=5", "small of the eviction order s3-fifo is a share from 0 to 1, got 5"),
-        ("slru", "protected=2", "protected of the eviction order slru is a share from 0 to 1"),
+        ("s3-fifo", "small=5", "small of the eviction order s3-fifo must be from 0 to 1, got 5"),
+        ("slru", "protected=2", "protected of the eviction order slru must be from 0 to 1, got 2"),
         ("workload-aware", "window_s=0", "window_s of the eviction order workload-aware must be more than 0"),
     ],
 )

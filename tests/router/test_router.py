@@ -132,7 +132,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("raw", "message"),
         [
-            ({"policy": "best"}, "unknown policy 'best' of a router: choose one of affinity, aibrix, approx"),
+            ({"policy": "best"}, "unknown routing policy 'best': choose one of affinity, aibrix, approx"),
             ({"temperature": -1}, "temperature of a router must be at least 0, got -1"),
             ({"temperature": float("nan")}, "temperature of a router must be at least 0, got nan"),
             ({"overlap_credit": "much"}, "overlap_credit of a router must be at least 0, got 'much'"),
@@ -142,7 +142,7 @@ class TestRefusals:
             ({"session_ttl_s": 0}, "session_ttl_s of a router must be more than 0"),
             ({"approx_ttl_s": 0}, "approx_ttl_s of a router must be more than 0"),
             ({"remembered_blocks": 0}, "remembered_blocks of a router must be a whole number of 1 or more"),
-            ({"policy": "affinity", "fallback": "affinity"}, "unknown fallback 'affinity' of a router"),
+            ({"policy": "affinity", "fallback": "affinity"}, "fallback of a router can't be affinity itself"),
         ],
     )
     def test_bad_config(self, raw: dict[str, object], message: str) -> None:

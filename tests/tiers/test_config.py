@@ -20,8 +20,8 @@ from kvyard.tiers.links import PRESETS
         ({"num_blocks": 1, "bytes": 1}, "num_blocks or bytes: give one"),
         ({"num_blocks": 0}, "num_blocks of a tier must be"),
         ({"bytes": 1.5}, "bytes of a tier must be"),
-        ({"num_blocks": 1, "scope": "public"}, "unknown scope 'public'; choose one of private, shared"),
-        ({"num_blocks": 1, "eviction": "fifo"}, "unknown eviction 'fifo'"),
+        ({"num_blocks": 1, "scope": "public"}, "unknown scope 'public': choose one of private, shared"),
+        ({"num_blocks": 1, "eviction": "fifo"}, "unknown eviction order 'fifo'"),
     ],
 )
 def test_tiers(keys: dict[str, Any], message: str) -> None:
@@ -32,7 +32,7 @@ def test_tiers(keys: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"policy": "sometimes"}, "unknown policy 'sometimes'; choose one of write_through"),
+        ({"policy": "sometimes"}, "unknown policy 'sometimes': choose one of write_through"),
         ({"events": "none"}, "unknown events 'none'"),
         ({"blocks_per_chunk": 0}, "blocks_per_chunk must be"),
         ({"offload_batch_size": 0}, "offload_batch_size must be"),

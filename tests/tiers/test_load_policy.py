@@ -217,9 +217,11 @@ def test_a_fetch_that_comes_too_late_is_left() -> None:
 
 def test_refusals() -> None:
     tiers = (TierConfig(num_blocks=9),)
-    with pytest.raises(ConfigError, match="unknown load_policy 'x'; choose one of always, threshold, least-time"):
+    with pytest.raises(ConfigError, match="unknown load policy 'x': choose one of always, least-time, threshold"):
         OffloadConfig(tiers=tiers, load_policy="x")
-    with pytest.raises(ConfigError, match="unknown option 'x' of the load policy threshold: it has tokens, in_flight"):
+    with pytest.raises(
+        ConfigError, match="unknown option 'x' of the load policy threshold: choose one of tokens, in_flight"
+    ):
         OffloadConfig(tiers=tiers, load_policy="threshold", load_options={"x": 1})
     with pytest.raises(ConfigError, match="unknown option 'x' of the load policy always: it has none"):
         OffloadConfig(tiers=tiers, load_options={"x": 1})

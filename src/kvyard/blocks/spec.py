@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from kvyard.blocks.rule import Rule
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 from kvyard.events.types import GroupMeta
 from kvyard.registry import Registry
 
@@ -116,7 +116,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, where: str) -> None:
         """Raise ``ConfigError``, naming ``where``, if this spec makes no sense by itself."""
         if self.kind not in ATTENTION:
-            raise ConfigError(f"{where}: unknown kind {self.kind!r}; choose one of {', '.join(ATTENTION.names())}")
+            raise ConfigError(f"{where}: unknown kind {self.kind!r}: {suggest(self.kind, ATTENTION.names())}")
         if self.block_size < 1:
             raise ConfigError(f"{where}: block_size must be at least 1, got {self.block_size}")
         kind = self.attention

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvyard.errors import KvyardError, nearest
+from kvyard.errors import KvyardError, suggest
 
 GB = 10**9
 TERA = 10**12
@@ -229,5 +229,5 @@ def find_card(name: str) -> Card:
     plain = name.lower().translate(_SPELLINGS).removeprefix("nvidia").removeprefix("amd").removeprefix("geforce")
     card = CARDS.get(plain) or CARDS.get(plain.removesuffix("sxm"))
     if card is None:
-        raise KvyardError(f"no card {name!r} is known{nearest(plain, CARDS)}; choose one of {', '.join(CARDS)}")
+        raise KvyardError(f"unknown card {name!r}: {suggest(plain, CARDS)}")
     return card

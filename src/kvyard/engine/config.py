@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from kvyard.blocks import GroupSpec
-from kvyard.blocks.eviction import ORDERS, check_order, eviction_with_hints
+from kvyard.blocks.eviction import ORDERS, eviction_with_hints
 from kvyard.blocks.eviction.learning import learning_order
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.policies.backend import SchedulerBackend
@@ -147,7 +147,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def check(self) -> None:
         """Raise ``ConfigError`` for a value or a combination that no engine can honour."""
-        check_order(self.eviction, self.eviction_options)
+        ORDERS.check(self.eviction, self.eviction_options)
         for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

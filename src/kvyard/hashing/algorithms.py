@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 import cbor2
 import xxhash
 
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 from kvyard.hashing.namespace import TAGS, ExtraKeys
 
 Key: TypeAlias = int | bytes
@@ -74,7 +74,7 @@ def algorithm(name: str, seed: str | None = None, environ: Mapping[str, str] = o
     """
     make = ALGORITHMS.get(name)
     if make is None:
-        raise HashingError(f"unknown hash algorithm {name!r}: choose one of {', '.join(sorted(ALGORITHMS))}")
+        raise HashingError(f"unknown hash algorithm {name!r}: {suggest(name, sorted(ALGORITHMS))}")
     return make(environ.get("PYTHONHASHSEED") if seed is None else seed)
 
 

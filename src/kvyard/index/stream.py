@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from kvyard.blocks.spec import GroupSpec
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 from kvyard.events.mirror import restates
 from kvyard.events.slices import slices
 from kvyard.events.transport import Origin, State, Update
@@ -46,7 +46,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         if bool(self.worker) == bool(self.pool):
             raise KvyardError(f"stream {self.stream!r} needs either a worker or a pool")
         if self.clear_scope not in CLEAR_SCOPES:
-            raise KvyardError(f"unknown clear_scope {self.clear_scope!r}: choose one of {', '.join(CLEAR_SCOPES)}")
+            raise KvyardError(f"unknown clear_scope {self.clear_scope!r}: {suggest(self.clear_scope, CLEAR_SCOPES)}")
 
     def holder(self, rank: int | None = None) -> Holder:
         """Who holds what it announces for ``rank``."""

@@ -8,7 +8,7 @@ import msgspec
 
 from kvyard.clock import SECOND
 from kvyard.engine.config import EngineConfig
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 from kvyard.replay.scaling import SCALERS, make_scaler
 from kvyard.replay.traces.hinting import parse_hints
 from kvyard.router import RouterConfig
@@ -110,7 +110,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
         if self.nic not in NICS:
-            raise KvyardError(f"unknown nic {self.nic!r}: choose one of {', '.join(NICS)}")
+            raise KvyardError(f"unknown nic {self.nic!r}: {suggest(self.nic, NICS)}")
         if self.workers_per_node < 1:
             raise KvyardError(f"workers_per_node must be at least 1, got {self.workers_per_node}")
         if self.bus_bandwidth is not None and not self.contention:

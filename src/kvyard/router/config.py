@@ -1,12 +1,16 @@
 """What a router can be told. Checked once; each refusal is one sentence."""
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 from kvyard.settings import Setting, figures
+
+if TYPE_CHECKING:
+    from kvyard.registry import Registry
+    from kvyard.router.policies import Policy
 
 LOADS = ("requests", "tokens", "blocks")
 _AT_LEAST_0 = (
@@ -68,10 +72,12 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     forget_after_s: Annotated[float, Setting("When a request that was never reported finished is given up.")] = 3600.0
 
     def __post_init__(self) -> None:
-        _check_policy("policy", self.policy)
+        _registry().check(self.policy)
         _one_of("load", self.load, LOADS)
         if self.policy == "affinity":
-            _check_policy("fallback", self.fallback, but="affinity")
+            if self.fallback == "affinity":
+                raise KvyardError("fallback of a router can't be affinity itself: choose another routing policy")
+            _registry().check(self.fallback)
         for key in _AT_LEAST_0:
             _number(key, getattr(self, key), 0.0, inclusive=True)
         for key in ("session_ttl_s", "forget_after_s", "approx_ttl_s"):
@@ -88,22 +94,19 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (self.host_credit, self.storage_credit, self.remote_credit)
 
 
-def _policies() -> list[str]:
+def _registry() -> "Registry[Callable[[RouterConfig], Policy]]":
     from kvyard.router.policies import POLICIES  # policies are made from a configuration, so they import this module
 
-    return POLICIES.names()
+    return POLICIES
 
 
-def _check_policy(key: str, name: str, but: str = "") -> None:
-    from kvyard.router.policies import POLICIES
-
-    if name == but or name not in POLICIES:
-        _one_of(key, name, [one for one in POLICIES.names() if one != but])
+def _policies() -> list[str]:
+    return _registry().names()
 
 
 def _one_of(key: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise KvyardError(f"unknown {key} {value!r} of a router: choose one of {', '.join(sorted(choices))}")
+        raise KvyardError(f"unknown {key} {value!r} of a router: {suggest(value, sorted(choices))}")
 
 
 def _number(key: str, value: object, least: float, *, inclusive: bool) -> None:

@@ -9,13 +9,14 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from kvyard.blocks.eviction import ORDERS, check_order
+from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.eviction.learning import learning_order
 from kvyard.blocks.spec import ConfigError
+from kvyard.errors import suggest
 from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.settings import Setting, figures
 from kvyard.tiers.links.config import LinkConfig, parse_link_config
-from kvyard.tiers.load_policy import LOADS, check_loads
+from kvyard.tiers.load_policy import LOADS
 from kvyard.tiers.policy import POLICIES
 
 
@@ -40,9 +41,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{key} of a tier must be a whole number of 1 or more, got {value!r}")
         _one_of("scope", self.scope, ("private", "shared"))
-        if self.eviction not in ORDERS:
-            _one_of("eviction", self.eviction, tuple(ORDERS.names()))
-        check_order(self.eviction, self.eviction_options)
+        ORDERS.check(self.eviction, self.eviction_options)
         order = learning_order(self.eviction)
         if order is not None and order.reads_queue:
             raise ConfigError(
@@ -97,7 +96,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         _one_of("policy", self.policy, tuple(POLICIES))
-        check_loads(self.load_policy, self.load_options)
+        LOADS.check(self.load_policy, self.load_options)
         _one_of("events", self.events, ("self-describing", "legacy"))
         _one_of("last_block", self.last_block, ("skip", "recompute-token", "recompute-block"))
         _one_of("on_unclean", self.on_unclean or "wait", ("wait", "drop"))
@@ -167,4 +166,4 @@ def _with_link(tier: object) -> object:
 
 def _one_of(key: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"unknown {key} {value!r}; choose one of {', '.join(choices)}")
+        raise ConfigError(f"unknown {key} {value!r}: {suggest(value, choices)}")

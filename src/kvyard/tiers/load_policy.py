@@ -8,11 +8,10 @@ An installed package adds its own by an entry point of the group ``kvyard.loads`
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import ClassVar, NamedTuple
 
 from kvyard.blocks.spec import ConfigError
-from kvyard.registry import Registry
+from kvyard.registry import Option, Options, Registry, defaults
 
 PrefillTime = Callable[[int, int], int]
 """How long so many prompt tokens take to compute, in nanoseconds, after so many that are there."""
@@ -60,16 +59,16 @@ class LoadChoice(NamedTuple):
 class LoadPolicy:
     """The interface, and the policy that loads all there is: what engines do, and the default."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {}
-    """Its own figures with their defaults."""
+    OPTIONS: ClassVar[Options] = {}
+    """Numbers that people may set."""
     needs_times = False
     """Whether it goes by how long computing takes, so that the engine must say."""
     asks = False
     """Whether it may leave anything."""
 
     def __init__(self, options: Mapping[str, float], prefill_ns: PrefillTime | None = None) -> None:
-        """``options`` are checked already."""
-        self.options = {**self.OPTIONS, **options}
+        """``options`` have been checked by ``LOADS``."""
+        self.options = {**defaults(self.OPTIONS), **options}
         self.prefill_ns = prefill_ns
 
     def choose(self, question: LoadQuestion) -> LoadChoice:
@@ -80,8 +79,10 @@ class LoadPolicy:
 class ThresholdLoads(LoadPolicy):
     """llm-d's selective transfer (llm-d/llm-d-router #2833): enough tokens, and not too many loads at a time."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 1024, "in_flight": 8}
-    """From so many tokens on, while fewer loads than this are under way."""
+    OPTIONS: ClassVar[Options] = {
+        "tokens": Option(1024, "Fewest tokens that are worth a load."),
+        "in_flight": Option(8, "Requests of the worker that load or fetch at a time."),
+    }
     asks = True
 
     def choose(self, question: LoadQuestion) -> LoadChoice:
@@ -127,17 +128,5 @@ LOADS: Registry[type[LoadPolicy]] = Registry(
         "threshold": "kvyard.tiers.load_policy:ThresholdLoads",
         "least-time": "kvyard.tiers.load_policy:LeastTimeLoads",
     },
+    error=ConfigError,
 )
-
-
-def check_loads(name: str, options: Mapping[str, float]) -> None:
-    """Raise ``ConfigError`` unless there is a load policy ``name`` that has these ``options``."""
-    if name not in LOADS:
-        raise ConfigError(f"unknown load_policy {name!r}; choose one of {', '.join(LOADS.names())}")
-    has = LOADS.get(name).OPTIONS if options else {}
-    for option, value in options.items():
-        if option not in has:
-            rest = f"it has {', '.join(has)}" if has else "it has none"
-            raise ConfigError(f"unknown option {option!r} of the load policy {name}: {rest}")
-        if not 0 <= value < inf:
-            raise ConfigError(f"{option} of the load policy {name} must be at least 0, got {value:g}")

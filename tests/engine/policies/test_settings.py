@@ -26,7 +26,9 @@ def test_each_backend_has_its_policy_and_block_size(backend, policy, size):
 
 def test_the_backends_are_those_of_the_registry():
     assert BACKENDS.names() == ["vllm", "sglang", "trtllm"]
-    with pytest.raises(KvyardError, match="unknown backend 'vlm': choose one of sglang, trtllm, vllm"):
+    with pytest.raises(
+        KvyardError, match=r"unknown backend 'vlm': did you mean vllm\? Choose one of sglang, trtllm, vllm"
+    ):
         EngineConfig(backend="vlm").check()
 
 

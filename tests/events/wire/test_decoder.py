@@ -309,7 +309,10 @@ class TestRefusals:
         assert decoded.problems[0].kind == "payload" and "limit of 10" in decoded.problems[0].reason
 
     def test_unknown_dialects_are_named(self):
-        with pytest.raises(KvyardError, match="unknown wire format 'vlm': choose one of kvyard, sglang, trtllm, vllm"):
+        with pytest.raises(
+            KvyardError,
+            match=r"unknown wire format 'vlm': did you mean vllm\? Choose one of kvyard",
+        ):
             Decoder("vlm")
         with pytest.raises(
             KvyardError, match="wire format 'sglang' is only read: choose one of vllm, vllm-array, trtllm"

@@ -36,7 +36,7 @@ def test_values_that_no_link_can_have(keys: dict[str, object], message: str) -> 
 
 
 def test_an_unknown_discipline() -> None:
-    with pytest.raises(KvyardError, match="unknown discipline 'lifo'; choose one of fair, fifo"):
+    with pytest.raises(KvyardError, match=r"unknown discipline 'lifo': did you mean fifo\? Choose one of fair, fifo"):
         make_link(LinkConfig(discipline="lifo"))
 
 
@@ -56,7 +56,9 @@ def test_every_discipline_and_preset_makes_a_link() -> None:
 
 def test_reading_a_preset_by_name() -> None:
     assert parse_link_config("h200") is PRESETS["h200"]
-    with pytest.raises(KvyardError, match="unknown link preset 'h100'; choose one of h200, h200-queued"):
+    with pytest.raises(
+        KvyardError, match=r"unknown link preset 'h100': did you mean h200\? Choose one of h200, h200-queued"
+    ):
         parse_link_config("h100")
     with pytest.raises(KvyardError, match="unknown link preset 5"):
         parse_link_config({"preset": 5})

@@ -17,6 +17,7 @@ from kvyard.blocks.rule import NO_MATCH, Match, Rule
 from kvyard.blocks.spans import Spans, clip
 from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 from kvyard.blocks.table import Table
+from kvyard.errors import suggest
 from kvyard.hashing import Key
 
 STATE_MODES = ("none", "all", "align")
@@ -241,7 +242,7 @@ class AlignedStateGroup(StateGroup):
 
 def _check(spec: GroupSpec, where: str) -> None:
     if spec.mode not in STATE_MODES:
-        raise ConfigError(f"{where}: unknown state mode {spec.mode!r}; choose one of {', '.join(STATE_MODES)}")
+        raise ConfigError(f"{where}: unknown state mode {spec.mode!r}: {suggest(spec.mode, STATE_MODES)}")
     if spec.spec_blocks < 0:
         raise ConfigError(f"{where}: spec_blocks must not be negative, got {spec.spec_blocks}")
 

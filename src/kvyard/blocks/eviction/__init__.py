@@ -8,7 +8,6 @@ An installed package adds its own by an entry point of the group ``kvyard.evicti
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from math import inf
 from typing import Protocol
 
 from kvyard.blocks.extent import Extent
@@ -61,36 +60,16 @@ ORDERS: Registry[Callable[..., EvictionOrder]] = Registry(
         "marconi": f"{_HERE}.marconi:MarconiOrder",
         "belady": f"{_HERE}.belady:BeladyOrder",
     },
+    error=ConfigError,
 )
-"""An entry takes a function that tells the time (nanoseconds) and makes an empty order. One with ``OPTIONS``, a mapping from
-name to default, takes a mapping of all their values too."""
+"""An entry takes a function that returns the time (nanoseconds) and makes an empty order. One with ``OPTIONS`` takes a mapping
+of all their values too."""
 
 
 def make_order(name: str, now: Callable[[], int], options: Mapping[str, float] | None = None) -> EvictionOrder:
-    """The order called ``name``. Raises ``ConfigError`` for an unknown one, and for an option that it doesn't have."""
-    check_order(name, options or {})
-    made = ORDERS.get(name)
-    defaults: Mapping[str, float] = getattr(made, "OPTIONS", {})
-    return made(now, {**defaults, **(options or {})}) if defaults else made(now)
-
-
-def check_order(name: str, options: Mapping[str, float]) -> None:
-    """Raise ``ConfigError`` unless there is an order ``name`` that has these ``options``."""
-    if name not in ORDERS:
-        raise ConfigError(f"unknown eviction order {name!r}; choose one of {', '.join(sorted(ORDERS.names()))}")
-    if not options:
-        return
-    has: Mapping[str, float] = getattr(ORDERS.get(name), "OPTIONS", {})
-    for option, value in options.items():
-        if option not in has:
-            rest = f"it has {', '.join(has)}" if has else "it has none"
-            raise ConfigError(f"unknown option {option!r} of the eviction order {name}: {rest}")
-        if not 0 <= value < inf:
-            raise ConfigError(f"{option} of the eviction order {name} must be at least 0, got {value:g}")
-        if not value and option in getattr(ORDERS.get(name), "ABOVE_0", ()):
-            raise ConfigError(f"{option} of the eviction order {name} must be more than 0")
-        if value > 1 and option in getattr(ORDERS.get(name), "SHARES", ()):
-            raise ConfigError(f"{option} of the eviction order {name} is a share from 0 to 1, got {value:g}")
+    """Return the order called ``name``. Raises ``ConfigError`` for an unknown one, and for an option that it doesn't have."""
+    values = ORDERS.resolve(name, options or {})
+    return ORDERS.get(name)(now, values) if values else ORDERS.get(name)(now)
 
 
 def eviction_with_hints(name: str) -> str:

@@ -4,12 +4,13 @@ A use is told when a request lets go of its blocks, held by others or not: once 
 of it before the blocks become candidates. A lower tier tells a use when a request matches pages there or stores them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
+from kvyard.registry import Options, defaults
 
 Split = Callable[[Extent, int], Extent]
 """Splits off the first so many blocks of an extent, wherever it is; returns the earlier part."""
@@ -18,12 +19,8 @@ Split = Callable[[Extent, int], Extent]
 class LearningOrder:
     """The interface beyond ``EvictionOrder``, and what most of these orders do when they are told."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {}
-    """Its own figures with their defaults."""
-    ABOVE_0: ClassVar[Collection[str]] = ()
-    """Those of them that can't be 0."""
-    SHARES: ClassVar[Collection[str]] = ()
-    """Those of them that are at most 1."""
+    OPTIONS: ClassVar[Options] = {}
+    """Numbers that people may set."""
     reads_priorities = False
     reads_time = False
     """Whether it goes by the clock."""
@@ -36,7 +33,7 @@ class LearningOrder:
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
         self.now = now
-        self.options = dict(self.OPTIONS if options is None else options)
+        self.options = defaults(self.OPTIONS) if options is None else dict(options)
         self.queue_depth = 0
         """How many of those who wait it looks at."""
         self.capacity = 0

@@ -10,27 +10,28 @@ state that saves that much stays ``alpha`` windows longer than one that saves no
 paper, is what ``retention_interval`` does: states at resume points only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from kvyard.blocks.eviction.ranked import RankedOrder
 from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
 from kvyard.clock import SECOND
+from kvyard.registry import Option, Options
 
 
 class MarconiOrder(RankedOrder):
     """Least recent first, with an allowance for work saved."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {
-        "alpha": 1.0,
-        "window_s": 300.0,
-        "full_credit": 8192,
-        "attention_tokens": 200_000,
+    OPTIONS: ClassVar[Options] = {
+        "alpha": Option(1.0, "Weight of saved work against recency."),
+        "window_s": Option(300.0, "Seconds of recency that are worth as much as full credit.", positive=True),
+        "full_credit": Option(8192, "Tokens' work per block that earns full credit.", positive=True),
+        "attention_tokens": Option(
+            200_000, "Tokens before one whose attention takes as much work as all else of it.", positive=True
+        ),
     }
-    """``attention_tokens``: after so many tokens a token's attention takes as much work as all else of it. This is that of the
-    paper's 7B model, which has 4 layers of attention."""
-    ABOVE_0 = ("window_s", "full_credit", "attention_tokens")
+    """``attention_tokens`` is that of the paper's 7B model, which has 4 layers of attention."""
     reads_time = True
 
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:

@@ -10,13 +10,15 @@ from typing import ClassVar
 from kvyard.blocks.eviction.learning import history_of
 from kvyard.blocks.eviction.ranked import RankedOrder
 from kvyard.blocks.extent import Extent, UseHistory
+from kvyard.registry import Option, Options
 
 
 class QueueInformedOrder(RankedOrder):
     """Least recently used first; after all others, what the first waiting requests would hit."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {"requests": 256}
-    """How many waiting requests are looked at: vLLM's proposal takes as many as may run."""
+    OPTIONS: ClassVar[Options] = {
+        "requests": Option(256, "Waiting requests that are looked at; vLLM's proposal takes as many as may run."),
+    }
     reads_queue = True
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:

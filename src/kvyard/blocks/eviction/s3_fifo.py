@@ -16,6 +16,7 @@ from kvyard.blocks.eviction.ranked import RankHeap
 from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
 from kvyard.hashing import Key
+from kvyard.registry import Option, Options
 
 MAIN = "main"
 MOST_USES = 3
@@ -25,9 +26,10 @@ MOST_USES = 3
 class S3FifoOrder(LearningOrder):
     """Oldest of the small queue first while that is full, else oldest of the main queue."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {"small": 0.1, "promote": 2}
-    """The small queue's share, and how many uses after the first take a block from it to the main queue."""
-    SHARES = ("small",)
+    OPTIONS: ClassVar[Options] = {
+        "small": Option(0.1, "Share of blocks of the small queue.", most=1),
+        "promote": Option(2, "Uses after the first that take a block from the small queue to the main queue."),
+    }
     foreseeable = False
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:

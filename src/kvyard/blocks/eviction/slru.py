@@ -10,14 +10,16 @@ from typing import ClassVar
 from kvyard.blocks.eviction.learning import LearningOrder, history_of
 from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.extent import Extent
+from kvyard.registry import Option, Options
 
 
 class SlruOrder(LearningOrder):
     """Least recently used first, of those on probation before the protected."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {"uses": 2, "protected": 0.8}
-    """From how many uses on a block is protected, and which share of all blocks may be."""
-    SHARES = ("protected",)
+    OPTIONS: ClassVar[Options] = {
+        "uses": Option(2, "Uses from which on a block is protected."),
+        "protected": Option(0.8, "Share of all blocks that may be protected.", most=1),
+    }
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
         super().__init__(now, options)

@@ -4,19 +4,23 @@ Of a conversation of L tokens whose next prompt adds about Q, a prefill of no mo
 lies beyond max(0, L + Q - xi) tokens can go without harm, and goes first. The rest is evicted by age.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from kvyard.blocks.eviction.ranked import RankedOrder
 from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
+from kvyard.registry import Option, Options
 
 
 class TailLruOrder(RankedOrder):
     """What can be computed again in time first, by age; then the rest, by age. L is that of the last request that used it."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {"threshold": 2048, "next_prompt": 512}
-    """xi and Q, in tokens. The paper takes xi from the time that a first token may take; these are ours."""
+    OPTIONS: ClassVar[Options] = {
+        "threshold": Option(2048, "Tokens that may be computed again (xi)."),
+        "next_prompt": Option(512, "Tokens that the next turn adds (Q)."),
+    }
+    """The paper takes xi from the time that a first token may take; these are ours."""
 
     def _needed(self, use: Use, block_size: int) -> int:
         """How many blocks must stay."""

@@ -24,6 +24,7 @@ from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
 from kvyard.clock import SECOND
+from kvyard.registry import Option, Options
 
 
 class _Window(NamedTuple):
@@ -44,9 +45,10 @@ class _Window(NamedTuple):
 class WorkloadAwareOrder(LearningOrder):
     """Least likely to be used again first."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {"window_s": 1800.0, "turns": 8}
-    """How long the past is looked at, and from which turn on all are one category."""
-    ABOVE_0 = ("window_s", "turns")
+    OPTIONS: ClassVar[Options] = {
+        "window_s": Option(1800.0, "Seconds of the past that are looked at.", positive=True),
+        "turns": Option(8, "Turn from which on all turns are one category.", positive=True),
+    }
     reads_time = True
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:

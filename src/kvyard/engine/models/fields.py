@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kvyard.decode_errors import DECODE_ERRORS
-from kvyard.errors import KvyardError, nearest
+from kvyard.errors import KvyardError, suggest
 
 NESTED = ("text_config", "llm_config", "language_config")
 """Where multimodal configs keep the language model."""
@@ -102,9 +102,7 @@ def presets() -> list[str]:
 def preset(name: str) -> dict[str, Any]:
     """The config of one of them. Raises ``KvyardError`` for a name that isn't there."""
     if name not in presets():
-        raise KvyardError(
-            f"no preset {name!r}{nearest(name.lower(), presets())}; choose one of {', '.join(presets())}, or give a config.json"
-        )
+        raise KvyardError(f"unknown preset {name!r}: {suggest(name, presets(), otherwise='give a config.json')}")
     text = (files("kvyard.engine.models") / "configs" / f"{name}.json").read_bytes()
     return msgspec.json.decode(text, type=dict[str, Any])
 
@@ -116,7 +114,7 @@ def find_config(name: str) -> dict[str, Any]:
     is_file = Path(name).exists() or "/" in name or name.endswith(".json")
     if is_file and not Path(name).exists():
         raise KvyardError(
-            f"{name}: there is no such file or folder, and no hub is asked; give a model's config.json or folder, or a preset"
-            f"{nearest(Path(name).name.lower(), presets())}: {', '.join(presets())}"
+            f"{name}: there is no such file or folder, and no hub is asked; give a model's config.json or folder, or a preset: "
+            f"{suggest(Path(name).name, presets())}"
         )
     return read_config(name) if name not in presets() and is_file else preset(name)

@@ -12,7 +12,7 @@ import msgspec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
 from kvyard.engine.models.split import WHOLE, Parallelism
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 
 DTYPE_BYTES: Mapping[str, int] = {
     "float32": 4,
@@ -79,7 +79,7 @@ def dtype_bytes(name: str) -> int:
     """Bytes of one element. Raises ``KvyardError`` for a type it doesn't know."""
     size = DTYPE_BYTES.get(name.removeprefix("torch."))
     if size is None:
-        raise KvyardError(f"unknown data type {name!r}; choose one of {', '.join(DTYPE_BYTES)}")
+        raise KvyardError(f"unknown data type {name!r}: {suggest(name, DTYPE_BYTES)}")
     return size
 
 
@@ -148,7 +148,7 @@ def find_weight_dtype(name: str) -> str:
         if plain in (found, *spellings):
             return found
     raise KvyardError(
-        f"unknown type of weights {name!r}; choose one of {', '.join(WEIGHT_DTYPES)} (awq and gptq are int4, nvfp4 is fp4)"
+        f"unknown type of weights {name!r}: {suggest(name, WEIGHT_DTYPES)} (awq and gptq are int4, nvfp4 is fp4)"
     )
 
 

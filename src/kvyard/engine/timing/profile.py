@@ -25,7 +25,7 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.model import NS_PER_MS, SHORT, Durations, contexts, scaled, scaled_many
 from kvyard.engine.timing.registry import TimingConfig
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 
 FORMAT = "kvyard-profile/1"
 SHIPPED = files("kvyard.engine.timing") / "profiles"
@@ -258,9 +258,7 @@ def load_profile(*, name: str | None = None, path: str | Path | None = None) -> 
     """A shipped profile by ``name``, or one from a file. Raises ``KvyardError`` if there is none or it's no profile."""
     if path is None:
         if name not in shipped():
-            raise KvyardError(
-                f"no profile {name!r} ships with kvyard; choose one of {', '.join(shipped())}, or give a path"
-            )
+            raise KvyardError(f"unknown profile {name!r}: {suggest(name, shipped(), otherwise='give a path')}")
         where = f"profile {name}"
         data = (SHIPPED / f"{name}.json").read_bytes()
     else:

@@ -13,6 +13,7 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.lab.league.league import LEFT_OUT
 from kvyard.lab.tune.ladder import counts, durations, sizes
+from kvyard.registry import defaults
 from kvyard.replay.settings import SETTINGS
 from kvyard.router import POLICIES, RouterConfig
 from kvyard.router.policies import make_policy
@@ -208,7 +209,7 @@ def _options(policies: Sequence[str], ranges: Mapping[str, Reals], everything: b
     unknown = dict(ranges)
     for policy in policies:
         own: dict[str, Reals] = {}
-        for name, default in make_policy(RouterConfig(policy=policy)).OPTIONS.items():
+        for name, default in defaults(make_policy(RouterConfig(policy=policy)).OPTIONS).items():
             unknown.pop(name, None)
             if name in ranges:
                 own[name] = ranges[name]

@@ -9,14 +9,11 @@ with a colon in it, ``package.module:Class``, is imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple
 
 from kvyard.engine.role import Role
-from kvyard.errors import KvyardError
-from kvyard.registry import Registry
+from kvyard.registry import Options, Registry, defaults
 from kvyard.router.pace import Pace
-from kvyard.settings import check_options
 
 
 class RoleState(NamedTuple):
@@ -67,16 +64,12 @@ class Snapshot(NamedTuple):
 class Scaler:
     """The interface."""
 
-    OPTIONS: ClassVar[Mapping[str, float]] = {}
-    """Its figures with their defaults; times are seconds."""
+    OPTIONS: ClassVar[Options] = {}
+    """Numbers that people may set; times are seconds."""
 
     def __init__(self, options: Mapping[str, float] | None = None) -> None:
-        """Raises ``KvyardError`` for an option that this scaler doesn't have, or that is negative."""
-        check_options(options or (), self.OPTIONS, "this scaler", ", and min, max, startup and period")
-        for name, value in (options or {}).items():
-            if value < 0:
-                raise KvyardError(f"{name} of a scaler must not be negative, got {value}")
-        self.options = {**self.OPTIONS, **(options or {})}
+        """``options`` have been checked by ``make_scaler``."""
+        self.options = {**defaults(self.OPTIONS), **(options or {})}
 
     def wanted(self, seen: Snapshot) -> Mapping[Role, int]:
         """How many workers of each role there should be; roles that are left out stay as they are."""
@@ -92,16 +85,10 @@ SCALERS: Registry[Callable[[Mapping[str, float]], Scaler]] = Registry(
         "threshold": f"{_HERE}.threshold:Threshold",
         "predictive": f"{_HERE}.predictive:Predictive",
     },
+    by_path=True,
 )
 
 
 def make_scaler(name: str, options: Mapping[str, float] | None = None) -> Scaler:
-    """The scaler called ``name``. Raises ``KvyardError`` for an unknown one, one that can't be imported, or its options."""
-    if ":" not in name:
-        return SCALERS.get(name)(options or {})
-    module, _, attribute = name.partition(":")
-    try:
-        made = cast(Callable[[Mapping[str, float]], Scaler], getattr(import_module(module), attribute))
-    except (ImportError, AttributeError) as problem:
-        raise KvyardError(f"the scaler {name} can't be imported: {problem}") from None
-    return made(options or {})
+    """Return the scaler called ``name``. Raises ``KvyardError`` for an unknown one, and as ``Registry.resolve``."""
+    return SCALERS.get(name)(SCALERS.resolve(name, options or {}, besides=("min", "max", "startup", "period")))

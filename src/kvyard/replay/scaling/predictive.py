@@ -11,6 +11,7 @@ from math import ceil
 from typing import ClassVar
 
 from kvyard.engine.role import Role
+from kvyard.registry import Option, Options
 from kvyard.replay.scaling import RoleState, Scaler, Snapshot
 
 BATCH = 32
@@ -18,7 +19,12 @@ BATCH = 32
 
 
 class Predictive(Scaler):
-    OPTIONS: ClassVar[Mapping[str, float]] = {"busy": 0.6, "level": 0.3, "trend": 0.1, "patience": 60}
+    OPTIONS: ClassVar[Options] = {
+        "busy": Option(0.6, "Share of its time that a worker should compute."),
+        "level": Option(0.3, "Weight of the latest period in the level of load."),
+        "trend": Option(0.1, "Weight of the latest period in its trend."),
+        "patience": Option(60, "Seconds that fewer workers suffice before one is removed."),
+    }
 
     def __init__(self, options: Mapping[str, float] | None = None) -> None:
         super().__init__(options)

@@ -12,11 +12,20 @@ from math import ceil
 from typing import ClassVar
 
 from kvyard.engine.role import Role
+from kvyard.registry import Option, Options
 from kvyard.replay.scaling import RoleState, Scaler, Snapshot
 
 
 class Threshold(Scaler):
-    OPTIONS: ClassVar[Mapping[str, float]] = {"ttft_p99": 0, "queue": 0, "kv": 0.9, "low": 0.5, "patience": 60}
+    OPTIONS: ClassVar[Options] = {
+        "ttft_p99": Option(
+            0, "Seconds to the first token, p99 of a period, beyond which a worker is added; 0: not looked at."
+        ),
+        "queue": Option(0, "Waiting requests per worker beyond which one is added; 0: not looked at."),
+        "kv": Option(0.9, "Share of blocks in use beyond which a worker is added; 0: not looked at."),
+        "low": Option(0.5, "Share of every limit below which a worker is removed."),
+        "patience": Option(60, "Seconds that it stays so before one is removed."),
+    }
 
     def __init__(self, options: Mapping[str, float] | None = None) -> None:
         super().__init__(options)

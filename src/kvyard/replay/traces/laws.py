@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from kvyard.clock import SECOND
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 
 Draw = Callable[[Random], float]
 Gaps = Callable[[Random], Iterator[float]]
@@ -56,7 +56,7 @@ def _made(text: str, field: str, laws: Mapping[str, Law]) -> object:
     name, _, rest = text.partition(":")
     law = laws.get(name)
     if law is None:
-        raise KvyardError(f"{field}: {name!r} is no law; choose one of {', '.join(laws)}")
+        raise KvyardError(f"{field}: unknown law {name!r}: {suggest(name, laws)}")
     values = dict(law.parameters)
     keys = list(values)
     for position, part in enumerate(rest.split(",") if rest else ()):

@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints, Retention
 from kvyard.clock import MS, SECOND
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 from kvyard.files import whole_file
 from kvyard.replay.traces.identity import prefix_ids
 from kvyard.replay.traces.request import TraceRequest
@@ -50,7 +50,7 @@ def write_trace(
     """
     target = TARGETS.get(to)
     if target is None:
-        raise KvyardError(f"{to!r} is no format that kvyard writes: choose one of {', '.join(TARGETS)}")
+        raise KvyardError(f"{to!r} is no format that kvyard writes: {suggest(to, TARGETS)}")
     return target.write(trace, Path(path), token_block, lossy)
 
 

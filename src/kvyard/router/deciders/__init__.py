@@ -7,14 +7,11 @@ An installed package adds its own by an entry point of the group ``kvyard.decide
 """
 
 from collections.abc import Callable, Mapping
-from math import inf
 from typing import ClassVar, NamedTuple
 
-from kvyard.errors import KvyardError
-from kvyard.registry import Registry
+from kvyard.registry import Options, Registry, defaults
 from kvyard.router.pace import Pace
 from kvyard.router.request import Decision
-from kvyard.settings import check_options
 
 
 class Prospect(NamedTuple):
@@ -51,16 +48,12 @@ class Decider:
 
     looks = True
     """Whether it goes by where the request would be sent; otherwise it is asked once, and its answer holds for all."""
-    OPTIONS: ClassVar[Mapping[str, float]] = {}
-    """Its figures with their defaults."""
+    OPTIONS: ClassVar[Options] = {}
+    """Numbers that people may set."""
 
     def __init__(self, options: Mapping[str, float] | None = None) -> None:
-        """Raises ``KvyardError`` for an option that this decider doesn't have, or that can't be."""
-        check_options(options or (), self.OPTIONS, "this decider")
-        for name, value in (options or {}).items():
-            if not 0 <= value < inf:
-                raise KvyardError(f"{name} of a decider must be at least 0, got {value}")
-        self.options = {**self.OPTIONS, **(options or {})}
+        """``options`` have been checked by ``make_decider``."""
+        self.options = {**defaults(self.OPTIONS), **(options or {})}
 
     def splits(self, at: SplitInput | None) -> bool:
         """Whether a prefill worker computes the prompt. ``None`` for a decider that doesn't look."""
@@ -88,5 +81,5 @@ DECIDERS: Registry[Callable[[Mapping[str, float]], Decider]] = Registry(
 
 
 def make_decider(name: str, options: Mapping[str, float] | None = None) -> Decider:
-    """The decider called ``name``. Raises ``KvyardError`` for an unknown one, or unknown options."""
-    return DECIDERS.get(name)(options or {})
+    """Return the decider called ``name``. Raises ``KvyardError`` for an unknown one, or unknown options."""
+    return DECIDERS.get(name)(DECIDERS.resolve(name, options or {}))

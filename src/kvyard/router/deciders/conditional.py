@@ -7,10 +7,17 @@ Little is fewer than ``tokens`` and less than ``ratio`` of the prompt. A prefill
 there it has none, and the queue's threshold is taken.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.deciders import Decider, SplitInput
+
+_LITTLE = {
+    "tokens": Option(2048, "Tokens to compute below which a prompt stays."),
+    "ratio": Option(0.7, "Share of the prompt below which what is to compute must be as well."),
+}
+_BUSY = {"prefill_busy": Option(1.0, "Passes' worth of waiting tokens beyond which a prefill worker is busy.")}
+_DECODE = {"decode_busy": Option(0, "Share of blocks in use beyond which no prompt stays; 0: not looked at.")}
 
 
 class _Conditional(Decider):
@@ -35,21 +42,21 @@ class _Conditional(Decider):
 
 
 class IslBounding(_Conditional):
-    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 2048, "ratio": 0.7, "decode_busy": 0}
+    OPTIONS: ClassVar[Options] = {**_LITTLE, **_DECODE}
 
     def _stays(self, at: SplitInput) -> bool:
         return self._little(at)
 
 
 class PrefillLoad(_Conditional):
-    OPTIONS: ClassVar[Mapping[str, float]] = {"prefill_busy": 1.0, "decode_busy": 0}
+    OPTIONS: ClassVar[Options] = {**_BUSY, **_DECODE}
 
     def _stays(self, at: SplitInput) -> bool:
         return self._busy(at)
 
 
 class IslOrLoad(_Conditional):
-    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 2048, "ratio": 0.7, "prefill_busy": 1.0, "decode_busy": 0}
+    OPTIONS: ClassVar[Options] = {**_LITTLE, **_BUSY, **_DECODE}
 
     def _stays(self, at: SplitInput) -> bool:
         return self._little(at) or self._busy(at)

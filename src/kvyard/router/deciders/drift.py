@@ -12,11 +12,15 @@ counts against a millisecond of backlog and one of work.
 from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.deciders import Decider, SplitInput
 
 
 class Drift(Decider):
-    OPTIONS: ClassVar[Mapping[str, float]] = {"target_ms": 500, "weight": 100}
+    OPTIONS: ClassVar[Options] = {
+        "target_ms": Option(500, "Time to first token that is aimed for, in milliseconds."),
+        "weight": Option(100, "Weight of the time that transfers take."),
+    }
 
     def __init__(self, options: Mapping[str, float] | None = None) -> None:
         super().__init__(options)

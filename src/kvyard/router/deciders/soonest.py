@@ -6,14 +6,16 @@
 The second term of what is kept is the one that ``least-time`` routing has, with the same figure.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.deciders import Decider, SplitInput
 
 
 class Soonest(Decider):
-    OPTIONS: ClassVar[Mapping[str, float]] = {"interference": 0.15}
+    OPTIONS: ClassVar[Options] = {
+        "interference": Option(0.15, "Weight of what a prompt costs requests that decode there."),
+    }
 
     def splits(self, at: SplitInput | None) -> bool:
         assert at is not None

@@ -3,14 +3,16 @@
 llm-d's ``prefix-based-pd-decider`` with its ``nonCachedTokens``, 512 in its example.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.deciders import Decider, SplitInput
 
 
 class Uncached(Decider):
-    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 512}
+    OPTIONS: ClassVar[Options] = {
+        "tokens": Option(512, "Tokens to compute from which on a prompt is handed over."),
+    }
 
     def splits(self, at: SplitInput | None) -> bool:
         assert at is not None

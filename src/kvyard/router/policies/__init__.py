@@ -7,17 +7,14 @@ for itself; load, index and decisions are the router's. What it declares of itse
 An installed package adds its own by an entry point of the group ``kvyard.policies``, a program by ``POLICIES.register``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from kvyard.errors import KvyardError
-from kvyard.registry import Registry
+from kvyard.registry import Options, Registry, defaults
 from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.memory import RoutedMemory
-from kvyard.settings import check_options
 
 
 class Policy:
@@ -34,8 +31,8 @@ class Policy:
     ranked_by: int = 0
     """The order of loads (``kvyard.router.active``) by which it chooses in a large fleet without a look at every worker: it
     then has an input that is ``sparse``. 0 where it looks at all of them."""
-    OPTIONS: ClassVar[Mapping[str, float]] = {}
-    """Its own figures with their defaults; ``RouterConfig.options`` may change them."""
+    OPTIONS: ClassVar[Options] = {}
+    """Numbers of this policy alone that ``RouterConfig.options`` may set."""
 
     memory: RoutedMemory | None = None
     """Where overlaps come from, instead of the index."""
@@ -43,13 +40,9 @@ class Policy:
     """Where workers pull from each other: how long so many tokens take, ``None`` for too few to be pulled."""
 
     def __init__(self, config: RouterConfig) -> None:
-        """Raises ``KvyardError`` for an option that this policy doesn't have."""
+        """The options of ``config`` have been checked by ``make_policy``."""
         self.config = config
-        check_options(config.options, self.OPTIONS, f"the routing policy {config.policy}")
-        for name, value in config.options.items():
-            if not 0 <= value < inf:
-                raise KvyardError(f"{name} of the routing policy {config.policy} must be at least 0, got {value}")
-        self.options = {**self.OPTIONS, **config.options}
+        self.options = {**defaults(self.OPTIONS), **config.options}
 
     def choose(self, at: RoutingInput) -> Choice:
         """One of ``at.slots``. Changes nothing that ``routed`` couldn't."""
@@ -108,5 +101,6 @@ POLICIES: Registry[Callable[[RouterConfig], Policy]] = Registry(
 
 
 def make_policy(config: RouterConfig) -> Policy:
-    """The policy that a configuration names. Raises ``KvyardError`` for an unknown one."""
+    """Return the policy that a configuration names. Raises ``KvyardError`` for an unknown one, or unknown options."""
+    POLICIES.check(config.policy, config.options)
     return POLICIES.get(config.policy)(config)

@@ -4,10 +4,11 @@ Source: AIBrix, ``prefix-cache``, with its defaults: a difference of 8 requests,
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import sqrt
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.active import REQUESTS
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
 from kvyard.router.policies import Policy
@@ -17,7 +18,10 @@ from kvyard.router.ranking import highest
 class Aibrix(Policy):
     needs_index = True
     ranked_by = REQUESTS
-    OPTIONS: ClassVar[Mapping[str, float]] = {"imbalance": 8, "deviations": 1.0}
+    OPTIONS: ClassVar[Options] = {
+        "imbalance": Option(8, "Difference in requests beyond which the least loaded worker is taken."),
+        "deviations": Option(1.0, "Standard deviations above the mean up to which a worker is taken for its match."),
+    }
 
     def choose(self, at: RoutingInput) -> Choice:
         if at.sparse:

@@ -5,9 +5,9 @@ here the index says what is cached. How filled a worker is goes by the tokens th
 sizes do before anything is evicted.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.active import REQUESTS, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
@@ -19,7 +19,11 @@ from kvyard.router.tally import Tally
 class CacheAware(Policy):
     needs_index = True
     ranked_by = REQUESTS
-    OPTIONS: ClassVar[Mapping[str, float]] = {"match": 0.3, "imbalance": 64, "imbalance_ratio": 1.5}
+    OPTIONS: ClassVar[Options] = {
+        "match": Option(0.3, "Share of the prompt that a worker must have to be taken for it."),
+        "imbalance": Option(64, "Difference in requests from which on loads count as far apart."),
+        "imbalance_ratio": Option(1.5, "Ratio of requests that they must exceed as well."),
+    }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)

@@ -5,9 +5,9 @@ what the best one has is counted with a transfer of that and the prefill of the 
 times as much; so a prefix that many ask for gets a second copy. Where they may not, each computes what it hasn't cached.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.active import TOKENS
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
 from kvyard.router.pace import ModelPace, Pace
@@ -20,7 +20,9 @@ class Conductor(Policy):
     needs_pace = True
     guarded = True
     ranked_by = TOKENS
-    OPTIONS: ClassVar[Mapping[str, float]] = {"balancing": 1.0}
+    OPTIONS: ClassVar[Options] = {
+        "balancing": Option(1.0, "Times as much of the prompt as this worker that the best must have for a transfer."),
+    }
 
     def choose(self, at: RoutingInput) -> Choice:
         if at.sparse:

@@ -4,10 +4,10 @@ Source: DualMap (ICLR 26, arXiv 2602.06502). The prefix that is hashed has ``tok
 requests that wait don't move to their other worker: this router routes once. ``slo_ms`` is the time to first token promised.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from kvyard.index.bits import mask_of
+from kvyard.registry import Option, Options
 from kvyard.router.active import UNORDERED
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least
@@ -19,7 +19,10 @@ class DualMap(Policy):
     needs_index = True
     needs_pace = True
     ranked_by = UNORDERED
-    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 1024, "slo_ms": 2000.0}
+    OPTIONS: ClassVar[Options] = {
+        "tokens": Option(1024, "Tokens of the prefix that is hashed."),
+        "slo_ms": Option(2000.0, "Time to first token that is promised, in milliseconds."),
+    }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)

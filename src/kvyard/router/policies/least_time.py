@@ -22,11 +22,11 @@ compute and to load.
 The figures were chosen on the Mooncake conversation trace alone, with 8 workers.
 """
 
-from collections.abc import Mapping
 from math import exp
 from typing import ClassVar
 
 from kvyard.clock import from_seconds
+from kvyard.registry import Option, Options
 from kvyard.router.active import WEIGHT, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least
@@ -38,12 +38,12 @@ class LeastTime(Policy):
     needs_index = True
     needs_pace = True
     guarded = True
-    OPTIONS: ClassVar[Mapping[str, float]] = {
-        "interference": 0.2,
-        "blocking": 0.02,
-        "stickiness": 1.0,
-        "renewal": 0.1,
-        "renewal_s": 300.0,
+    OPTIONS: ClassVar[Options] = {
+        "interference": Option(0.2, "Weight of what a prompt costs requests that decode there."),
+        "blocking": Option(0.02, "Weight of what a prompt costs requests that arrive while it is computed."),
+        "stickiness": Option(1.0, "Weight of computing what another worker keeps."),
+        "renewal": Option(0.1, "Weight of what a prompt costs the cache."),
+        "renewal_s": Option(300.0, "Seconds for which new content counts."),
     }
 
     def __init__(self, config: RouterConfig) -> None:

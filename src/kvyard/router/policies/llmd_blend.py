@@ -5,10 +5,11 @@ first token, and its cache's use what active prompts hold: the router asks no en
 all count as equally free.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar
 
 from kvyard.index.bits import one_by_one
+from kvyard.registry import Option, Options
 from kvyard.router.active import QUEUE
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
@@ -21,7 +22,12 @@ class LlmdBlend(Policy):
     needs_pace = True
     guarded = True
     ranked_by = QUEUE
-    OPTIONS: ClassVar[Mapping[str, float]] = {"prefix": 3.0, "queue": 2.0, "cache": 2.0, "no_hit": 2.0}
+    OPTIONS: ClassVar[Options] = {
+        "prefix": Option(3.0, "Weight of the cached share of the prompt."),
+        "queue": Option(2.0, "Weight of a short queue."),
+        "cache": Option(2.0, "Weight of free blocks."),
+        "no_hit": Option(2.0, "Weight of the time since the worker's last prompt without a hit."),
+    }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)

@@ -3,10 +3,10 @@
 Source: vLLM production-stack #1035: argmax of match / prompt - beta * (load - mean) / max(1, mean), beta 1.
 """
 
-from collections.abc import Mapping
 from statistics import fmean
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.active import REQUESTS
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
@@ -19,7 +19,9 @@ _LEAST = 1e-6
 
 class LoadAware(Policy):
     needs_index = True
-    OPTIONS: ClassVar[Mapping[str, float]] = {"beta": 1.0}
+    OPTIONS: ClassVar[Options] = {
+        "beta": Option(1.0, "Weight of load beyond the mean, against the cached share of the prompt."),
+    }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)

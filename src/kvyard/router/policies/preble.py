@@ -6,11 +6,11 @@ eviction costs and the splitting of hot prefixes are left out.
 """
 
 from collections import deque
-from collections.abc import Mapping
 from typing import ClassVar
 
 from kvyard.clock import from_seconds
 from kvyard.index.bits import bits
+from kvyard.registry import Option, Options
 from kvyard.router.active import REQUESTS, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
@@ -23,7 +23,11 @@ class Preble(Policy):
     needs_index = True
     needs_pace = True
     ranked_by = REQUESTS
-    OPTIONS: ClassVar[Mapping[str, float]] = {"match": 0.5, "window_s": 180.0, "decode_tokens": 45}
+    OPTIONS: ClassVar[Options] = {
+        "match": Option(0.5, "Share of the prompt that a worker must have to be taken for it."),
+        "window_s": Option(180.0, "Seconds of work that count for a worker."),
+        "decode_tokens": Option(45, "Output tokens that each request is assumed to have."),
+    }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)

@@ -4,10 +4,10 @@ Source: SMG, policy ``prefix_hash``, with its defaults: 256 tokens, 1.25 times t
 index. A prompt that is shorter hashes by what it has; without a full block, all such prompts hash alike.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from kvyard.index.bits import mask_of
+from kvyard.registry import Option, Options
 from kvyard.router.active import REQUESTS
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
@@ -17,7 +17,10 @@ from kvyard.router.policies.ring import HashRing
 
 class PrefixHash(Policy):
     ranked_by = REQUESTS
-    OPTIONS: ClassVar[Mapping[str, float]] = {"tokens": 256, "overload": 1.25}
+    OPTIONS: ClassVar[Options] = {
+        "tokens": Option(256, "Tokens of the prefix that is hashed."),
+        "overload": Option(1.25, "Times the mean of requests beyond which a worker is passed over."),
+    }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)

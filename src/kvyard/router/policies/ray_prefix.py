@@ -4,9 +4,9 @@ Source: Ray Serve's PrefixCacheAffinityRouter, with its defaults: queues count a
 below, a match of 10 % is good enough. It matches the text that it sent; here the index says what is cached.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.active import REQUESTS, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
@@ -18,7 +18,10 @@ from kvyard.router.tally import Tally
 class RayPrefix(Policy):
     needs_index = True
     ranked_by = REQUESTS
-    OPTIONS: ClassVar[Mapping[str, float]] = {"imbalance": 10, "match": 0.1}
+    OPTIONS: ClassVar[Options] = {
+        "imbalance": Option(10, "Difference in requests up to which queues count as even."),
+        "match": Option(0.1, "Share of the prompt that a worker must have to be taken for it."),
+    }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)

@@ -5,9 +5,9 @@ Source: llm-d's default since August 2026, "sticky until saturated" (prefix-cach
 their backlogs is more than ``peak_tokens_per_s * saturated_s`` tokens beyond the least of the others.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
+from kvyard.registry import Option, Options
 from kvyard.router.active import TOKENS
 from kvyard.router.inputs import Choice, RoutingInput, least, least_of
 from kvyard.router.pace import PEAK_TOKENS_PER_S
@@ -19,10 +19,12 @@ class Sticky(Policy):
     needs_index = True
     guarded = True
     ranked_by = TOKENS
-    OPTIONS: ClassVar[Mapping[str, float]] = {
-        "affinity": 0.8,
-        "peak_tokens_per_s": PEAK_TOKENS_PER_S,
-        "saturated_s": 18.0,
+    OPTIONS: ClassVar[Options] = {
+        "affinity": Option(0.8, "Share of the prompt from which on a worker counts as warm."),
+        "peak_tokens_per_s": Option(PEAK_TOKENS_PER_S, "Prompt tokens per second that a worker computes."),
+        "saturated_s": Option(
+            18.0, "Seconds of backlog beyond the least of cold workers at which warm ones are left alone."
+        ),
     }
 
     def costs(self, at: RoutingInput) -> list[float]:

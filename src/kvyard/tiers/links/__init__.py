@@ -7,6 +7,7 @@ A link is told the time, is handed transfers, and says when they land. It knows 
 from collections.abc import Callable
 
 from kvyard.blocks.spec import ConfigError
+from kvyard.errors import suggest
 from kvyard.tiers.links.config import PRESETS, LaneConfig, LinkConfig, parse_link_config
 from kvyard.tiers.links.fair import FairLink
 from kvyard.tiers.links.fifo import FifoLink
@@ -20,7 +21,9 @@ def make_link(config: LinkConfig) -> Link:
     """An idle link. Raises ``ConfigError`` for a discipline that isn't registered, or keys that it can't honour."""
     maker = DISCIPLINES.get(config.discipline)
     if maker is None:
-        raise ConfigError(f"unknown discipline {config.discipline!r}; choose one of {', '.join(sorted(DISCIPLINES))}")
+        raise ConfigError(
+            f"unknown discipline {config.discipline!r}: {suggest(config.discipline, sorted(DISCIPLINES))}"
+        )
     return maker(config)
 
 

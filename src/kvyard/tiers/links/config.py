@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from kvyard.blocks.spec import ConfigError
+from kvyard.errors import suggest
 
 
 class LaneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,5 +115,5 @@ def parse_link_config(raw: Mapping[str, object] | str) -> LinkConfig:
 def _preset(name: object) -> LinkConfig:
     preset = PRESETS.get(name) if isinstance(name, str) else None
     if preset is None:
-        raise ConfigError(f"unknown link preset {name!r}; choose one of {', '.join(sorted(PRESETS))}")
+        raise ConfigError(f"unknown link preset {name!r}: {suggest(name, sorted(PRESETS))}")
     return preset
