@@ -30,7 +30,7 @@ from kvyard.cli.serving import read_token as token_of
 from kvyard.cli.settings import assignment, with_flags
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
-from kvyard.server.indexer.config import Config, convert, load
+from kvyard.server.indexer.config import TIERS, Config, convert, load
 from kvyard.server.tokens import gather_prompt
 from kvyard.settings import settings_of
 
@@ -182,7 +182,8 @@ def _post(url: str, path: str, body: dict[str, Any], token: str | None) -> Any:
     return found
 
 
-TIERS = ("gpu", "cpu", "disk", "remote")
+SHOWN = tuple(TIERS)[:3]
+"""Tiers that have a column whether or not any worker has something there: Dynamo's."""
 
 
 def table(scoring: dict[str, Any]) -> None:
@@ -193,7 +194,7 @@ def table(scoring: dict[str, Any]) -> None:
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     for result in scoring["results"]:
         title = f"{result['tokens']} tokens, {result['blocks']} full blocks of {scoring['block_size']}"
-        tiers = [name for name in TIERS if name != "remote" or any(name in one["tiers"] for one in result["workers"])]
+        tiers = [name for name in TIERS if name in SHOWN or any(name in one["tiers"] for one in result["workers"])]
         rows = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for name in ("worker", "tokens", *tiers, "score", "limited by", "state", "confidence", "age"):
             rows.add_column(name, justify="left" if name in ("worker", "limited by", "state") else "right")

@@ -18,8 +18,8 @@ from kvyard.index.catalog import Catalog
 from kvyard.index.places import Holder, Places
 from kvyard.index.views import Views, WorkerView
 
-DEFAULT_WEIGHTS: Mapping[Tier, float] = {Tier.G1: 1.0, Tier.G2: 0.75, Tier.G3: 0.25, Tier.G4: 0.25}
-"""What a block on each tier is worth against computing it: Dynamo's credits. A tier that isn't listed earns nothing."""
+DEFAULT_WEIGHTS: Mapping[Tier, float] = {tier: tier.entry.credit for tier in Tier}
+"""Worth of a block on each tier, against computing it. A tier that isn't listed earns nothing."""
 
 
 class TierMatch(msgspec.Struct, frozen=True):

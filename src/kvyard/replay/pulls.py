@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
-from kvyard.events.types import Tier
+from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.index import Holder
 from kvyard.index.runs import RunIndexer
 from kvyard.replay.config import PullConfig
@@ -43,7 +43,7 @@ class FleetPulls:
         self._alive: dict[Holder, None] = {}
         self._known = False
         """Whether ``sources`` knows of these."""
-        self.sources = PeerSources(indexer, Tier.G1 if device else Tier.G2, config.min_lead, config.tolerance)
+        self.sources = PeerSources(indexer, Tier.G1 if device else LOWER_TIERS[0], config.min_lead, config.tolerance)
         self.pulls = Pulls(
             fabric,
             device=device,

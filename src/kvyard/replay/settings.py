@@ -8,7 +8,7 @@ from __future__ import annotations  # a field called bandwidth stands before the
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -29,7 +29,7 @@ from kvyard.engine.timing import TimingConfig, parse_timing, timing_choices
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.tables import TablesTiming, tables_at_hand
 from kvyard.errors import KvyardError
-from kvyard.events.types import Tier
+from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.replay.config import LEFT_OUT, HandoverConfig, NetworkConfig, ReplayConfig, WorkerConfig
 from kvyard.router import RouterConfig
 from kvyard.settings import Setting, Settings, as_it_is, bandwidth, chosen, count, duration, figures, settings_of, size
@@ -153,24 +153,15 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class TierDefaults(NamedTuple):
-    """A tier's link where none is described."""
+def _settings_of(tier: Tier) -> Settings:
+    """Settings of one lower tier."""
+    found = settings_of(TierSettings, f"{tier.label}_", tier=tier.place, speed=str(tier.entry.gb_s))
+    scope = f"{tier.label}_scope"
+    return Settings(found, {scope: found[scope]._replace(default=tier.entry.scope)})
 
-    gb_s: int
-    latency_ns: int
 
-
-TIERS = {
-    # About the speed of PCIe 5 to pageable memory, and the Dynamo mocker's.
-    Tier.G2: TierDefaults(32, 0),
-    Tier.G3: TierDefaults(10, 100_000),
-    Tier.G4: TierDefaults(2, 5_000_000),
-}
 OF_TIERS = Settings(
-    *(
-        settings_of(TierSettings, f"{tier.label}_", tier=tier.place, speed=str(defaults.gb_s))
-        for tier, defaults in TIERS.items()
-    ),
+    *map(_settings_of, LOWER_TIERS),
     settings_of(LinkSettings),
     settings_of(OffloadConfig),
 )
@@ -392,16 +383,19 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
-    rooms = {tier: _room(given, tier.label) for tier in TIERS}
-    if rooms[Tier.G2] is None:
+    rooms = {tier: _room(given, tier.label) for tier in LOWER_TIERS}
+    first = LOWER_TIERS[0]
+    if rooms[first] is None:
         named = [name for name in given if name in OF_TIERS]
         if named:
-            raise KvyardError(f"{named[0]} is about lower tiers: say host_blocks or host_bytes, or leave it out")
+            raise KvyardError(
+                f"{named[0]} is about lower tiers: say {first.label}_blocks or {first.label}_bytes, or leave it out"
+            )
         return None
     tiers: list[TierConfig] = []
     for closer, tier in pairwise(Tier):
         room = rooms[tier]
-        if room and len(tiers) < tier - Tier.G2:
+        if room and len(tiers) < tier - first:
             raise KvyardError(
                 f"{tier.label} stands behind {closer.place}: say {closer.label}_blocks or {closer.label}_bytes above 0 too"
             )
@@ -411,7 +405,7 @@ def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
 
 
 def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, int]) -> TierConfig:
-    scope = given.get(f"{tier.label}_scope", "private")
+    scope = given.get(f"{tier.label}_scope", tier.entry.scope)
     return TierConfig(
         **room,
         link=_link(given, tier, scope),
@@ -435,14 +429,13 @@ def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
 
 def _link(given: Mapping[str, Any], tier: Tier, scope: str) -> LinkConfig:
     """A worker's own link to a tier, or its share of a link that all workers use."""
-    if tier == Tier.G2 and "link" in given:
-        for name in ("host_bandwidth", "host_latency", "link_discipline"):
+    if tier == LOWER_TIERS[0] and "link" in given:
+        for name in (f"{tier.label}_bandwidth", f"{tier.label}_latency", "link_discipline"):
             if name in given:
-                raise KvyardError(f"link and {name} both describe the way to host memory: give one of the two")
+                raise KvyardError(f"link and {name} both describe the way to {tier.place}: give one of the two")
         return parse_link_config(given["link"])
-    defaults = TIERS[tier]
-    latency = given.get(f"{tier.label}_latency", defaults.latency_ns)
-    speed = given.get(f"{tier.label}_bandwidth", (defaults.gb_s * GB,) * 2)
+    latency = given.get(f"{tier.label}_latency", tier.entry.latency_ns)
+    speed = given.get(f"{tier.label}_bandwidth", (tier.entry.gb_s * GB,) * 2)
     together = given.get("shared_bandwidth", (SHARED_GB_S * GB,) * 2)
     lanes = [
         LaneConfig(client_bandwidth=own, bandwidth=both, first_byte_ns=latency)

@@ -1,11 +1,13 @@
 """What a router can be told. Checked once; each refusal is one sentence."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
 from kvyard.errors import KvyardError, suggest
+from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.settings import Setting, figures
 
 if TYPE_CHECKING:
@@ -13,11 +15,14 @@ if TYPE_CHECKING:
     from kvyard.router.policies import Policy
 
 LOADS = ("requests", "tokens", "blocks")
+CREDITS = tuple(f"{tier.label}_credit" for tier in LOWER_TIERS)
+"""Fields that hold the worth of a block on a lower tier, closest first."""
 _AT_LEAST_0 = (
-    *("overlap_credit", "overlap_decay", "host_credit", "storage_credit", "remote_credit", "prefill_scale"),
+    *("overlap_credit", "overlap_decay", *CREDITS, "prefill_scale"),
     *("held_weight", "request_weight", "temperature", "predicted_ttl_s", "reserve_output", "guard"),
 )
 _OPTIONAL = ("guard", "approx_ttl_s")
+_credits = attrgetter(*CREDITS)
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,9 +38,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overlap_credit: Annotated[float, Setting("What a cached device block is worth, against computing it.")] = 1.0
     overlap_decay: Annotated[float, Setting("How fast that shrinks with a worker's backlog.")] = 0.0
     """By its prefill backlog beyond the least of all, in prompts of this size."""
-    host_credit: Annotated[float, Setting("What a block in host memory is worth.")] = 0.75
-    storage_credit: Annotated[float, Setting("What a block in storage is worth.")] = 0.25
-    remote_credit: Annotated[float, Setting("What a block in remote storage is worth.")] = 0.25
+    host_credit: Annotated[float, Setting("What a block in host memory is worth.")] = Tier.G2.entry.credit
+    storage_credit: Annotated[float, Setting("What a block in storage is worth.")] = Tier.G3.entry.credit
+    remote_credit: Annotated[float, Setting("What a block in remote storage is worth.")] = Tier.G4.entry.credit
     prefill_scale: Annotated[float, Setting("What a block to compute costs, against one that is held.")] = 1.0
     held_weight: Annotated[float, Setting("What a block that is held costs.")] = 1.0
     request_weight: Annotated[float, Setting("What an active request costs by itself, in blocks.")] = 0.0
@@ -90,8 +95,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def lower_credits(self) -> tuple[float, ...]:
-        """What a block is worth on each tier below the device, closest first."""
-        return (self.host_credit, self.storage_credit, self.remote_credit)
+        """Worth of a block on each tier below the device, closest first."""
+        credits: tuple[float, ...] = _credits(self)
+        return credits
 
 
 def _registry() -> "Registry[Callable[[RouterConfig], Policy]]":

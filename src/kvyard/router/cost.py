@@ -1,6 +1,6 @@
 """The cost of a request on each worker, in blocks: what it would compute there, behind what waits, plus what is held.
 
-    credit  = c * device + host_credit * host + storage_credit * storage + remote_credit * remote
+    credit  = c * device + host_credit * host + storage_credit * storage + ... over the lower tiers
     c       = overlap_credit / (1 + overlap_decay * excess prefill blocks / blocks of this prompt)
     prefill = max(0, (active prefill tokens + this prompt's) / block size - credit)
     cost    = prefill_scale * prefill + held_weight * blocks held there with this request + request_weight * active requests

@@ -13,7 +13,8 @@ from kvyard.blocks import BlockManager, Hit, Request
 from kvyard.blocks.eviction import eviction_with_hints
 from kvyard.blocks.ownership import end_session
 from kvyard.blocks.spec import ConfigError
-from kvyard.events.types import Event, EventBatch, Sink, Stored, Tier
+from kvyard.events.tier import LOWER_TIERS, Tier
+from kvyard.events.types import Event, EventBatch, Sink, Stored
 from kvyard.hashing import Run
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.config import OffloadConfig
@@ -71,7 +72,9 @@ class Offload:
         self.timeline = timeline
         # The private ones first: a worker that can't have those must not join the time line.
         made = {
-            tier: make_tier(wanted, tier, layout, sink, config.events, host_link if tier is Tier.G2 else make_link)
+            tier: make_tier(
+                wanted, tier, layout, sink, config.events, host_link if tier is LOWER_TIERS[0] else make_link
+            )
             for tier, wanted in config.levels
             if wanted.scope == "private"
         }

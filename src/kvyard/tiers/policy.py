@@ -11,7 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from kvyard.blocks import Request
 from kvyard.blocks.spans import Spans, clip
-from kvyard.events.types import Tier
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.hashing import Chain
 from kvyard.tiers.store import PageRange, TierStore
 
@@ -57,7 +57,7 @@ class AfterHits(WriteThrough):
 
     def __init__(self, min_uses: int, num_pages: int, num_groups: int) -> None:
         self.min_uses = min_uses
-        self._seen = TierStore(Tier.G2, 4 * num_pages, num_groups)
+        self._seen = TierStore(LOWER_TIERS[0], 4 * num_pages, num_groups)
         """Every use of a page is a copy of it in here."""
 
     def used(self, group: int, chain: Chain, first: int, last: int) -> None:
@@ -102,4 +102,4 @@ POLICIES: dict[str, Callable[[int, int, int], WriteThrough]] = {
     "after_hits": AfterHits,
     "on_eviction": lambda uses, pages, groups: OnEviction(),
 }
-"""Offload policies by name. A maker takes ``min_uses``, the pages of the host tier and the number of groups."""
+"""Offload policies by name. A maker takes ``min_uses``, the pages of the first tier and the number of groups."""

@@ -160,6 +160,6 @@ def test_the_wheel_has_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     root = Path(__file__).parents[3]
     built = list(WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"]))
     names = zipfile.ZipFile(built[0]).namelist()
-    for name in ("page.html", *ASSETS):
+    for name in {"page.html", *ASSETS} - {"tiers.js"}:  # which the server makes from the list of tiers
         shared = name in ("palette.css", "scales.js")
         assert f"kvyard/{'replay/report' if shared else 'server/dashboard/assets'}/{name}" in names

@@ -56,8 +56,8 @@ def _rate(name: str) -> Callable[[Report], float]:
     return lambda report: report.throughput[name]
 
 
-def _reused(tier: str) -> Callable[[Report], float]:
-    return lambda report: report.reuse[tier].value
+def _reused(tier: str) -> Callable[[Report], float | None]:
+    return lambda report: report.reuse[tier].value if tier in report.reuse else None
 
 
 FIGURES = (

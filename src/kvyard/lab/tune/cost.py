@@ -1,7 +1,7 @@
 """What a fleet costs per hour: its cards, and the memory and storage behind them. A price list is a value; yours differs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -17,24 +17,38 @@ SPLITS = ("tensor_parallel_size", "pipeline_parallel_size", "dp_size")
 """A worker has as many cards as these multiply to."""
 
 
-class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CardPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Per hour, in one currency. Yours to set: the defaults are there so that a first search has an answer."""
 
     heading: ClassVar[str] = "Prices per hour, yours to set"
     card: Annotated[float, Setting("Of a card.", flag=True)] = 2.35
     """An H100, rented: SemiAnalysis' rental index of March 2026, in US dollars. Clouds asked for 1.5 to 7 then."""
-    host: Annotated[float, Setting("Of a GiB of host memory.", flag=True)] = 0.004
-    """About what clouds ask for memory beyond a machine's own. A round number."""
-    storage: Annotated[float, Setting("Of a GiB of storage.", flag=True)] = 0.0001
-    """0.08 dollars a month."""
-    remote: Annotated[float, Setting("Of a GiB of remote storage.", flag=True)] = 0.00003
-    """0.023 dollars a month."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             price = getattr(self, name)
             if not 0 <= price < float("inf"):
                 raise KvyardError(f"{PRICE}{name} is {price}: a price is a number of at least 0")
+
+
+if TYPE_CHECKING:
+
+    class Prices(CardPrice, frozen=True, kw_only=True):
+        """Of a card, and of a GiB of each lower tier, by the tier's label."""
+
+        def __init__(self, **prices: float) -> None: ...
+else:
+    Prices = msgspec.defstruct(
+        "Prices",
+        [
+            (tier.label, Annotated[float, Setting(f"Of a GiB of {tier.place}.", flag=True)], tier.entry.price)
+            for tier in LOWER_TIERS
+        ],
+        bases=(CardPrice,),
+        module=__name__,
+        frozen=True,
+        kw_only=True,
+    )
 
 
 PRICE = "price_"

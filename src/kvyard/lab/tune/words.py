@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.lab.tune.goals import COST, Limit, shown_figure
 from kvyard.lab.tune.look import Look
 from kvyard.lab.tune.space import ROUTER
@@ -97,7 +98,8 @@ def doubts(tuned: Tuned) -> list[str]:
 def answered(tuned: Tuned) -> list[str]:
     """All of it, for the head of a file."""
     prices = tuned.prices
-    priced = f"Prices per hour: {prices.card:g} a card, {prices.host:g} a GiB of host memory"
+    tiers = ", ".join(f"{getattr(prices, tier.label):g} a GiB of {tier.place}" for tier in LOWER_TIERS)
+    priced = f"Prices per hour: {prices.card:g} a card, {tiers}"
     lines = [f"kvyard tune {tuned.trace}: {asked(tuned)}", verdict(tuned), tested(tuned), *doubts(tuned), priced]
     return [line.replace("\n", " ") for line in lines if line]
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.numbers import Histogram
 from kvyard.replay.report.report import LATENCIES, Report
@@ -17,10 +18,7 @@ from kvyard.replay.report.words import REASONS, SHORT, SOURCES, percent
 Figure = dict[str, Any]
 
 COLORS = {
-    "device": "blue",
-    "host": "aqua",
-    "storage": "violet",
-    "remote": "orange",
+    **{tier.label: tier.entry.color for tier in Tier},
     "cached": "blue",
     "other_worker": "yellow",
     "evicted": "red",
@@ -142,7 +140,7 @@ def queues(report: Report) -> Figure:
 def cache_use(report: Report) -> Figure:
     """How full caches were, along time: means over workers."""
     names = {"device": ("device: held by requests", "blue"), "filled": ("device: held or cached", "yellow")}
-    names |= {tier: (tier, COLORS[tier]) for tier in ("host", "storage", "remote") if tier in report.tiers}
+    names |= {tier.label: (tier.label, tier.entry.color) for tier in LOWER_TIERS if tier.label in report.tiers}
     return _sampled(report, names, True, "share of blocks", "Cache use by tier") | SHARE | {"yMax": 1}
 
 
@@ -270,9 +268,7 @@ def heat(report: Report) -> Figure:
         "loading": ("Loading", "requests"),
         "device": ("Device held", ""),
         "filled": ("Device held or cached", ""),
-        "host": ("Host filled", ""),
-        "storage": ("Storage filled", ""),
-        "remote": ("Remote filled", ""),
+        **{tier.label: (f"{tier.label.capitalize()} filled", "") for tier in LOWER_TIERS},
     }
     for key, (name, of) in more.items():
         if key in sampled and (key in ("running", "waiting", "device", "filled") or any(map(any, sampled[key]))):

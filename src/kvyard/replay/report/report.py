@@ -4,9 +4,11 @@ Canonical: the same inputs and seed give the same report, byte for byte. Nothing
 table and the page show, so that both can be made from its file alone. How it is made is in ``make``.
 """
 
+from itertools import pairwise
+
 import msgspec
 
-from kvyard.events.types import Tier
+from kvyard.events.tier import Tier
 from kvyard.replay.report.numbers import Histogram, Spread
 from kvyard.replay.report.sketch import PercentileError
 
@@ -23,14 +25,10 @@ LATENCIES = {
 LENGTHS = {"input": "Input length", "output": "Output length"}
 TIERS = tuple(tier.label for tier in Tier)
 MOVES = {
-    "stores": "device to host",
-    "loads": "host to device",
-    "spills": "host to storage",
-    "fetches": "storage to host",
-    "remote_spills": "storage to remote",
-    "remote_fetches": "remote to storage",
-    "pulls": "from other workers to host",
-}
+    name: f"{source.label} to {target.label}"
+    for closer, tier in pairwise(Tier)
+    for name, source, target in ((tier.entry.stores, closer, tier), (tier.entry.loads, tier, closer))
+} | {"pulls": "from other workers to host"}
 """Kinds of transfers: into and out of each lower tier, closest to the device first, and from worker to worker."""
 
 
@@ -236,7 +234,7 @@ class PullReport(msgspec.Struct, frozen=True, kw_only=True):
     busy: int
     """Prompts that were computed because too many pulls were under way,"""
     no_room: int
-    """or because the host tier had no room."""
+    """or because the first tier had no room."""
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     """Requests for which the load policy chose to compute, by reason."""
 
@@ -286,7 +284,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     times_s: list[float] = msgspec.field(default_factory=list)
     values: dict[str, list[list[int | float]]] = msgspec.field(default_factory=dict)
     """Per quantity and worker: requests ``running``, ``waiting`` and ``loading``; shares ``device`` (held), ``filled`` (device
-    blocks that hold something), ``host``, ``storage`` and ``remote`` (likewise)."""
+    blocks that hold something), and lower tiers by their labels (likewise)."""
 
 
 class LiveReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import floor, log10
 
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.report.report import (
     MOVES,
     Goodput,
@@ -17,9 +18,7 @@ from kvyard.tiers.load_policy import REASONS as WHY_LEFT
 
 SOURCES = {
     "device": "Found on the device",
-    "host": "Loaded from host memory",
-    "storage": "Loaded from storage",
-    "remote": "Loaded from remote storage",
+    **{tier.label: f"Loaded from {tier.place}" for tier in LOWER_TIERS},
     "cached": "Cached, as the endpoint says",
 }
 """Where prompt tokens came from that were not computed."""

@@ -12,16 +12,20 @@ from typing import Any
 import msgspec
 
 import kvyard.replay.report
+from kvyard.events.tier import Tier
 from kvyard.server.dashboard.feed import ViewFeed
 from kvyard.server.dashboard.view import ViewSource
-from kvyard.server.http import JSON, GuardCheck, Refusal, check_token, while_connected
+from kvyard.server.http import JSON, GuardCheck, Refusal, check_token, picked, while_connected
 
 SLOW = 10.0
 """Seconds that a viewer may take to accept a frame."""
 _TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 _FILES = {one.name: one for one in Path(__file__).with_name("assets").iterdir() if one.suffix in _TYPES}
 _FILES |= {name: Path(kvyard.replay.report.__file__).with_name(name) for name in ("palette.css", "scales.js")}
-ASSETS = {name: _TYPES[one.suffix] for name, one in _FILES.items() if name != "page.html"}
+_TIERS = [{"name": tier.name, **picked(tier.entry, "label place color")} for tier in Tier]
+_MADE = {"tiers.js": b"export const TIERS = " + msgspec.json.encode(_TIERS) + b";\n"}
+"""Files that follow from lists of ours."""
+ASSETS = {name: _TYPES[Path(name).suffix] for name in (*_FILES, *_MADE) if name != "page.html"}
 """What the page loads."""
 GUARDS = {
     "Content-Security-Policy": (
@@ -58,7 +62,7 @@ class Dashboard:
         self._closed = closed
         self._guard = guard
         self._cut = cut
-        self._files = {name: one.read_bytes() for name, one in _FILES.items()}
+        self._files = {name: one.read_bytes() for name, one in _FILES.items()} | _MADE
 
     def routes(self) -> list[Any]:
         """``/dashboard`` and what belongs to it; ``/`` leads there."""

@@ -33,7 +33,7 @@ class TierView(msgspec.Struct, kw_only=True, frozen=True):
     """One tier of a worker, in blocks."""
 
     name: str
-    """``G1`` the device, ``G2`` host memory, ``G3`` storage, ``G4`` remote storage."""
+    """Of a ``Tier``: ``G1`` for the device, ``G2`` for host memory, ..."""
     held: int = 0
     """Held by requests and transfers: can't be evicted."""
     idle: int = 0

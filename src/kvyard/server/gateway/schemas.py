@@ -24,7 +24,7 @@ class RouteCandidate(msgspec.Struct, kw_only=True):
     worker: str
     cost: float
     tiers: dict[str, int]
-    """Of the prompt, by the label of the tier: ``device``, ``host``, ``storage``, ``remote``."""
+    """Of the prompt, by the label of the tier: ``device``, ``host``, ..."""
     predicted: int
     prefill_tokens: int
     active_blocks: int

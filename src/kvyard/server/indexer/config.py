@@ -22,8 +22,7 @@ from kvyard.server.indexer.names import LocalNames
 from kvyard.server.indexer.schemas import Register, Size, TierName
 from kvyard.settings import Setting
 
-TIERS: dict[TierName, Tier] = {"gpu": Tier.G1, "cpu": Tier.G2, "disk": Tier.G3, "remote": Tier.G4}
-"""Dynamo's words for tiers, and one for what it has none for."""
+TIERS: dict[TierName, Tier] = {tier.entry.service_name: tier for tier in Tier}
 TIER_NAMES: dict[Tier, TierName] = {tier: name for name, tier in TIERS.items()}
 
 Settings = TypeVar("Settings")

@@ -5,13 +5,14 @@ names of two of its versions. Everything counts in tokens.
 """
 
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.errors import KvyardError
+from kvyard.events.tier import Tier
 from kvyard.events.transport.endpoint import at_rank, check
 from kvyard.events.wire import dialects
 from kvyard.hashing import Media, Namespace
@@ -28,7 +29,10 @@ Hash = int
 Size = Annotated[int, Meta(ge=1, le=1 << 20)]
 Dialect = Annotated[str, Meta(pattern=f"^({'|'.join(map(re.escape, dialects()))})$")]
 """The wire format of a stream; "auto" finds out."""
-TierName = Literal["gpu", "cpu", "disk", "remote"]
+if TYPE_CHECKING:
+    TierName: TypeAlias = str
+else:
+    TierName = Literal[tuple(tier.entry.service_name for tier in Tier)]
 
 
 class ModelRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.engine.job import Job, JobState
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.index.metrics import Sample
 from kvyard.server.metrics import Metrics, read_catalog
 
@@ -148,8 +149,8 @@ class RankMeasures:
         if lower:
             count["external_prefix_cache_queries"](job.num_prompt_tokens - cached)
             count["external_prefix_cache_hits"](external)
-            for source, tokens in zip(("host", "disk", "external_unspecified"), job.tier_tokens):
-                self._tier[source](tokens)
+            for tier, tokens in zip(LOWER_TIERS, job.tier_tokens):
+                self._tier[tier.entry.metric_source](tokens)
 
     def produced(self, choice: MockChoice, tokens: int, end: int) -> None:
         """More tokens are out; the choice doesn't know yet."""

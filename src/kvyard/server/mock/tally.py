@@ -86,7 +86,7 @@ class WorkerTally:
         job: Job = choice.job
         for at, tokens in enumerate((cached, *job.tier_tokens)):
             self.tiers[at] += tokens
-        self.tiers[-1] += external - sum(job.tier_tokens)  # from another worker
+        self.tiers[Tier.G4 - 1] += external - sum(job.tier_tokens)  # from another worker
         self.computed += job.num_prompt_tokens - cached - external
         self.prompt_tokens += job.num_prompt_tokens
         self.recent.admitted(self._worker, choice, now, cached, external)

@@ -4,10 +4,10 @@ import { byId, clock, el, many, number, percent, put, set, short, span, time } f
 import { Past, tiles, workers } from "./panels.js";
 import { Stream } from "./stream.js";
 import { Decisions, promises, Rates, streams, transfers } from "./tables.js";
+import { TIERS } from "./tiers.js";
 
 const SOURCES = [
-  ["device", "found on the device", "blue"], ["host", "loaded from host memory", "aqua"], ["storage", "loaded from storage", "violet"],
-  ["remote", "loaded from remote storage", "red"],
+  ...TIERS.map(({ label, place, color }) => [label, label === "device" ? "found on the device" : `loaded from ${place}`, color]),
   ["elsewhere", "computed, though another worker had it", "yellow"], ["computed", "computed", "grey"],
 ];
 

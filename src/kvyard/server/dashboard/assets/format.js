@@ -1,4 +1,6 @@
 // Numbers as people read them, and elements made of text only: nothing that comes from the server is ever markup.
+import { TIERS } from "./tiers.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 const fill = (node, attributes, kids) => {
@@ -38,8 +40,10 @@ export const keyed = (box, items, keyOf, make, update) => {
 };
 
 /** What a tier is, by the name that engines and events have for it. */
-const PLACES = { G1: "device", G2: "host", G3: "storage", G4: "remote" };
-export const place = (tier) => PLACES[tier] || tier;
+const LABELS = new Map(TIERS.map(({ name, label }) => [name, label]));
+export const place = (tier) => LABELS.get(tier) || tier;
+/** Prompt tokens that tiers had. */
+export const inTiers = (prompts) => TIERS.reduce((sum, { label }) => sum + (prompts[label] || 0), 0);
 
 // -- numbers ---------------------------------------------------------------------------------------------------------
 

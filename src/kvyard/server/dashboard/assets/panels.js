@@ -1,6 +1,6 @@
 // Tiles and workers.
 import { lately, spark } from "./charts.js";
-import { byId, el, keyed, many, number, percent, place, put, set, short, svg, time } from "./format.js";
+import { byId, el, inTiers, keyed, many, number, percent, place, put, set, short, svg, time } from "./format.js";
 
 const WINDOW = 5; // seconds over which rates are taken
 const KEPT = 90; // looks remembered per worker
@@ -9,12 +9,9 @@ export const MANY = 12; // workers above which each gets less room
 const TONES = { ready: "good", busy: "warn", starting: "warn", draining: "warn", stalled: "warn", suspect: "warn", down: "bad" };
 const ORDER = ["down", "stalled", "suspect", "starting", "draining", "busy", "ready"];
 
-/** Tiers by label, closest first. */
-export const TIERS = ["device", "host", "storage", "remote"];
-
 /** What of a prompt needn't be computed, as a share; null where nothing came. */
 export const reused = (prompts) => {
-  const found = TIERS.reduce((sum, name) => sum + (prompts[name] || 0), 0);
+  const found = inTiers(prompts);
   const all = found + (prompts.elsewhere || 0) + (prompts.computed || 0);
   return all ? found / all : null;
 };

@@ -1,5 +1,6 @@
 // Decisions, streams of events, and transfers.
-import { byId, bytes, clock, el, keyed, many, number, percent, place, put, set, short, span, time } from "./format.js";
+import { byId, bytes, clock, el, inTiers, keyed, many, number, percent, place, put, set, short, span, time } from "./format.js";
+import { TIERS } from "./tiers.js";
 
 const MOST = 50; // decisions shown
 
@@ -12,7 +13,6 @@ const clip = (td, text) => {
 
 // -- decisions -------------------------------------------------------------------------------------------------------
 
-const PARTS = [["device", "blue"], ["host", "aqua"], ["storage", "violet"], ["remote", "red"]];
 const blocksFound = (one) => Object.values(one.tiers).reduce((sum, blocks) => sum + blocks, 0);
 
 /** The list of decisions: grows by what is new, and remembers which ones are open. */
@@ -57,13 +57,13 @@ export class Decisions {
   row(one) {
     const found = blocksFound(one), all = one.blocks || 1;
     const meter = el("div", { class: "meter" });
-    for (const [name, color] of PARTS) {
+    for (const { label: name, color } of TIERS) {
       if (!one.tiers[name]) continue;
       const part = el("i", { class: color });
       part.style.width = `${Math.min(100, (100 * one.tiers[name]) / all)}%`;
       meter.append(part);
     }
-    const where = PARTS.filter(([name]) => one.tiers[name]).map(([name]) => `${number(one.tiers[name])} ${name}`).join(", ") || "nothing";
+    const where = TIERS.filter(({ label }) => one.tiers[label]).map(({ label }) => `${number(one.tiers[label])} ${label}`).join(", ") || "nothing";
     const best = one.best === null ? "–" : one.best > found ? `${one.best_worker || "another"} has ${number(one.best - found)} more` : "no worker has more";
     const button = el("button", { type: "button", "aria-expanded": "false", "aria-label": `Explain ${one.id}` }, "why");
     button.addEventListener("click", () => {
@@ -93,7 +93,7 @@ export const promises = (view) => {
   const all = view.totals.promises, part = byId("promises-part");
   part.hidden = !all;
   if (!all) return;
-  const { prompts } = view.totals, known = ["device", "host", "storage", "remote"].reduce((sum, name) => sum + (prompts[name] || 0), 0);
+  const { prompts } = view.totals, known = inTiers(prompts);
   put(byId("promises-sum"), `since the start: some worker had ${short(known + (prompts.elsewhere || 0))} tokens of prompts, the chosen one ${short(known)}; of ${short(all.promised)} that are settled, ${short(all.delivered)} were found`);
   const rows = [{ name: "all workers", promises: all, sum: true }, ...view.workers.filter((one) => one.promises)];
   keyed(byId("promises"), rows, (one) => (one.sum ? " all" : one.name), (one) => el("tr", { class: one.sum ? "sum" : null }, cell("words"), cell(), el("td", { class: "words" }, el("div", { class: "found" }, el("div", { class: "meter" }, el("i", { class: "blue" })), el("span"))), cell(), cell("words")), (row, one) => {
