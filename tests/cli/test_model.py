@@ -107,7 +107,7 @@ def test_list(capsys):
         (("gpt-9", "--gpu-memory", "80GiB"), "unknown preset 'gpt-9': choose one of"),
         (
             ("none/config.json", "--gpu-memory", "80GiB"),
-            "none/config.json: there is no such file or folder, and no hub is asked",
+            "none/config.json: there is no such file or folder, and no model hub is asked",
         ),
     ],
 )

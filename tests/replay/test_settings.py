@@ -178,7 +178,10 @@ class TestTimingOfAModelOnACard:
                 {**CARD, "model": "llama-3.1-80b"},
                 "unknown preset 'llama-3.1-80b': did you mean llama-3.1-8b or llama-3.1-70b",
             ),
-            ({**CARD, "model": "meta-llama/Llama-3.1-8B"}, "no such file or folder, and no hub is asked"),
+            (
+                {**CARD, "model": "meta-llama/Llama-3.1-9B"},
+                "no model hub is asked. Give a model's config.json or folder, or a preset: did you mean meta-llama/llama",
+            ),
             ({**CARD, "pipeline_parallel_size": 33}, "pipeline_parallel_size may be 1 to 32"),
             ({**CARD, "enable_expert_parallel": "yes"}, "LlamaForCausalLM has no experts"),
             (

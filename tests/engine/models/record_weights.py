@@ -93,7 +93,7 @@ def main(presets, out, *names):
     found = {}
     for preset in names:
         config = json.loads(Path(presets, f"{preset}.json").read_text())
-        del config["source"]
+        del config["source"], config["hub"]
         config.pop("quantization_config", None)
         if "kv_lora_rank" in config:
             config.setdefault("q_lora_rank", None)  # what isn't there has a default otherwise

@@ -8,7 +8,7 @@ import pytest
 from kvyard.blocks.geometry import resolve_geometry
 from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.config import EngineConfig
-from kvyard.engine.models import plan, preset, presets, read_config
+from kvyard.engine.models import find_config, plan, preset, presets, read_config
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import Precision, _mamba1_bytes, mixers
 from kvyard.engine.models.weights import count_weights, weight_bytes
@@ -369,6 +369,21 @@ def test_states_that_cant_be_split():
         config = preset("qwen3.5-9b")
         config["text_config"] |= {"num_attention_heads": 12, "num_key_value_heads": 3}
         bare(config, tensor_parallel_size=3)
+
+
+@pytest.mark.parametrize("spelling", ["Qwen/Qwen3-32B", "qwen/qwen3-32b", "Qwen3-32B"])
+def test_a_model_is_found_by_its_published_name(spelling: str) -> None:
+    assert find_config(spelling) == preset("qwen3-32b")
+
+
+def test_published_names_are_unique() -> None:
+    names = [hub.lower() for name in presets() for hub in preset(name)["hub"]]
+    assert len(names) == len(set(names)) and not set(names) & set(presets())
+
+
+def test_a_near_published_name_is_suggested() -> None:
+    with pytest.raises(KvyardError, match="did you mean qwen/qwen3-32b"):
+        find_config("Qwen/Qwen3-32")
 
 
 def test_config_files(tmp_path):

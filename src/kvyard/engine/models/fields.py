@@ -99,8 +99,13 @@ def presets() -> list[str]:
     return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
 
 
+def hub_names() -> dict[str, str]:
+    """Presets by the names under which models are published, such as ``Qwen/Qwen3-32B``."""
+    return {hub: name for name in presets() for hub in preset(name)["hub"]}
+
+
 def preset(name: str) -> dict[str, Any]:
-    """The config of one of them. Raises ``KvyardError`` for a name that isn't there."""
+    """Return the config of a preset. Raises ``KvyardError`` for an unknown name."""
     if name not in presets():
         raise KvyardError(f"unknown preset {name!r}: {suggest(name, presets(), otherwise='give a config.json')}")
     text = (files("kvyard.engine.models") / "configs" / f"{name}.json").read_bytes()
@@ -108,13 +113,25 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def find_config(name: str) -> dict[str, Any]:
-    """The config of a preset, of a file, or of a folder with a config.json, whichever ``name`` is. Raises ``KvyardError``."""
+    """Return the config of a file, of a folder with a config.json, of a preset, or of a published model that is a preset.
+
+    Case doesn't matter to the last two. Raises ``KvyardError``.
+    """
     if Path(name).is_dir():
         name = str(Path(name) / "config.json")
-    is_file = Path(name).exists() or "/" in name or name.endswith(".json")
-    if is_file and not Path(name).exists():
-        raise KvyardError(
-            f"{name}: there is no such file or folder, and no hub is asked; give a model's config.json or folder, or a preset: "
-            f"{suggest(Path(name).name, presets())}"
-        )
-    return read_config(name) if name not in presets() and is_file else preset(name)
+    if Path(name).is_file():
+        return read_config(name)
+    if name.lower() in presets():
+        return preset(name.lower())
+    if "/" not in name and not name.endswith(".json"):
+        return preset(name)
+    published = hub_names()
+    for hub, found in published.items():
+        if hub.lower() == name.lower():
+            return preset(found)
+    known = {spelling.lower(): spelling for spelling in (*published, *presets())}
+    near = suggest(name, known, listed="kvyard model --list names them") if "/" in name else ""
+    raise KvyardError(
+        f"{name}: there is no such file or folder, and no model hub is asked. Give a model's config.json or folder, "
+        f"or a preset: {near or suggest(Path(name).name, presets())}"
+    )
