@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_arg
 import msgspec
 
 from kvyard.clock import MS, SECOND, US
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError, suggest
 from kvyard.units import parse_bytes
 
@@ -198,7 +199,7 @@ def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) ->
             text = text.replace(f"{{{word}}}", value)
         if get_origin(plain) is Literal:
             text = text.replace("{choices}", _either(get_args(plain)))
-        parse = mark.parse or _parser_for(plain)
+        parse = mark.parse or _parser_for(plain, field.name)
         found[name] = Declared(name, field.name, parse, text, field.default, mark, getattr(struct, "heading", ""))
     return Settings(found)
 
@@ -206,6 +207,49 @@ def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) ->
 def chosen(struct: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the parsed settings ``given`` that ``struct`` declares, by its fields' names."""
     return {one.field: given[name] for name, one in settings_of(struct).items() if name in given}
+
+
+def read_texts(kind: type[msgspec.Struct], given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """``given`` with text made into what the fields of ``kind``, and of the tables in it, hold; other values stay as they are.
+
+    Every field counts, marked as a setting or not. Lists and tables may be written as JSON. Raises ``KvyardError``, saying
+    ``where``, for a name that is no field and for text that can't be read.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    fields = kind.__struct_fields__
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in fields:
+            raise KvyardError(f"unknown setting {name!r:.200}{where}: {suggest(name, fields)}")
+        hint = hints[name]
+        mark = next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
+        if value == "null" and _takes_none(hint):
+            values[name] = None
+        elif isinstance(value, str) and mark is not None and mark.parse is not None:
+            values[name] = mark.parse(f"{name}{where}", value)
+        else:
+            values[name] = _read_text(_plain_type(hint), name, value, where)
+    return values
+
+
+def _read_text(plain: Any, name: str, value: Any, where: str) -> Any:
+    if isinstance(value, str):
+        if plain in (int, float, bool) or get_origin(plain) is Literal:
+            return _parser_for(plain, name)(f"{name}{where}", value)
+        if plain == dict[str, float] and not value.startswith("{"):
+            return figures(f"{name}{where}", value)
+        if plain is str or value[:1] not in ("[", "{"):
+            return value
+        try:
+            value = msgspec.json.decode(value)
+        except DECODE_ERRORS:
+            _refuse(f"{name}{where}", value, "JSON")
+    if isinstance(value, Mapping) and isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        return read_texts(plain, value, f" of {name}{where}")
+    if isinstance(value, list) and get_origin(plain) is list:
+        (item,) = get_args(plain)
+        return [_read_text(_plain_type(item), name, one, where) if not isinstance(one, str) else one for one in value]
+    return value
 
 
 # -- how settings are read ----------------------------------------------------------------------------------------------
@@ -300,7 +344,36 @@ def as_it_is(name: str, value: object) -> object:
     return value
 
 
+def seconds(name: str, value: object) -> float:
+    """Seconds: 90, ``"1.5s"``, ``"2min"``."""
+    return _time(name, value, SECOND)
+
+
+def milliseconds(name: str, value: object) -> float:
+    """Milliseconds: 90, ``"1.5s"``."""
+    return _time(name, value, MS)
+
+
+def whole_milliseconds(name: str, value: object) -> int:
+    """Whole milliseconds: 90, ``"1.5s"``."""
+    return count(name, _time(name, value, MS))
+
+
 PARSERS: Mapping[object, Parser] = {int: count, float: number, bool: flag, str: text}
+BY_UNIT: Mapping[tuple[object, str], Parser] = {
+    (int, "bytes"): size,
+    (float, "s"): seconds,
+    (float, "seconds"): seconds,
+    (float, "ms"): milliseconds,
+    (int, "ms"): whole_milliseconds,
+}
+"""By type and the last word of a field's name, for fields whose names say their unit."""
+
+
+def _time(name: str, value: object, unit: int) -> float:
+    if isinstance(value, str) and value.strip()[-1:].isalpha():
+        return duration(name, value) / unit
+    return number(name, value)
 
 
 def _one_way(value: object) -> int | None:
@@ -331,10 +404,16 @@ def _plain_type(hint: Any) -> Any:
             return hint
 
 
-def _parser_for(plain: Any) -> Parser:
+def _takes_none(hint: Any) -> bool:
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    return type(None) in get_args(hint)
+
+
+def _parser_for(plain: Any, field: str) -> Parser:
     if get_origin(plain) is Literal:
         return _one_of(get_args(plain))
-    return PARSERS.get(plain) or _table(plain)
+    return BY_UNIT.get((plain, field.rpartition("_")[2])) or PARSERS.get(plain) or _table(plain)
 
 
 def _one_of(choices: tuple[str, ...]) -> Parser:

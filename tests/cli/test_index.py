@@ -137,9 +137,9 @@ def test_refusals_are_one_sentence(argv, message, capsys) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("c.toml", "blok_size = 4", "blok_size is no setting; did you mean block_size?"),
-        ("c.toml", "[limits]\nbodies = 1", "limits.bodies is no setting"),
-        ("c.toml", "block_size = 'x'", "block_size: expected `int | null`, got `str`"),
+        ("c.toml", "blok_size = 4", "unknown setting 'blok_size': did you mean block_size?"),
+        ("c.toml", "[limits]\nbodies = 1", "unknown setting 'bodies' of limits: did you mean body_bytes?"),
+        ("c.toml", "block_size = 'x'", "block_size is 'x': it must be a whole number such as 500, 20k or 1.5m"),
         ("c.toml", "[[subscriptions]]\nmodel_name='m'", "subscriptions[0].endpoint is missing"),
         ("c.toml", "[[subscriptions]]\nmodel_name='m'\nendpoint='tcp://x:1'", "subscriptions[0]: a stream speaks for"),
         (

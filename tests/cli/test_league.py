@@ -48,7 +48,7 @@ def test_no_jitter_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--seeds", "-1"], "a seed is a whole number"),
         (["--router", "kv"], "say --policies instead"),
         (["--jobs", "0"], "--jobs 0: at least 1"),
-        (["--policies", "kvv"], "unknown policy 'kvv'"),
+        (["--policies", "kvv"], "unknown routing policy 'kvv': did you mean kv?"),
     ],
 )
 def test_refusals(arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

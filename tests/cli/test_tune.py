@@ -82,7 +82,7 @@ def test_no_point_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--search", "workers=2..3", "--jobs", "0"], "--jobs 0: at least 1"),
         (["--search", "workers=2..3", "--test", "1"], "--test 1: the share"),
         (["--search", "workers=2..3", "--price-card", "-1"], "price_card is -1.0: a price is a number of at least 0"),
-        (["--search", "workers=2..3", "--router", "best"], "unknown policy 'best'"),
+        (["--search", "workers=2..3", "--router", "best"], "unknown routing policy 'best'"),
     ],
 )
 def test_refusals(arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

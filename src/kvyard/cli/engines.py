@@ -7,18 +7,14 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.cli.settings import assignment
 from kvyard.errors import KvyardError
-from kvyard.server.gateway.config import Disaggregation, GatewayConfig
+from kvyard.router import RouterConfig
+from kvyard.server.gateway.config import Disaggregation, GatewayConfig, GatewayEngine, NameConfig
 from kvyard.server.indexer.config import load
-from kvyard.settings import Settings, chosen
+from kvyard.settings import Settings, chosen, read_texts
 
 C = TypeVar("C", bound=GatewayConfig)
-
-NUMBERS = (
-    *("block_size", "dp_size", "port", "events_port", "replay_port", "interval_s", "alignment"),
-    "bootstrap_port",
-)
 
 Engines = Annotated[
     list[str] | None,
@@ -71,9 +67,7 @@ def gathered(
         convert(found, where)  # by itself first: what flags are laid over has to have the right shape
     given = flags.parse(settings)
     found.update(chosen(kind, given))
-    for text in set_ or ():
-        name, value = _pair(text, "--set")
-        found[name] = value
+    found.update(read_texts(kind, _pairs(set_, "--set"), " after --set"))
     split = dict(found.get("disaggregation", {}))
     roles = chosen(Disaggregation, given)
     if "decode_router" in roles:
@@ -83,11 +77,14 @@ def gathered(
     policy = dict(found.get("router", {}))
     if "router" in given:
         policy["policy"] = given["router"]
-    policy.update(_pair(text, "--router-set") for text in router_set or ())
+    policy.update(read_texts(RouterConfig, _pairs(router_set, "--router-set"), " after --router-set"))
     if policy:
         found["router"] = policy
     if engine:
-        found["engines"] = [*found.get("engines", ()), *(_described(text, "--engine", "url") for text in engine)]
+        found["engines"] = [
+            *found.get("engines", ()),
+            *(_described(GatewayEngine, text, "--engine", "url") for text in engine),
+        ]
     if fleet:
         found["fleets"] = [*found.get("fleets", ()), *fleet]
     if dns:
@@ -103,18 +100,18 @@ def say_serving(what: str, engines: int, config: GatewayConfig) -> None:
         typer.echo("warning: there is no engine: give --engine, --fleet or --dns, or POST /admin/engines", err=True)
 
 
-def _pair(text: str, flag: str) -> tuple[str, Any]:
-    """A setting's name and value; what reads as JSON is taken as that, all else as text."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise KvyardError(f"{flag} {text}: write NAME=VALUE")
-    try:
-        return name.strip().replace("-", "_"), msgspec.json.decode(value)
-    except DECODE_ERRORS:
-        return name.strip().replace("-", "_"), value
+def _pairs(texts: list[str] | None, flag: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        name, value = assignment(text, flag)
+        name = name.replace("-", "_")
+        if name in pairs:
+            raise KvyardError(f"{name} is set twice: leave one of the two out")
+        pairs[name] = value
+    return pairs
 
 
-def _described(text: str, flag: str, first: str) -> dict[str, Any]:
+def _described(kind: type[msgspec.Struct], text: str, flag: str, first: str) -> dict[str, Any]:
     """``FIRST,NAME=VALUE,...`` as made."""
     head, *rest = text.split(",")
     found: dict[str, Any] = {first: head}
@@ -122,16 +119,15 @@ def _described(text: str, flag: str, first: str) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if not equals or not name or not value:
             raise KvyardError(f"{flag} {text}: {part!r} isn't NAME=VALUE")
-        name = name.replace("-", "_")
-        try:
-            found[name] = msgspec.json.decode(value) if name in NUMBERS else value
-        except DECODE_ERRORS:
-            raise KvyardError(f"{flag} {text}: {name} must be a number") from None
-    return found
+        found[name.replace("-", "_")] = value
+    try:
+        return read_texts(kind, found)
+    except KvyardError as error:
+        raise KvyardError(f"{flag} {text}: {error}") from None
 
 
 def _name(text: str) -> dict[str, Any]:
-    found = _described(text, "--dns", "host")
+    found = _described(NameConfig, text, "--dns", "host")
     host, colon, port = found["host"].rpartition(":")
     if not colon or not port.isdecimal():
         raise KvyardError(f"--dns {text}: write HOST:PORT first")

@@ -25,6 +25,7 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.server.mock.config import SETTINGS
 from kvyard.server.mock.schemas import WorkerState
+from kvyard.settings import read_texts
 
 ANY_PORT = "tcp://127.0.0.1:0"
 
@@ -83,7 +84,7 @@ def mock(
             Lora(name=name, path=path, number=number)
             for number, (name, path) in enumerate((assignment(text, "--lora", "NAME=PATH") for text in lora or ()), 1)
         ),
-        faults=changed(MockFaults(), dict(map(_fault, fault or ()))),
+        faults=changed(MockFaults(), read_texts(MockFaults, dict(map(_fault, fault or ())), " after --fault")),
     )
     token = read_token(token_file)
     announced = Announced(ready_file, port_file)
@@ -147,9 +148,6 @@ def _as_vllm(text: str) -> dict[str, Any]:
     }
 
 
-def _fault(text: str) -> tuple[str, Any]:
+def _fault(text: str) -> tuple[str, str]:
     name, value = assignment(text, "--fault")
-    try:
-        return name.replace("-", "_"), msgspec.json.decode(value)
-    except DECODE_ERRORS:
-        raise KvyardError(f"--fault {name}={value}: the value must be a number") from None
+    return name.replace("-", "_"), value

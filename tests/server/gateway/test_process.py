@@ -72,12 +72,12 @@ def test_what_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     bad.write_text("quue = 5\n")
     assert "did you mean queue?" in refused("--config", str(bad))
     assert "write http://HOST:PORT" in refused("--engine", "localhost:8000")
-    assert "engines[0].role: invalid enum value 'prefil'; choose both, decode or prefill" in refused(
+    assert "role is 'prefil': did you mean prefill? Choose one of both, prefill, decode" in refused(
         "--engine", "http://localhost:8000,role=prefil"
     )
     assert "isn't NAME=VALUE" in refused("--engine", "http://localhost:8000,x")
     assert "two engines are called e" in refused("--engine", "http://a:1,name=e", "--engine", "http://b:1,name=e")
-    assert "unknown policy" in refused("--router", "best")
+    assert "unknown routing policy 'best'" in refused("--router", "best")
     assert "write HOST:PORT first" in refused("--dns", "vllm")
     assert "leave index_url or journal out" in refused("--index", "http://a:1", "--journal", "j")
     assert "there is no tokenizer at" in refused("--engine", "http://a:1,model=m", "--tokenizer", "/nowhere")

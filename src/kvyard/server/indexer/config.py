@@ -20,12 +20,12 @@ from kvyard.index import DEFAULT_WEIGHTS, Identity, Trust
 from kvyard.server.http import Bounds, explained
 from kvyard.server.indexer.names import LocalNames
 from kvyard.server.indexer.schemas import Register, Size, TierName
-from kvyard.settings import Setting
+from kvyard.settings import Setting, read_texts
 
 TIERS: dict[TierName, Tier] = {tier.entry.service_name: tier for tier in Tier}
 TIER_NAMES: dict[Tier, TierName] = {tier: name for name, tier in TIERS.items()}
 
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 Milliseconds = Annotated[int, Meta(ge=0, le=3_600_000)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -139,7 +139,9 @@ def convert(found: Any, where: str) -> Config:
 def settings_as(found: Any, kind: type[Settings], where: str) -> Settings:
     """``found`` as a ``kind``. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     try:
-        return msgspec.convert(found, kind)
+        return msgspec.convert(read_texts(kind, found) if isinstance(found, dict) else found, kind)
+    except KvyardError as error:
+        raise KvyardError(f"{where}: {error}") from None
     except msgspec.ValidationError as error:
         why = explained(str(error), kind)
         text = why["error"].replace("no field of this request", "no setting").replace("the body", "it")
