@@ -103,7 +103,7 @@ def live_vllm(args: argparse.Namespace, policy: str, engines: list[str]) -> Repo
             limit=args.requests, vocabulary=args.vocabulary, seed=args.policies.index(policy), speedup=args.speed
         )
         return replay_live(
-            open_trace(args.trace, block_size=args.trace_block_size), gateway.url, config, label=f"{policy}, live"
+            open_trace(args.trace, trace_block_size=args.trace_block_size), gateway.url, config, label=f"{policy}, live"
         ).report
 
 
@@ -129,7 +129,7 @@ def live(args: argparse.Namespace, policy: str) -> tuple[Report, float]:
     ):
         config = LiveConfig(speed=args.speed, limit=args.requests)
         run = replay_live(
-            open_trace(args.trace, block_size=args.trace_block_size), gateway.url, config, label=f"{policy}, live"
+            open_trace(args.trace, trace_block_size=args.trace_block_size), gateway.url, config, label=f"{policy}, live"
         )
         return run.report, max(map(_lag, mock.urls))
 
@@ -145,7 +145,7 @@ def _lag(url: str) -> float:
 
 def offline(args: argparse.Namespace, policy: str) -> Report:
     """The same in virtual time."""
-    trace = open_trace(args.trace, block_size=args.trace_block_size)
+    trace = open_trace(args.trace, trace_block_size=args.trace_block_size)
     return replay(
         trace,
         workers=args.workers,

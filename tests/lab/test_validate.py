@@ -182,7 +182,7 @@ def test_a_workload_says_what_prompts_share(tmp_path: Path) -> None:
         trace = tmp_path / "trace.jsonl"
         trace.unlink(missing_ok=True)
         write_trace(requests, trace)
-        return read_run(log, open_trace(trace, block_size=16))
+        return read_run(log, open_trace(trace, trace_block_size=16))
 
     without = validate(read_run(log), ENGINE)
     assert without.hit_share is not None and without.hit_share.replayed == 0 < without.hit_share.measured

@@ -61,14 +61,7 @@ def hints(
     if no_timing:
         if hint not in (None, [], ["session-end"]):
             raise KvyardError("--no-timing is for session-end: a time to live needs a clock")
-        names = {"trace_block_size": "block_size"}
-        quick = quick_study(
-            trace,
-            folder=folder,
-            config=settings,
-            **qualities,
-            **{names.get(name, name): value for name, value in reading.items()},
-        )
+        quick = quick_study(trace, folder=folder, config=settings, **qualities, **reading)
         paths = quick.save()
         if not quiet:
             quick.show()

@@ -198,7 +198,6 @@ def _replay_pools(
     from kvyard.lab.pools import common_limit, replay_pools
     from kvyard.replay.progress import Bar
 
-    read = {name.removeprefix("trace_"): value for name, value in reading.items()}
     bar = nullcontext() if quiet else Bar(read_trace(trace, reading), common_limit(settings))
     try:
         with _ended_by(signal.default_int_handler), executor(jobs, ray) as crew, bar as shown:
@@ -211,7 +210,7 @@ def _replay_pools(
                 executor=crew,
                 progress=told,
                 per_request=per_request,
-                **read,
+                **reading,
             )
     except KeyboardInterrupt:
         typer.echo("Interrupted: nothing was written.", err=True)

@@ -109,7 +109,7 @@ def replay(
     made = as_config(config, settings)
     wanted = read_slo(slo)
     reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "chain_ids": chain_ids}
-    source = limited(trace, made.limit, block_size=trace_block_size, **reading)
+    source = limited(trace, made.limit, trace_block_size=trace_block_size, **reading)
     source = hinted(source, made)
     rows: Iterable[TraceRequest] = source
     if bounds and not isinstance(source, Trace):

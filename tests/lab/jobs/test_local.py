@@ -25,7 +25,7 @@ from kvyard.replay.settings import make_config
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.writing import write_trace
 
-CONFIG = make_config({"workers": 2, "block_size": 16, "num_gpu_blocks": 500})
+CONFIG = make_config({"workers": 2, "trace_block_size": 16, "num_gpu_blocks": 500})
 WHOLE = TracePart()
 
 
@@ -37,7 +37,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(trace: Path, folder: Path, key: str = "a", part: TracePart = WHOLE) -> Task:
-    return Task(str(trace), {"block_size": 16}, CONFIG, None, key, str(folder / f"{key}.json"), key, part)
+    return Task(str(trace), {"trace_block_size": 16}, CONFIG, None, key, str(folder / f"{key}.json"), key, part)
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
@@ -104,7 +104,7 @@ def test_one_that_is_killed_while_it_sends_its_report_is_run_again(
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_defect_is_named_and_ends_one_replay_alone(trace: Path, tmp_path: Path, jobs: int) -> None:
     ends: dict[str, str | None] = {}
-    broken = task(trace, tmp_path, "broken")._replace(reading={"block_size": 16, "no_such_argument": 1})
+    broken = task(trace, tmp_path, "broken")._replace(reading={"trace_block_size": 16, "no_such_argument": 1})
     LocalExecutor(jobs).run([broken, task(trace, tmp_path)], ends.__setitem__)
     assert ends["a"] is None and Path(tmp_path / "a.json").exists()
     why = ends["broken"] or ""
@@ -122,7 +122,7 @@ def test_the_parts_of_a_trace_are_all_of_it() -> None:
 
 def test_a_part_is_replayed_alone(trace: Path, tmp_path: Path) -> None:
     part = TracePart(skip=10, first=20)
-    same = replay(part.of(open_trace(trace, block_size=16)), config=CONFIG, label="a").report
+    same = replay(part.of(open_trace(trace, trace_block_size=16)), config=CONFIG, label="a").report
     assert perform(task(trace, tmp_path, part=part)) == to_json(same)
     assert sum(same.requests.values()) >= 20 and same.requests["finished"] == 20
 

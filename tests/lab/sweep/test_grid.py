@@ -49,7 +49,7 @@ def test_a_key_is_what_a_point_means() -> None:
         (["host_blocks=1,1"], {}, "same value twice"),
         (["hostblocks=1,2"], {}, "did you mean host_blocks"),
         (["planner=1,2"], {}, "planner: say autoscale"),
-        (["router=kv,best"], {}, "at the point router=best: unknown policy"),
+        (["router=kv,best"], {}, "at the point router=best: unknown routing policy"),
         (["router=kv,random"], {"router": "kv"}, "both set and varied"),
         (
             ["seed=" + ",".join(map(str, range(200))), "limit=" + ",".join(map(str, range(1, 200)))],

@@ -203,7 +203,7 @@ def test_lines_without_end_are_not_held(tmp_path: Path, monkeypatch: pytest.Monk
     refused(path, "is this a text file?", format="mooncake")
 
 
-@pytest.mark.parametrize(("option", "value"), [("block_size", 0), ("limit", 0), ("limit", -1)])
+@pytest.mark.parametrize(("option", "value"), [("trace_block_size", 0), ("limit", 0), ("limit", -1)])
 def test_options_that_make_no_sense(option: str, value: int) -> None:
     refused(SAMPLES / "plain.csv", f"{option} must be at least 1, not {value}", **{option: value})
 

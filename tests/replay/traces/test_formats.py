@@ -116,7 +116,7 @@ def test_mooncake_with_another_block_size(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "t.jsonl", mooncake(0, 100, hash_ids=[1, 2]))
     with pytest.raises(TraceError, match="pass --trace-block-size 64"):
         list(open_trace(path))
-    assert open_trace(path, block_size=64).id_block_size == 64
+    assert open_trace(path, trace_block_size=64).id_block_size == 64
 
 
 def test_azure_times_to_the_last_digit() -> None:

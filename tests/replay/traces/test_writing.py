@@ -42,14 +42,14 @@ def test_agents_survive(name: str, size: int, tmp_path: Path) -> None:
     written = write_trace(trace, tmp_path / "t.jsonl")
     assert f"an id stands for {size} tokens: read it with --block-size {size}" in written.notes
     assert any("agentic_mooncake" in note for note in written.notes)
-    assert plain(list(open_trace(tmp_path / "t.jsonl", block_size=size))) == plain(list(trace))
+    assert plain(list(open_trace(tmp_path / "t.jsonl", trace_block_size=size))) == plain(list(trace))
 
 
 def test_turns_at_their_own_times_lose_who_they_follow_and_it_is_said(tmp_path: Path) -> None:
     trace = open_trace(SAMPLES / "bailian.jsonl")
     written = write_trace(trace, tmp_path / "t.jsonl")
     assert any("don't wait for those before them" in note for note in written.notes)
-    found = list(open_trace(tmp_path / "t.jsonl", block_size=16))
+    found = list(open_trace(tmp_path / "t.jsonl", trace_block_size=16))
     assert [replace(one, session=None, after=()) for one in trace] == [replace(one, session=None) for one in found]
     assert all(one.delay is None for one in found)
 
@@ -80,7 +80,7 @@ def test_a_custom_dataset(tmp_path: Path) -> None:
         mooncake(1000, 16, 1),
         mooncake(1500, 16, 1),
     )
-    written = write_trace(open_trace(path, block_size=16), tmp_path / "b.jsonl", "vllm-custom")
+    written = write_trace(open_trace(path, trace_block_size=16), tmp_path / "b.jsonl", "vllm-custom")
     rows = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     words = [row["prompt"].split() for row in rows]
     assert [len(one) for one in words] == [20, 24, 16, 16]

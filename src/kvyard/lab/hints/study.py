@@ -199,9 +199,8 @@ def _with_0(shares: Sequence[float]) -> list[float]:
 
 
 def _reading(how: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"format": "format", "skip_bad": "skip_bad", "sort": "sort", "chain_ids": "chain_ids"}
-    found = {name: how[key] for key, name in names.items() if how.get(key)}
-    return found | {"block_size": how.get("trace_block_size")}
+    names = ("format", "trace_block_size", "skip_bad", "sort", "chain_ids")
+    return {name: how[name] for name in names if how.get(name)}
 
 
 def _points(values: Mapping[tuple[str, float, float], Mapping[str, Sequence[float]]]) -> list[HintPoint]:

@@ -100,7 +100,12 @@ def sweep(
     """
     crew = executor or LocalExecutor(jobs)
     wanted = read_slo(slo)
-    reading: dict[str, Any] = {"format": format, "skip_bad": skip_bad, "sort": sort, "block_size": trace_block_size}
+    reading: dict[str, Any] = {
+        "format": format,
+        "skip_bad": skip_bad,
+        "sort": sort,
+        "trace_block_size": trace_block_size,
+    }
     if chain_ids:
         reading["chain_ids"] = True
     source = open_trace(trace, **reading)

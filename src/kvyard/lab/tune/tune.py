@@ -83,7 +83,7 @@ def tune(
         "format": format,
         "skip_bad": skip_bad,
         "sort": sort,
-        "block_size": trace_block_size,
+        "trace_block_size": trace_block_size,
         "limit": limit,
     }
     if chain_ids:

@@ -72,7 +72,7 @@ def open_trace(
     path: str | Path,
     format: str | None = None,
     *,
-    block_size: int | None = None,
+    trace_block_size: int | None = None,
     skip_bad: bool = False,
     sort: bool = False,
     chain_ids: bool = False,
@@ -80,14 +80,14 @@ def open_trace(
 ) -> Trace:
     """The trace in a file, packed or not, or in a directory of sessions. Only a look is taken at it here.
 
-    ``format`` overrides what the first record looks like; ``block_size`` how many tokens an id stands for. ``skip_bad``
+    ``format`` overrides what the first record looks like; ``trace_block_size`` how many tokens an id stands for. ``skip_bad``
     counts bad rows in the trace's ``tally`` instead of raising at the first. ``sort`` puts requests in order of arrival,
     for which it holds them all. ``chain_ids`` is for files whose ids name blocks and not prefixes. ``limit`` ends the trace
     after so many requests. Raises ``KvyardError`` where the file can't be read, its format can't be told or an option makes
     no sense.
     """
     path = Path(path)
-    for name, value in (("block_size", block_size), ("limit", limit)):
+    for name, value in (("trace_block_size", trace_block_size), ("limit", limit)):
         if value is not None and value < 1:
             raise KvyardError(f"{name} must be at least 1, not {value}")
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -95,7 +95,7 @@ def open_trace(
     chosen = detect(path) if format is None else FORMATS.get(format)
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
-        reading = Reading(path, block_size=block_size or 0, skip_bad=skip_bad, unordered=sort, tally=tally)
+        reading = Reading(path, block_size=trace_block_size or 0, skip_bad=skip_bad, unordered=sort, tally=tally)
         found = chosen.read(reading)
         if chain_ids:
             found = (one if one.ids is None else replace(one, ids=chained(one.ids)) for one in found)
