@@ -32,7 +32,7 @@ RECORDS = st.builds(
     wanted=TOKENS,
     output=TOKENS,
     cached=TOKENS,
-    loaded=st.lists(TOKENS, max_size=3).map(tuple),
+    loaded=st.lists(TOKENS, max_size=5).map(tuple),
     miss=st.sampled_from(["", *MISSES]),
     status=st.sampled_from(STATUSES),
     reason=st.sampled_from(["", "no room", "it is too long"]),

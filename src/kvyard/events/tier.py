@@ -134,3 +134,10 @@ class Tier(IntEnum):
 
 LOWER_TIERS = tuple(Tier)[1:]
 """Tiers that can stand below a device, closest first."""
+ALWAYS_REPORTED = 3
+"""Lower tiers that a report names even if no worker has them."""
+
+
+def reported_tiers(depth: int) -> tuple[Tier, ...]:
+    """Lower tiers that a report of workers with ``depth`` of them names, closest first."""
+    return LOWER_TIERS[: max(ALWAYS_REPORTED, depth)]

@@ -357,6 +357,11 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         return kind.count if self.autoscale is None else self.autoscale.most
 
     @property
+    def depth(self) -> int:
+        """Number of lower tiers of the workers that have the most."""
+        return max(len(kind.engine.tiers.tiers) if kind.engine.tiers is not None else 0 for kind in self.workers)
+
+    @property
     def disaggregated(self) -> bool:
         """Whether prompts and answers may be computed by different workers."""
         return any(kind.engine.role != "both" for kind in self.workers)

@@ -1,8 +1,8 @@
 """The records of a run: objects for the requests under way, packed rows for those that are through.
 
-A row takes 128 bytes and its names. Rows have the order in which requests came. Those that are complete are given on while the
-run goes on (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until the report: so memory is by
-what is under way.
+A row takes 116 bytes, four more for each lower tier, and its names. Rows have the order in which requests came. Those that are
+complete are given on while the run goes on (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until
+the report: so memory is by what is under way.
 """
 
 import struct
@@ -30,8 +30,6 @@ BATCH: Final = 20_000
 """Rows that a sink is given at a time."""
 
 STATUSES = ("", "finished", "rejected", "cancelled", "failed")
-_LEVELS = 3
-"""Lower tiers."""
 _TIMES = ("arrival", "admitted", "first_token", "ended", "loading")
 _COUNTS = (
     *("input", "wanted", "output", "cached", "pulled", "lost", "left", "elsewhere", "gone"),
@@ -40,13 +38,6 @@ _COUNTS = (
 _NUMBERS = (*_TIMES, *_COUNTS)
 """Fields that a row has as they are in a record."""
 _STAMPS = ("held", "reserved", "activated", "entered", "released", "sent", "queued")
-ROW = np.dtype(
-    [(name, "<i8") for name in _TIMES]
-    + [(name, "<i4") for name in (*_COUNTS, "worker", "reason")]
-    + [("loaded", "<i4", (_LEVELS,)), ("name_at", "<u4"), ("name_size", "<u4"), ("session_size", "<u4")]
-    + [("levels", "<i1"), ("status", "<u1"), ("miss", "<u1"), ("filled", "<u1")]
-)
-"""One request. ``worker`` and ``reason`` are numbers of names; ``filled`` is 0 while it is in flight, 2 with a session."""
 STAGE_ROW = np.dtype([("prefill_worker", "<i4")] + [(name, "<i8") for name in _STAMPS])
 """Its way from a prefill worker to a decode worker; ``prefill_worker`` is -1 where there was none."""
 
@@ -62,14 +53,31 @@ def _packing(row: np.dtype[np.void]) -> struct.Struct:
     return made
 
 
-_PACK: Final = _packing(ROW)
+class RowLayout:
+    """The layout of a request's row in a fleet with a number of lower tiers."""
+
+    __slots__ = ("dtype", "filled", "pack_into", "size")
+
+    def __init__(self, levels: int) -> None:
+        self.dtype = np.dtype(
+            [(name, "<i8") for name in _TIMES]
+            + [(name, "<i4") for name in (*_COUNTS, "worker", "reason")]
+            + [("loaded", "<i4", (levels,)), ("name_at", "<u4"), ("name_size", "<u4"), ("session_size", "<u4")]
+            + [("levels", "<i1"), ("status", "<u1"), ("miss", "<u1"), ("filled", "<u1")]
+        )
+        """``worker`` and ``reason`` are numbers of names; ``filled`` is 0 while a request is in flight, 2 with a session."""
+        self.size = self.dtype.itemsize
+        self.filled = self.size - 1
+        """Where ``filled`` stands in a row."""
+        self.pack_into = _packing(self.dtype).pack_into
+
+
 _PACK_STAGES: Final = _packing(STAGE_ROW)
 _numbers_of: Final[Callable[[Record], tuple[int, ...]]] = attrgetter(*_NUMBERS)
 _stamps_of: Final[Callable[[Stages], tuple[int, ...]]] = attrgetter(*_STAMPS)
 _STATUS: Final = {name: number for number, name in enumerate(STATUSES)}
 MISS_NAMES = ("", *MISSES)
 _MISS: Final = {name: number for number, name in enumerate(MISS_NAMES)}
-_FILLED: Final = _PACK.size - 1
 _NO_STAGES: Final = _PACK_STAGES.pack(-1, *(-1,) * len(_STAMPS))
 
 
@@ -112,6 +120,7 @@ class RecordPart:
 class PackedRecords(msgspec.Struct, frozen=True):
     """All records of a run as they are sent to another process."""
 
+    levels: int
     workers: list[str]
     reasons: list[str]
     parts: list[tuple[bytes, bytes, bytes]]
@@ -121,8 +130,8 @@ class PackedRecords(msgspec.Struct, frozen=True):
 class _RowBlock:
     __slots__ = ("closed", "names", "place", "rows", "stages")
 
-    def __init__(self) -> None:
-        self.rows = bytearray(CHUNK * ROW.itemsize)
+    def __init__(self, row_size: int) -> None:
+        self.rows = bytearray(CHUNK * row_size)
         self.stages: bytearray | None = None
         self.names = bytearray()
         self.closed = 0
@@ -140,7 +149,10 @@ class _RecordValues(ValuesView[Record]):
 class Records(Mapping[str, Record]):
     """Records by the ids of their requests, in the order in which these came."""
 
-    def __init__(self, resident: int = RESIDENT) -> None:
+    def __init__(self, levels: int = 0, resident: int = RESIDENT) -> None:
+        """``levels`` is the number of lower tiers that requests may be loaded from."""
+        self.levels = levels
+        self._layout = RowLayout(levels)
         self.open: dict[str, Record] = {}
         """Those of requests under way."""
         self.workers = NameTable()
@@ -162,8 +174,9 @@ class Records(Mapping[str, Record]):
     @classmethod
     def of(cls, records: Iterable[Record]) -> "Records":
         """``records``, whatever has become of them, as rows; they are packed now and can't change any more."""
-        made = cls()
-        for record in records:
+        kept = list(records)
+        made = cls(max((len(record.loaded) for record in kept), default=0))
+        for record in kept:
             made.begin(record)
             made._pack(record, made._numbers.pop(record.id))
             del made.open[record.id]
@@ -175,27 +188,27 @@ class Records(Mapping[str, Record]):
             (part.rows.tobytes(), b"" if part.stages is None else part.stages.tobytes(), bytes(part.names))
             for part in self.parts()
         ]
-        return PackedRecords(self.workers.names, self.reasons.names, parts)
+        return PackedRecords(self.levels, self.workers.names, self.reasons.names, parts)
 
     @classmethod
     def unpacked(cls, packed: PackedRecords) -> "Records":
         """What ``packed`` returned; only for reading."""
-        made = cls()
+        made = cls(packed.levels)
         for table, names in ((made.workers, packed.workers), (made.reasons, packed.reasons)):
             for name in names:
                 table.number(name)
         for rows, stages, text in packed.parts:
-            chunk = _RowBlock()
+            chunk = _RowBlock(0)
             chunk.rows, chunk.stages, chunk.names = bytearray(rows), bytearray(stages) or None, bytearray(text)
             made._chunks.append(chunk)
-            made._count += len(rows) // ROW.itemsize
+            made._count += len(rows) // made._layout.size
         return made
 
     def begin(self, record: Record) -> None:
         """A request came."""
         number = self._count
         if number % CHUNK == 0:
-            self._chunks.append(_RowBlock())
+            self._chunks.append(_RowBlock(self._layout.size))
         self._count = number + 1
         self.open[record.id] = record
         self._numbers[record.id] = number
@@ -265,7 +278,7 @@ class Records(Mapping[str, Record]):
     def _pack(self, record: Record, number: int, closes: bool = True) -> None:
         chunk = self._chunks[number // CHUNK]
         at = number % CHUNK
-        loaded = record.loaded
+        layout, loaded = self._layout, record.loaded
         name, session = record.id.encode("utf-8", "surrogatepass"), record.session
         names = chunk.names
         place = len(names)
@@ -276,13 +289,14 @@ class Records(Mapping[str, Record]):
             names += more
             size, filled = len(more), 2
         try:
-            _PACK.pack_into(
+            layout.pack_into(
                 chunk.rows,
-                at * _PACK.size,
+                at * layout.size,
                 *_numbers_of(record),
                 self.workers.number(record.worker),
                 self.reasons.number(record.reason),
-                *(loaded if len(loaded) == _LEVELS else (*loaded, 0, 0, 0)[:_LEVELS]),
+                *loaded,
+                *(0,) * (self.levels - len(loaded)),
                 place,
                 len(name),
                 size,
@@ -335,7 +349,7 @@ class Records(Mapping[str, Record]):
             self._file.seek(at)
             rows, stages, names = (bytearray(self._file.read(size)) for size in sizes)
         made = np.frombuffer(stages, dtype=STAGE_ROW) if stages else None
-        return RecordPart(np.frombuffer(rows, dtype=ROW), made, names)
+        return RecordPart(np.frombuffer(rows, dtype=self._layout.dtype), made, names)
 
     def _spill(self, number: int) -> None:
         chunk = self._chunks[number]
@@ -366,7 +380,7 @@ class Records(Mapping[str, Record]):
 
     def _is_closed(self, number: int) -> bool:
         chunk = self._chunks[number // CHUNK]
-        return chunk.place is not None or chunk.rows[number % CHUNK * _PACK.size + _FILLED] > 0
+        return chunk.place is not None or chunk.rows[number % CHUNK * self._layout.size + self._layout.filled] > 0
 
     def _give(self, upto: int) -> None:
         assert self._sink is not None

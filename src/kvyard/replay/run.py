@@ -61,7 +61,8 @@ class ReplayOutcome:
         if report is not None:
             write_report(self.report, report)
         if per_request is not None:
-            write_requests(self._records.values(), per_request, lambda: self.complete)
+            lower = len(self.report.tiers.keys() - {"device"})
+            write_requests(self._records.values(), per_request, lambda: self.complete, levels=lower)
         if html is not None:
             write_html(self.report, html)
 
@@ -145,7 +146,7 @@ def streamed(fleet: Fleet, per_request: str | Path | None) -> Iterator[None]:
         return
     from kvyard.replay.report.files import request_rows
 
-    with request_rows(per_request, lambda: not fleet.interrupted) as write:
+    with request_rows(per_request, lambda: not fleet.interrupted, levels=fleet.records.levels) as write:
         fleet.records.stream(write)
         yield
         fleet.records.finish()

@@ -28,9 +28,14 @@ from kvyard.replay.report.report import (
 )
 
 
+def levels_of(runs: Mapping[str, PoolRun]) -> int:
+    """Number of lower tiers of the pool that has the most."""
+    return max((run.records.levels for run in runs.values()), default=0)
+
+
 def merged_records(runs: Mapping[str, PoolRun], sink: Callable[[list[Record]], object] | None = None) -> Records:
     """All records in the order in which requests came, workers called by pool and name. ``sink`` is given them, too."""
-    made = Records()
+    made = Records(levels_of(runs))
     if sink is not None:
         made.stream(sink)
     lots = [_of_pool(name, run) for name, run in runs.items()]

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import Executor, LocalExecutor, Task
-from kvyard.lab.pools.merge import merged_records, merged_report
+from kvyard.lab.pools.merge import levels_of, merged_records, merged_report
 from kvyard.lab.pools.pool import common_limit, read_pools
 from kvyard.lab.pools.shard import PoolRun, read_pool
 from kvyard.replay.report import Slo
@@ -71,7 +71,7 @@ def replay_pools(
     if per_request is None:
         records = merged_records(runs)
     else:
-        with request_rows(per_request) as write:
+        with request_rows(per_request, levels=levels_of(runs)) as write:
             records = merged_records(runs, write)
     report = merged_report(runs, records, label=label, trace=describe(source), slo=wanted)
     return PooledRun(report, records, True, source)

@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from kvyard.clock import SECOND, WallClock
-from kvyard.events.tier import LOWER_TIERS
+from kvyard.events.tier import ALWAYS_REPORTED
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.live.config import LiveConfig
@@ -32,7 +32,7 @@ NUMBERS = re.compile(r"(?<!HTTP )\b\d+\b")
 """In the words of a refusal: with them, each would be a reason of its own."""
 PRINTABLE = re.compile(r"[\x21-\x7e]{1,128}")
 UNTOLD: dict[str, Any] = {
-    "loaded": (-1,) * len(LOWER_TIERS),
+    "loaded": (-1,) * ALWAYS_REPORTED,
     **dict.fromkeys(
         ("cached", "pulled", "lost", "elsewhere", "preemptions", "loading", "overlap", "best_overlap", "retries"), -1
     ),

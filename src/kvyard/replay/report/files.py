@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import msgspec
 
 from kvyard.clock import MS
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
+from kvyard.events.tier import reported_tiers
 from kvyard.files import IsWhole, always, is_regular, whole_file, write_whole
 from kvyard.replay.record import Record
 from kvyard.replay.records import BATCH
@@ -47,7 +49,23 @@ def _stage(record: Record, name: str) -> int | None:
     return None if record.stages is None else _known(getattr(record.stages, name))
 
 
-COLUMNS: dict[str, tuple[type, Callable[[Record], object]]] = {
+Column: TypeAlias = tuple[type, Callable[[Record], object]]
+"""The type of a column's values, and how a record's is read."""
+
+
+@cache
+def columns(levels: int = 0) -> dict[str, Column]:
+    """Columns of a request as it is written down, in a fleet with ``levels`` lower tiers. Times are nanoseconds of the replay's
+    clock; what never came is null.
+    """
+    tiers: dict[str, Column] = {
+        f"{tier.label}_tokens": (int, partial(_loaded, level=level))
+        for level, tier in enumerate(reported_tiers(levels))
+    }
+    return _COLUMNS | tiers | _MORE
+
+
+_COLUMNS: dict[str, Column] = {
     "id": (str, lambda record: record.id),
     "session": (str, lambda record: record.session),
     "worker": (str, lambda record: record.worker or None),
@@ -67,9 +85,9 @@ COLUMNS: dict[str, tuple[type, Callable[[Record], object]]] = {
     "output_tokens": (int, lambda record: record.output),
     # This and what follows is null in a live run, as far as only the engine knows it.
     "cached_tokens": (int, lambda record: _known(record.cached)),
-    "host_tokens": (int, lambda record: _loaded(record, 0)),
-    "storage_tokens": (int, lambda record: _loaded(record, 1)),
-    "remote_tokens": (int, lambda record: _loaded(record, 2)),
+}
+"""Before the tokens by tier ..."""
+_MORE: dict[str, Column] = {
     "pulled_tokens": (int, lambda record: _known(record.pulled)),
     "miss": (str, lambda record: record.miss or None),
     "lost_tokens": (int, lambda record: _known(record.lost)),
@@ -88,7 +106,7 @@ COLUMNS: dict[str, tuple[type, Callable[[Record], object]]] = {
     "preemptions": (int, lambda record: _known(record.preemptions)),
     "retries": (int, lambda record: _known(record.retries)),
 }
-"""A request as it is written down. Times are nanoseconds of the replay's clock; what never came is null."""
+"""... and after them."""
 
 
 def to_json(report: Report) -> bytes:
@@ -128,16 +146,18 @@ def write_report(report: Report, path: str | Path) -> None:
     write_whole(path, to_json(report))
 
 
-def write_requests(records: Iterable[Record], path: str | Path, is_whole: IsWhole = always) -> None:
-    """Write a row per request. Raises as ``request_rows`` does."""
+def write_requests(records: Iterable[Record], path: str | Path, is_whole: IsWhole = always, *, levels: int = 0) -> None:
+    """Write a row per request of a fleet with ``levels`` lower tiers. Raises as ``request_rows`` does."""
     left = iter(records)
-    with request_rows(path, is_whole) as write:
+    with request_rows(path, is_whole, levels=levels) as write:
         while some := list(islice(left, BATCH)):
             write(some)
 
 
 @contextmanager
-def request_rows(path: str | Path, is_whole: IsWhole = always) -> Iterator[Callable[[Sequence[Record]], None]]:
+def request_rows(
+    path: str | Path, is_whole: IsWhole = always, *, levels: int = 0
+) -> Iterator[Callable[[Sequence[Record]], None]]:
     """What writes a row for each of some requests, call after call, as the name says: ``.jsonl`` or ``.parquet``. To stdout,
     pipes and devices go JSON lines. A file has its name when this ends; where ``is_whole`` denies it then, it has another
     (``kvyard.files.whole_file``).
@@ -148,9 +168,9 @@ def request_rows(path: str | Path, is_whole: IsWhole = always) -> Iterator[Calla
     if path.suffix == ".jsonl" or not (path.suffix == ".parquet" or is_regular(path)):
         encoder = msgspec.json.Encoder()
         with whole_file(path, is_whole) as file:
-            yield lambda records: _write(file, encoder.encode_lines(list(map(row, records))))
+            yield lambda records: _write(file, encoder.encode_lines([row(record, levels) for record in records]))
     elif path.suffix == ".parquet":
-        with _parquet(path, is_whole) as write:
+        with _parquet(path, is_whole, levels) as write:
             yield write
     else:
         raise KvyardError(f"can't tell how to write requests to {path}: let its name end in .jsonl or .parquet")
@@ -160,19 +180,21 @@ def _write(file: IO[bytes], data: bytes) -> None:
     file.write(data)
 
 
-def row(record: Record) -> dict[str, object]:
-    """A record as it is written down."""
-    return {name: get(record) for name, (_, get) in COLUMNS.items()}
+def row(record: Record, levels: int = 0) -> dict[str, object]:
+    """A record as it is written down, by the names of ``columns``."""
+    return {name: get(record) for name, (_, get) in columns(levels).items()}
 
 
 @contextmanager
-def _parquet(path: Path, is_whole: IsWhole) -> Iterator[Callable[[Sequence[Record]], None]]:
+def _parquet(path: Path, is_whole: IsWhole, levels: int) -> Iterator[Callable[[Sequence[Record]], None]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise KvyardError("Parquet needs pyarrow: pip install 'kvyard[parquet]', or write .jsonl") from None
     kinds: dict[type, Any] = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-    schema = pa.schema([(name, kinds[kind]) for name, (kind, _) in COLUMNS.items()])
+    schema = pa.schema([(name, kinds[kind]) for name, (kind, _) in columns(levels).items()])
     with whole_file(path, is_whole) as file, pq.ParquetWriter(file, schema) as writer:
-        yield lambda records: writer.write_table(pa.Table.from_pylist(list(map(row, records)), schema))
+        yield lambda records: writer.write_table(
+            pa.Table.from_pylist([row(record, levels) for record in records], schema)
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvyard.clock import MS, SECOND
-from kvyard.events.tier import LOWER_TIERS
+from kvyard.events.tier import LOWER_TIERS, reported_tiers
 from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
 from kvyard.replay.report.handovers import make_handovers
@@ -121,7 +121,7 @@ def _reuse(totals: RecordTotals) -> dict[str, Share]:
     sums = totals.admitted
     parts = {"device": sums["cached"]}
     words = {"device": "prompt tokens found on the device at first admission"}
-    for tier in LOWER_TIERS:
+    for tier in reported_tiers(totals.levels):
         parts[tier.label] = sums[tier.label]
         words[tier.label] = f"prompt tokens loaded from {tier.place} before it"
     parts["all"] = sum(parts.values())

@@ -49,6 +49,8 @@ class RecordTotals:
     def __init__(self, records: Records, *, block_size: int = 0, slo: Slo | None = None) -> None:
         """``block_size`` is the router's; ``slo`` says which requests are good."""
         self.count = len(records)
+        self.levels = records.levels
+        """Number of lower tiers that requests may have been loaded from."""
         self.exact = self.count <= MOST_EXACT
         """Whether percentiles are, too."""
         self.start, self.end = 0, 0
@@ -155,7 +157,7 @@ class RecordTotals:
         sums["requests"] += len(rows)
         for name in ("input", "cached", "pulled", "gone", "overlap"):
             sums[name] += _sum(rows[name])
-        for level, tier in enumerate(LOWER_TIERS):
+        for level, tier in enumerate(LOWER_TIERS[: self.levels]):
             sums[tier.label] += _sum(rows["loaded"][:, level])
         found = rows["cached"].astype(np.int64) + rows["loaded"].sum(axis=1, dtype=np.int64)
         sums["believed_found"] += _sum(np.minimum(rows["overlap"].astype(np.int64) * self._size, found))
