@@ -143,7 +143,7 @@ class TestOnTwoNodes:
         tasks = [
             Task(
                 str(trace),
-                {"block_size": 16},
+                {"trace_block_size": 16},
                 config,
                 None,
                 str(at),

@@ -25,7 +25,7 @@ from kvyard.replay.settings import make_config
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.writing import write_trace
 
-CONFIG = make_config({"workers": 2, "trace_block_size": 16, "num_gpu_blocks": 500})
+CONFIG = make_config({"workers": 2, "block_size": 16, "num_gpu_blocks": 500})
 WHOLE = TracePart()
 
 

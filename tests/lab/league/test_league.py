@@ -79,5 +79,5 @@ def test_what_is_varied_is_not_set(axis: str, told: str, tmp_path: Path) -> None
 
 
 def test_an_unknown_policy_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(KvyardError, match="unknown policy 'nope' of a router"):
+    with pytest.raises(KvyardError, match="unknown routing policy 'nope'"):
         league(CONVERSATION, folder=tmp_path, policies=["kv", "nope"])
