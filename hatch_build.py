@@ -26,7 +26,8 @@ MODULES = {
     "events": "batcher",
     "hashing": "chain digest_keys stretches",
     "index": "bits chains dedup digests hybrids memory roster rows runs views",
-    "replay": "agenda arrivals fleet gaps handovers recorder seen shared split_fleet split_recorder worker",
+    "replay": "agenda arrivals fleet gaps handovers index_sync intake jobs listeners loop passes placement recorder "
+    "seen shared split_placement worker worker_pool",
     "router": "active cost inputs memory overlaps pace ranking router tally time_cost tree",
     "tiers": "cleaner copies copy_totals layout links/fair links/fifo links/link links/sharing loader network offload policy "
     "prefix_lookup state store storer",

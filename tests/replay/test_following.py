@@ -11,29 +11,28 @@ from tests.replay.test_pulls import KINDS as PULLS
 from tests.replay.test_pulls import SMALL
 from tests.replay.traces.support import CONVERSATION
 
+from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import make_report
 from kvyard.replay.run import as_config, limited
 
-pytestmark = pytest.mark.source  # it derives from a compiled class
 
-
-class VisitingFleet(Fleet):
-    """One that visits everyone."""
-
-    def _can_follow(self) -> bool:
-        return False
+def make_fleet(config: ReplayConfig, follows: bool) -> Fleet:
+    """A fleet that visits those whose caches may have changed, or everyone."""
+    fleet = Fleet(config)
+    assert fleet.index_sync is not None and fleet.index_sync.follows
+    fleet.index_sync.follows = follows
+    return fleet
 
 
 def check_following(requests: int, **settings: Any) -> None:
     """One report, whether all are visited or not. Caches are small, so that blocks are evicted."""
     config = as_config(None, {"workers": 4, "router": "kv", "block_size": 64, "speedup": 3, **settings})
     reports = []
-    for kind in (VisitingFleet, Fleet):
-        fleet = kind(config)
+    for follows in (False, True):
+        fleet = make_fleet(config, follows)
         fleet.run(limited(CONVERSATION, requests))
         reports.append(msgspec.json.encode(make_report(fleet)))
-    assert fleet._follows, "it visited everyone"
     assert reports[0] == reports[1]
 
 
@@ -47,11 +46,11 @@ def check_pulls(kind: str, router: str, requests: int) -> None:
     config = as_config(None, {name: value for name, value in settings.items() if value is not None})
     trace = list(sessions(requests, seed=3, arrivals="poisson:rate=30"))
     reports = []
-    for made in (VisitingFleet, Fleet):
-        fleet = made(config)
+    for follows in (False, True):
+        fleet = make_fleet(config, follows)
         fleet.run(trace)
         reports.append(msgspec.json.encode(make_report(fleet)))
-    assert fleet._follows and reports[0] == reports[1]
+    assert reports[0] == reports[1]
 
 
 def test_pulls() -> None:
@@ -85,8 +84,8 @@ def test_a_change_that_one_look_came_too_early_for_is_seen_by_the_next() -> None
     ]
     config = as_config(None, {"workers": 2, "router": "kv", "block_size": 16, "num_gpu_blocks": 40})
     overlaps = []
-    for kind in (VisitingFleet, Fleet):
-        fleet = kind(config)
+    for follows in (False, True):
+        fleet = make_fleet(config, follows)
         fleet.run(rows)
         records = fleet.records
         assert records["a"].worker == records["b"].worker != records["other"].worker

@@ -16,13 +16,14 @@ from tests.replay.support import sessions
 
 from kvyard.engine.job import Job
 from kvyard.errors import KvyardError
+from kvyard.replay.fleet import Fleet
 from kvyard.replay.handovers import Handover, Handovers
+from kvyard.replay.jobs import PREFILL
 from kvyard.replay.record import Record
 from kvyard.replay.report.answers import answers
 from kvyard.replay.run import SimulatedRun, replay
 from kvyard.replay.settings import make_config
-from kvyard.replay.split_fleet import SplitFleet
-from kvyard.replay.split_recorder import PREFILL
+from kvyard.replay.split_placement import SplitPlacement
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import Worker
 
@@ -42,12 +43,17 @@ def stage_times(record: Record) -> list[tuple[str, int]]:
     return [(name, mark - before) for name, before, mark in zip(names, (record.arrival, *marks), marks)]
 
 
+def handovers_of(fleet: Fleet) -> Handovers:
+    assert isinstance(fleet.placement, SplitPlacement)
+    return fleet.placement.handovers
+
+
 def check_nothing_left(done: SimulatedRun) -> None:
     """Every request ended, every block is free again, and the network is empty."""
     fleet = done.fleet
-    assert isinstance(fleet, SplitFleet)
-    fleet.check_integrity()
-    assert not fleet.handovers.under_way and not fleet.handovers.network.under_way
+    handovers = handovers_of(fleet)
+    handovers.check_integrity()
+    assert not handovers.in_flight and not handovers.network.under_way
     for worker in fleet.workers:
         for core in worker.cores if worker.alive else ():
             core.begin(fleet.now + 1)  # what was released goes back with the next pass
@@ -302,7 +308,7 @@ class Memory:
     read: a block that is let go too early is written over by others, and that shows.
     """
 
-    def __init__(self, fleet: SplitFleet) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._cells: dict[tuple[int, int, int], dict[int, object]] = {}
         self.checked = 0
@@ -310,13 +316,14 @@ class Memory:
         for worker in fleet.workers:
             for core in worker.cores:
                 self._watch(worker, core)
-        activate = fleet.handovers._activate
+        handovers = handovers_of(fleet)
+        activate = handovers._activate
 
         def copying(hand: Handover, now: int) -> None:
             self._copy(hand)
             activate(hand, now)
 
-        fleet.handovers._activate = copying  # type: ignore[method-assign]
+        handovers._activate = copying  # type: ignore[method-assign]
 
     def _watch(self, worker: Worker, core: Any) -> None:
         watcher = core.watcher
@@ -401,7 +408,7 @@ def test_contents_survive_the_way_from_prefill_to_decode_and_into_the_next_turn(
             "plans": False,
         }
     )
-    fleet = SplitFleet(config)
+    fleet = Fleet(config)
     memory = Memory(fleet)
     fleet.run(trace)
     assert memory.copied > 5_000 and memory.checked > memory.copied

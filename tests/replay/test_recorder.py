@@ -21,7 +21,7 @@ def test_gaps_add_up_to_the_time_between_first_and_last_token(backend):
         f"r{at}": Record(id=f"r{at}", arrival=row.arrival, input=row.length, wanted=row.output)
         for at, row in enumerate(rows)
     }
-    recorder = Recorder(0, records, Seen(), Gaps(), 64, first_token=lambda job, now: None, ended=lambda job, now: None)
+    recorder = Recorder(0, records, Seen(), Gaps(), 64)
     core = make_core(EngineConfig(backend=backend, block_size=64), watcher=recorder)
     drive(core, rows)
     assert not core.scheduler.jobs.preemptions

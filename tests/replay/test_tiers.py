@@ -14,6 +14,7 @@ from kvyard.blocks import Hints
 from kvyard.engine.core import EngineCore
 from kvyard.events.types import Tier
 from kvyard.replay.fleet import Fleet
+from kvyard.replay.placement import WholePlacement
 from kvyard.replay.report import Report, make_report
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
@@ -71,7 +72,9 @@ def test_the_router_is_told_what_each_tier_adds(monkeypatch: pytest.MonkeyPatch,
     """At every decision, the chosen worker's blocks by tier are what its maps hold of the prompt."""
     small = {"host_blocks": 1000, "storage_blocks": 1500, "remote_scope": scope, "predicted_ttl_s": 0}
     fleet = Fleet(make_config({**SETTINGS, **small}))
-    route = fleet.router.route
+    assert isinstance(fleet.placement, WholePlacement)
+    router = fleet.placement.pool.router
+    route = router.route
     deepest = 0
 
     def watched(request: Any, now: int, **options: Any) -> Any:
@@ -83,7 +86,7 @@ def test_the_router_is_told_what_each_tier_adds(monkeypatch: pytest.MonkeyPatch,
         deepest += found[3]
         return decision
 
-    monkeypatch.setattr(fleet.router, "route", watched)
+    monkeypatch.setattr(router, "route", watched)
     fleet.run(open_trace(CONVERSATION, limit=300))
     assert deepest > 100
 

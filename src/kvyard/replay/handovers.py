@@ -1,20 +1,18 @@
-"""Hand-overs: what becomes of requests whose prompts one worker computes and another answers.
+"""Hand-overs: requests whose prompts one worker computes and another answers. There are two protocols:
 
-    source-first       prefill worker computes, keeps the blocks → decode worker is chosen, makes room → blocks travel → it
-    decodes destination-first  decode worker is chosen, makes room → prefill worker computes → blocks travel → it decodes
+    source-first       the prefill worker computes and holds the blocks; a decode worker is chosen and makes room
+    destination-first  a decode worker is chosen and makes room; the prefill worker computes and holds the blocks
 
-Blocks on both sides are held until the transfer has landed. It shares the network with all others: a worker's way out and in,
-and its node's. If either worker fails before that, the request starts over, and nothing stays behind.
+Then, with either, the blocks travel and the decode worker decodes. Blocks at both ends are held until the transfer has landed.
+It shares the network with all others: a worker's way out and in, and its node's. If either worker fails before that, the
+request starts over, and nothing stays behind.
 """
-
-from collections.abc import Callable
 
 from kvyard.blocks.use import RequestFacts
 from kvyard.engine.handovers import HandoverLoads, HandoverPeer
 from kvyard.engine.job import Job
 from kvyard.replay.config import HandoverConfig
 from kvyard.replay.record import Record, Stages
-from kvyard.replay.traces import TraceRequest
 from kvyard.replay.worker import Worker
 from kvyard.tiers.fabric import Fabric
 from kvyard.tiers.network import Flow
@@ -31,16 +29,14 @@ class Handover:
         "missing",
         "prefill",
         "record",
-        "row",
         "source",
         "stages",
         "target",
     )
 
-    def __init__(self, row: TraceRequest, record: Record, facts: RequestFacts) -> None:
-        self.row = row
-        self.facts = facts
+    def __init__(self, record: Record, facts: RequestFacts) -> None:
         self.record = record
+        self.facts = facts
         self.stages = Stages()
         record.stages = self.stages
         self.source: tuple[Worker, int] | None = None
@@ -52,46 +48,37 @@ class Handover:
         self.missing = 0
         """Tokens that the target lacked when it was last asked."""
         self.blocks = 0
-        """What those fill."""
+        """Blocks that those fill."""
         self.flow: Flow | None = None
 
 
 class Handovers:
-    """All hand-overs of a fleet, and the network that they share. The fleet says who computes and who decodes."""
+    """All hand-overs of a fleet, and the network that they share. The placement decides who computes and who decodes."""
 
-    def __init__(
-        self,
-        config: HandoverConfig,
-        fabric: Fabric,
-        block_bytes: int,
-        block_size: int,
-        touch: Callable[[Worker], None],
-    ) -> None:
-        """``touch`` is called with workers for which something has changed."""
+    def __init__(self, config: HandoverConfig, fabric: Fabric, block_bytes: int, block_size: int) -> None:
         self.config = config
         self._block_bytes = block_bytes
         self._block_size = block_size
-        self._touch = touch
         self.fabric = fabric
         self.network = fabric.network
-        self.under_way: dict[str, Handover] = {}
+        self.in_flight: dict[str, Handover] = {}
         """By request, from its arrival until it decodes."""
         self._by_flow: dict[int, Handover] = {}
         self._to_compute: list[Handover] = []
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def join(self, worker: Worker) -> "WorkerPeer":
-        """A worker takes part from now on."""
-        self.fabric.join(worker.number)
+    def join(self, worker: int) -> "WorkerPeer":
+        """Let a worker take part; returns what its engine talks to."""
+        self.fabric.join(worker)
         return WorkerPeer(self)
 
     def send_ms(self, tokens: int) -> float:
-        """What ``tokens`` would take on an idle network."""
+        """Milliseconds that ``tokens`` would take on an idle network."""
         return self.fabric.alone_ms(self._bytes(tokens, -(-tokens // self._block_size)))
 
     def _bytes(self, tokens: int, blocks: int) -> int:
-        """What is sent when the prompt is done."""
+        """Bytes that are sent when the prompt is done."""
         whole = blocks * self._block_bytes
         if self.config.sends == "prompt":
             whole = tokens * self._block_bytes // self._block_size
@@ -100,7 +87,7 @@ class Handovers:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def needs_transfer(self, hand: Handover, missing: int, blocks: int) -> bool:
-        """Whether ``hand`` must wait for its blocks once the target has room for them."""
+        """True if ``hand`` must wait for its blocks once the target has room for them."""
         hand.missing, hand.blocks = missing, blocks
         if hand.stages.held < 0:
             return True  # they aren't computed yet
@@ -144,18 +131,10 @@ class Handovers:
         """The target decodes it from now on."""
         stages = hand.stages
         stages.entered = now
-        del self.under_way[hand.row.id]
+        del self.in_flight[hand.record.id]
         if stages.activated < 0:
             stages.reserved = now
             self._activate(hand, now)
-
-    def due(self) -> int | None:
-        """When to call ``land`` next."""
-        return self.fabric.due()
-
-    def land(self, now: int) -> None:
-        """What has arrived by ``now`` is where it is needed, and its source may be evicted."""
-        self.fabric.land(now)
 
     def _arrived(self, flow: Flow) -> None:
         now = flow.ended
@@ -167,7 +146,7 @@ class Handovers:
         _loads(hand.target).landed(hand.decode)
         worker = hand.target[0]
         worker.engine.cut(now)
-        self._touch(worker)
+        worker.touch()
 
     def _activate(self, hand: Handover, now: int) -> None:
         hand.stages.activated = now
@@ -183,22 +162,22 @@ class Handovers:
             _loads(hand.source).release(hand.prefill.id)
             if len(worker.cores) > 1 or not worker.cores[rank].freed(now):
                 worker.engine.cut(now)
-                self._touch(worker)
+                worker.touch()
 
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def lost(self, worker: Worker) -> list[Handover]:
-        """Those that can't go on without ``worker``."""
+        """Hand-overs that can't go on without ``worker``."""
         return [
             hand
-            for hand in self.under_way.values()
+            for hand in self.in_flight.values()
             if (hand.target is not None and hand.target[0] is worker)
             or (hand.source is not None and hand.source[0] is worker and hand.stages.activated < 0)
         ]
 
     def give_up(self, hand: Handover, now: int) -> None:
-        """It comes to nothing: what is under way is cancelled, and what the prefill worker holds for it goes back."""
-        self.under_way.pop(hand.row.id, None)
+        """Cancel the transfer of ``hand``, and free what the prefill worker holds for it."""
+        self.in_flight.pop(hand.record.id, None)
         if hand in self._to_compute:
             self._to_compute.remove(hand)
         if hand.flow is not None and self._by_flow.pop(hand.flow.number, None) is not None:
@@ -213,27 +192,27 @@ class Handovers:
         """Raise ``AssertionError`` unless every transfer has its two ends, and shares are fair."""
         self.network.check_integrity()
         for hand in self._by_flow.values():
-            assert self.under_way.get(hand.row.id) is hand, f"{hand.row.id} is sent and not under way"
+            assert self.in_flight.get(hand.record.id) is hand, f"{hand.record.id} is sent and not in flight"
 
 
 class WorkerPeer(HandoverPeer):
-    """What a worker's engine tells: which hand-over it is about."""
+    """Finds the hand-over that a worker's engine reports about."""
 
     def __init__(self, handovers: Handovers) -> None:
         self._handovers = handovers
 
     def needs_transfer(self, job: Job, missing: int, blocks: int) -> bool:
-        return self._handovers.needs_transfer(self._handovers.under_way[job.id], missing, blocks)
+        return self._handovers.needs_transfer(self._handovers.in_flight[job.id], missing, blocks)
 
     def reserved(self, job: Job, now: int) -> None:
-        self._handovers.reserved(self._handovers.under_way[job.id], now)
+        self._handovers.reserved(self._handovers.in_flight[job.id], now)
 
     def entered(self, job: Job, now: int) -> None:
-        self._handovers.entered(self._handovers.under_way[job.id], now)
+        self._handovers.entered(self._handovers.in_flight[job.id], now)
 
 
 def _loads(place: tuple[Worker, int]) -> HandoverLoads:
     worker, rank = place
-    found = worker.cores[rank].handovers
-    assert found is not None
-    return found
+    loads = worker.cores[rank].handovers
+    assert loads is not None
+    return loads

@@ -1,12 +1,11 @@
 """Pulls of a simulated fleet: who may pull from whom, and what that means for the plans of both.
 
 A worker's plan is made without knowing that others will read its pages. So it is brought up to date before they do, and goes no
-further than the pass under way: in single steps it would have seen it with the next pass.
+further than the pass in flight: in single steps it would have seen it with the next pass.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.index import Holder
@@ -21,28 +20,18 @@ from kvyard.tiers.pulls import Expectation, Pulls
 
 
 class FleetPulls:
-    """The pulls of a fleet whose workers are ``workers``, by number."""
+    """The pulls of one fleet."""
 
-    def __init__(
-        self,
-        config: PullConfig,
-        fabric: Fabric,
-        indexer: RunIndexer,
-        workers: list[Worker],
-        touch: Callable[[Worker, int], None],
-        token_bytes: int,
-    ) -> None:
-        """``touch`` is called with workers that have something to decide because of a pull. A token takes about
-        ``token_bytes``.
-        """
+    def __init__(self, config: PullConfig, fabric: Fabric, indexer: RunIndexer, token_bytes: int) -> None:
+        """A token takes about ``token_bytes``."""
         device = config.source == "device"
-        self._workers = workers
-        self._touch = touch
+        self._workers: dict[int, Worker] = {}
+        """By number."""
         self._device = device
         self._token_bytes = token_bytes
         self._alive: dict[Holder, None] = {}
         self._known = False
-        """Whether ``sources`` knows of these."""
+        """True if ``sources`` knows of these."""
         self.sources = PeerSources(indexer, Tier.G1 if device else LOWER_TIERS[0], config.min_lead, config.tolerance)
         self.pulls = Pulls(
             fabric,
@@ -53,27 +42,30 @@ class FleetPulls:
             changed=self._changed,
         )
 
-    def join(self, worker: Worker, holder: Holder, core: EngineCore) -> None:
-        """A rank of ``worker`` takes part."""
-        assert core.offload is not None
-        core.offload.join(self.pulls, worker.number)
-        self.back(holder)
+    def join(self, worker: Worker) -> None:
+        """Let ``worker`` pull, and let others pull from it."""
+        self._workers[worker.number] = worker
+        for core in worker.cores:
+            assert core.offload is not None
+            core.offload.join(self.pulls, worker.number)
+        self.back(worker)
 
-    def leave(self, worker: Worker, holders: Iterable[Holder], now: int) -> None:
+    def leave(self, worker: Worker, now: int) -> None:
         """``worker`` is gone, and so is what others pull from it."""
-        for holder in holders:
+        for holder in worker.holders:
             self._alive.pop(holder, None)
         self._known = False
         self.pulls.fail(worker.number, now)
 
-    def back(self, holder: Holder) -> None:
-        """A rank is there, for the first time or again."""
-        self._alive[holder] = None
-        self.pulls.back(str(holder))
+    def back(self, worker: Worker) -> None:
+        """``worker`` is there, for the first time or again."""
+        for holder in worker.holders:
+            self._alive[holder] = None
+            self.pulls.back(str(holder))
         self._known = False
 
     def pull_ms(self, tokens: int) -> float | None:
-        """How long so many tokens take on an idle network; ``None`` for too few to be pulled."""
+        """Milliseconds that ``tokens`` take on an idle network; ``None`` for too few to be pulled."""
         if tokens < self.pulls.min_lead:
             return None
         return self.pulls.fabric.alone_ms(tokens * self._token_bytes)
@@ -83,14 +75,14 @@ class FleetPulls:
         if not self._known:
             self._known = True
             self.sources.changed(list(self._alive))
-        found = self.sources.choose(
+        source = self.sources.choose(
             job.chain.keys,  # type: ignore[arg-type]  # trace keys are integers
             job.num_prompt_tokens,
             decision.worker,
             decision.overlap,
             load_of,
         )
-        self.pulls.expect(job.id, None if found is None else Expectation(str(found.holder), found.tokens))
+        self.pulls.expect(job.id, None if source is None else Expectation(str(source.holder), source.tokens))
 
     def _settle(self, number: int, now: int) -> None:
         worker = self._workers[number]
@@ -106,4 +98,4 @@ class FleetPulls:
             return
         # Workers start their passes in the order of their numbers, so those before the one that pulls have.
         worker.engine.cut(now + 1 if number < by else now)
-        self._touch(worker, now)
+        worker.touch()

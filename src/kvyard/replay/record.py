@@ -1,6 +1,8 @@
-"""What is known of one request after a replay. Plain values, integer nanoseconds and tokens."""
+"""The record of one request: what a replay found out about it. Plain values, integer nanoseconds and tokens."""
 
 import msgspec
+
+from kvyard.replay.traces.request import TraceRequest
 
 MISSES = ("none", "partial_block", "never_seen", "evicted", "left", "other_worker", "unknown")
 """Why a prefix found at admission ended where it did:
@@ -13,6 +15,10 @@ MISSES = ("none", "partial_block", "never_seen", "evicted", "left", "other_worke
 - ``other_worker``: another worker has computed it, this one never.
 - ``unknown``: the trace doesn't say what prompts share.
 """
+
+
+NO_REQUEST = TraceRequest(id="", arrival=0, input_length=0, output_length=0)
+"""Stands for the request of a record that was read back, or that no trace is behind."""
 
 
 class Stages(msgspec.Struct, gc=False, kw_only=True):
@@ -53,7 +59,7 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     first_token: int = -1
     ended: int = -1
     status: str = ""
-    """``finished``, ``rejected``, ``cancelled`` or ``failed``; empty while under way."""
+    """``finished``, ``rejected``, ``cancelled`` or ``failed``; empty while in flight."""
     reason: str = ""
     cached: int = 0
     """Prompt tokens found on the device at first admission."""
@@ -77,11 +83,19 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     overlap: int = 0
     """Blocks of its prompt that the router believed the chosen worker to have."""
     best_overlap: int = 0
-    """The same of the worker that had most."""
+    """Blocks of its prompt that the router believed any worker to have, at most."""
     retries: int = 0
     """How often it was routed again because its worker failed."""
     stages: Stages | None = None
     """Where another worker computed its prompt."""
+    request: TraceRequest = NO_REQUEST
+    """The request itself, while it is in flight in a simulated fleet."""
+
+    def start_over(self) -> None:
+        """Its worker failed: it is routed again, and none of its tokens count."""
+        self.retries += 1
+        self.admitted = self.first_token = -1
+        self.stages = None
 
     @property
     def prefilled_by(self) -> str:

@@ -1,9 +1,10 @@
-"""The recorder: watches every engine of a fleet and writes down what a report needs, as it happens.
+"""The recorder: writes down what a report needs of one rank's engine, as it happens.
 
-One record per request; gaps between tokens as durations with weights, since a pass of n decoding requests is n equal gaps.
+One record per request; gaps between tokens as durations with weights, since a pass of n decoding requests is n equal gaps. Of a
+request that two workers share, both recorders write the one record.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.timing import Durations
 from kvyard.engine.watcher import Watcher
 from kvyard.replay.gaps import Gaps
+from kvyard.replay.jobs import request_id
 from kvyard.replay.record import Record
 from kvyard.replay.seen import Seen
 
@@ -20,19 +22,9 @@ _STATUS: Final = {state: state.name.lower() for state in JobState}
 
 
 class Recorder(Watcher):
-    """Watches one worker; ``gaps``, ``seen`` and ``records``, those of requests under way, are the fleet's."""
+    """Records one rank; ``gaps``, ``seen`` and ``records``, those of requests in flight, are the fleet's."""
 
-    def __init__(
-        self,
-        number: int,
-        records: dict[str, Record],
-        seen: Seen,
-        gaps: Gaps,
-        block_size: int,
-        *,
-        first_token: Callable[[Job, int], object],
-        ended: Callable[[Job, int], object],
-    ) -> None:
+    def __init__(self, number: int, records: dict[str, Record], seen: Seen, gaps: Gaps, block_size: int) -> None:
         self.number = number
         self.records = records
         self.seen = seen
@@ -42,12 +34,8 @@ class Recorder(Watcher):
         """Prompt tokens computed, again ones included."""
         self.steps = 0
         """Decode steps, one per request and pass."""
-        self.withdrawn: set[Job] = set()
-        """Jobs whose requests are elsewhere by now: nothing of them counts any more."""
-        self._first_token = first_token
-        self._ended = ended
         self._silent: dict[str, int] = {}
-        """Since when pushed-out jobs have produced nothing."""
+        """Since when preempted jobs have produced nothing."""
         self._since: dict[str, int] = {}
         """Since when jobs wait for loads."""
         self._paused: list[tuple[int, int]] = []
@@ -55,7 +43,7 @@ class Recorder(Watcher):
 
     def record(self, job: Job) -> Record:
         """The record that ``job`` belongs to."""
-        return self.records[job.id]
+        return self.records[request_id(job)]
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
         record = self.record(job)
@@ -113,10 +101,10 @@ class Recorder(Watcher):
             self.gaps.add(np.array([end - self._silent.pop(job.id)], dtype=np.int64), 1)
         if record.first_token < 0:
             record.first_token = end
-            self._first_token(job, end)
 
     def loading(self, job: Job, now: int, tokens: int) -> None:
-        self._since.setdefault(job.id, now)
+        if not job.received:  # a prompt from another worker has stamps of its own
+            self._since.setdefault(job.id, now)
 
     def preempted(self, job: Job, now: int) -> None:
         self.record(job).preemptions += 1
@@ -124,20 +112,16 @@ class Recorder(Watcher):
             self._silent.setdefault(job.id, now)  # its last token came with the pass that just ended
 
     def ended(self, job: Job, now: int, reason: str) -> None:
-        if self.withdrawn and job in self.withdrawn:
-            self.withdrawn.discard(job)
-            return
         record = self.record(job)
         record.ended = now
         record.output = job.output
         record.status = _STATUS[job.state]
         record.reason = reason
         self._silent.pop(job.id, None)
-        self._ended(job, now)
 
 
 def _note_left(record: Record, tokens: int) -> None:
-    """So many of the tokens that were lost, or only elsewhere, are in a lower tier and were left there."""
+    """Count ``tokens`` as left in a lower tier, and no longer as lost or as only elsewhere."""
     record.left = min(tokens, record.lost + record.elsewhere)
     mine = min(record.left, record.lost)
     record.lost -= mine

@@ -15,7 +15,6 @@ from kvyard.replay.record import Record
 from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.report.slo import read_slo
 from kvyard.replay.settings import SETTINGS, make_config
-from kvyard.replay.split_fleet import SplitFleet
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.replay.traces.hinting import with_hints
 
@@ -115,7 +114,7 @@ def replay(
     rows: Iterable[TraceRequest] = source
     if bounds and not isinstance(source, Trace):
         rows = list(rows)  # they are looked at twice
-    fleet = SplitFleet(made) if made.disaggregated else Fleet(made)
+    fleet = Fleet(made)
     with streamed(fleet, per_request):
         if progress is True:
             from kvyard.replay.progress import Bar

@@ -16,8 +16,10 @@ from kvyard.engine.ranks import Ranks
 from kvyard.engine.role import Role
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.index import Holder
+from kvyard.replay.config import WorkerConfig
 from kvyard.replay.heeding import heeded
 from kvyard.replay.recorder import Recorder
+from kvyard.router.pace import Pace
 
 FIRST_DISTANCE: Final = 1_000_000_000
 
@@ -25,34 +27,52 @@ FIRST_DISTANCE: Final = 1_000_000_000
 class Worker:
     """One engine with one or more ranks. The fleet drives it through ``engine`` and finds its ranks by number."""
 
-    def __init__(self, number: int, name: str, block_size: int, role: Role = "both") -> None:
+    def __init__(
+        self,
+        number: int,
+        kind: WorkerConfig,
+        pace: Pace | None,
+        cores: list[EngineCore],
+        recorders: list[Recorder],
+        jobs: dict[str, Job],
+        touched: set[int],
+    ) -> None:
+        """``jobs``, which the watchers of its ranks share, are those that are here and not through. ``touched`` are the fleet's
+        workers that may start a pass.
+        """
         self.number = number
-        self.name = name
-        self.block_size = block_size
+        self.name = f"{kind.name}{number}"
+        self.role: Role = kind.engine.role
+        self.block_size = min([spec.block_size for spec in kind.engine.specs])
         """Tokens per block of its requests' chains."""
-        self.role = role
-        self.cores: list[EngineCore] = []
-        self.recorders: list[Recorder] = []
-        self.jobs: dict[str, Job] = {}
-        """Those that are here and not through."""
+        self.tokens_per_pass = kind.engine.tokens_per_pass
+        """Prompt tokens that it computes in one pass at most."""
+        self.pace = pace
+        """Its speed, where a router asks for it."""
+        self.cores = cores
+        self.recorders = recorders
+        self.holders = [Holder(self.name, rank) for rank in range(len(cores))]
+        """Its ranks as index and routers call them."""
+        self.engine: EngineCore | Ranks = cores[0] if len(cores) == 1 else Ranks(cores)
+        self.jobs = jobs
         self.began = False
-        """Whether it ever took requests."""
+        """True if it ever took requests."""
         self.alive = True
         self.draining = False
-        """It takes no new requests, for ever."""
+        """True if it takes no new requests."""
+        self._touched = touched
 
-    def add(self, core: EngineCore, recorder: Recorder) -> None:
-        """One more rank, and the recorder that watches it."""
-        self.cores.append(core)
-        self.recorders.append(recorder)
-        self.engine: EngineCore | Ranks = core if len(self.cores) == 1 else Ranks(self.cores)
+    def touch(self) -> None:
+        """Something happened to it: it may start a pass at the end of this instant."""
+        self._touched.add(self.number)
 
     def name_of(self, rank: int) -> str:
-        """What records call a rank: a worker with one is called by its own name."""
-        return self.name if len(self.cores) == 1 else str(Holder(self.name, rank))
+        """The name of a rank in records: a worker with one rank goes by its own name."""
+        return self.name if len(self.cores) == 1 else str(self.holders[rank])
 
     def submit(self, job: Job, now: int, rank: int) -> None:
-        """Hand ``job`` over to a rank."""
+        """Submit ``job`` to a rank."""
+        self.engine.advance(now)
         self.jobs[job.id] = job
         if job.hints is not NO_HINTS:
             job.hints = heeded(job.hints, self.cores[rank].scheduler.manager)
@@ -62,17 +82,20 @@ class Worker:
             engine.submit(job, now, rank)
         else:
             engine.submit(job, now)
+        self.touch()
 
-    def cancel(self, job: Job, now: int, rank: int) -> None:
-        """Have a rank give ``job`` up."""
+    def withdraw(self, job: Job, now: int, rank: int) -> None:
+        """Have a rank give ``job`` up, whose end then concerns no one: its request goes on elsewhere."""
+        del self.jobs[job.id]
         engine = self.engine
+        engine.advance(now)
         if isinstance(engine, Ranks):
             engine.cancel(job, now, rank)
         else:
             engine.cancel(job, now)
 
     def tier_counters(self) -> dict[str, int]:
-        """What its lower tiers did, all ranks together; empty without any."""
+        """Counters of its lower tiers, all ranks together; empty without any."""
         total: Counter[str] = Counter()
         for core in self.cores:
             if core.offload is not None:
@@ -108,17 +131,17 @@ class SampleSeries:
         """Per instant, per worker."""
         self._last: list[Sample] = []
 
-    def sample(self, now: int, workers: Sequence[Worker], stirred: Iterable[int] | None = None) -> int:
-        """Take a point of every worker. Of those that aren't ``stirred``, where that is given by number, the point before holds
-        still. Returns when to take the next.
+    def sample(self, now: int, workers: Sequence[Worker], changed: Iterable[int] | None = None) -> int:
+        """Take a point of every worker. Workers that haven't ``changed``, where numbers are given, keep their latest point.
+        Returns when to take the next.
         """
         row: list[Sample] = []
-        if stirred is None or len(self._last) != len(workers):
-            stirred = range(len(workers))
+        if changed is None or len(self._last) != len(workers):
+            changed = range(len(workers))
             row = [_NOTHING] * len(workers)
         else:
             row = self._last.copy()
-        for number in stirred:
+        for number in changed:
             worker = workers[number]
             sample = Sample()
             row[number] = sample

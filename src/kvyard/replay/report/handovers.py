@@ -5,27 +5,32 @@ role.
 from collections.abc import Iterable
 
 from kvyard.clock import MS, SECOND
+from kvyard.replay.fleet import Fleet
 from kvyard.replay.report.report import HandoverReport, LinkUse, RoleReport, share
 from kvyard.replay.report.totals import RecordTotals
-from kvyard.replay.split_fleet import SplitFleet
+from kvyard.replay.split_placement import SplitPlacement
+from kvyard.tiers.network import Network
 
 
-def make_handovers(fleet: SplitFleet, totals: RecordTotals, duration: int) -> HandoverReport:
-    """What happened between the roles of ``fleet``. ``duration`` is the run's, in nanoseconds."""
-    chosen = fleet.handed_over + fleet.kept
+def make_handovers(fleet: Fleet, totals: RecordTotals, duration: int) -> HandoverReport | None:
+    """What happened between the roles of ``fleet``; ``None`` without roles. ``duration`` is the run's, in nanoseconds."""
+    placement = fleet.placement
+    if not isinstance(placement, SplitPlacement):
+        return None
+    chosen = placement.handed_over + placement.kept
     return HandoverReport(
         decider=fleet.config.handover.decider,
         protocol=fleet.config.handover.protocol,
-        handed_over=share(fleet.handed_over, chosen, "requests sent to a prefill worker first / decisions"),
+        handed_over=share(placement.handed_over, chosen, "requests sent to a prefill worker first / decisions"),
         stages={name: values.spread() for name, values in totals.stages.items()},
         bytes=totals.sent,
         waiting_ms=totals.queued / MS,
-        network={name: _use(fleet, kind, duration) for name, kind in _ways(fleet)},
+        network={name: _use(placement.handovers.network, kind, duration) for name, kind in _ways(fleet)},
         roles=_roles(fleet, duration),
     )
 
 
-def _ways(fleet: SplitFleet) -> Iterable[tuple[str, str]]:
+def _ways(fleet: Fleet) -> Iterable[tuple[str, str]]:
     yield "out of workers", "out"
     yield "into workers", "in"
     if fleet.config.handover.node_bandwidth is not None:
@@ -36,9 +41,8 @@ def _ways(fleet: SplitFleet) -> Iterable[tuple[str, str]]:
         yield "into devices", "bus in"
 
 
-def _use(fleet: SplitFleet, kind: str, duration: int) -> LinkUse:
+def _use(network: Network, kind: str, duration: int) -> LinkUse:
     """Of the ports of a kind through which anything went."""
-    network = fleet.handovers.network
     ports = [
         port for port in network.ports if isinstance(port, tuple) and port[0] == kind and network.ports[port].bytes
     ]
@@ -59,7 +63,7 @@ def _use(fleet: SplitFleet, kind: str, duration: int) -> LinkUse:
     )
 
 
-def _roles(fleet: SplitFleet, duration: int) -> dict[str, RoleReport]:
+def _roles(fleet: Fleet, duration: int) -> dict[str, RoleReport]:
     found: dict[str, RoleReport] = {}
     for role in ("prefill", "decode", "both"):
         workers = [worker for worker in fleet.used if worker.role == role]
@@ -68,8 +72,8 @@ def _roles(fleet: SplitFleet, duration: int) -> dict[str, RoleReport]:
             found[role] = RoleReport(
                 workers=len(workers),
                 worker_seconds=len(workers) * duration / SECOND
-                if fleet.scaling is None
-                else fleet.scaling.on_seconds(role, fleet.now),
+                if fleet.autoscaler is None
+                else fleet.autoscaler.on_seconds(role, fleet.now),
                 busy=share(
                     busy, duration * len(workers), "nanoseconds in passes / nanoseconds of the run, times workers"
                 ),

@@ -31,7 +31,6 @@ from kvyard.replay.report.report import (
 from kvyard.replay.report.scaling import make_scaling
 from kvyard.replay.report.totals import RecordTotals, WorkerSums
 from kvyard.replay.report.waterfall import make_waterfall
-from kvyard.replay.split_fleet import SplitFleet
 from kvyard.router.pace import engine_pace
 from kvyard.tiers.copies import LinkedTier
 from kvyard.tiers.copy_totals import CopyTotals
@@ -95,7 +94,7 @@ def make_report(
         **make_left(fleet),
         scaling=make_scaling(fleet, totals, duration),
         pulls=make_pulls(fleet, totals),
-        handovers=make_handovers(fleet, totals, duration) if isinstance(fleet, SplitFleet) else None,
+        handovers=make_handovers(fleet, totals, duration),
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
         prefill_ms_per_token=rate,

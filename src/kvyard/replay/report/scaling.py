@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def make_scaling(fleet: Fleet, totals: RecordTotals, duration: int) -> ScalingReport | None:
     """What the autoscaler of ``fleet`` did; ``None`` where it has none. ``duration`` is the run's, in nanoseconds."""
-    scaling = fleet.scaling
+    scaling = fleet.autoscaler
     if scaling is None:
         return None
     end = fleet.now

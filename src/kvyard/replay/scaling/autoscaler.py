@@ -5,18 +5,20 @@ ends when those that it has are through, and loses its caches then; with ``warm`
 Start-ups under way are cancelled before any worker is let go. All roles are changed at the same instant.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from kvyard.clock import MS, SECOND
+from kvyard.engine.job import Job
 from kvyard.engine.role import Role
-from kvyard.index import Holder
 from kvyard.replay.config import AutoscaleConfig, WorkerConfig
+from kvyard.replay.listeners import Listener
+from kvyard.replay.lives import WorkerLives
 from kvyard.replay.record import Record
 from kvyard.replay.scaling import RoleState, Snapshot, make_scaler
 from kvyard.replay.worker import Worker
-from kvyard.router.pace import Pace
+from kvyard.router.pace import Pace, engine_pace
 
 
 class WorkerLife(Enum):
@@ -56,26 +58,23 @@ class ScaledWorker:
         """When the last of its requests ended."""
 
 
-class Autoscaler:
-    """Of one fleet. It says what is to be done with workers; the fleet does it."""
+class Autoscaler(Listener):
+    """Of one fleet. It decides on the lives of workers."""
 
     def __init__(
-        self,
-        config: AutoscaleConfig,
-        workers: Sequence[ScaledWorker],
-        *,
-        start: Callable[[Worker, int], None],
-        drain: Callable[[Worker, int], None],
-        stop: Callable[[Worker, int], int],
+        self, config: AutoscaleConfig, workers: Sequence[Worker], kinds: Sequence[WorkerConfig], lives: WorkerLives
     ) -> None:
-        """``start`` lets a worker take requests, ``drain`` none any more, and ``stop`` switches one off that has none, and
-        returns how many cached blocks were lost.
-        """
+        """``kinds`` has one kind of workers for each role; those of ``workers`` that are alive take requests."""
         self.config = config
         self._scaler = make_scaler(config.policy, config.options)
-        self._workers = workers
-        self._start, self._drain, self._stop = start, drain, stop
-        self.roles: list[Role] = list(dict.fromkeys(one.worker.role for one in workers))
+        self._lives = lives
+        engines = {kind.engine.role: kind.engine for kind in kinds}
+        paces = {role: engine_pace(engine) for role, engine in engines.items()}
+        self._workers = [
+            ScaledWorker(worker, paces[worker.role], engines[worker.role].max_num_seqs, worker.alive)
+            for worker in workers
+        ]
+        self.roles: list[Role] = list(dict.fromkeys(worker.role for worker in workers))
         self.actions: list[ScalingAction] = []
         self.lost_blocks = 0
         """Cached blocks of workers that were switched off."""
@@ -103,15 +102,16 @@ class Autoscaler:
         counts[1] += input_tokens
         counts[2] += output_tokens
 
-    def first_token(self, record: Record) -> None:
-        """A request has its first token."""
+    def first_token(self, record: Record, now: int) -> None:
         self._ttfts.append(record.ttft / MS)
         self._admitted[0] += record.cached + sum(record.loaded)
         self._admitted[1] += record.input
 
-    def ended(self, worker: Worker, now: int) -> None:
-        """``worker`` is through with a request."""
-        self._workers[worker.number].idle_from = now
+    def computed(self, worker: int, job: Job, record: Record, now: int) -> None:
+        self._workers[worker].idle_from = now
+
+    def ended(self, worker: int, job: Job, record: Record, now: int) -> None:
+        self._workers[worker].idle_from = now
 
     # -- what is done about it ----------------------------------------------------------------------------------------
 
@@ -133,12 +133,12 @@ class Autoscaler:
         for one in self._workers:
             if one.life is WorkerLife.STARTING and one.ready <= now:
                 one.life = WorkerLife.ACTIVE
-                self._start(one.worker, now)
+                self._lives.start(one.worker, now)
             elif one.life is WorkerLife.DRAINING and not one.worker.jobs and _rests(one.worker):
                 one.life = WorkerLife.OFF
                 one.on_ns += max(one.idle_from, one.since) - one.since
                 self.stops += 1
-                self.lost_blocks += self._stop(one.worker, now)
+                self.lost_blocks += self._lives.stop(one.worker, now)
 
     def _look(self, now: int) -> Snapshot:
         return Snapshot(
@@ -184,7 +184,7 @@ class Autoscaler:
             for one in (back + off)[: target - len(there)]:
                 if one.life is WorkerLife.DRAINING:
                     one.life = WorkerLife.ACTIVE
-                    self._start(one.worker, now)
+                    self._lives.start(one.worker, now)
                 else:
                     one.life, one.ready, one.since = WorkerLife.STARTING, now + self.config.startup, now
         else:
@@ -196,7 +196,7 @@ class Autoscaler:
                 else:
                     one.life = WorkerLife.DRAINING
                     one.idle_from = now
-                    self._drain(one.worker, now)
+                    self._lives.drain(one.worker, now)
         self.actions.append(ScalingAction(now / SECOND, role, len(there), target))
 
     def _leaving(self, there: Sequence[ScaledWorker]) -> list[ScaledWorker]:
@@ -216,27 +216,6 @@ class Autoscaler:
             if one.worker.role == role:
                 total += one.on_ns + (0 if one.life is WorkerLife.OFF else now - one.since)
         return total / SECOND
-
-
-def make_autoscaler(
-    config: AutoscaleConfig,
-    workers: Sequence[Worker],
-    holders: Mapping[Holder, tuple[Worker, int]],
-    paces: Mapping[Holder, Pace | None],
-    kinds: Sequence[WorkerConfig],
-    start: Callable[[Worker, int], None],
-    drain: Callable[[Worker, int], None],
-    stop: Callable[[Worker, int], int],
-) -> Autoscaler:
-    """Of a fleet with these ``workers``, of which there is one kind for each role."""
-    slots = {kind.engine.role: kind.engine.max_num_seqs for kind in kinds}
-    by_worker = {worker.number: paces[holder] for holder, (worker, _) in holders.items()}
-    scaled = []
-    for worker in workers:
-        pace = by_worker[worker.number]
-        assert pace is not None
-        scaled.append(ScaledWorker(worker, pace, slots[worker.role], worker.alive))
-    return Autoscaler(config, scaled, start=start, drain=drain, stop=stop)
 
 
 def _rests(worker: Worker) -> bool:

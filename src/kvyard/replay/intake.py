@@ -1,0 +1,98 @@
+"""The intake: takes requests from the trace as they come, has them placed, and closes their records when they are through."""
+
+from kvyard.engine.job import Job
+from kvyard.replay.agenda import ARRIVAL, Agenda
+from kvyard.replay.arrivals import TraceArrivals
+from kvyard.replay.index_sync import IndexSync
+from kvyard.replay.listeners import Listener
+from kvyard.replay.placement import Placement
+from kvyard.replay.record import Record
+from kvyard.replay.records import Records
+from kvyard.replay.scaling.autoscaler import Autoscaler
+
+
+class Intake(Listener):
+    """Of one run."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        arrivals: TraceArrivals,
+        records: Records,
+        unplaced: list[Record],
+        placement: Placement,
+        *,
+        index_sync: IndexSync | None,
+        autoscaler: Autoscaler | None,
+    ) -> None:
+        """``unplaced`` are requests that came when no worker took any, or have lost theirs."""
+        self.records = records
+        self._agenda = agenda
+        self._arrivals = arrivals
+        self._unplaced = unplaced
+        self._placement = placement
+        self._index_sync = index_sync
+        self._autoscaler = autoscaler
+        agenda.put(arrivals.peek(), ARRIVAL)
+
+    @property
+    def exhausted(self) -> bool:
+        """True if no request will come any more, and none waits for a worker."""
+        return self._arrivals.exhausted and not self._unplaced
+
+    def arrive(self, now: int) -> None:
+        """Requests come, and are routed by all that is visible by now."""
+        if self._index_sync is not None:
+            self._index_sync.catch_up(now)
+        arrivals, placement = self._arrivals, self._placement
+        while requests := arrivals.take(now):
+            for request in requests:
+                record = Record(
+                    id=request.id,
+                    session=request.session,
+                    arrival=now,
+                    input=request.input_length,
+                    wanted=request.output_length,
+                    request=request,
+                )
+                self.records.begin(record)
+                if self._autoscaler is not None:
+                    self._autoscaler.offered(record.input, record.wanted)
+                if placement.open:
+                    placement.place(record, now)
+                else:
+                    self._unplaced.append(record)
+        self._agenda.put(arrivals.peek(), ARRIVAL)
+
+    def place_unplaced(self, now: int) -> None:
+        """Place the requests that wait for a worker, if any is there."""
+        if self._unplaced and self._placement.open:
+            if self._index_sync is not None:
+                self._index_sync.catch_up(now)
+            records = self._unplaced.copy()
+            self._unplaced.clear()
+            for record in records:
+                self._placement.place(record, now)
+
+    def fail_unplaced(self, now: int) -> bool:
+        """Fail the requests that wait for a worker: none is there, and none will come. Returns whether any waited."""
+        records = self._unplaced.copy()
+        self._unplaced.clear()
+        for record in records:
+            record.status, record.reason, record.ended = "failed", "no worker was left to take it", now
+            self._close(record, now)
+        return len(records) > 0
+
+    def ended(self, worker: int, job: Job, record: Record, now: int) -> None:
+        self._close(record, now)
+
+    def _close(self, record: Record, now: int) -> None:
+        self.records.close(record.id)
+        self._arrivals.ended(record.request, now)
+        self._agenda.put(self._arrivals.peek(), ARRIVAL)
+
+    def check_through(self) -> None:
+        """Raise unless all requests of the trace came and are through."""
+        self._arrivals.check_empty()
+        left = self.records.open
+        assert not left, f"{len(left)} requests never ended, {next(iter(left))} first (I9)"

@@ -1,0 +1,102 @@
+"""Placements: where a request goes, and what follows when a stage of it ends.
+
+In a fleet without roles one worker does a request whole (``WholePlacement``). Where workers have roles, the prompt may be
+computed by one worker and the answer by another (``split_placement``).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvyard.engine.job import Job
+from kvyard.replay.jobs import JobMaker
+from kvyard.replay.listeners import Listener
+from kvyard.replay.pulls import FleetPulls
+from kvyard.replay.record import Record
+from kvyard.replay.worker import Worker
+from kvyard.replay.worker_pool import WorkerPool
+
+
+class Placement(Protocol):
+    """The verbs of a placement. It is also a ``Listener``."""
+
+    pools: Sequence[WorkerPool]
+    """The pools that workers are added to."""
+
+    @property
+    def open(self) -> bool:
+        """True if workers are there that take requests."""
+
+    def place(self, record: Record, now: int) -> None:
+        """Choose a worker for a request and submit it there. Only while ``open``."""
+
+    def passes_started(self, now: int) -> None:
+        """Workers have started their passes at ``now``."""
+
+    def hand_over(self, now: int) -> None:
+        """Transfers between workers have landed, or prompts were computed, at ``now``."""
+
+    def resume(self, now: int) -> None:
+        """Workers may have come that started requests wait for."""
+
+    def withdraw(self, worker: Worker, now: int) -> list[str]:
+        """Take back the requests that wait at ``worker``, which drains, so that they are placed again; returns their ids."""
+
+    def lose(self, worker: Worker, now: int) -> list[str]:
+        """``worker`` has failed: give up the requests that can't go on without it; returns their ids."""
+
+
+class WholePlacement(Listener):
+    """One worker computes a request's prompt and its answer."""
+
+    def __init__(self, pool: WorkerPool, jobs: JobMaker, block_size: int, pulls: FleetPulls | None) -> None:
+        self.pool = pool
+        self.pools: Sequence[WorkerPool] = (pool,)
+        self._jobs = jobs
+        self._block_size = block_size
+        self._pulls = pulls
+
+    @property
+    def open(self) -> bool:
+        return self.pool.open > 0
+
+    def place(self, record: Record, now: int) -> None:
+        facts = self._jobs.facts(record)
+        job = self._jobs.make(record, self._block_size, facts)
+        decision, worker, rank = self.pool.route(self._jobs.route_request(record, job), now)
+        record.worker = worker.name_of(rank)
+        record.overlap, record.best_overlap = decision.overlap, decision.best
+        if self._pulls is not None:
+            self._pulls.expect(job, decision, self.pool.router.load)
+        if worker.block_size != self._block_size:
+            job = self._jobs.make(record, worker.block_size, facts)
+        worker.submit(job, now, rank)
+
+    def first_token(self, record: Record, now: int) -> None:
+        self.pool.router.prefill_done(record.id, now)
+
+    def ended(self, worker: int, job: Job, record: Record, now: int) -> None:
+        self.pool.router.finished(record.id, now)
+
+    def passes_started(self, now: int) -> None:
+        pass
+
+    def hand_over(self, now: int) -> None:
+        pass
+
+    def resume(self, now: int) -> None:
+        pass
+
+    def withdraw(self, worker: Worker, now: int) -> list[str]:
+        """Take back those of which nothing is computed."""
+        ids = []
+        worker.engine.advance(now)
+        for rank, core in enumerate(worker.cores):
+            for job in [job for job in core.scheduler.waiting if not job.tables and not job.output]:
+                worker.withdraw(job, now, rank)
+                self.pool.router.finished(job.id, now)
+                ids.append(job.id)
+        worker.touch()
+        return ids
+
+    def lose(self, worker: Worker, now: int) -> list[str]:
+        return list(worker.jobs)

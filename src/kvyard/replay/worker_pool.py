@@ -1,0 +1,56 @@
+"""A worker pool: one router and the workers that it chooses among."""
+
+from kvyard.engine.role import Role
+from kvyard.index import Holder
+from kvyard.replay.worker import Worker
+from kvyard.router import Decision, Router, RouteRequest
+
+
+class WorkerPool:
+    """Workers of all roles, or of all roles but one. Workers of that one may be added, drained and removed without effect."""
+
+    def __init__(self, router: Router, excluded: Role | None = None) -> None:
+        self.router = router
+        self.open = 0
+        """Ranks that take requests."""
+        self._excluded = excluded
+        self._ranks: dict[Holder, tuple[Worker, int]] = {}
+
+    def __contains__(self, holder: Holder) -> bool:
+        return holder in self._ranks
+
+    def add(self, worker: Worker) -> None:
+        """Send requests to ``worker``."""
+        if worker.role == self._excluded:
+            return
+        worker.began = True
+        for rank, holder in enumerate(worker.holders):
+            self.open += 1
+            self._ranks[holder] = (worker, rank)
+            self.router.add_worker(holder, worker.role, worker.pace)
+
+    def drain(self, worker: Worker) -> None:
+        """Send no more requests to ``worker``."""
+        if worker.role == self._excluded:
+            return
+        for holder in worker.holders:
+            self.open -= 1
+            self.router.drain(holder)
+
+    def remove(self, worker: Worker) -> None:
+        """Forget ``worker``, which is drained, and what it had."""
+        if worker.role == self._excluded:
+            return
+        for holder in worker.holders:
+            self.router.remove_worker(holder)
+
+    def route(self, request: RouteRequest, now: int) -> tuple[Decision, Worker, int]:
+        """Choose a worker and one of its ranks, and book the request there."""
+        decision = self.router.route(request, now)
+        worker, rank = self._ranks[decision.worker]
+        return decision, worker, rank
+
+    def preview(self, request: RouteRequest, now: int) -> tuple[Decision, Worker]:
+        """The choice that ``route`` would make, without booking it."""
+        decision = self.router.preview(request, now)
+        return decision, self._ranks[decision.worker][0]
