@@ -42,7 +42,7 @@ def specs(name, config, tp):
         return kind(block_size=block, num_kv_heads=kv, head_size=dim, dtype=BF16, **more)
 
     full = lambda: attention(FullAttentionSpec)  # noqa: E731
-    if name.startswith("deepseek"):
+    if name.startswith(("deepseek", "kimi")):
         width = text["kv_lora_rank"] + text["qk_rope_head_dim"]
         one = MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=width, dtype=BF16)
         return {f"layers.{i}": one for i in range(text["num_hidden_layers"])}
@@ -61,7 +61,9 @@ def specs(name, config, tp):
         return {f"layers.{i}": full() if here else local for i, here in enumerate(wide)}
     if name.startswith(("nemotron", "bamba", "qwen3.5")):
         if name.startswith("qwen3.5"):
-            shapes = Shapes.gated_delta_net_state_shape(tp, 16, 32, 128, 128, 4)
+            keys, values = text["linear_num_key_heads"], text["linear_num_value_heads"]
+            sizes = text["linear_key_head_dim"], text["linear_value_head_dim"], text["linear_conv_kernel_dim"]
+            shapes = Shapes.gated_delta_net_state_shape(tp, keys, values, *sizes)
             kinds = ["*" if (i + 1) % 4 == 0 else "M" for i in range(text["num_hidden_layers"])]
             ssm = torch.float32
         elif name.startswith("bamba"):
@@ -140,6 +142,8 @@ def main(presets, out):
     config.cache_config.kv_cache_layout = "LBNHC"
     for path in sorted(Path(presets).glob("*.json")):
         for tp in (1, 2, 8):
+            if json.loads(path.read_text())["num_attention_heads"] % tp:
+                continue  # vLLM refuses it
             made = specs(path.stem, json.loads(path.read_text()), tp)
             found[f"{path.stem}@{tp}"] = describe(config, made)
         text = json.loads(path.read_text())

@@ -26,7 +26,7 @@ def test_parameters_of_each_stage(key: str) -> None:
     for stage, (parameters, experts) in enumerate(RECORDED[key]):
         found = count_weights(fields, split, stage)
         # Norms of queries and keys, sinks and biases of routers are left out.
-        assert found.parameters == pytest.approx(parameters, rel=2e-5)
+        assert found.parameters == pytest.approx(parameters, rel=2e-4)
         assert found.experts == pytest.approx(
             experts, rel=1e-3
         )  # those of gpt-oss have biases, which we count elsewhere

@@ -253,7 +253,7 @@ def mlp_shape(fields: Fields, index: int, kind: str) -> MlpShape | None:
     if not mixture:
         inner = fields.get("intermediate_size_mlp") or fields.integer("intermediate_size", 4 * hidden)
         return MlpShape(matrices=matrices, dense=int(inner))
-    inner = fields.integer("moe_intermediate_size", fields.integer("intermediate_size"))
+    inner = fields.integer("moe_intermediate_size" if fields.get("moe_intermediate_size") else "intermediate_size")
     shared = fields.integer("shared_expert_intermediate_size", fields.integer("moe_shared_expert_intermediate_size", 0))
     shared = shared or fields.integer("n_shared_experts", 0) * inner
     if fields.model_type.startswith("llama4"):
