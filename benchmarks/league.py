@@ -30,7 +30,7 @@ from _peers import conversation_trace
 from _plain import plain_environment
 
 from kvyard.files import write_whole
-from kvyard.lab.league.league import OVERLOADED
+from kvyard.lab.league import OVERLOADED
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "build" / "league"
@@ -115,7 +115,8 @@ def trace_file(name: str) -> Path | None:
 
 def play(setting: Setting, policies: list[str] | None) -> Iterator[dict[str, Any]]:
     """Rows of one setting's league; what was played before is taken as it is."""
-    from kvyard.lab.league import league
+    from kvyard.lab.league import league, standings
+    from kvyard.lab.study import columns
 
     path = trace_file(setting.trace)
     if path is None:
@@ -132,13 +133,14 @@ def play(setting: Setting, policies: list[str] | None) -> Iterator[dict[str, Any
         config=config,
         trace_block_size=64 if setting.trace == "weka" else None,
     )
-    if done.sweep.interrupted:
+    if done.interrupted:
         raise KeyboardInterrupt
-    for failure in done.sweep.failures:
-        print(f"{setting.name}, {failure.point.label}: {failure.why}", flush=True)
-    for cell, places in done.cells.items():
+    for point, why in done.failed:
+        print(f"{setting.name}, {point.label}: {why}", flush=True)
+    for cell, places in standings(done).items():
         for place in places:
-            figures = {name: place.figures[name] for name in FIGURES}
+            values = columns(place.values)
+            figures = {name: values[name] for name in FIGURES}
             yield {
                 **setting._asdict(),
                 "cell": cell,

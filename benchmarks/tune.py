@@ -66,11 +66,11 @@ def run_grid(name: str, every: bool) -> None:
     """Points on the part that is searched on, the cheapest first."""
     from kvyard import __version__
     from kvyard.lab.jobs import LocalExecutor, Task
-    from kvyard.lab.sweep.grid import fingerprint, point_key
+    from kvyard.lab.study.cost import Prices, cost
+    from kvyard.lab.study.grid import fingerprint, point_key
     from kvyard.lab.tune import parse_limits
-    from kvyard.lab.tune.cost import Prices, cost
-    from kvyard.lab.tune.goals import figures
     from kvyard.lab.tune.parts import cut
+    from kvyard.lab.tune.trial import judged
     from kvyard.replay.report.files import read_report
     from kvyard.replay.settings import make_config
     from kvyard.replay.traces import open_trace
@@ -103,9 +103,9 @@ def run_grid(name: str, every: bool) -> None:
         if not path.exists():
             task = Task(str(trace), reading, config, None, "", str(path), key, part)
             LocalExecutor().run([task], lambda key, why: print(f"{key}: {why}") if why else None)
-        found = figures(read_report(path), price)
-        row |= {figure: round(found[figure], 4) for figure in FIGURES}
-        if all(one.violation(found[one.name]) <= 0 for one in limits):
+        found, missed = judged(read_report(path), price, limits)
+        row |= {figure: round(found[figure], 4) for figure in FIGURES}  # type: ignore[arg-type]
+        if missed <= 0:
             best = min(best, price)
         if number % 20 == 0:
             print(f"{name}: {number} of {len(points)}, {time.monotonic() - begun:.0f} s", flush=True)
@@ -172,9 +172,9 @@ def search(name: str, seeds: int) -> None:
 def evaluated(done: Any) -> list[Any]:
     """Points that needed a replay, each once, in order."""
     seen: dict[str, Any] = {}
-    for one in done.looks:
+    for one in done.trials:
         if one.config is not None and one.state != "skipped":
-            seen.setdefault(one.name, one)
+            seen.setdefault(one.identity, one)
     return list(seen.values())
 
 

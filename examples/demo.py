@@ -19,10 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvyard.errors import KvyardError
+from kvyard.lab.compare import compare, page, view
 from kvyard.lab.jobs import LocalExecutor, Task
 from kvyard.replay.report import Report
-from kvyard.replay.report.compare import compare, print_comparison
-from kvyard.replay.report.compare_page import write_comparison
 from kvyard.replay.report.files import read_report
 from kvyard.replay.report.page import write_html
 from kvyard.replay.run import read_slo
@@ -57,9 +56,9 @@ def main() -> None:
     reports = replay_all(asked.out, asked.limit, asked.jobs, console)
     seconds = time.monotonic() - started
     found = compare(reports)
-    print_comparison(found, console)
+    view(found, reports).show(console)
     print_answer(reports, console)
-    write_comparison(found, reports, asked.out / "comparison.html")
+    (asked.out / "comparison.html").write_text(page(found, reports))
     for name, report in zip(file_names(), reports):
         write_html(report, asked.out / f"{name}.html")
     simulated = sum(report.duration_s for report in reports)

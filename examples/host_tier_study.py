@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import kvyard
-from kvyard.lab.sweep import Sweep, sweep
+from kvyard.lab.study import Study
+from kvyard.lab.sweep import sweep
 from kvyard.replay.report import Report
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.info import describe
@@ -56,7 +57,7 @@ def run_without() -> Report:
 
 
 # %% 3. The curve: sizes against routers. Finished points are kept in OUT, so that a second time costs nothing.
-def draw_the_curve() -> Sweep:
+def draw_the_curve() -> Study:
     found = sweep(
         FILE,
         {"host_bytes": ["0", "64GiB", "128GiB", "256GiB", "512GiB"], "router": ["round-robin", "kv"]},
@@ -72,7 +73,7 @@ def draw_the_curve() -> Sweep:
 
 
 # %% 4. The one to pick: the smallest that has most of the gain.
-def pick(found: Sweep, base: Report) -> None:
+def pick(found: Study, base: Report) -> None:
     routed = [(point, report) for point, report in found.done if point.varied["router"] == "kv"]
     before = base.latency["ttft"].mean
     gain = before - min(report.latency["ttft"].mean for _, report in routed)

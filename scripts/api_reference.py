@@ -15,7 +15,7 @@ PACKAGES = (
     "kvyard",
     "kvyard.replay",
     "kvyard.replay.report",
-    "kvyard.lab.sweep",
+    "kvyard.lab.study",
     "kvyard.replay.traces",
     "kvyard.testing",
     "kvyard.hashing",

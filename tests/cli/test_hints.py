@@ -37,7 +37,7 @@ def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert run(*base) == 0
     out, err = capsys.readouterr()
     said = " ".join(out.split())
-    assert "session-end" in said and "points of reuse" in said and "ms of mean TTFT" in said
+    assert "session-end" in said and "beside no hints: Reused in all" in said and "TTFT mean" in said
     folder = tmp_path / "hints-mooncake_conversation"
     assert f"written: {folder.name}/hints.html" in err
     assert sorted(path.name for path in folder.iterdir()) == ["hints.csv", "hints.html", "hints.json", "points"]

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "questions.md").read_text()
 ENDS = {
     "replay": r"limits? this fleet",
-    "sweep": r"(Take|No point|has the soonest) ",
-    "league": "Route by |equally soon",
-    "hints": "points of reuse",
+    "sweep": r"(Take|No point|has the lowest) ",
+    "league": "Take |the same mean TTFT",
+    "hints": "beside no hints: Reused",
 }
 COMMANDS = [
     line

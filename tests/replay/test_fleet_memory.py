@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvyard.lab.sweep.advice import fleet_cost
-from kvyard.lab.tune.cost import GIB, Prices, cost
+from kvyard.lab.study.cost import GIB, Prices, cost, fleet_size
 from kvyard.replay.fleet_memory import lower_bytes
 from kvyard.replay.settings import make_config
 
@@ -22,6 +21,6 @@ def test_order_and_price_go_by_the_same_bytes() -> None:
     for more in ({}, {"host_scope": "shared"}):
         settings = {**SETTINGS, **more}
         config = make_config(settings)
-        assert list(fleet_cost(config).lower) == lower_bytes(config, [3])
+        assert list(fleet_size(config).lower) == lower_bytes(config, [3])
         price = cost(settings, config, Prices(card=0.0, host=1.0))
         assert price * GIB == sum(lower_bytes(config, [3]))

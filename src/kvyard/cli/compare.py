@@ -8,7 +8,7 @@ import typer
 from kvyard.cli.app import OUTPUT
 from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.serving import Json
-from kvyard.files import STDOUT, check_outputs
+from kvyard.files import STDOUT, check_outputs, write_whole
 
 
 def compare(
@@ -17,19 +17,18 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Put the reports of several runs side by side: who is best at what, and by how much."""
-    from kvyard.replay.report.compare import compare as put_side_by_side
-    from kvyard.replay.report.compare import print_comparison
-    from kvyard.replay.report.compare_page import write_comparison
+    from kvyard.lab.compare import compare as put_side_by_side
+    from kvyard.lab.compare import page, view
     from kvyard.replay.report.files import read_report
 
     check_outputs(html, STDOUT if as_json else None, reads=files)
     reports = [read_report(path) for path in files]
     found = put_side_by_side(reports, [report.label or path.stem for report, path in zip(reports, files)])
     if html is not None:
-        write_comparison(found, reports, html)
+        write_whole(html, page(found, reports))
     if as_json:
         print_json(found)
     else:
         with words_beside(html):
-            print_comparison(found)
+            view(found, reports).show()
     say_written([html])

@@ -1,17 +1,13 @@
 """``kvyard hints``: what a hint would be worth."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvyard.cli.grid import Bars, Jobs, count_jobs, finish
-from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, with_reading
 from kvyard.cli.settings import with_settings
+from kvyard.cli.study import Bars, Jobs, Out, count_jobs, finish, folder_of, listed_seeds, present
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import number
@@ -35,9 +31,7 @@ def hints(
     no_timing: Annotated[
         bool, typer.Option("--no-timing", help="Quick: session ends on caches alone, without a clock.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder of results; by default hints-TRACE in this one.")
-    ] = None,
+    out: Out = None,
     jobs: Jobs = None,
     slo: Slo = None,
     quiet: Quiet = False,
@@ -49,26 +43,23 @@ def hints(
     the share of all other requests that say so too. Results are a table (hints.csv, hints.json), a page of curves (hints.html)
     and a report per run; the same command goes on where it was interrupted. Exit code 1 if a run failed, 130 if interrupted.
     """
-    from kvyard.lab.hints import quick_study, study
+    from kvyard.lab.hints import hints as run
+    from kvyard.lab.hints import quick_hints
 
     at_a_time = count_jobs(jobs)
-    folder = out or Path(f"hints-{trace.name.partition('.')[0]}")
+    folder = folder_of(out, "hints", trace)
     qualities: dict[str, Any] = {
-        "recalls": [number("--recalls", one) for one in recalls.split(",")],
-        "falses": [number("--falses", one) for one in falses.split(",")],
-        "seeds": [_seed(one) for one in seeds.split(",")],
+        "recalls": [number("--recalls", share) for share in recalls.split(",")],
+        "falses": [number("--falses", share) for share in falses.split(",")],
+        "seeds": listed_seeds(seeds),
     }
     if no_timing:
         if hint not in (None, [], ["session-end"]):
             raise KvyardError("--no-timing is for session-end: a time to live needs a clock")
-        quick = quick_study(trace, folder=folder, config=settings, **qualities, **reading)
-        paths = quick.save()
-        if not quiet:
-            quick.show()
-            say_written(paths)
+        present(quick_hints(trace, folder=folder, config=settings, **qualities, **reading).result(), folder, quiet)
         return
     with Bars(quiet) as bars:
-        done = study(
+        done = run(
             trace,
             folder=folder,
             hints=hint or ["session-end"],
@@ -80,16 +71,6 @@ def hints(
             counted=bars.counted,
             progress=bars.told,
         )
-    paths = done.save()
-    assert done.sweep is not None
-    if not quiet:
-        if done.points:
-            done.show()
-        say_written(paths)
-    finish(done.sweep, quiet, "runs")
-
-
-def _seed(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise KvyardError(f"--seeds {text!r}: a seed is a whole number")
-    return int(text)
+    present(done.result(), folder, quiet)
+    assert done.study is not None
+    finish(done.study, quiet, "runs")

@@ -1,19 +1,14 @@
 """``kvyard league``: routing policies side by side."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvyard.cli.app import OUTPUT
-from kvyard.cli.grid import Bars, Jobs, Ray, executor, finish
-from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
-from kvyard.errors import KvyardError
-from kvyard.files import STDOUT
+from kvyard.cli.study import Bars, Jobs, Out, Ray, executor, finish, folder_of, listed, listed_seeds, present
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import duration, number
 
@@ -29,12 +24,7 @@ def league(
     ] = None,
     loads: Annotated[str, typer.Option(metavar="1,2,...", help="Speed-ups of arrivals, a table each.")] = "1",
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="Each policy plays with each; means are shown.")] = "0",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="The folder of results; by default league-TRACE in this one.", rich_help_panel=OUTPUT
-        ),
-    ] = None,
+    out: Out = None,
     jobs: Jobs = None,
     ray: Ray = None,
     slo: Slo = None,
@@ -49,17 +39,17 @@ def league(
     run failed, 130 if interrupted.
     """
     from kvyard.lab.league import league as run
-    from kvyard.lab.league.table import write_json
 
     given = dict(settings)
     jitter = given.pop("jitter", None)
+    folder = folder_of(out, "league", trace)
     with executor(jobs, ray) as crew, Bars(quiet) as bars:
-        done = run(
+        study = run(
             trace,
-            folder=out or Path(f"league-{trace.name.partition('.')[0]}"),
-            policies=_parts("--policies", policies) if policies is not None else None,
-            loads=[number("--loads", one) for one in _parts("--loads", loads)],
-            seeds=[_seed(one) for one in _parts("--seeds", seeds)],
+            folder=folder,
+            policies=listed("--policies", policies) if policies is not None else None,
+            loads=[number("--loads", load) for load in listed("--loads", loads)],
+            seeds=listed_seeds(seeds),
             jitters=["0", str(jitter)] if jitter is not None and duration("jitter", jitter) else ["0"],
             config=given,
             slo=slo,
@@ -68,24 +58,5 @@ def league(
             counted=bars.counted,
             progress=bars.told,
         )
-    paths = done.save()
-    if as_json:
-        write_json(done, Path(STDOUT))
-    elif not quiet:
-        if done.cells:
-            done.show()
-        say_written(paths)
-    finish(done.sweep, quiet, "runs")
-
-
-def _parts(option: str, text: str) -> list[str]:
-    parts = [one.strip() for one in text.split(",")]
-    if not all(parts):
-        raise KvyardError(f"{option} {text!r}: names or numbers with commas between them")
-    return parts
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise KvyardError(f"--seeds {text!r}: a seed is a whole number")
-    return int(text)
+    present(study.result(), folder, quiet, as_json)
+    finish(study, quiet, "runs")

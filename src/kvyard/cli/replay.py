@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvyard.cli.app import INTERRUPTED, OUTPUT
-from kvyard.cli.grid import Ray, executor
 from kvyard.cli.outputs import say_written, words_beside
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, read_trace, with_reading
 from kvyard.cli.serving import read_token
 from kvyard.cli.settings import with_settings
+from kvyard.cli.study import Ray, executor
 from kvyard.errors import KvyardError
 from kvyard.files import STDOUT, check_outputs, is_regular, partial_name
 from kvyard.replay.config import DrivingConfig

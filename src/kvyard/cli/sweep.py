@@ -1,24 +1,15 @@
 """``kvyard sweep``: a trace over a grid of settings, on all cores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from kvyard.cli.app import OUTPUT
-from kvyard.cli.grid import Bars, Jobs, Ray, executor, finish
-from kvyard.cli.outputs import say_written
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
-from kvyard.files import STDOUT
+from kvyard.cli.study import Bars, Jobs, Out, Ray, executor, finish, folder_of, present
 from kvyard.replay.settings import SETTINGS
-
-if TYPE_CHECKING:
-    from kvyard.lab.sweep import Sweep
 
 
 @with_settings(SETTINGS)
@@ -33,12 +24,7 @@ def sweep(
             metavar="NAME=A,B,...", help="A setting and its values, such as host_blocks=0,20k,80k; repeat it."
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="The folder of results; by default sweep-TRACE in this one.", rich_help_panel=OUTPUT
-        ),
-    ] = None,
+    out: Out = None,
     jobs: Jobs = None,
     ray: Ray = None,
     slo: Slo = None,
@@ -51,13 +37,12 @@ def sweep(
     is new. Results are a table (sweep.csv, sweep.json), a page of curves (sweep.html) and a report per point, which kvyard
     compare reads. Exit code 1 if a point failed, 130 if interrupted.
     """
-    from kvyard.lab.sweep import parse_vary
+    from kvyard.lab.study import parse_vary
     from kvyard.lab.sweep import sweep as run
-    from kvyard.lab.sweep.table import write_json
 
-    folder = out or Path(f"sweep-{trace.name.partition('.')[0]}")
+    folder = folder_of(out, "sweep", trace)
     with executor(jobs, ray) as crew, Bars(quiet) as bars:
-        done = run(
+        study = run(
             trace,
             parse_vary(vary or []),
             folder=folder,
@@ -68,17 +53,6 @@ def sweep(
             counted=bars.counted,
             progress=bars.told,
         )
-    paths = done.save()
-    if as_json:
-        write_json(done, Path(STDOUT))
-    elif not quiet:
-        _show(done, paths)
-    finish(done, quiet, "points")
-
-
-def _show(done: Sweep, paths: list[Path]) -> None:
-    if done.reports:
-        done.show()
-    if done.found:
-        typer.echo(f"{done.found} of {len(done.grid.points)} points were there from an earlier run", err=True)
-    say_written(paths)
+    earlier = f"{study.found} of {len(study.points)} points were there from an earlier run" if study.found else ""
+    present(study.result(), folder, quiet, as_json, earlier)
+    finish(study, quiet, "points")

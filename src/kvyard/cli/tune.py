@@ -1,20 +1,17 @@
 """``kvyard tune``: how many, how much, which policy."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvyard.cli.app import INTERRUPTED, OUTPUT
-from kvyard.cli.grid import Bars, Ray, executor
-from kvyard.cli.outputs import say_written
+from kvyard.cli.app import INTERRUPTED
 from kvyard.cli.reading import CHAIN_IDS, Quiet, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
+from kvyard.cli.study import Bars, Out, Ray, executor, folder_of, present
 from kvyard.errors import KvyardError
-from kvyard.files import STDOUT, write_whole
-from kvyard.lab.tune.cost import TUNE_SETTINGS, parted
+from kvyard.lab.study.cost import TUNE_SETTINGS, parted
 
 TOGETHER = 8
 """Points that are looked at together on a cluster: more of them learn less from each other."""
@@ -38,23 +35,18 @@ def tune(
     goal: Annotated[
         str,
         typer.Option(
-            metavar="'min FIGURE'", help="min cost, min ttft_p99, max reuse, ...; several with commas: a front."
+            metavar="'min METRIC'", help="min cost, min ttft_p99, max reuse, ...; several with commas: a front."
         ),
     ] = "min cost",
     slo: Annotated[
         str | None,
-        typer.Option(metavar="FIGURE=LIMIT,...", help="What must hold, such as ttft_p99=1000,itl_p99=50ms or cost<20."),
+        typer.Option(metavar="METRIC=LIMIT,...", help="What must hold, such as ttft_p99=1000,itl_p99=50ms or cost<20."),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Points to replay at most.")] = 60,
     test: Annotated[
         float, typer.Option(help="The share of the trace, its end, that is kept for the test; 0: none.")
     ] = 0.3,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="The folder of results; by default tune-TRACE in this one.", rich_help_panel=OUTPUT
-        ),
-    ] = None,
+    out: Out = None,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", help=f"Points to look at at a time; 1 by default, {TOGETHER} on a cluster."),
@@ -73,13 +65,12 @@ def tune(
     """
     from kvyard.lab.tune import parse_goals, parse_limits
     from kvyard.lab.tune import tune as run
-    from kvyard.lab.tune.table import as_json as json_of
-    from kvyard.lab.tune.words import verdict
 
     if not search:
         raise KvyardError("say what to search, as in --search 'router.*,host_bytes=0..1TiB,workers=2..32'")
     base, prices = parted(settings)
     goals, limits = parse_goals(goal), parse_limits(slo)
+    folder = folder_of(out, "tune", trace)
     at_a_time = jobs if jobs is not None else 1 if ray is None else TOGETHER
     with executor(at_a_time, ray) as crew, Bars(quiet) as bars:
         done = run(
@@ -87,7 +78,7 @@ def tune(
             search,
             goals,
             limits,
-            folder=out or Path(f"tune-{trace.name.partition('.')[0]}"),
+            folder=folder,
             trials=trials,
             test=test,
             prices=prices,
@@ -97,20 +88,13 @@ def tune(
             counted=bars.counted,
             progress=bars.told,
         )
-    paths = done.save()
     if [one.name for one in goals] == ["cost"] and not limits and not quiet:
         typer.echo(
             "Without --slo the cheapest fleet is the smallest: say what it must keep, such as ttft_p99=1s,itl_p99=50ms.",
             err=True,
         )
-    if as_json:
-        write_whole(STDOUT, json_of(done))
-    elif not quiet:
-        if done.answer is not None:
-            done.show()
-        if done.found:
-            typer.echo(f"{done.found} points were there from an earlier run", err=True)
-        say_written(paths)
+    earlier = f"{done.found} points were there from an earlier run" if done.found else ""
+    present(done.result(), folder, quiet, as_json, earlier)
     if done.interrupted:
         typer.echo(
             f"Interrupted after {done.replayed} of {trials} points; the same command goes on from there.", err=True
@@ -118,6 +102,6 @@ def tune(
         raise typer.Exit(INTERRUPTED)
     if not done.met:
         if quiet or done.answer is None:
-            failed = next((f" The first because {one.why}" for one in done.looks if one.state == "failed"), "")
-            typer.echo(verdict(done) + ("" if done.answer else failed), err=True)
+            failed = next((f" The first because {one.why}" for one in done.trials if one.state == "failed"), "")
+            typer.echo(done.sentences()[0] + ("" if done.answer else failed), err=True)
         raise typer.Exit(UNMET)

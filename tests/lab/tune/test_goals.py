@@ -11,11 +11,13 @@ from tests.replay.traces.support import CONVERSATION
 
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import TracePart
-from kvyard.lab.tune.cost import TUNE_SETTINGS, Prices, cost, parted
-from kvyard.lab.tune.goals import Goal, Limit, parse_goals, parse_limits, shown_figure
-from kvyard.lab.tune.look import judged
+from kvyard.lab.study.cost import TUNE_SETTINGS, Prices, cost, parted
+from kvyard.lab.study.goals import Goal, parse_goals
 from kvyard.lab.tune.parts import cut
+from kvyard.lab.tune.trial import judged
 from kvyard.replay import replay
+from kvyard.replay.report.metrics import METRICS
+from kvyard.replay.report.slo import Limit, parse_limits
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import Trace, open_trace
 
@@ -32,7 +34,7 @@ def test_goals() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("cheap", "write min or max and a figure"),
+        ("cheap", "write min or max and a metric"),
         ("max cost", "that makes things worse; did you mean 'min cost'?"),
         ("min ttft_p98", "did you mean ttft_p9"),
         ("min cost, min cost", "cost is named twice"),
@@ -53,8 +55,8 @@ def test_a_latency_that_no_request_had_is_no_zero() -> None:
     report = replay(short, workers=2, block_size=512, num_gpu_blocks=512).report
     assert report.latency["itl"].count == 0 and report.latency["ttft"].count == 20
     found, missed = judged(report, 3.0, parse_limits("itl_p99=1,ttft_p99=1e9"))
-    assert "itl_p99" not in found and found["ttft_p99"] > 0 and found["cost"] == 3.0 and missed == 0
-    assert shown_figure(found, "itl_p99") == "–" and shown_figure(found, "cost") != "–"
+    assert found["itl_p99"] is None and found["ttft_p99"] and found["cost"] == 3.0 and missed == 0
+    assert METRICS["itl_p99"].text(found["itl_p99"]) == "–"
 
 
 def test_limits_with_and_without_units() -> None:
@@ -75,12 +77,12 @@ def test_limits_with_and_without_units() -> None:
     ("text", "words"),
     [
         ("ttft=500", "of which requests? Write ttft_p99=500"),
-        ("ttft_p99", "write FIGURE=LIMIT"),
+        ("ttft_p99", "an SLO has names and limits"),
         ("ttft_p99=fast", "a limit is milliseconds, or a time with its unit such as 1s, above 0"),
         ("ttft_p99=0", "above 0"),
         ("ttft_p99>100", "turn the sign round"),
         ("reuse<0.1", "turn the sign round"),
-        ("nothing=1", "there is no figure 'nothing'"),
+        ("nothing=1", "there is no metric 'nothing'"),
         ("ttft_p99=1,ttft_p99=2", "named twice"),
     ],
 )

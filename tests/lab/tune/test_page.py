@@ -13,7 +13,6 @@ from tests.replay.report.browser import BINARY, Tab, browser
 from tests.replay.report.test_page import sound, titled
 
 from kvyard.lab.tune import Tuned
-from kvyard.lab.tune.page import page
 
 SEARCH = "router=round-robin|kv,host_bytes=1GiB..3GiB,workers=2..5"
 
@@ -26,10 +25,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 
 
 def test_the_page_needs_no_network_and_escapes(done: Tuned) -> None:
-    text = page(done)
+    text = done.result().page()
     assert not re.search(r'(src|href)="(?!data:|#)|https?://|@import|url\((?!#)', text)
     done.trace, before = "</script><script>alert(1)</script>", done.trace
-    assert "<script>alert" not in page(done)
+    assert "<script>alert" not in done.result().page()
     done.trace = before
 
 
@@ -50,7 +49,7 @@ def test_charts(tab: Tab, done: Tuned, width: int, dark: bool) -> None:
     titles = titled(tab)
     assert titles[0] == ["TTFT p99, ms", "Cost per hour"] and all(titles)
     dots = tab.ask("document.querySelectorAll('.chart')[0].querySelectorAll('circle.dot').length")
-    assert dots == sum(one.state == "done" for one in done.looks)
+    assert dots == sum(one.state == "done" for one in done.trials)
     ground = tab.ask("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(15, 15, 14)") == dark
     if place := os.environ.get("KVYARD_PICTURES"):

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kvyard.errors import KvyardError
-from kvyard.lab.league.league import LEFT_OUT
+from kvyard.lab.league import LEFT_OUT
 from kvyard.lab.tune.ladder import counts, durations, sizes
 from kvyard.lab.tune.space import Choices, Reals, Steps, parse_space
 from kvyard.replay.settings import make_config

@@ -68,25 +68,25 @@ def test_the_best_of_all_there_is(tmp_path: Path, everything: dict[tuple[str, in
     cheapest = min(one["cost"] for one in kept.values())
     (best,) = made.best
     assert best.cost == pytest.approx(cheapest) and best is made.answer and made.met
-    for one in made.looks:
+    for one in made.trials:
         if one.state == "done":
             host = int(str(one.point["host_bytes"]).removesuffix("GiB"))
             want = everything[str(one.point["router"]), host, int(str(one.point["workers"]))]
-            assert {name: one.figures[name] for name in want} == pytest.approx(want)
+            assert {name: one.values[name] for name in want} == pytest.approx(want)
     # What costs more than a point that keeps the limits needs no replay.
-    assert made.replayed < 16 and any(one.state == "skipped" for one in made.looks)
+    assert made.replayed < 16 and any(one.state == "skipped" for one in made.trials)
 
 
 def test_a_front_is_what_nothing_beats(tmp_path: Path) -> None:
     made = searched(tmp_path, "min cost, min ttft_p99", None, trials=14)
-    done = [one for one in made.looks if one.state == "done"]
-    points = {(one.cost, one.figures["ttft_p99"]) for one in done}
+    done = [one for one in made.trials if one.state == "done"]
+    points = {(one.cost, one.values["ttft_p99"]) for one in done}
     front = {
         (cost, time)
         for cost, time in points
         if not any((c <= cost and t <= time) and (c, t) != (cost, time) for c, t in points)
     }
-    assert {(one.cost, one.figures["ttft_p99"]) for one in made.best} == front and len(front) > 1
+    assert {(one.cost, one.values["ttft_p99"]) for one in made.best} == front and len(front) > 1
     assert made.answer in made.best and made.replayed == 14
     assert all(one.test for one in made.best[:3])
 
@@ -97,7 +97,7 @@ def test_the_same_again_byte_for_byte(done: Tuned, tmp_path: Path) -> None:
     one, two = ({path.name: path.read_bytes() for path in made.save()} for made in (done, again))
     assert one == two and set(one) == {"tune.csv", "tune.json", "tune.html", "tune.toml"}
     other = searched(tmp_path / "seed", seed=1)
-    assert [look.point for look in other.looks] != [look.point for look in done.looks]
+    assert [trial.point for trial in other.trials] != [trial.point for trial in done.trials]
 
 
 class Interrupted(LocalExecutor):
@@ -123,16 +123,16 @@ def test_an_interrupted_search_goes_on_as_if_it_hadn_t_been(done: Tuned, tmp_pat
     assert second.interrupted and second.found == first.replayed < second.replayed
     last = searched(tmp_path)
     assert not last.interrupted and last.found == second.replayed
-    assert [one.point for one in last.looks] == [one.point for one in done.looks]
-    for one, other in zip(last.looks, done.looks, strict=True):
-        assert (one.state, one.figures, one.test) == (other.state, other.figures, other.test)
+    assert [one.point for one in last.trials] == [one.point for one in done.trials]
+    for one, other in zip(last.trials, done.trials, strict=True):
+        assert (one.state, one.values, one.test) == (other.state, other.values, other.test)
 
 
 def test_more_trials_go_on_from_there(done: Tuned, tmp_path: Path) -> None:
     searched(tmp_path, trials=3)
     ran: set[str] = set()
     more = searched(tmp_path, progress=lambda key, through, now: ran.add(key))
-    assert more.found == 3 and [one.point for one in more.looks] == [one.point for one in done.looks]
+    assert more.found == 3 and [one.point for one in more.trials] == [one.point for one in done.trials]
     known = searched(tmp_path, progress=lambda key, through, now: pytest.fail("nothing is left to replay"))
     assert known.found == known.replayed
 
@@ -153,36 +153,36 @@ def test_processes_search_the_same_as_each_other(tmp_path: Path) -> None:
 
     one = searched(tmp_path / "a", trials=6, executor=Batches())
     two = searched(tmp_path / "b", trials=6, executor=LocalExecutor(2))
-    assert [look.point for look in one.looks] == [look.point for look in two.looks]
+    assert [trial.point for trial in one.trials] == [trial.point for trial in two.trials]
     assert [path.read_bytes() for path in one.save()] == [path.read_bytes() for path in two.save()]
 
 
 def test_no_point_meets_the_slo(tmp_path: Path) -> None:
     made = searched(tmp_path, slo="ttft_p99=50", trials=5)
     assert not made.met and made.answer is not None
-    closest = min((one for one in made.looks if one.state == "done"), key=lambda one: one.figures["ttft_p99"])
+    closest = min((one for one in made.trials if one.state == "done"), key=lambda one: one.values["ttft_p99"])
     assert made.answer.point == closest.point
     made.save()
     text = (tmp_path / "tune.toml").read_text()
-    assert "No point of 5 meets the SLO. The closest is" in text and "(ttft_p99 ≤ 50.00 ms)" in text
+    assert "No point of 5 meets the SLO (ttft_p99 ≤ 50.00 ms). The closest is" in text
     assert json.loads((tmp_path / "tune.json").read_text())["met"] is False
 
 
 def test_a_cost_beyond_the_limit_needs_no_replay(tmp_path: Path) -> None:
     made = searched(tmp_path, "min ttft_p99", "cost<5", trials=6)
-    assert made.met and all(one.cost <= 5 for one in made.looks if one.state != "skipped")
-    assert any(one.why == "it costs more than the limit" for one in made.looks)
+    assert made.met and all(one.cost <= 5 for one in made.trials if one.state != "skipped")
+    assert any(one.why == "it costs more than the limit" for one in made.trials)
 
 
 @pytest.mark.slow
 def test_what_is_hopeless_on_a_prefix_is_given_up(tmp_path: Path) -> None:
     made = searched(tmp_path, slo="ttft_p99=3000", search="workers=1..8", limit=620, trials=6, num_gpu_blocks=1024)
-    pruned = [one for one in made.looks if one.state == "pruned"]
+    pruned = [one for one in made.trials if one.state == "pruned"]
     assert made.parts.requests["prefix"] >= 100
     assert pruned and all(one.violation > 0.5 and "misses the limits by far" in one.why for one in pruned)
     # Given up means not replayed as a whole: there is a report of the prefix alone.
     reports = len(list((tmp_path / "points").iterdir()))
-    whole = sum(one.state == "done" for one in made.looks)
+    whole = sum(one.state == "done" for one in made.trials)
     assert reports <= 2 * whole + len(pruned) + 1
 
 
@@ -219,7 +219,7 @@ def test_points_asked_for_twice_count_once_also_when_a_search_goes_on(
         "limit": 620,
     }
     first = searched(tmp_path, **same)
-    names = [one.name for one in first.looks]
+    names = [one.identity for one in first.trials]
     assert any(one == other for one, other in zip(names[::2], names[1::2])), "two of a round are the same"
     searched(tmp_path, **same)
     assert known[0] and known[1] == known[0]
@@ -235,7 +235,7 @@ def test_the_edge_of_a_range_is_named(tmp_path: Path) -> None:
 def test_a_point_that_cannot_be_is_no_answer(tmp_path: Path) -> None:
     """Storage without host memory is refused by the settings themselves."""
     made = searched(tmp_path, slo=None, search="host_bytes=0|1GiB,storage_bytes=0|4GiB", trials=4)
-    failed = [one for one in made.looks if one.state == "failed"]
+    failed = [one for one in made.trials if one.state == "failed"]
     assert failed and all(one.point == {"host_bytes": "0", "storage_bytes": "4GiB"} for one in failed)
     assert made.answer is not None and made.answer.point["host_bytes"] == "0"
 
@@ -246,7 +246,7 @@ def test_the_file_gives_the_same_replay(done: Tuned, tmp_path: Path) -> None:
     assert answer is not None
     source = open_trace(CONVERSATION, limit=60)
     report = replay(done.parts.train.of(source), config=done.folder / "tune.toml").report
-    assert report.latency["ttft"].p99 == answer.figures["ttft_p99"]
+    assert report.latency["ttft"].p99 == answer.values["ttft_p99"]
     assert done.parts.test is not None
     tested = replay(done.parts.test.of(source), config=done.folder / "tune.toml").report
     assert tested.latency["ttft"].p99 == answer.test["ttft_p99"] and tested.reuse["all"].value == answer.test["reuse"]
@@ -279,20 +279,20 @@ def test_prefill_and_decode_workers_are_counted_apart(tmp_path: Path) -> None:
 def test_a_fleet_that_is_scaled_costs_what_it_had(tmp_path: Path) -> None:
     scaled = "threshold:ttft_p99=1s,min=1,max=6,startup=1s"
     made = searched(tmp_path, slo=None, search="workers=2..3", autoscale=scaled, trials=2, test=0)
-    for one in made.looks:
+    for one in made.trials:
         if one.state == "done":
             settings = {**BASE, "autoscale": scaled, **one.point}
             report = replay(CONVERSATION, **settings).report
             assert report.scaling is not None
             (mean,) = report.scaling.mean_workers.values()
-            assert one.cost == one.figures["cost"] == pytest.approx(mean) and mean > 1
+            assert one.cost == one.values["cost"] == pytest.approx(mean) and mean > 1
 
 
 def test_rows(done: Tuned) -> None:
     done.save()
     with (done.folder / "tune.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(done.looks) and sum(row["answer"] == "True" for row in rows) == 1
+    assert len(rows) == len(done.trials) and sum(row["answer"] == "True" for row in rows) == 1
     (answer,) = (row for row in rows if row["answer"] == "True")
     assert float(answer["test_ttft_p99"]) > 0 and answer["slo_met"] == "True"
 

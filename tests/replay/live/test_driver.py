@@ -19,11 +19,11 @@ from tests.server.mock.support import Served, eventually
 
 from kvyard.clock import MS
 from kvyard.errors import KvyardError
+from kvyard.lab.compare import compare
 from kvyard.replay import replay
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.run import LiveRun, drive, replay_live
-from kvyard.replay.report.compare import compare
 from kvyard.replay.report.files import from_json, read_report, to_json
 from kvyard.replay.report.page import page
 from kvyard.replay.report.table import report_text

@@ -15,11 +15,11 @@ from tests.replay.report.browser import BINARY, Tab, browser
 from tests.replay.support import request
 from tests.server.mock.support import Served
 
+from kvyard.lab.compare import compare
+from kvyard.lab.compare import page as comparison_page
 from kvyard.replay import replay
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.run import replay_live
-from kvyard.replay.report.compare import compare
-from kvyard.replay.report.compare_page import write_comparison
 from kvyard.replay.report.page import write_html
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(BINARY is None, reason="no chromium here")]
@@ -41,7 +41,7 @@ def test_live_page(tab: Tab, tmp_path: Path) -> None:
     simulated = replay(rows, workers=1, block_size=16, num_gpu_blocks=4096).report
     reports = [simulated, live]
     write_html(live, tmp_path / "live.html")
-    write_comparison(compare(reports, ["simulated", "live"]), reports, tmp_path / "both.html")
+    (tmp_path / "both.html").write_text(comparison_page(compare(reports, ["simulated", "live"]), reports))
     for name in ("live", "both"):
         for dark in (False, True):
             tab.open(tmp_path / f"{name}.html", 1280, dark=dark)

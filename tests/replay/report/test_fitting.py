@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 from tests.replay.traces.support import CONVERSATION
 
+from kvyard.lab.compare import compare, view
 from kvyard.lab.sweep import sweep
-from kvyard.lab.sweep.table import print_sweep
-from kvyard.replay.report.compare import compare, print_comparison
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
 
@@ -34,8 +33,8 @@ def test_a_sweep_and_a_comparison_too(tmp_path: Path) -> None:
     done = sweep(CONVERSATION, {"workers": [1, 2]}, folder=tmp_path, config={"limit": 60})
     out = StringIO()
     narrow = Console(file=out, width=60, force_terminal=False)
-    print_sweep(done, narrow)
+    done.result().show(narrow)
     reports = [report for _, report in done.done]
-    print_comparison(compare(reports, ["a run of one worker", "b"]), narrow)
+    view(compare(reports, ["a run of one worker", "b"]), reports).show(narrow)
     assert not CUT.search(out.getvalue())
     assert max(map(len, out.getvalue().splitlines())) <= 60

@@ -13,10 +13,10 @@ from tests.replay.report.browser import BINARY, Tab, browser
 from tests.replay.report.support import config, reported
 
 from kvyard.errors import KvyardError
+from kvyard.lab.compare import compare
+from kvyard.lab.compare import page as comparison_page
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
-from kvyard.replay.report.compare import compare
-from kvyard.replay.report.compare_page import comparison_page, write_comparison
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.page import page, write_html
 
@@ -78,7 +78,7 @@ def test_unwritable(tmp_path: Path) -> None:
         write_html(reported(), tmp_path / "no" / "x.html")
     with pytest.raises(KvyardError, match="at most 8 runs"):
         many = [reported()] * 9
-        write_comparison(compare(many), many, tmp_path / "x.html")
+        (tmp_path / "x.html").write_text(comparison_page(compare(many), many))
     assert not list(tmp_path.iterdir())
 
 
@@ -163,7 +163,7 @@ class TestInABrowser:
 
     def test_comparison(self, tab: Tab, tmp_path: Path) -> None:
         reports = runs()
-        write_comparison(compare(reports), reports, tmp_path / "c.html")
+        (tmp_path / "c.html").write_text(comparison_page(compare(reports), reports))
         for dark in (False, True):
             tab.open(tmp_path / "c.html", dark=dark)
             sound(tab, 10, 1280)
@@ -180,7 +180,7 @@ class TestInABrowser:
     def test_a_phone(self, tab: Tab, tmp_path: Path, dark: bool) -> None:
         reports = runs()
         write_html(tiered(), tmp_path / "r.html")
-        write_comparison(compare(reports), reports, tmp_path / "c.html")
+        (tmp_path / "c.html").write_text(comparison_page(compare(reports), reports))
         for name, charts in (("r", 14), ("c", 10)):
             tab.open(tmp_path / f"{name}.html", 390, dark=dark)
             sound(tab, charts, 390)
@@ -236,6 +236,6 @@ class TestInABrowser:
         write_html(made, tmp_path / "r.html")
         tab.open(tmp_path / "r.html")
         sound(tab, 14 if made.waterfall.steps else 13, 1280)
-        write_comparison(compare([made, tiered()]), [made, tiered()], tmp_path / "c.html")
+        (tmp_path / "c.html").write_text(comparison_page(compare([made, tiered()]), [made, tiered()]))
         tab.open(tmp_path / "c.html")
         sound(tab, 10, 1280)

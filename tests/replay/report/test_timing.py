@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 from tests.replay.report.support import reported, trace
 
+from kvyard.lab.compare import compare
+from kvyard.lab.compare import page as comparison_page
 from kvyard.lab.sweep import sweep
 from kvyard.replay.report import Report
 from kvyard.replay.report import words as say
-from kvyard.replay.report.compare import compare
-from kvyard.replay.report.compare_page import comparison_page
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.page import page
 from kvyard.replay.report.table import report_text

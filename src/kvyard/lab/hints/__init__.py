@@ -1,5 +1,5 @@
-"""What a hint would be worth, before anybody builds it: a trace replayed with hints of every quality."""
+"""What a retention hint would be worth, before it is built."""
 
-from kvyard.lab.hints.study import HintPoint, HintStudy, quick_study, study
+from kvyard.lab.hints.hints import HintStudy, hints, quick_hints
 
-__all__ = ["HintPoint", "HintStudy", "quick_study", "study"]
+__all__ = ["HintStudy", "hints", "quick_hints"]

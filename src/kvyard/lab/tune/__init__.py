@@ -1,8 +1,9 @@
 """A search over settings of a fleet: how many, how much, which policy."""
 
-from kvyard.lab.tune.cost import Prices
-from kvyard.lab.tune.goals import Goal, Limit, parse_goals, parse_limits
+from kvyard.lab.study.cost import Prices
+from kvyard.lab.study.goals import Goal, parse_goals
 from kvyard.lab.tune.tune import tune
-from kvyard.lab.tune.tuned import Tuned
+from kvyard.lab.tune.view import Tuned
+from kvyard.replay.report.slo import Limit, parse_limits
 
 __all__ = ["Goal", "Limit", "Prices", "Tuned", "parse_goals", "parse_limits", "tune"]

@@ -4,18 +4,23 @@ The router stands in a table of its own, which both read. All else is about the 
 gateway passes over, since its engines are what they are.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from kvyard.lab.tune.tuned import Tuned
-from kvyard.lab.tune.words import answered
+from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.settings import SETTINGS
 from kvyard.router import RouterConfig
 from kvyard.settings import settings_of
 
+if TYPE_CHECKING:
+    from kvyard.lab.tune.view import Tuned
 
-def as_toml(tuned: Tuned) -> str:
-    """The file's text; comments say what was asked, and how the answer did."""
+
+def as_toml(tuned: Tuned, asked: str) -> str:
+    """Return the file's text; comments say what was ``asked``, and how the answer did."""
     answer = tuned.answer
     assert answer is not None
     router = settings_of(RouterConfig)
@@ -26,7 +31,11 @@ def as_toml(tuned: Tuned) -> str:
     kinds = rest.pop("workers", None)
     if not isinstance(kinds, list | tuple) and not rest.keys() & {"prefill", "decode"}:
         rest = {"workers": kinds if kinds is not None else 8, **rest}
-    lines = [f"# {line}" for line in answered(tuned)]
+    prices = tuned.prices
+    tiers = ", ".join(f"{getattr(prices, tier.label):g} a GiB of {tier.place}" for tier in LOWER_TIERS)
+    priced = f"Prices per hour: {prices.card:g} a card, {tiers}"
+    said = [f"kvyard tune {tuned.trace}: {asked}", *tuned.sentences(), priced]
+    lines = [f"# {' '.join(sentence.splitlines())}" for sentence in said]
     lines += ["", "[router]", f"policy = {_value(policy)}"]
     lines += [f"{name} = {_value(router_value(name, value))}" for name, value in own.items() if value is not None]
     lines += ["", "[replay]  # kvyard gateway passes over this"]
@@ -34,18 +43,18 @@ def as_toml(tuned: Tuned) -> str:
     for kind in kinds if isinstance(kinds, list | tuple) else ():
         lines += ["", "[[replay.workers]]", *(f"{name} = {_value(value)}" for name, value in kind.items())]
     lines += ["", "[prices]  # per hour; kvyard tune alone reads this"]
-    lines += [f"{name} = {_value(getattr(tuned.prices, name))}" for name in tuned.prices.__struct_fields__]
+    lines += [f"{name} = {_value(getattr(prices, name))}" for name in prices.__struct_fields__]
     return "\n".join(lines) + "\n"
 
 
 def router_value(field: str, value: object) -> object:
-    """A router's setting as its configuration has it: text from the command line becomes a value."""
+    """Return a router's setting as its configuration has it: text from the command line becomes a value."""
     router = settings_of(RouterConfig)
     return next(one.parse(name, value) for name, one in router.items() if one.field == field)
 
 
 def _value(value: object) -> str:
-    """TOML for a plain value."""
+    """Return TOML for a plain value."""
     if isinstance(value, Mapping):
         return (
             "{ " + ", ".join(f"{_key(name)} = {_value(one)}" for name, one in value.items()) + " }" if value else "{}"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.lab.league.league import LEFT_OUT
+from kvyard.lab.league import LEFT_OUT
 from kvyard.lab.tune.ladder import counts, durations, sizes
 from kvyard.registry import defaults
 from kvyard.replay.settings import SETTINGS

@@ -18,8 +18,9 @@ from kvyard.clock import MS, SECOND
 from kvyard.replay.record import MISSES
 from kvyard.replay.records import MISS_NAMES, Records, Rows
 from kvyard.replay.report.numbers import Spread, histogram, weighted
-from kvyard.replay.report.report import TIERS, Goodput, PercentileLimit, Samples, Series, Slo, WorkerReport, share
+from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, Slo, WorkerReport, share
 from kvyard.replay.report.sketch import PercentileError, Values
+from kvyard.replay.report.slo import judged_percentiles
 from kvyard.replay.report.totals import FINISHED, RecordTotals, digest
 
 if TYPE_CHECKING:
@@ -176,11 +177,7 @@ class Observations:
 
     def _goodput(self, slo: Slo, seconds: float, latency: Mapping[str, Spread]) -> Goodput:
         done, kept = self.totals.statuses["finished"], self.totals.good
-        percentiles: dict[str, PercentileLimit] = {}
-        for name, limit in (slo.percentiles or {}).items():
-            kind, _, percentile = name.partition("_")
-            value = float(getattr(latency[kind], percentile))
-            percentiles[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=bool(done) and value <= limit)
+        percentiles = judged_percentiles(slo, latency, done)
         return Goodput(
             slo_ms=msgspec.convert(
                 msgspec.to_builtins(slo), Slo

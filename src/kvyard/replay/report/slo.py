@@ -1,67 +1,193 @@
-"""How an SLO is written: ``ttft=500,itl=20`` or ``ttft_p99<1s``. The one reader of it, for the command line and for Python."""
+"""SLOs: how they are written, which requests are good, and by how much a run misses its limits. The one place for all three.
+
+``ttft=500,itl=20`` limits each request, ``ttft_p99<1s`` the run.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from kvyard.clock import MS
 from kvyard.errors import KvyardError
-from kvyard.replay.report.report import Slo
-from kvyard.settings import TIMES
+from kvyard.replay.report.metrics import COST, METRICS, STATISTICS, Metric
+from kvyard.replay.report.numbers import Spread
+from kvyard.replay.report.report import LATENCIES, PercentileLimit, Slo
+from kvyard.settings import TIMES, number
 
-PERCENTILES = ("p50", "p90", "p95", "p99")
-OF_A_RUN = ("ttft", "itl", "tpot", "e2e")
-"""What a percentile can be of, as in the report's table."""
 OF_A_REQUEST = ("ttft", "itl", "e2e")
+OF_A_RUN = tuple(f"{kind}_{part}" for kind in (*OF_A_REQUEST, "tpot") for part in STATISTICS if part.startswith("p"))
+"""Percentiles that a replay's SLO can limit."""
+WITHIN = 0.99
+"""Share of requests that must be good for a run to keep the limits of single requests."""
+REJECTED = 0.01
+"""Share of requests that a fleet may reject. Percentiles are of the requests it served: rejecting the long ones would look
+like an improvement."""
 FORM = "as in ttft=500,itl=20 or ttft_p99<1s"
-_PART = re.compile(r"\s*([a-z0-9_]+)\s*(?:<=|<|=)\s*(.*?)\s*")
-_LIMIT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*([a-zµ]*)")
+WANTED: Mapping[str, Metric] = {**METRICS, COST.name: COST}
+"""Metrics that can be a goal or a limit."""
+_PART = re.compile(r"\s*(\w+)\s*(<=|>=|≤|≥|<|>|=)\s*(\S.*?)\s*")
+_TIME = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*([a-zµ]*)")
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """Largest allowed value of a metric, or the smallest if more of it is better."""
+
+    name: str
+    value: float
+
+    def __str__(self) -> str:
+        metric = WANTED[self.name]
+        return f"{self.name} {'≥' if metric.better == 'high' else '≤'} {metric.text(self.value, unit=True)}"
+
+    def violation(self, value: float) -> float:
+        """Return by which share of the limit ``value`` misses it; 0 or less if it is kept."""
+        missed = self.value - value if WANTED[self.name].better == "high" else value - self.value
+        return missed / self.value if self.value else missed
 
 
 def read_slo(slo: Slo | Mapping[str, float | str] | str | None) -> Slo | None:
-    """An SLO from text or a mapping, in milliseconds unless a unit is given. Raises ``KvyardError``."""
+    """Return the SLO of a replay from text or a mapping, in milliseconds unless a unit is given. Raises ``KvyardError``."""
     if slo is None or isinstance(slo, Slo):
         return slo
-    given = _parts(slo) if isinstance(slo, str) else dict(slo)
+    given = {name: value for name, value in _upper(slo)} if isinstance(slo, str) else dict(slo)
     limits: dict[str, float] = {}
     percentiles: dict[str, float] = {}
     for name, value in given.items():
-        kind, _, percentile = name.partition("_")
         limit = milliseconds(value)
         if not 0 < limit < float("inf"):
             raise KvyardError(f"an SLO has times above 0, {FORM}; not {name}={value}")
         if name in OF_A_REQUEST:
             limits[name] = limit
-        elif percentile in PERCENTILES and kind in OF_A_RUN:
+        elif name in OF_A_RUN:
             percentiles[name] = limit
         else:
             raise KvyardError(
-                f"an SLO is about {', '.join(OF_A_REQUEST)} of each request, or about {', '.join(PERCENTILES)} of "
-                f"{', '.join(OF_A_RUN)}, {FORM}; not {name}={value}"
+                f"an SLO is about {', '.join(OF_A_REQUEST)} of each request, or about percentiles of the run such as "
+                f"{', '.join(OF_A_RUN[:4])}, {FORM}; not {name}={value}"
             )
     if not limits and not percentiles:
         raise KvyardError(f"an SLO needs a limit, {FORM}")
     return Slo(**limits, percentiles=percentiles or msgspec.UNSET)
 
 
-def _parts(text: str) -> dict[str, float | str]:
-    found: dict[str, float | str] = {}
-    for part in text.split(","):
-        matched = _PART.fullmatch(part)
-        if matched is None:
-            raise KvyardError(f"an SLO has names and times, {FORM}; not {part.strip()!r}")
-        if matched[1] in found:
-            raise KvyardError(f"{matched[1]} is given twice in the SLO: leave one of the two out")
-        found[matched[1]] = matched[2]
+def parse_limits(text: str | None) -> list[Limit]:
+    """Return limits of any metrics from text such as ``ttft_p99=1000,reuse>=20%,cost<20``. Raises ``KvyardError``."""
+    limits: list[Limit] = []
+    for part, name, sign, value in _parts(text) if text is not None else ():
+        if name in LATENCIES:
+            choices = ", ".join(f"{name}_{statistic}" for statistic in STATISTICS)
+            raise KvyardError(f"--slo {part}: of which requests? Write {name}_p99={value}, or one of {choices}")
+        metric = wanted_metric(name, "--slo")
+        if sign in ("<", "<=", "≤") if metric.better == "high" else sign in (">", ">=", "≥"):
+            least = "at least" if metric.better == "high" else "at most"
+            raise KvyardError(f"--slo {part}: a limit says what {name} is {least}; turn the sign round")
+        limits.append(Limit(name, _value(part, metric, value)))
+    return limits
+
+
+def wanted_metric(name: str, flag: str) -> Metric:
+    """Return the metric that ``flag`` names as a goal or a limit. Raises ``KvyardError``."""
+    from difflib import get_close_matches
+
+    if name in WANTED and WANTED[name].better:
+        return WANTED[name]
+    known = [metric.name for metric in WANTED.values() if metric.better]
+    near = get_close_matches(name, known, 1, 0.6)
+    hint = f"did you mean {near[0]}? " if near else ""
+    plain = [one for one in known if one.rpartition("_")[0] not in LATENCIES]
+    raise KvyardError(
+        f"{flag}: there is no metric {name!r} with a better direction: {hint}There are {', '.join(plain)}, and of "
+        f"{', '.join(LATENCIES)} each of {', '.join(STATISTICS)}, as in ttft_p99"
+    )
+
+
+def good_requests(
+    slo: Slo, ttft: npt.NDArray[np.int64], e2e: npt.NDArray[np.int64], tpot: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """Return which finished requests are good, from their times in nanoseconds; ``tpot`` is NaN for answers of one token."""
+    good = np.ones(len(ttft), dtype=np.bool_)
+    for name, times in (("ttft", ttft), ("e2e", e2e), ("itl", tpot)):
+        limit = slo.limit(name)
+        if limit is not None:
+            good &= ~(times > limit * MS)
+    return good
+
+
+def judged_percentiles(slo: Slo, latency: Mapping[str, Spread], finished: int) -> dict[str, PercentileLimit]:
+    """Return each percentile that ``slo`` limits beside its limit. A run that finished no request meets none."""
+    found = {}
+    for name, limit in (slo.percentiles or {}).items():
+        kind, _, percentile = name.partition("_")
+        value = float(getattr(latency[kind], percentile))
+        found[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=bool(finished) and value <= limit)
     return found
 
 
+def limits_of(slo: Slo) -> list[Limit]:
+    """Return what a run must keep to keep ``slo``."""
+    each = [Limit("within_slo", WITHIN)] if any(getattr(slo, name) is not None for name in OF_A_REQUEST) else []
+    return each + [Limit(name, ms) for name, ms in (slo.percentiles or {}).items()]
+
+
+def violation(values: Mapping[str, float | None], limits: Sequence[Limit]) -> float:
+    """Return by how much a run with these metrics misses ``limits``, as shares of them added up; 0 if it keeps all.
+    Too many rejected requests count as a miss.
+
+    A metric that the run lacks, as ITL where answers have one token, misses nothing.
+    """
+    missed = 0.0
+    for limit in limits:
+        value = values.get(limit.name)
+        if value is not None:
+            missed += max(0.0, limit.violation(value))
+    rejected = values.get("rejected_share") or 0.0
+    return missed + (rejected / REJECTED if rejected > REJECTED else 0.0)
+
+
 def milliseconds(value: object) -> float:
-    """A time from a number, or from text with or without its unit; -1 for what is none."""
+    """Return a time from a number, or from text with or without its unit; -1 for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    matched = _LIMIT.fullmatch(value) if isinstance(value, str) else None
+    matched = _TIME.fullmatch(value) if isinstance(value, str) else None
     if matched is None or (matched[2] and matched[2] not in TIMES):
         return -1.0
     return float(matched[1].replace("_", "")) * (TIMES[matched[2]] / MS if matched[2] else 1.0)
+
+
+def _parts(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each limit of ``text`` as it is written, its name, its sign and its value."""
+    names: set[str] = set()
+    for part in text.split(","):
+        matched = _PART.fullmatch(part)
+        if matched is None:
+            raise KvyardError(f"an SLO has names and limits, {FORM}; not {part.strip()!r}")
+        if matched[1] in names:
+            raise KvyardError(f"{matched[1]} is named twice in the SLO: leave one of the two out")
+        names.add(matched[1])
+        yield part.strip(), matched[1], matched[2], matched[3]
+
+
+def _upper(text: str) -> Iterator[tuple[str, str]]:
+    for part, name, sign, value in _parts(text):
+        if sign in (">", ">=", "≥"):
+            raise KvyardError(f"an SLO of a replay has largest times, {FORM}; not {part}")
+        yield name, value
+
+
+def _value(part: str, metric: Metric, value: str) -> float:
+    try:
+        if metric.unit == "ms":
+            limit = milliseconds(value)
+        elif metric.unit == "share" and value.endswith("%"):
+            limit = number("", value[:-1]) / 100
+        else:
+            limit = number("", value)
+    except KvyardError:
+        limit = -1.0
+    if not 0 < limit < float("inf"):
+        unit = "milliseconds, or a time with its unit such as 1s" if metric.unit == "ms" else "a number"
+        raise KvyardError(f"--slo {part}: a limit is {unit}, above 0")
+    return limit

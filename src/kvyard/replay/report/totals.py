@@ -16,6 +16,7 @@ from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.records import BATCH, MISS_NAMES, STATUSES, RecordPart, Records, Rows
 from kvyard.replay.report.report import Slo
 from kvyard.replay.report.sketch import MOST_EXACT, Values
+from kvyard.replay.report.slo import good_requests
 from kvyard.replay.report.words import STAGES
 
 Column = npt.NDArray[np.int64]
@@ -174,14 +175,9 @@ class RecordTotals:
         for name, lot in self.lengths.items():
             lot.add(rows[name])
         if self._slo is not None:
-            limits = {name: self._slo.limit(name) for name in ("ttft", "itl", "e2e")}
-            good = np.ones(len(rows), dtype=np.bool_)
-            if limits["ttft"] is not None:
-                good &= ttft <= limits["ttft"] * MS
-            if limits["e2e"] is not None:
-                good &= e2e <= limits["e2e"] * MS
-            if limits["itl"] is not None:
-                good[longer] &= tpot <= limits["itl"] * MS
+            each = np.full(len(rows), np.nan)
+            each[longer] = tpot
+            good = good_requests(self._slo, ttft, e2e, each)
             self.good.update(requests=int(good.sum()), output=_sum(rows["output"][good]))
 
     def _add_workers(self, part: RecordPart) -> None:

@@ -1,0 +1,306 @@
+"""``kvyard compare``: reports of several runs side by side, the first being what others are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.lab.study import Chart, Result, Row, Section, Table
+from kvyard.lab.study.advice import Candidate, compared
+from kvyard.replay.report import figures as draw
+from kvyard.replay.report.metrics import Better, Unit, read_metrics
+from kvyard.replay.report.report import LATENCIES, TIERS, Report
+from kvyard.replay.report.words import SHORT, common_times, name_of
+
+MOST = len(draw.RUN_COLORS)
+"""Runs that a page can draw: as many as there are colours to tell apart."""
+FEW_POINTS = 50
+"""Points of a line over time, so that lines over each other can be followed."""
+FEW_SETTINGS = 12
+LONGEST = 60
+"""Characters of a setting in the terminal."""
+
+
+class ComparedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric over all runs."""
+
+    key: str
+    title: str
+    part: str
+    """The heading it belongs under."""
+    unit: Unit
+    better: Better
+    values: list[float | None]
+    """By run; null where a run has none."""
+    changes: list[float | None]
+    """Against the first run, relative to it; shares are differences instead."""
+    best: list[int]
+    """Numbers of the runs with the best value, where there is a best and not all are."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs side by side, as ``--json`` writes them."""
+
+    runs: list[str]
+    notes: list[str]
+    """What makes the comparison less than fair."""
+    timing: str
+    """Where the times of the runs come from, and what their errors mean for the changes; empty for live runs."""
+    settings: dict[str, list[object]]
+    """What was set differently, by the path in the configuration."""
+    lines: list[ComparedLine]
+    verdict: list[str] = msgspec.field(default_factory=list)
+    """Which run is better for what, and by how much, in sentences."""
+
+
+def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Comparison:
+    """Put ``reports`` side by side under ``names``, or their labels. Raises ``KvyardError`` for fewer than two."""
+    if len(reports) < 2:
+        raise KvyardError("comparing takes two reports or more")
+    runs = unique(names or [name_of(report) for report in reports])
+    table = _table(runs, reports)
+    lines = []
+    for metric in table.metrics():
+        values = [row.values[metric.name] for row in table.rows]
+        lines.append(
+            ComparedLine(
+                key=metric.key,
+                title=metric.title,
+                part=metric.part,
+                unit=metric.unit,
+                better=metric.better,
+                values=values,
+                changes=[metric.change(value, values[0]) for value in values],
+                best=table.best(metric),
+            )
+        )
+    return Comparison(
+        runs=runs,
+        notes=_notes(reports, runs),
+        timing=common_times(runs, reports),
+        settings=differences([report.config for report in reports]),
+        lines=lines,
+        verdict=compared([Candidate(run, row.values) for run, row in zip(runs, table.rows)]).sentences,
+    )
+
+
+def view(found: Comparison, reports: Sequence[Report]) -> Result:
+    """Return the comparison of ``reports`` to show: a table of metrics, and charts of how they are distributed and went."""
+    table = _table(found.runs, reports)
+    first = found.runs[0]
+    changes = f"changes are against {first}, the yardstick, of shares in points of a percent."
+    return Result(
+        kind="compare",
+        title=" vs ".join(found.runs) if len(found.runs) < 4 else f"{len(found.runs)} runs",
+        about=_requests(reports),
+        tables=[table],
+        rows=[],
+        facts={},
+        advice=found.verdict,
+        notes=found.notes,
+        times=found.timing,
+        legend=f"* best, or within 0.5% of it; {changes}",
+        remarks=_settings_text(found),
+        sections=[
+            Section(title="In numbers", text=f"★ is best, or within 0.5% of it; {changes}", table=table),
+            *_charts(reports, found.runs),
+            Section(
+                title="Set differently",
+                text="All else is the same in every run." if found.settings else "There is no difference.",
+                table=_settings_table(found),
+            ),
+        ],
+    )
+
+
+def page(found: Comparison, reports: Sequence[Report]) -> str:
+    """Return the page of a comparison. Raises ``KvyardError`` for more runs than can be told apart by colour."""
+    if len(reports) > MOST:
+        raise KvyardError(
+            f"a page shows at most {MOST} runs side by side, not {len(reports)}: choose some, or leave out --html"
+        )
+    return view(found, reports).page()
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Return ``names`` with a number after those that occurred before."""
+    found: list[str] = []
+    for name in names:
+        made, number = name, 2
+        while made in found:
+            made, number = f"{name} #{number}", number + 1
+        found.append(made)
+    return found
+
+
+def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Return what is set differently, by path; null where a run has no such setting."""
+    found: dict[str, list[object]] = {}
+    _differ("", list(configs), found)
+    return found
+
+
+def _table(runs: Sequence[str], reports: Sequence[Report]) -> Table:
+    rows = [Row(cells={"": run}, values=read_metrics(report)) for run, report in zip(runs, reports)]
+    return Table(rows=rows, runs=list(runs))
+
+
+def _differ(path: str, values: list[object], found: dict[str, list[object]]) -> None:
+    inner = [_parts(value) for value in values]
+    if all(part is not None for part in inner):
+        for key in dict.fromkeys(key for part in inner if part is not None for key in part):
+            _differ(f"{path}.{key}" if path else str(key), [part.get(key) for part in inner if part is not None], found)
+    elif any(value != values[0] for value in values):
+        found[path] = values
+
+
+def _parts(value: object) -> Mapping[object, object] | None:
+    """Return the settings that a setting is made of, if it is made of any."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+        return dict(enumerate(value))
+    return None
+
+
+def _notes(reports: Sequence[Report], runs: Sequence[str]) -> list[str]:
+    found = []
+    first = reports[0]
+    for report, run in zip(reports[1:], runs[1:]):
+        if report.digest != first.digest:
+            here, there = (
+                f"{one.requests['all']:,} requests with {one.input_tokens:,} tokens" for one in (report, first)
+            )
+            found.append(f"{run} had other requests to serve than {runs[0]}: {here}, not {there}.")
+        if report.made_by != first.made_by:
+            found.append(f"{run} was made by kvyard {report.made_by}, {runs[0]} by {first.made_by}.")
+        if report.goodput and first.goodput and report.goodput.slo_ms != first.goodput.slo_ms:
+            found.append(f"{run} and {runs[0]} have different SLOs: goodput can't be compared.")
+        if (report.live is None) != (first.live is None):
+            live, other = (run, runs[0]) if report.live is not None else (runs[0], run)
+            found.append(f"{live} was measured live, {other} simulated.")
+    for report, run in zip(reports, runs):
+        if not report.complete:
+            found.append(f"{run} was interrupted: its figures cover what had happened until then.")
+        elif report.requests.get("finished", 0) < report.requests["all"]:
+            missing = report.requests["all"] - report.requests.get("finished", 0)
+            found.append(f"{run}: {missing:,} of {report.requests['all']:,} requests did not finish.")
+    return found
+
+
+def _requests(reports: Sequence[Report]) -> str:
+    first = reports[0]
+    if any(report.digest != first.digest for report in reports):
+        return "different requests"
+    trace = first.trace.get("name")
+    return f"{first.requests['all']:,} requests{f' of {trace}' if trace else ''}, the same for all"
+
+
+def _settings_text(found: Comparison) -> list[str]:
+    if not found.settings:
+        return ["All runs have the same settings."]
+    lines = ["Set differently:"]
+    for path, values in list(found.settings.items())[:FEW_SETTINGS]:
+        texts = [text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in map(_setting_text, values)]
+        lines.append(f"  {path}: {' | '.join(texts)}")
+    more = len(found.settings) - FEW_SETTINGS
+    return [*lines, f"  and {more} more: --json has them all"] if more > 0 else lines
+
+
+def _settings_table(found: Comparison) -> Table | None:
+    rows = [
+        Row(cells={"": path, **dict(zip(found.runs, map(_setting_text, values)))})
+        for path, values in found.settings.items()
+    ]
+    return Table(rows=rows, long=True) if rows else None
+
+
+def _setting_text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_setting_text(one)}" for name, one in value.items() if one is not None)
+    return "–" if value is None else str(value)
+
+
+def _charts(reports: Sequence[Report], runs: Sequence[str]) -> list[Section]:
+    sections = [
+        Section(
+            title="Where prompt tokens came from",
+            text="Cool colours were reused, warm ones need not have been computed, grey ones had to.",
+            charts=[Chart("Prompt tokens", "by first admission", draw.composition(reports, runs))],
+            columns="one",
+        )
+    ]
+    if any(report.waterfall.steps for report in reports):
+        lost = "What an endless cache would have found, and what was lost of it: by room, eviction, routing, and at the worker."
+        chart = Chart("Prompt tokens", "in steps", draw.waterfalls(reports, runs))
+        sections.append(Section(title="Where the reuse went", text=lost, charts=[chart], columns="one"))
+    latency = "The share of requests (of gaps, for ITL) that took no longer. Further left is better."
+    shares = [
+        Chart(LATENCIES[key], "cumulative", _cumulative(reports, runs, key)) for key in ("ttft", "e2e", "itl", "queue")
+    ]
+    over_time = [
+        Chart(
+            "Time to first token, median",
+            "by arrival",
+            _over_time(reports, runs, _first_tokens("ttft_p50"), "") | draw.LATENCY,
+        ),
+        Chart(
+            "Time to first token, p99",
+            "by arrival",
+            _over_time(reports, runs, _first_tokens("ttft_p99"), "") | draw.LATENCY,
+        ),
+        Chart(
+            "Prompt tokens reused",
+            "from any tier, by first admission",
+            _over_time(reports, runs, _reuse, "share of prompt tokens") | draw.SHARE,
+        ),
+        Chart("Requests waiting", "all workers together", _over_time(reports, runs, _waiting, "requests")),
+    ]
+    return [
+        *sections,
+        Section(title="Latency", text=latency, charts=shares),
+        Section(title="Over time", text="Means of neighbouring windows of simulated time.", charts=over_time),
+    ]
+
+
+def _cumulative(reports: Sequence[Report], runs: Sequence[str], key: str) -> draw.Figure:
+    found = [(run, color, report.histograms.get(key)) for report, run, color in zip(reports, runs, draw.RUN_COLORS)]
+    what = "gaps" if key == "itl" else "requests"
+    x, y = f"{SHORT[key]}, milliseconds (log)", f"share of {what}"
+    return draw.cumulative(found, x, y, LATENCIES[key]) | {"height": 260}
+
+
+Timeline = tuple[Sequence[float], Sequence[float | None]]
+"""Times in seconds, and the value at each."""
+
+
+def _first_tokens(field: str) -> Callable[[Report], Timeline]:
+    return lambda report: (draw.windows(report), getattr(report.series, field))
+
+
+def _reuse(report: Report) -> Timeline:
+    prompts = report.series.prompts
+    reused = [counts for name, counts in prompts.items() if name in TIERS]
+    parts, totals = (list(map(sum, zip(*counts))) for counts in (reused, prompts.values()))
+    shares = [part / total if total else None for part, total in zip(parts or [0] * len(totals), totals)]
+    return draw.windows(report), shares
+
+
+def _waiting(report: Report) -> Timeline:
+    samples = report.timeline
+    return samples.times_s, list(map(sum, zip(*samples.values.get("waiting", []))))
+
+
+def _over_time(
+    reports: Sequence[Report], runs: Sequence[str], read: Callable[[Report], Timeline], y: str
+) -> draw.Figure:
+    by, axis = draw.time_axis(max(report.duration_s for report in reports))
+    series = []
+    for run, color, report in zip(runs, draw.RUN_COLORS, reports):
+        times, values = read(report)
+        step = -(-len(values) // FEW_POINTS) or 1
+        kept = [time / by for time in draw.coarse(times[: len(values)], step) if time is not None]
+        series.append(draw.line(run, draw.coarse(values, step), color, x=draw.rounded(kept)))
+    return draw.lines("", series, "", y, xMin=0) | axis

@@ -1,0 +1,177 @@
+"""``kvyard league``: every routing policy on one trace and one fleet, side by side.
+
+A cell is a load with arrivals as recorded or spread; it has a table of standings, each the mean over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvyard.lab.study import Result, Row, Section, Study, Table, columns, own_options
+from kvyard.lab.study.advice import Advice, Candidate, front, least_behind
+from kvyard.lab.study.charts import Bar, bars
+from kvyard.lab.study.runs import notes, run_page, times, write_runs
+from kvyard.lab.study.seeds import means, not_set, spreads
+from kvyard.lab.study.table import Values
+from kvyard.replay.report.metrics import METRICS, read_metrics
+from kvyard.router import POLICIES
+
+LEFT_OUT = ("affinity",)
+"""Policies that need a session with each request, which most traces lack; they play if they are named."""
+OVERLOADED = 0.5
+"""A cell is overloaded if, under its best policy, requests queue for more than this share of their mean TTFT: the queue
+decides then, and not the router."""
+FRONT = (METRICS["ttft_mean"], METRICS["itl_p99"])
+"""Goals of the Pareto front: what people wait for first, and what they notice afterwards."""
+SHOWN = (
+    *("reuse", "ttft_mean", "ttft_p90", "ttft_p99", "itl_mean", "itl_p99", "e2e_mean", "goodput_requests_per_s"),
+    *("balance", "regret"),
+)
+DRAWN = ("ttft_mean", "itl_p99", "reuse")
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """One policy in one cell."""
+
+    policy: str
+    values: Values
+    """Means over seeds."""
+    spread: float
+    """The largest less the smallest mean TTFT over seeds, in milliseconds."""
+    front: bool
+    """True if no other policy of the cell beats it in ``FRONT``."""
+    link: str
+    """Page of its first run."""
+
+
+def league(
+    trace: str | Path,
+    *,
+    folder: str | Path,
+    policies: Sequence[str] | None = None,
+    loads: Sequence[float] = (1.0,),
+    seeds: Sequence[int] = (0,),
+    jitters: Sequence[str] = ("0",),
+    config: str | Path | Mapping[str, object] | None = None,
+    **more: Any,
+) -> Study:
+    """Replay ``trace`` under each of ``policies`` (all that need no session, unless given), at each of ``loads`` (speed-ups of
+    arrivals), with each of ``jitters`` and ``seeds``. ``more`` and errors are as for ``sweep``.
+    """
+    options, settings = own_options(more)
+    asked = {"router": "--policies", "speedup": "--loads", "seed": "--seeds", "jitter": "--jitter"}
+    not_set(asked, "a league", config, settings)
+    names = list(policies) if policies is not None else [name for name in POLICIES.names() if name not in LEFT_OUT]
+    axes = {"router": names, "speedup": loads, "jitter": jitters, "seed": seeds}
+    study = Study(trace, folder, view, **options)
+    study.vary({name: [str(value) for value in values] for name, values in axes.items()}, config, settings)
+    return study
+
+
+def view(study: Study) -> Result:
+    """Return the result of a league: a table of standings per cell."""
+    cells = standings(study)
+    jammed = overloaded(cells)
+    said = advice(cells)
+    tables = {}
+    for cell, places in cells.items():
+        rows = [
+            Row(cells={"policy": f"{one.policy}{' *' if one.front else ''}"}, values=one.values, link=one.link)
+            for one in places
+        ]
+        note = "; overloaded: its queues decide" if cell in jammed else ""
+        base = places[0].values
+        tables[cell] = Table(rows=rows, title=f"{cell}{note}", shown=SHOWN, changes=("ttft_mean",), base=base)
+    text = "has the lowest mean TTFT. Starred: no policy has both a lower mean TTFT and a lower ITL p99."
+    return Result(
+        kind="league",
+        title="Routing policies side by side",
+        about=f"{len({one.policy for places in cells.values() for one in places})} policies on {study.trace}",
+        tables=list(tables.values()),
+        rows=[
+            {
+                "cell": cell,
+                "policy": one.policy,
+                "front": one.front,
+                **columns(one.values),
+                "ttft_spread_ms": one.spread,
+            }
+            for cell, places in cells.items()
+            for one in places
+        ],
+        rows_key="standings",
+        facts={"trace": study.trace, "overloaded": sorted(jammed), "advice": said.sentences},
+        advice=said.sentences,
+        notes=notes(study),
+        times=times(study, "league.csv"),
+        legend="* no policy has both a lower mean TTFT and a lower ITL p99. Times are in ms, means over seeds.",
+        sections=[
+            Section(
+                title=cell,
+                text=f"{'Overloaded: its queues decide. ' if cell in jammed else ''}{places[0].policy} {text}",
+                charts=[bars(METRICS[name], [Bar(one.policy, one.values[name]) for one in places]) for name in DRAWN],
+                columns="three",
+                table=tables[cell],
+            )
+            for cell, places in cells.items()
+        ],
+        config=("Configuration of the first point", study.done[0][1].config) if study.done else None,
+        pages=lambda: write_runs(study, "league.html", "All policies of the league"),
+    )
+
+
+def standings(study: Study) -> dict[str, list[Standing]]:
+    """Return the policies of each cell, the lowest mean TTFT first."""
+    runs: dict[str, dict[str, list[Values]]] = {}
+    links: dict[tuple[str, str], str] = {}
+    for point, report in study.done:
+        cell, policy = cell_of(point.varied), point.varied["router"]
+        runs.setdefault(cell, {}).setdefault(policy, []).append(read_metrics(report))
+        links.setdefault((cell, policy), run_page(study, point))
+    cells = {}
+    for cell, by_policy in runs.items():
+        candidates = [Candidate(policy, means(found)) for policy, found in by_policy.items()]
+        unbeaten = {one.name for one in front(candidates, FRONT)}
+        places = [
+            Standing(
+                one.name,
+                one.values,
+                spreads(by_policy[one.name])["ttft_mean"] or 0.0,
+                one.name in unbeaten,
+                links[cell, one.name],
+            )
+            for one in candidates
+        ]
+        cells[cell] = sorted(places, key=lambda one: (one.values["ttft_mean"] or 0.0, one.policy))
+    return cells
+
+
+def overloaded(cells: Mapping[str, Sequence[Standing]]) -> set[str]:
+    """Return the cells whose queues decide."""
+    best = {cell: places[0].values for cell, places in cells.items()}
+    return {
+        cell
+        for cell, values in best.items()
+        if (values["queue_mean"] or 0.0) > OVERLOADED * (values["ttft_mean"] or 0.0)
+    }
+
+
+def advice(cells: Mapping[str, Sequence[Standing]]) -> Advice:
+    """Advise on the policy to route by, over all cells whose queues don't decide."""
+    jammed = overloaded(cells)
+    judged = {cell: places for cell, places in cells.items() if cell not in jammed} or cells
+    said = least_behind(
+        {cell: [Candidate(one.policy, one.values) for one in places] for cell, places in judged.items()}
+    )
+    left = "Overloaded loads are left out of this: their queues decide, and not the router."
+    return said.also(left if said.choice and len(judged) < len(cells) else "")
+
+
+def cell_of(varied: Mapping[str, str]) -> str:
+    """Return the cell that a point belongs to, in words."""
+    ticks = "as recorded" if varied["jitter"] in ("0", "0s") else f"ticks spread over {varied['jitter']}"
+    return f"{float(varied['speedup']):g}x load, {ticks}"

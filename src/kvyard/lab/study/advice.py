@@ -1,0 +1,272 @@
+"""The one adviser of studies: what to choose, what that costs, and what to doubt, as a decision and in sentences.
+
+It knows candidates and metrics alone, so that every study can ask it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvyard.lab.study.table import Values
+from kvyard.replay.report.metrics import COST, METRICS, Metric
+from kvyard.replay.report.slo import WANTED, Limit
+
+NEAR = 0.05
+"""A candidate whose mean TTFT is at most this share above the lowest is as good, and may be cheaper."""
+TTFT = METRICS["ttft_mean"]
+TRADED = METRICS["itl_p99"]
+"""What a lower TTFT may be paid with: requests wait for the first token, and notice gaps afterwards."""
+CHOSEN_BY = tuple(
+    METRICS[name]
+    for name in ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "e2e_mean", "requests_per_s", "goodput", "reuse")
+)
+"""What people choose runs by, in order."""
+
+
+class Candidate(msgspec.Struct):
+    """Something to choose: a fleet, a policy, a run."""
+
+    name: str
+    values: Values
+    cost: Any = 0.0
+    """Orders candidates by price: a number, or a ``FleetSize``."""
+    violation: float = 0.0
+    """By how much it misses the limits; 0 if it keeps them."""
+
+    def losses(self, goals: Sequence[Metric]) -> list[Any]:
+        """Return how bad it is by each goal: smaller is better."""
+        return [self.cost if goal is COST else goal.loss(_value(self, goal)) for goal in goals]
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """A decision, and the sentences that explain it."""
+
+    choice: str = ""
+    """Name of the candidate to take; empty if there is none to take."""
+    sentences: list[str] = []
+
+    def also(self, *sentences: str) -> Advice:
+        """Return it with further sentences; empty ones are left out."""
+        return Advice(self.choice, [*self.sentences, *filter(None, sentences)])
+
+
+def choose(candidates: Sequence[C], goals: Sequence[Metric]) -> list[C]:
+    """Return the best candidate that keeps the limits, by several goals the Pareto front, in the first goal's order. If none
+    keeps them, the closest. Ties go to the cheaper one, then to the lower TTFT, then to the first.
+    """
+    kept = [one for one in candidates if one.violation <= 0]
+    if not kept:
+        return [min(candidates, key=lambda one: one.violation)] if candidates else []
+    if len(goals) == 1:
+        return [min(kept, key=lambda one: (one.losses(goals), one.cost, _value(one, TTFT)))]
+    return sorted(front(kept, goals), key=lambda one: one.losses(goals))
+
+
+def front(candidates: Sequence[C], goals: Sequence[Metric]) -> list[C]:
+    """Return the candidates that no other one beats: better in one of ``goals`` and worse in none."""
+    losses = [one.losses(goals) for one in candidates]
+    return [
+        one
+        for one, own in zip(candidates, losses)
+        if not any(other != own and all(theirs <= mine for theirs, mine in zip(other, own)) for other in losses)
+    ]
+
+
+def middle(found: Sequence[C], goals: Sequence[Metric]) -> C:
+    """Return the candidate of a front that is nearest to the best of each goal."""
+    losses = [one.losses(goals) for one in found]
+    ends = [(min(column), max(column)) for column in zip(*losses)]
+
+    def distance(at: int) -> float:
+        return sum(
+            ((value - low) / (high - low)) ** 2 if high > low else 0.0 for value, (low, high) in zip(losses[at], ends)
+        )
+
+    return found[min(range(len(found)), key=distance)]
+
+
+def answer(
+    candidates: Sequence[Candidate], goals: Sequence[Metric], limits: Sequence[Limit], wanted: str, count: int = 0
+) -> Advice:
+    """Advise on the best candidate that keeps ``limits``, which ``wanted`` names. ``count`` points were looked at, if not as
+    many as there are candidates.
+    """
+    chosen, count = choose(candidates, goals), count or len(candidates)
+    if not chosen:
+        return Advice()
+    best = chosen[0] if len(chosen) == 1 else middle(chosen, goals)
+    if best.violation > 0:
+        why = missed(best.values, limits) or "more than 1 % of the requests were rejected"
+        slo = f" ({wanted})" if wanted else ""
+        return Advice(
+            "", [f"No point of {count} meets the SLO{slo}. The closest is {best.name}: {why}; {_price(best)}."]
+        )
+    if len(chosen) > 1:
+        said = f"{len(chosen)} of {count} points are on the Pareto front. In its middle: {best.name}"
+    else:
+        kept = sum(one.violation <= 0 for one in candidates)
+        keeping = f"{kept} of {count} points keep {wanted}" if wanted else f"of {count} points"
+        by = "it is the cheapest" if goals[0] is COST else f"it has the best {goals[0].name}"
+        said = f"Take {best.name}: {keeping}, and {by}" if wanted else f"Take {best.name}: {keeping} {by}"
+    asked = [metric for metric in _asked(goals, limits) if metric is not COST]
+    results = ", ".join([f"{metric.title} {metric.text(best.values.get(metric.name), unit=True)}" for metric in asked])
+    return Advice(best.name, [f"{said}: {f'{results}, ' if results else ''}{_price(best)}."])
+
+
+def lowest_ttft(candidates: Sequence[Candidate]) -> Advice:
+    """Advise on the lowest mean TTFT, and on the cheapest candidate that is nearly as good."""
+    if not candidates:
+        return Advice()
+    best = min(candidates, key=lambda one: (_value(one, TTFT), one.cost))
+    near = [one for one in candidates if _value(one, TTFT) <= _value(best, TTFT) * (1 + NEAR)]
+    cheap = min(near, key=lambda one: (one.cost, _value(one, TTFT)))
+    lowest = f"the lowest mean TTFT, {_text(best, TTFT)}"
+    if cheap.cost == best.cost:
+        return Advice(
+            best.name, [f"Take {best.name}: {lowest}, and none within {NEAR:.0%} of it is cheaper: {_price(best)}."]
+        )
+    cheapest = f"Within {NEAR:.0%} of it, {cheap.name} is the cheapest: {_text(cheap, TTFT)}, {_price(cheap)}."
+    return Advice(cheap.name, [f"{best.name} has {lowest}: {_price(best)}. {cheapest}"])
+
+
+def with_foresight(candidates: Sequence[Candidate]) -> str:
+    """Return a sentence on the best candidate that knows the future; empty if there is none."""
+    if not candidates:
+        return ""
+    best = min(candidates, key=lambda one: _value(one, TTFT))
+    return f"{best.name} knows the future, so nobody can have it: with foresight the mean TTFT is {_text(best, TTFT)}."
+
+
+def at_edges(edges: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each setting of a choice that is at the ``low`` or ``high`` end of its range."""
+    return [
+        f"{setting} is at the {end} end of its range: look {'above' if end == 'high' else 'below'} it too."
+        for setting, end in edges.items()
+    ]
+
+
+def least_behind(groups: Mapping[str, Sequence[Candidate]]) -> Advice:
+    """Advise on the candidate whose mean TTFT is least behind the lowest, over all groups that have the same candidates.
+    Candidates are in order of TTFT.
+    """
+    behind: dict[str, dict[str, float]] = {}
+    for group, candidates in groups.items():
+        least = _value(candidates[0], TTFT)
+        for one in candidates:
+            if least:
+                behind.setdefault(one.name, {})[group] = _value(one, TTFT) / least - 1
+    everywhere = {name: found for name, found in behind.items() if len(found) == len(groups)}
+    if not everywhere:
+        return Advice()
+    choice = min(everywhere, key=lambda name: (fmean(everywhere[name].values()), name))
+    group, candidates = next(iter(groups.items()))
+    own = next(one for one in candidates if one.name == choice)
+    why = _among(own, candidates) if len(groups) == 1 else _over(choice, everywhere[choice])
+    calm = min(candidates, key=lambda one: (_value(one, TRADED), one.name))
+    where = f" at {group}" if len(groups) > 1 else ""
+    if calm.name == choice:
+        trade = f"It costs nothing{where}: its ITL p99, {_text(own, TRADED)}, is the lowest too."
+    else:
+        trade = (
+            f"What it costs{where}: an ITL p99 of {_text(own, TRADED)}, where {calm.name} has {_text(calm, TRADED)} and a mean "
+            f"TTFT of {_text(calm, TTFT)}."
+        )
+    return Advice(choice, [why, trade])
+
+
+def _among(own: Candidate, candidates: Sequence[Candidate]) -> str:
+    if len(candidates) == 1:
+        return f"Only {own.name} was run: mean TTFT {_text(own, TTFT)}."
+    second = candidates[1] if candidates[0] is own else candidates[0]
+    if _text(own, TTFT) == _text(second, TTFT):
+        return f"{own.name} and {second.name} have the same mean TTFT, {_text(own, TTFT)}: choose by the rest."
+    return f"Take {own.name}: lowest mean TTFT, {_text(own, TTFT)}; next is {second.name} with {_text(second, TTFT)}."
+
+
+def _over(choice: str, behind: Mapping[str, float]) -> str:
+    worst = max(behind, key=lambda group: behind[group])
+    if behind[worst] <= 0:
+        return f"Take {choice}: lowest mean TTFT at all {len(behind)} loads."
+    mean = fmean(behind.values())
+    return (
+        f"Take {choice}: over {len(behind)} loads its mean TTFT is {mean:.1%} above the lowest on average, and "
+        f"{behind[worst]:.1%} at worst ({worst})."
+    )
+
+
+def compared(runs: Sequence[Candidate]) -> Advice:
+    """Advise on runs beside the first: a sentence for each on what it is better and worse in, and who is best at what."""
+    first, said = runs[0], []
+    for run in runs[1:]:
+        better, worse = (
+            [metric for metric in CHOSEN_BY if metric.beats(_known(run, metric), _known(first, metric)) == sign]
+            for sign in (1, -1)
+        )
+        if better:
+            rest = f"worse in {changes(worse, run.values, first.values)}" if worse else "worse in nothing"
+            said.append(
+                f"{run.name} is better than {first.name} in {changes(better, run.values, first.values)}, and {rest}."
+            )
+        elif worse:
+            said.append(
+                f"{run.name} is worse than {first.name} in {changes(worse, run.values, first.values)}, and better in nothing."
+            )
+        else:
+            said.append(f"{run.name} and {first.name} are within 0.5% of each other in all that people choose by.")
+    wins: dict[str, list[str]] = {}
+    for metric in CHOSEN_BY:
+        best = metric.best([_known(run, metric) for run in runs])
+        if len(best) == 1:
+            wins.setdefault(runs[best[0]].name, []).append(metric.title)
+    if len(runs) > 2 and wins:
+        each = [f"{name} in {', '.join(titles)}" for name, titles in wins.items()]
+        said.append(f"Best of all: {'; '.join(each)}.")
+    return Advice(next(iter(wins)) if len(wins) == 1 else "", said)
+
+
+def changes(metrics: Sequence[Metric], values: Values, base: Values) -> str:
+    """Return values with their changes from ``base``, in words."""
+    pieces = []
+    for metric in metrics:
+        value = values.get(metric.name)
+        change = metric.change_text(value, base.get(metric.name)) or "no change known"
+        pieces.append(f"{metric.title} ({metric.text(value, unit=True)}, {change})")
+    return pieces[0] if len(pieces) == 1 else f"{', '.join(pieces[:-1])} and {pieces[-1]}"
+
+
+def missed(values: Values, limits: Sequence[Limit]) -> str:
+    """Return the limits that ``values`` miss, with what is there instead; empty if all are kept."""
+    found = []
+    for limit in limits:
+        value, metric = values.get(limit.name), WANTED[limit.name]
+        if value is not None and limit.violation(value) > 0:
+            limited = metric.text(limit.value, unit=True)
+            found.append(f"{metric.title} is {metric.text(value, unit=True)} (limit {limited})")
+    return ", ".join(found)
+
+
+def _asked(goals: Sequence[Metric], limits: Sequence[Limit]) -> list[Metric]:
+    return list(dict.fromkeys([*goals, *(WANTED[limit.name] for limit in limits)]))
+
+
+def _price(one: Candidate) -> str:
+    return f"cost {COST.text(one.cost)}" if isinstance(one.cost, float) else str(one.cost)
+
+
+def _text(one: Candidate, metric: Metric) -> str:
+    return metric.text(_value(one, metric), unit=True)
+
+
+def _known(one: Candidate, metric: Metric) -> float | None:
+    return one.values.get(metric.name)
+
+
+def _value(one: Candidate, metric: Metric) -> float:
+    return _known(one, metric) or 0.0

@@ -1,0 +1,132 @@
+"""What a fleet is made of, and what that costs per hour: its cards, and the memory and storage behind them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.events.tier import LOWER_TIERS
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.fleet_memory import lower_bytes
+from kvyard.replay.settings import OF_A_WORKER, SETTINGS
+from kvyard.settings import Setting, settings_of
+
+GIB = 1 << 30
+SPLITS = ("tensor_parallel_size", "pipeline_parallel_size", "dp_size")
+"""A worker has as many cards as these multiply to."""
+ORACLE = "belady"
+"""The eviction policy that knows the future."""
+
+
+class FleetSize(NamedTuple):
+    """Size of a fleet, the dearest part first: fleets without prices are ordered by this."""
+
+    workers: int
+    device: int
+    """Blocks on all devices together."""
+    lower: tuple[int, ...]
+    """Bytes of each lower tier, all workers together, closest to the device first."""
+
+    def __str__(self) -> str:
+        pieces = [f"{self.workers:,} worker{'s' if self.workers != 1 else ''}", f"{self.device:,} device blocks"]
+        pieces += [f"{held / GIB:,.1f} GiB of {tier.place}" for tier, held in zip(LOWER_TIERS, self.lower) if held]
+        return f"{', '.join(pieces[:-1])} and {pieces[-1]} in all"
+
+
+def fleet_size(config: ReplayConfig) -> FleetSize:
+    """Return the size of the fleet of a replay; a tier that workers share counts once."""
+    counts = [kind.count for kind in config.workers]
+    device = sum(kind.count * kind.dp_size * kind.engine.num_gpu_blocks for kind in config.workers)
+    return FleetSize(sum(counts), device, tuple(map(int, lower_bytes(config, counts))))
+
+
+def foresees(config: ReplayConfig) -> bool:
+    """True if a cache evicts by what comes next, as only a replay can."""
+    engines = [kind.engine for kind in config.workers]
+    orders = {engine.eviction for engine in engines}
+    orders |= {tier.eviction for engine in engines if engine.tiers is not None for tier in engine.tiers.tiers}
+    return ORACLE in orders
+
+
+class CardPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Per hour, in one currency. Yours to set: the defaults are there so that a first search has an answer."""
+
+    heading: ClassVar[str] = "Prices per hour, yours to set"
+    card: Annotated[float, Setting("Of a card.", flag=True)] = 2.35
+    """An H100, rented: SemiAnalysis' rental index of March 2026, in US dollars. Clouds asked for 1.5 to 7 then."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            price = getattr(self, name)
+            if not 0 <= price < float("inf"):
+                raise KvyardError(f"{PRICE}{name} is {price}: a price is a number of at least 0")
+
+
+if TYPE_CHECKING:
+
+    class Prices(CardPrice, frozen=True, kw_only=True):
+        """Of a card, and of a GiB of each lower tier, by the tier's label."""
+
+        def __init__(self, **prices: float) -> None: ...
+else:
+    Prices = msgspec.defstruct(
+        "Prices",
+        [
+            (tier.label, Annotated[float, Setting(f"Of a GiB of {tier.place}.", flag=True)], tier.entry.price)
+            for tier in LOWER_TIERS
+        ],
+        bases=(CardPrice,),
+        module=__name__,
+        frozen=True,
+        kw_only=True,
+    )
+
+
+PRICE = "price_"
+"""Beginning of the names that prices have as settings."""
+TUNE_SETTINGS = SETTINGS.joined(settings_of(Prices, PRICE), {"prices": settings_of(Prices, PRICE)})
+"""Settings of a search, in a file or by flags."""
+
+
+def parted(settings: Mapping[str, object]) -> tuple[dict[str, object], Prices]:
+    """Return the settings of a replay and the prices, from both in one. Raises ``KvyardError``."""
+    known = settings_of(Prices, PRICE)
+    given = known.parse({name: value for name, value in settings.items() if name in known})
+    prices = Prices(**{known[name].field: value for name, value in given.items()})
+    return {name: value for name, value in settings.items() if name not in known}, prices
+
+
+def cost(
+    settings: Mapping[str, object], config: ReplayConfig, prices: Prices, mean: Mapping[str, float] | None = None
+) -> float:
+    """Return the price per hour of the fleet of ``config``, which was made from flat ``settings``.
+
+    ``mean`` is the mean number of workers by role, of a fleet that an autoscaler changes. Without it the smallest size counts:
+    the fleet costs at least that.
+    """
+    counts = [float(kind.count) for kind in config.workers]
+    if config.autoscale is not None:
+        least = float(config.autoscale.least)
+        counts = [least if mean is None else mean[kind.engine.role] for kind in config.workers]
+    cards = _cards(settings, len(config.workers))
+    total = sum(count * each * prices.card for count, each in zip(counts, cards, strict=True))
+    for tier, held in zip(LOWER_TIERS, lower_bytes(config, counts), strict=True):
+        total += held / GIB * getattr(prices, tier.label)
+    return total
+
+
+def _cards(settings: Mapping[str, object], count: int) -> list[int]:
+    """Return the cards of a worker of each of ``count`` kinds."""
+    given = SETTINGS.parse(settings)
+    kinds = given.get("workers")
+    own: list[Mapping[str, Any]] = (
+        [OF_A_WORKER.parse(kind) for kind in kinds] if isinstance(kinds, list | tuple) else [{}] * count
+    )
+    found = []
+    for kind in own:
+        cards = 1
+        for name in SPLITS:
+            cards *= int(kind.get(name, given.get(name, 1)))
+        found.append(cards)
+    return found

@@ -1,0 +1,48 @@
+"""Goals of a search: metrics to make small or large, from text."""
+
+from typing import Literal
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.replay.report.metrics import Metric
+from kvyard.replay.report.slo import WANTED, wanted_metric
+
+MOST_GOALS = 3
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """A metric to make small or large."""
+
+    name: str
+    best: Literal["min", "max"]
+
+    def __str__(self) -> str:
+        return f"{self.best} {self.name}"
+
+    @property
+    def metric(self) -> Metric:
+        """The metric itself."""
+        return WANTED[self.name]
+
+
+def parse_goals(text: str) -> list[Goal]:
+    """Return goals from text such as ``min cost`` or ``min cost, max reuse``. Raises ``KvyardError``."""
+    goals: list[Goal] = []
+    for part in text.split(","):
+        words = part.split()
+        if len(words) != 2 or words[0] not in ("min", "max"):
+            raise KvyardError(
+                f"--goal {text!r}: write min or max and a metric, as in 'min cost' or 'min cost, max reuse'"
+            )
+        best: Literal["min", "max"] = "max" if wanted_metric(words[1], "--goal").better == "high" else "min"
+        if best != words[0]:
+            raise KvyardError(f"--goal {part.strip()!r}: that makes things worse; did you mean '{best} {words[1]}'?")
+        if any(goal.name == words[1] for goal in goals):
+            raise KvyardError(f"--goal {text!r}: {words[1]} is named twice")
+        goals.append(Goal(words[1], best))
+    if len(goals) > MOST_GOALS:
+        raise KvyardError(
+            f"--goal {text!r}: {len(goals)} goals at once; take at most {MOST_GOALS}, the rest as limits in --slo"
+        )
+    return goals

@@ -1,0 +1,191 @@
+"""The one table of studies: runs and their metrics, for a terminal and for a page.
+
+Runs are rows, or columns where a few runs are compared in many metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvyard.replay.report import html
+from kvyard.replay.report.fitting import fitted
+from kvyard.replay.report.metrics import COST, METRICS, Metric
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+Values = Mapping[str, float | None]
+"""Metrics by name."""
+NAME_WIDTH = 34
+RUN_WIDTH = 21
+"""Characters that names of metrics and a run with its changes take where runs are columns."""
+LEGEND = "TTFT, ITL, E2E and Queue without a percentile are means. Times are in ms."
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One run, or several that are shown as one."""
+
+    cells: dict[str, str]
+    """Columns before the metrics, by heading."""
+    values: Values = {}
+    more: dict[str, str] = {}
+    """Columns after the metrics, by heading."""
+    link: str = ""
+    """File with more on it, beside the page."""
+    bold: bool = False
+    failed: bool = False
+
+
+class Table(msgspec.Struct, kw_only=True):
+    """Rows under one title."""
+
+    rows: list[Row]
+    title: str = ""
+    shown: Sequence[str] = ()
+    """Metrics of a terminal, which has little room, and the order of all. ``rare`` ones are added if there are any."""
+    changes: Sequence[str] = ()
+    """Metrics that are shown with their change against the row ``base``."""
+    base: Values = {}
+    runs: list[str] = []
+    """Names of the rows where they are columns: all metrics are shown, with changes against the first."""
+    tall: bool = False
+    """On a page it scrolls."""
+    long: bool = False
+    """On a page its cells wrap."""
+
+    def metrics(self, page: bool = False) -> list[Metric]:
+        """Return the metrics to show: of those that some row has a value of, ``shown`` ones and, on a page, all of tables."""
+        levels = ("table", "rare", "comparison") if self.runs else ("table", "rare") if page else ("rare",)
+        found = {}
+        for metric in (*map(wanted, self.shown), *METRICS.values()):
+            values = [row.values.get(metric.name) for row in self.rows]
+            known = any(value is not None for value in values)
+            some = any(values) if self.runs or metric.shown == "rare" else known
+            if (metric.name in self.shown and known) or (metric.shown in levels and some):
+                found[metric.name] = metric
+        return list(found.values())
+
+    def best(self, metric: Metric) -> list[int]:
+        """Return the rows that are best in ``metric``."""
+        return metric.best([row.values.get(metric.name) for row in self.rows])
+
+    def print(self, console: Console) -> None:
+        """Print it; what doesn't fit is left out by whole columns."""
+        for table, leave_out in self._side_by_side(console) if self.runs else self._by_rows():
+            console.print(fitted(table, console, leave_out) if leave_out else table)
+
+    def html(self) -> str:
+        """Return it for a page."""
+        return self._html_side_by_side() if self.runs else self._html_by_rows()
+
+    def _by_rows(self) -> list[tuple[RichTable, list[str]]]:
+        from rich.table import Table as Rich
+
+        table = Rich(box=None, header_style="bold", pad_edge=False, title=self.title or None, title_justify="left")
+        for name in self.rows[0].cells:
+            table.add_column(name, overflow="fold")
+        heads, cells = [], [list(row.cells.values()) for row in self.rows]
+        for metric in self.metrics():
+            heads.append(f"{metric.head} (change)" if metric.name in self.changes else metric.head)
+            table.add_column(heads[-1], justify="right")
+            changes = [self._change(metric, row) for row in self.rows]
+            width, best = max(map(len, changes)), self.best(metric)
+            for at, (row, change) in enumerate(zip(self.rows, changes)):
+                text = metric.text(row.values.get(metric.name))
+                text = f"[bold]{text}[/bold]" if at in best else text
+                cells[at].append(f"{text} {change:>{width}}" if width else text)
+        for name in self.rows[0].more:
+            table.add_column(name)
+        for row, found in zip(self.rows, cells):
+            table.add_row(*found, *row.more.values(), style="bold" if row.bold else "yellow" if row.failed else "")
+        return [(table, heads[::-1])]
+
+    def _side_by_side(self, console: Console) -> list[tuple[RichTable, list[str]]]:
+        """Runs that don't fit come in several tables, each with the first run."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table as Rich
+
+        fit = max(1, (console.width - NAME_WIDTH) // RUN_WIDTH - 1)
+        others = list(range(1, len(self.runs)))
+        tables: list[tuple[RichTable, list[str]]] = []
+        for start in range(0, len(others), fit):
+            shown = [0, *others[start : start + fit]]
+            table = Rich(
+                box=box.SIMPLE_HEAD, pad_edge=False, header_style="", padding=(0, 0, 0, 1), collapse_padding=True
+            )
+            table.add_column("", overflow="fold")
+            for number in shown:
+                table.add_column(f"[bold]{escape(self.runs[number])}[/bold]", justify="right", overflow="fold")
+                if number:
+                    table.add_column("[dim]change[/dim]", justify="right", no_wrap=True)
+            for part, metrics in groupby(self.metrics(), lambda metric: metric.part):
+                table.add_section()
+                table.add_row(f"[dim]{part}[/dim]")
+                for metric in metrics:
+                    best = self.best(metric)
+                    cells = [metric.title]
+                    for number in shown:
+                        text, change = self._cell(metric, number)
+                        cells.append(f"[green]{text} *[/green]" if number in best else f"{text}  ")
+                        cells += [change] if number else []
+                    table.add_row(*cells)
+            tables.append((table, []))
+        return tables
+
+    def _html_by_rows(self) -> str:
+        metrics = self.metrics(page=True)
+        heads = [*self.rows[0].cells]
+        for metric in metrics:
+            heads += [metric.heading, "change"] if metric.name in self.changes else [metric.heading]
+        rows = []
+        for row in self.rows:
+            cells: list[str | html.PageLink] = list(row.cells.values())
+            if row.link:
+                cells[0] = html.PageLink(str(cells[0]), row.link)
+            for metric in metrics:
+                value = row.values.get(metric.name)
+                cells.append(metric.text(value))
+                if metric.name in self.changes:
+                    cells.append(self._change(metric, row))
+            rows.append(html.row([*cells, *row.more.values()]))
+        return html.table([*heads, *self.rows[0].more], rows, self.tall, self.long)
+
+    def _html_side_by_side(self) -> str:
+        heads = ["", f"{self.runs[0]} (yardstick)", *(name for run in self.runs[1:] for name in (run, "change"))]
+        rows = []
+        for part, metrics in groupby(self.metrics(), lambda metric: metric.part):
+            rows.append(html.row([part, *([""] * (2 * len(self.runs) - 1))], "part"))
+            for metric in metrics:
+                best = self.best(metric)
+                cells, marks = [metric.title], [""]
+                for number in range(len(self.runs)):
+                    text, change = self._cell(metric, number)
+                    cells += [text, change] if number else [text]
+                    marks.append("value best" if number in best else "value")
+                    marks += ["change"] if number else []
+                rows.append(html.row(cells, marks=marks))
+        return html.table(heads, rows)
+
+    def _change(self, metric: Metric, row: Row) -> str:
+        value, base = (values.get(metric.name) for values in (row.values, self.base))
+        return metric.change_text(value, base) if metric.name in self.changes else ""
+
+    def _cell(self, metric: Metric, number: int) -> tuple[str, str]:
+        value, first = (self.rows[at].values.get(metric.name) for at in (number, 0))
+        return metric.text(value), metric.change_text(value, first)
+
+
+def columns(values: Values) -> dict[str, float | None]:
+    """Return all metrics by their names in CSV and JSON; ``None`` where ``values`` has none."""
+    return {metric.column: values.get(name) for name, metric in METRICS.items()}
+
+
+def wanted(name: str) -> Metric:
+    """Return a metric of a study by name."""
+    return COST if name == COST.name else METRICS[name]

@@ -1,0 +1,353 @@
+"""What came of a search: all points, the best of them or the front, and the one that is the answer; as tables and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvyard.lab.study import Chart, Result, Row, Section, Table
+from kvyard.lab.study.advice import answer, at_edges, choose, middle, missed
+from kvyard.lab.study.charts import Bar, bars, bars_of, dots, series
+from kvyard.lab.study.cost import GIB, Prices
+from kvyard.lab.study.goals import Goal
+from kvyard.lab.tune.file import as_toml
+from kvyard.lab.tune.parts import TraceParts
+from kvyard.lab.tune.space import Choices, Space
+from kvyard.lab.tune.trial import Trial
+from kvyard.replay.report.html import tile
+from kvyard.replay.report.metrics import COST, Metric
+from kvyard.replay.report.slo import WANTED, Limit
+
+MOST_ROWS = 8
+MOST_TILES = 4
+FURTHER = ("reuse", "ttft_mean", "ttft_p99", "itl_p99")
+"""Metrics that are shown beside those of goals and limits."""
+COLORS = {"met": "blue", "missed": "orange", "best": "green"}
+
+
+class Tuned(msgspec.Struct):
+    """What came of a search so far."""
+
+    trace: str
+    folder: Path
+    base: dict[str, object]
+    """Settings that aren't searched."""
+    space: Space
+    goals: list[Goal]
+    limits: list[Limit]
+    prices: Prices
+    parts: TraceParts
+    seed: int
+    trials: list[Trial] = msgspec.field(default_factory=list)
+    """All points, in the order in which they were asked for."""
+    importance: dict[str, float] = msgspec.field(default_factory=dict)
+    """Of settings: shares of 1."""
+    found: int = 0
+    """Points that were there from an earlier run."""
+    interrupted: bool = False
+
+    @property
+    def distinct(self) -> list[Trial]:
+        """All points without those that were asked for again."""
+        found: dict[str, Trial] = {}
+        for trial in self.trials:
+            found.setdefault(trial.identity, trial)
+        return list(found.values())
+
+    @property
+    def done(self) -> list[Trial]:
+        """Points that were replayed as a whole, each once."""
+        return [trial for trial in self.distinct if trial.state == "done"]
+
+    @property
+    def met(self) -> bool:
+        """True if a point keeps all limits."""
+        return any(trial.met for trial in self.trials)
+
+    @property
+    def replayed(self) -> int:
+        """Number of points that needed a replay."""
+        return len(self._replayed())
+
+    @property
+    def idle(self) -> int:
+        """Number of latest points that needed no replay."""
+        seen = {trial.number for trial in self._replayed()}
+        return len(self.trials) - max((at for at, one in enumerate(self.trials, 1) if one.number in seen), default=0)
+
+    @property
+    def exhausted(self) -> bool:
+        """True if every point there is was looked at."""
+        size = self.space.size
+        return size is not None and len(self.distinct) >= size
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Metrics of the goals."""
+        return [goal.metric for goal in self.goals]
+
+    @property
+    def wanted(self) -> list[Metric]:
+        """Metrics of goals and limits, each once; the cost in any case."""
+        return list(dict.fromkeys([*self.metrics, *(WANTED[limit.name] for limit in self.limits), COST]))
+
+    @property
+    def best(self) -> list[Trial]:
+        """With one goal the best point, with several the Pareto front; the closest if no point keeps the limits."""
+        return choose(self.done, self.metrics)
+
+    @property
+    def answer(self) -> Trial | None:
+        """The one point that is written as settings."""
+        best = self.best
+        return middle(best, self.metrics) if best else None
+
+    def settings(self, trial: Trial) -> dict[str, object]:
+        """Return all settings of a point."""
+        return {**self.base, **trial.point}
+
+    def sentences(self) -> list[str]:
+        """Return the answer, how it does on the test part, and what to doubt."""
+        slo = " and ".join(map(str, self.limits))
+        said = answer(self.done, self.metrics, self.limits, slo, self.replayed)
+        if self.answer is None:
+            return ["No point could be replayed."]
+        return said.also(_tested(self, self.answer), *_doubts(self, self.answer)).sentences
+
+    def result(self) -> Result:
+        """Return it to be shown."""
+        return view(self)
+
+    def show(self) -> None:
+        """Print the answer."""
+        self.result().show()
+
+    def save(self) -> list[Path]:
+        """Write ``tune.csv``, ``tune.json``, ``tune.html`` and ``tune.toml``, the last two if there is an answer; returns
+        where. Raises ``KvyardError``.
+        """
+        return self.result().save(self.folder)
+
+    def _replayed(self) -> list[Trial]:
+        return [trial for trial in self.distinct if trial.config is not None and trial.state != "skipped"]
+
+
+def view(tuned: Tuned) -> Result:
+    """Return the result of a search: the best points, what they are traded for, and slices along each setting."""
+    found = tuned.answer
+    goals = ", ".join(map(str, tuned.goals))
+    asked = f"{goals} with {' and '.join(map(str, tuned.limits))}" if tuned.limits else goals
+    requests = tuned.parts.requests
+    states = [trial.state for trial in tuned.trials]
+    sentences = tuned.sentences()
+    return Result(
+        kind="tune",
+        title=asked,
+        about=f"{tuned.replayed} points replayed on {requests['train']:,} requests of {tuned.trace}, the best tested on "
+        f"{requests['test']:,} later ones; {states.count('pruned')} given up on a prefix, {states.count('skipped')} more left "
+        "out by their cost alone.",
+        tables=[_table(tuned, asked)] if found is not None else [],
+        rows=[_row(tuned, trial) for trial in tuned.trials],
+        facts={
+            "trace": tuned.trace,
+            "goals": list(map(str, tuned.goals)),
+            "slo": {limit.name: limit.value for limit in tuned.limits},
+            "prices": tuned.prices,
+            "requests": requests,
+            "seed": tuned.seed,
+            "met": tuned.met,
+            "answer": None if found is None else tuned.settings(found),
+            "says": sentences,
+            "importance": tuned.importance,
+        },
+        advice=sentences,
+        legend="Times are in ms, prices per hour.",
+        tiles=[] if found is None else _tiles(tuned, found),
+        sections=[
+            Section(
+                title="The Pareto front" if len(tuned.goals) > 1 else "What is bought for what",
+                text=_legend(tuned),
+                charts=[_scatter(tuned), *_importance(tuned)],
+            ),
+            Section(
+                title="Slices",
+                text="Every point that was replayed as a whole, along each setting that was searched; colours as above.",
+                charts=[_slice(tuned, name) for name in tuned.space.dimensions],
+            ),
+            Section(title="All points", text="In the order in which they were looked at.", table=_all_points(tuned)),
+        ],
+        config=None if found is None else ("Settings of the answer, as in tune.toml", tuned.settings(found)),
+        files={"tune.toml": lambda: as_toml(tuned, asked)},
+    )
+
+
+def _tested(tuned: Tuned, found: Trial) -> str:
+    """How the answer does on the part that it was not searched on."""
+    if tuned.parts.test is None:
+        return "It was not tested on anything else: --test 0.3 keeps the last 30 % of the trace for that."
+    if not found.test:
+        return "It has not been replayed on the test part yet."
+    results = [
+        f"{one.title} {one.text(found.test.get(one.name), unit=True)}" for one in tuned.wanted if one is not COST
+    ]
+    requests = f"{tuned.parts.requests['test']:,} requests, later and not searched on"
+    said = f"On the test part ({requests}): {', '.join(results) or 'replayed'}"
+    if found.test_violation <= 0:
+        return f"{said}{'; the SLO is met there too' if tuned.limits else ''}."
+    why = missed(found.test, tuned.limits) or "more than 1 % of the requests are rejected there"
+    return f"{said}. The SLO is missed there: {why}."
+
+
+def _doubts(tuned: Tuned, found: Trial) -> list[str]:
+    """What to look at before the answer is believed."""
+    flat = {name.rpartition(".")[2]: value for name, value in tuned.space.flat(found.point).items()}
+    edges = {f"{name} {flat[name.rpartition('.')[2]]}": end for name, end in tuned.space.edges(found.point).items()}
+    said = at_edges(edges)
+    if tuned.met and found.test and found.test_violation > 0:
+        said.append("What is best on one part misses the SLO on the other: leave room, with a lower limit in --slo.")
+    if tuned.interrupted:
+        said.append("The search was interrupted: this is the best so far.")
+    failed = [trial for trial in tuned.trials if trial.state == "failed"]
+    if failed:
+        said.append(f"{len(failed)} points couldn't be replayed, the first because {failed[0].why}")
+    return said
+
+
+def _shown(tuned: Tuned) -> list[str]:
+    return list(dict.fromkeys([*(metric.name for metric in tuned.wanted), *FURTHER]))
+
+
+def _table(tuned: Tuned, title: str) -> Table:
+    """The front, or the best with those that come next."""
+    best, found = tuned.best, tuned.answer
+    if len(tuned.goals) > 1 and tuned.met:
+        shown = best[:: max(1, -(-len(best) // MOST_ROWS))]
+    else:
+        shown = sorted(tuned.done, key=lambda one: (max(0.0, one.violation), one.losses(tuned.metrics)))[:MOST_ROWS]
+    rows = []
+    for trial in shown:
+        cells = {name: str(trial.point[name]) for name in tuned.space.dimensions}
+        options = trial.point.get("router_options")
+        if tuned.space.options:
+            pairs = options.items() if isinstance(options, Mapping) else ()
+            cells["options"] = " ".join(f"{name}={value}" for name, value in pairs)
+        more = {"SLO": "met" if trial.met else "missed"} if tuned.limits else {}
+        rows.append(Row(cells=cells, values=trial.values, more=more, bold=trial is found))
+    return Table(rows=rows, title=title, shown=_shown(tuned))
+
+
+def _all_points(tuned: Tuned) -> Table:
+    best = {trial.number for trial in tuned.best}
+    rows = []
+    for trial in tuned.trials:
+        done = ("SLO met" if trial.met else "SLO missed") if trial.state == "done" else trial.state
+        rows.append(
+            Row(
+                cells={"trial": str(trial.number), "point": trial.name},
+                values={**trial.values, COST.name: trial.cost},
+                more={"": "best" if trial.number in best else done, "why": trial.why},
+            )
+        )
+    return Table(rows=rows, shown=_shown(tuned), tall=True)
+
+
+def _row(tuned: Tuned, trial: Trial) -> dict[str, Any]:
+    found, flat = tuned.answer, tuned.space.flat(trial.point)
+    own = [f"router.{policy}.{name}" for policy, options in tuned.space.options.items() for name in options]
+    return {
+        "trial": trial.number,
+        **{name: flat.get(name) for name in (*tuned.space.dimensions, *own)},
+        "state": trial.state,
+        "best": any(one.number == trial.number for one in tuned.best),
+        "answer": found is not None and trial.number == found.number,
+        "slo_met": trial.met if trial.state == "done" else None,
+        **{name: trial.cost if name == COST.name else trial.values.get(name) for name in WANTED},
+        **{f"test_{name}": trial.test.get(name) for name in _shown(tuned) if name != COST.name},
+        "why": trial.why,
+    }
+
+
+def _tiles(tuned: Tuned, found: Trial) -> list[str]:
+    limits = {limit.name: str(limit) for limit in tuned.limits}
+    made = []
+    for metric in tuned.wanted[:MOST_TILES]:
+        test = (
+            f"test: {metric.text(found.test.get(metric.name), unit=True)}" if found.test and metric is not COST else ""
+        )
+        more = " · ".join(filter(None, (limits.get(metric.name, ""), test)))
+        value = metric.text(found.values.get(metric.name), unit=True)
+        made.append(tile(metric.name, value, "per hour" if metric is COST else "", more))
+    return made
+
+
+def _groups(tuned: Tuned) -> dict[str, list[Trial]]:
+    best = {trial.number for trial in tuned.best}
+    found: dict[str, list[Trial]] = {name: [] for name in COLORS}
+    for trial in tuned.trials:
+        if trial.state == "done":
+            found["best" if trial.number in best else "met" if trial.met else "missed"].append(trial)
+    return {name: trials for name, trials in found.items() if trials}
+
+
+def _names(tuned: Tuned) -> dict[str, str]:
+    if not tuned.limits:
+        return {"met": "other points", "missed": "too many rejected", "best": "best"}
+    return {"met": "SLO met", "missed": "SLO missed", "best": "best" if tuned.met else "closest"}
+
+
+def _legend(tuned: Tuned) -> str:
+    names = _names(tuned)
+    return "; ".join(f"{names[kind]}: {COLORS[kind]}" for kind in _groups(tuned)) + "."
+
+
+def _scatter(tuned: Tuned) -> Chart:
+    """Both goals, or the cost and what it is traded for."""
+    across, up = COST, next(metric for metric in (*tuned.wanted, WANTED["ttft_p99"]) if metric is not COST)
+    if len(tuned.goals) > 1:
+        across, up = tuned.metrics[:2]
+    drawn = _series(tuned, lambda trial: trial.values.get(across.name), up, joined=True)
+    return dots(up, drawn, across.label, f"{up.title} and {across.title.lower() if across is COST else across.title}")
+
+
+def _series(
+    tuned: Tuned, across: Callable[[Trial], float | None], up: Metric, joined: bool = False
+) -> list[dict[str, Any]]:
+    """Dots of each group of points; the best are ``joined``."""
+    drawn = []
+    for kind, trials in _groups(tuned).items():
+        places = [(across(trial), trial.values.get(up.name)) for trial in trials]
+        known = [(x, y) for x, y in places if x is not None and y is not None]
+        drawn.append(series(_names(tuned)[kind], known, COLORS[kind], joined and kind == "best"))
+    return drawn
+
+
+def _importance(tuned: Tuned) -> list[Chart]:
+    shares = [(name, share, "blue", f"{share:.0%}") for name, share in tuned.importance.items() if share >= 0.005]
+    figure = bars_of(shares, "share of what tells the best quarter of points from the others") | {"xFormat": "percent"}
+    return [Chart("What matters", "PED-ANOVA, by Optuna: shares of 1.", figure)] if shares else []
+
+
+def _slice(tuned: Tuned, name: str) -> Chart:
+    """The goal's metric (the first limit's, if that is the cost) along one setting."""
+    dimension = tuned.space.dimensions[name]
+    if isinstance(dimension, Choices):
+        return bars(tuned.metrics[0], _bars(tuned, name, dimension), name, "The best with each, by the goal.")
+    up = next((metric for metric in tuned.wanted if metric is not COST), COST)
+    scale = GIB if name.endswith("bytes") or name == "gpu_memory" else 1
+    drawn = _series(tuned, lambda trial: dimension.place(trial.point[name]) / scale, up)
+    return dots(up, drawn, f"{name.replace('_', ' ')}{', GiB' if scale > 1 else ''}", name)
+
+
+def _bars(tuned: Tuned, name: str, dimension: Choices) -> list[Bar]:
+    found = []
+    for value in dimension.values:
+        done = [trial for trial in tuned.done if trial.point[name] == value]
+        if not done:
+            continue
+        best = min(done, key=lambda one: (max(0.0, one.violation), one.losses(tuned.metrics)))
+        color, remark = COLORS["met" if best.met else "missed"], ", SLO missed" if tuned.limits and not best.met else ""
+        found.append(Bar(value, best.values.get(tuned.goals[0].name), color, remark))
+    return found

@@ -1,0 +1,100 @@
+"""A league is the replays it is made of: standings, means over seeds, the front, and what is overloaded."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from tests.replay.traces.support import CONVERSATION
+
+from kvyard.errors import KvyardError
+from kvyard.lab.league import DRAWN, Standing, advice, league, overloaded, standings
+from kvyard.lab.study import Study
+from kvyard.replay import replay
+
+SMALL = {"limit": 40, "workers": 2, "num_gpu_blocks": 1500}
+POLICIES = ("round-robin", "kv", "least-time")
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = tmp_path_factory.mktemp("league")
+    return league(CONVERSATION, folder=folder, policies=POLICIES, seeds=(0, 1), jitters=("0", "3s"), **SMALL)
+
+
+def test_standings_are_the_replays(played: Study) -> None:
+    assert list(standings(played)) == ["1x load, as recorded", "1x load, ticks spread over 3s"]
+    for jitter, (_, places) in zip(("0", "3s"), standings(played).items(), strict=True):
+        assert sorted(one.policy for one in places) == sorted(POLICIES)
+        for one in places:
+            runs = [
+                replay(CONVERSATION, router=one.policy, seed=seed, jitter=jitter, **SMALL).report for seed in (0, 1)
+            ]
+            assert one.values["ttft_p99"] == fmean(run.latency["ttft"].p99 for run in runs)
+            assert one.values["reuse"] == fmean(run.reuse["all"].value for run in runs)
+            times = [run.latency["ttft"].mean for run in runs]
+            assert one.spread == max(times) - min(times)
+
+
+def test_first_is_the_soonest_and_the_front_has_nobody_above_it(played: Study) -> None:
+    for places in standings(played).values():
+        times = [one.values["ttft_mean"] for one in places]
+        assert times == sorted(times) and places[0].front
+        for one in places:
+            better = [
+                other
+                for other in places
+                if other is not one
+                and other.values["ttft_mean"] <= one.values["ttft_mean"]  # type: ignore[operator]
+                and other.values["itl_p99"] <= one.values["itl_p99"]  # type: ignore[operator]
+                and other.values != one.values
+            ]
+            assert one.front == (not better)
+
+
+def test_files_say_the_same(played: Study) -> None:
+    table, data, page = (path.read_text() for path in played.save())
+    rows = list(csv.DictReader(table.splitlines()))
+    assert len(rows) == len(POLICIES) * 2
+    told = json.loads(data)
+    assert told["kind"] == "kvyard league" and len(told["standings"]) == len(rows)
+    for row, one in zip(rows, told["standings"], strict=True):
+        assert float(row["ttft_mean_ms"]) == one["ttft_mean_ms"] and row["policy"] == one["policy"]
+    assert all(name in page for name in POLICIES) and "ticks spread over 3s" in page
+    assert page.count("data-figure=") == len(DRAWN) * len(standings(played))
+
+
+def test_a_queue_that_decides_is_said(tmp_path: Path) -> None:
+    found = league(CONVERSATION, folder=tmp_path, policies=["kv"], loads=(1, 400), limit=60, workers=8)
+    assert overloaded(standings(found)) == {"400x load, as recorded"}
+
+
+def test_loads_whose_queues_decide_are_left_out_of_the_advice() -> None:
+    def cell(**times: float) -> list[Standing]:
+        queued = {"kv": 0.0, "mine": 0.0}
+        places = [
+            Standing(name, {"ttft_mean": ttft, "itl_p99": 1.0, "queue_mean": queued[name]}, 0.0, False, "")
+            for name, ttft in times.items()
+        ]
+        return sorted(places, key=lambda one: one.values["ttft_mean"] or 0.0)
+
+    calm, jammed = cell(kv=276.0, mine=237.0), cell(kv=100.0, mine=9000.0)
+    assert advice({"a": calm, "b": jammed}).choice == "kv"
+    stuck = [Standing("kv", {**jammed[0].values, "queue_mean": 90.0}, 0.0, False, ""), *jammed[1:]]
+    said = advice({"a": calm, "b": stuck})
+    assert said.choice == "mine" and "left out" in said.sentences[-1]
+    assert advice({}).sentences == []
+
+
+@pytest.mark.parametrize(("axis", "told"), [("router", "--policies"), ("seed", "--seeds"), ("speedup", "--loads")])
+def test_what_is_varied_is_not_set(axis: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match=f"{axis} is what a league varies: say {told} instead"):
+        league(CONVERSATION, folder=tmp_path, config={axis: "1"})
+
+
+def test_an_unknown_policy_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match="unknown routing policy 'nope'"):
+        league(CONVERSATION, folder=tmp_path, policies=["kv", "nope"])
