@@ -5,8 +5,11 @@ while the request waits; what only another worker has is *pulled*. Blocks on the
 What is on its way already, for this request or another, is waited for and never brought twice.
 """
 
+from collections.abc import Callable
+
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.spans import overlaps, without
+from kvyard.blocks.table import Table
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.forecast import load_time
@@ -194,28 +197,14 @@ class Loader:
         now: int,
     ) -> bool:
         """Bring ``pieces`` from the peer into the first tier and keep there what the load needs; returns whether it began."""
-        state, peer, peers, pulls = self.state, lookup.peer, self.state.peers, self.state.counters.pulls
+        peer, peers, pulls = lookup.peer, self.state.peers, self.state.counters.pulls
         assert peer is not None and peers is not None
-        target = state.first
-        kept = [target.hold(piece) for piece in lookup.held_by(0, needs)]
-        use = state.use_of(lookup.request)
-        near = target.reserve(pieces, use) if total_pages(pieces) <= target.num_pages else None
-        if near is None:
+        copy = self._bring(peer.hold, lookup.own, 0, lookup, record, needs, pieces)
+        if copy is None:
             pulls.no_room += 1
-            for held in reversed(kept):
-                target.pool.let_go(held)
             peers.forget(lookup.request)
             return False
-        record.keep += [(target, held) for held in kept]
-        far = [peer.hold(piece) for piece in pieces]
-        if target.keeps_by_priority:
-            for copied, original in zip(near, far):
-                target.inherit(copied, original, 1)
-        copy = Copy(lookup.own, Direction.IN, state.name, state.inbox, pieces, near, far)
-        copy.blocks = total_pages(pieces) * state.layout.chunk
-        copy.nbytes = copy.blocks * state.layout.block_bytes
-        copy.request, copy.use = lookup.request, use
-        record.fetch = copy
+        self.state.measure(copy)
         record.pulled = tokens - lookup.longest(lookup.above(lookup.own))
         pulls.begun += 1
         peers.start(lookup.request, copy, now)
@@ -258,29 +247,15 @@ class Loader:
     ) -> bool:
         """Bring ``pieces`` from tier ``level`` one closer and keep there what the load will need; returns whether it began."""
         state = self.state
-        source, target = state.tiers[level].store, state.tiers[level - 1].store
-        if total_pages(pieces) > target.num_pages:
+        if total_pages(pieces) > state.tiers[level - 1].store.num_pages:
             state.counters.refused += 1
             return False
-        # First keep what is there: making room for the rest must not cost it.
-        kept = [target.hold(piece) for piece in lookup.held_by(level - 1, needs)]
-        use = state.use_of(lookup.request)
-        near = target.reserve(pieces, use)
-        if near is None:
+        copy = self._bring(state.tiers[level].store.hold, level, level - 1, lookup, record, needs, pieces)
+        if copy is None:
             state.counters.tiers[level - 1].no_room += 1
-            for held in reversed(kept):
-                target.pool.let_go(held)
             return False
-        record.keep += [(target, held) for held in kept]
-        far = [source.hold(piece) for piece in pieces]
-        if target.keeps_by_priority:
-            for copied, original in zip(near, far):
-                target.inherit(copied, original, 1)
-        copy = Copy(level, Direction.IN, state.name, state.inbox, pieces, near, far)
         # A shared target has it for all workers from the instant it lands, a private one when its worker next ticks.
         copy.arrive = self.fetched if state.tiers[level - 1].shared else None
-        copy.request, copy.use = lookup.request, use
-        record.fetch = copy
         record.fetched[level] = tokens - lookup.longest(lookup.above(level))
         state.send(now, copy)
         return True
@@ -288,6 +263,39 @@ class Loader:
     def fetched(self, copy: Copy) -> None:
         """A fetch has landed: the closer tier has it now, and keeps it for the request that waits for it."""
         self._arrive(copy, self.state.tiers[copy.level - 1].store)
+
+    def _bring(
+        self,
+        hold: Callable[[PageRange], Table],
+        level: int,
+        target_level: int,
+        lookup: PrefixLookup,
+        record: RequestState,
+        needs: list[Need],
+        pieces: list[PageRange],
+    ) -> Copy | None:
+        """Make the copy of ``pieces`` from ``level``, where ``hold`` holds them, into a closer tier for the waiting request.
+        Keep in that tier what else the load needs. ``None`` if it has no room.
+        """
+        state = self.state
+        target = state.tiers[target_level].store
+        # First keep what is there: making room for the rest must not cost it.
+        kept = [target.hold(piece) for piece in lookup.held_by(target_level, needs)]
+        use = state.use_of(lookup.request)
+        near = target.reserve(pieces, use) if total_pages(pieces) <= target.num_pages else None
+        if near is None:
+            for held in reversed(kept):
+                target.pool.let_go(held)
+            return None
+        record.keep += [(target, held) for held in kept]
+        far = [hold(piece) for piece in pieces]
+        if target.keeps_by_priority:
+            for copied, original in zip(near, far):
+                target.inherit(copied, original, 1)
+        copy = Copy(level, Direction.IN, state.name, state.inbox, pieces, near, far)
+        copy.request, copy.use = lookup.request, use
+        record.fetch = copy
+        return copy
 
     def _arrive(self, copy: Copy, store: TierStore) -> None:
         request = copy.request

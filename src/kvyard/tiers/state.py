@@ -135,14 +135,18 @@ class OffloadState:
 
     def send(self, now: int, copy: Copy, blocks: int | None = None) -> None:
         """Submit ``copy``, of all its pages' blocks or of ``blocks``."""
-        layout = self.layout
-        copy.blocks = total_pages(copy.pieces) * layout.chunk if blocks is None else blocks
-        copy.nbytes = copy.blocks * layout.block_bytes
+        self.measure(copy, blocks)
         self._totals(copy).submitted += 1
         tier = self.tiers[copy.level]
         if copy.inward and tier.shared:
-            self.counters.cross_worker_blocks += tier.foreign(copy) * layout.chunk
+            self.counters.cross_worker_blocks += tier.foreign(copy) * self.layout.chunk
         tier.submit(now, copy)
+
+    def measure(self, copy: Copy, blocks: int | None = None) -> None:
+        """Set the size of ``copy``: all its pages' blocks, or ``blocks``."""
+        layout = self.layout
+        copy.blocks = total_pages(copy.pieces) * layout.chunk if blocks is None else blocks
+        copy.nbytes = copy.blocks * layout.block_bytes
 
     def under_way(self, level: int) -> list[Copy]:
         """This worker's copies on the link of tier ``level`` that have not been delivered."""
