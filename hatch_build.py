@@ -1,16 +1,26 @@
-"""Compiles the hot part of kvyard when a wheel is built: the same source, by mypyc.
+"""Compiles the hot modules of kvyard with mypyc when a wheel is built.
 
-A plain ``pip install`` of a checkout or a source distribution runs this, so it has what it takes to be quick. Nothing depends
-on it: without a C compiler, or with ``KVYARD_PURE=1``, the wheel holds the Python source alone, which behaves the
-same. ``KVYARD_COMPILE=1`` makes it an error instead. Editable installs are never compiled: what one edits is what runs.
+A plain ``pip install`` of a checkout or a source distribution runs this. It is optional: without a C compiler, or with
+``KVYARD_PURE=1``, the wheel holds the Python source alone, which behaves the same and is slower. ``KVYARD_COMPILE=1`` makes
+a failure to compile an error. Editable installs are never compiled: what one edits is what runs.
+
+mypyc writes the C in a process of its own (``python hatch_build.py``), so that its memory is free again when the C compiler
+starts. The C is then compiled in ``UNITS`` translation units, on several cores.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
+import shlex
 import shutil
+import subprocess
 import sys
+import sysconfig
 import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +43,9 @@ MODULES = {
     "prefix_lookup state store storer",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""
+UNITS = 8
+"""C files that the modules are put together into: each costs another reading of the headers, fewer cost more memory each."""
+CORES = min(os.cpu_count() or 1, 4)
 
 
 class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -41,62 +54,163 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and have the wheel hold the result and say for which Python it is. Leaves it pure where that fails."""
-        if version == "editable" or os.environ.get("KVYARD_PURE"):
+        """Compile the hot modules into the wheel and tag it for this Python; leave it pure where that fails."""
+        if version == "editable":
             return
-        self.app.display_info(
-            "compiling kvyard's hot modules: this takes some four minutes; KVYARD_PURE=1 leaves it out"
-        )
-        self._made = Path(tempfile.mkdtemp(prefix="kvyard-compile-"))
+        if os.environ.get("KVYARD_PURE"):
+            self.app.display_info("kvyard: not compiled, since KVYARD_PURE is set; it works the same but slower")
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix="kvyard-compile-"))
         try:
-            found = compile_modules(Path(self.root) / "src", self._made)
+            libraries = compile_modules(Path(self.root) / "src", self._folder, Progress(self.app.display_info))
         except BaseException as problem:  # setuptools and mypyc leave by SystemExit too
             if isinstance(problem, KeyboardInterrupt) or os.environ.get("KVYARD_COMPILE"):
                 raise
             self.app.display_warning(
-                "kvyard is installed uncompiled, which works the same but slower; what went wrong:"
+                f"kvyard: not compiled, it works the same but slower ({type(problem).__name__}: {problem})"
             )
-            self.app.display_warning(f"{type(problem).__name__}: {problem}")
             return
-        for path in found:
-            build_data["force_include"][str(path)] = str(path.relative_to(self._made))
+        for path in libraries:
+            build_data["force_include"][str(path)] = str(path.relative_to(self._folder))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Clean up."""
-        made = getattr(self, "_made", None)
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        """Remove the temporary folder."""
+        folder = getattr(self, "_folder", None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def compile_modules(source: Path, made: Path) -> list[Path]:
-    """Compile ``MODULES`` of ``source`` to extension modules below ``made``; returns their paths.
+class Progress:
+    """Reports how far the build is: lines for a log (``pip -v`` shows them), a counter on a terminal."""
 
-    Raises whatever mypyc or the C compiler do.
+    def __init__(self, line: Callable[[str], None]) -> None:
+        self._line = line
+        self._began = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+
+    def step(self, text: str) -> None:
+        """Report a step of the build, with the seconds since it began."""
+        self._clear()
+        self._line(f"kvyard: {text} ({time.monotonic() - self._began:.0f} s)")
+
+    def count(self, done: int, total: int) -> None:
+        """Move the counter on a terminal."""
+        if self._terminal:
+            print(f"\rkvyard: compiled {done} of {total} C files", end="", file=sys.stderr, flush=True)
+
+    def _clear(self) -> None:
+        if self._terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def module_files() -> list[str]:
+    """The files that are compiled, from ``src/``."""
+    return [f"kvyard/{package}/{name}.py" for package, names in MODULES.items() for name in names.split()]
+
+
+def compile_modules(source: Path, target: Path, progress: Progress) -> list[Path]:
+    """Compile ``MODULES`` of ``source`` to extension modules below ``target`` and return their paths.
+
+    Raises ``FileNotFoundError`` where there is no C compiler, and whatever mypyc and the C compiler raise.
     """
-    from mypyc.build import mypycify
-    from setuptools import Distribution
-
-    work = made / "work"
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC")  # Windows has none of them, and finds its own
+    if compiler and shutil.which(shlex.split(compiler)[0]) is None:
+        raise FileNotFoundError(f"no C compiler: {compiler}")
+    progress.step(f"compiling {len(module_files())} modules, about a minute of CPU time; KVYARD_PURE=1 skips this")
+    work = target / "work"
     shutil.copytree(source / "kvyard", work / "kvyard", ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.pyd"))
-    files = [f"kvyard/{package}/{name}.py" for package, names in MODULES.items() for name in names.split()]
-    before = Path.cwd()
-    os.chdir(work)  # mypyc names modules by their path from here
-    sys.path.insert(0, str(work))
-    try:
-        options = ["--ignore-missing-imports", "--follow-imports=silent", *files]
-        extensions = mypycify(options, opt_level="1", debug_level="0", group_name="kvyard", target_dir=str(made / "c"))
-        distribution = Distribution({"name": "kvyard", "ext_modules": extensions})
-        command = distribution.get_command_obj("build_ext")
-        command.build_lib = str(made)
-        command.build_temp = str(made / "temp")
-        command.parallel = os.cpu_count()
-        command.ensure_finalized()
-        command.run()
-    finally:
-        os.chdir(before)
-        sys.path.remove(str(work))
-    for leftover in ("work", "c", "temp"):
-        shutil.rmtree(made / leftover, ignore_errors=True)
-    return sorted(path for path in made.rglob("*") if path.suffix in (".so", ".pyd"))
+    command = [sys.executable, str(Path(__file__).resolve()), str(target / "c"), str(target / "extensions")]
+    written = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    if written.returncode:
+        raise RuntimeError(f"mypyc failed:\n{written.stdout}{written.stderr}")
+    extensions = pickle.loads((target / "extensions").read_bytes())
+    size = sum(path.stat().st_size for path in (target / "c").rglob("*.c"))
+    progress.step(f"mypyc wrote {size / 1e6:.1f} MB of C")
+    library = next(extension for extension in extensions if len(extension.sources) > 1)
+    library.sources = join_units(library.sources, target / "c")
+    build(extensions, target, progress)
+    return sorted(path for path in target.rglob("*") if path.suffix in (".so", ".pyd"))
+
+
+def write_c(target: str, extensions: str) -> None:
+    """Write the C of the modules below the working directory to ``target``, and the list of extensions to a file."""
+    import setuptools  # noqa: F401 (mypyc looks whether it is imported)
+    from mypyc.build import mypycify
+
+    # Types of other packages change nothing in the C but cost half of the time and memory.
+    options = ["--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent", *module_files()]
+    built = mypycify(options, opt_level="1", debug_level="0", multi_file=True, group_name="kvyard", target_dir=target)
+    Path(extensions).write_bytes(pickle.dumps(built))
+    sys.stdout.flush()
+    os._exit(0)  # freeing mypy's objects one by one would take seconds
+
+
+def join_units(sources: list[str], folder: Path) -> list[str]:
+    """Write ``UNITS`` C files of about equal size that include ``sources``, and one that includes mypyc's runtime."""
+    units: list[list[str]] = [[] for _ in range(UNITS)]
+    sizes = [0] * UNITS
+    runtime = []
+    for source in sorted(sources, key=os.path.getsize, reverse=True):
+        if not Path(source).name.startswith("__native"):
+            runtime.append(source)
+            continue
+        smallest = sizes.index(min(sizes))
+        units[smallest].append(source)
+        sizes[smallest] += os.path.getsize(source)
+    paths = []
+    for number, parts in enumerate([*units, runtime]):
+        path = folder / f"unit_{number}.c"
+        path.write_text("".join(f'#include "{Path(part).resolve().as_posix()}"\n' for part in parts))
+        paths.append(str(path))
+    return paths
+
+
+def build(extensions: list[Any], target: Path, progress: Progress) -> None:
+    """Compile and link ``extensions`` into ``target``."""
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    class BuildUnits(build_ext):
+        """Compiles several C files of one extension at a time, where setuptools compiles one."""
+
+        def build_extensions(self) -> None:
+            with ThreadPoolExecutor(CORES) as pool:
+                jobs = {
+                    pool.submit(self.compile_source, extension, source): extension
+                    for extension in self.extensions
+                    for source in extension.sources
+                }
+                try:
+                    for done, job in enumerate(as_completed(jobs), start=1):
+                        jobs[job].extra_objects += job.result()
+                        progress.count(done, len(jobs))
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+            progress.step(f"compiled {len(jobs)} C files")
+            for extension in self.extensions:
+                extension.sources = []
+            super().build_extensions()
+
+        def compile_source(self, extension: Any, source: str) -> list[str]:
+            objects: list[str] = self.compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                include_dirs=extension.include_dirs,
+                extra_postargs=extension.extra_compile_args,
+            )
+            return objects
+
+    command = BuildUnits(Distribution({"name": "kvyard", "ext_modules": extensions}))
+    command.build_lib = str(target)
+    command.build_temp = str(target / "temp")
+    command.parallel = CORES
+    command.ensure_finalized()
+    command.run()
+    progress.step(f"linked {len(extensions)} extension modules")
+
+
+if __name__ == "__main__":
+    write_c(sys.argv[1], sys.argv[2])

@@ -51,8 +51,7 @@ def listed() -> list[Path]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    package = ROOT / "src" / "kvyard"
-    return [package / folder / f"{name}.py" for folder, names in module.MODULES.items() for name in names.split()]
+    return [ROOT / "src" / name for name in module.module_files()]
 
 
 @cache
