@@ -138,7 +138,8 @@ def test_endpoints_come_and_go(tmp_path: Path) -> None:
             # A watch that ends goes on from the last version; tokens are read again.
             token.write_text("second")
             send(None)
-            send({"type": "DELETED", "object": slice_of("b", 14)})
+            send({"type": "ADDED", "object": {**slice_of("empty", 14), "endpoints": None}})  # a service without pods
+            send({"type": "DELETED", "object": slice_of("b", 15)})
             assert await anext(changes) == Change((), at("10.0.0.4"))
             assert api.asked[-1]["resourceVersion"] == "13" and api.asked[-1]["allowWatchBookmarks"] == "true"
             assert api.tokens[0] == "Bearer first" and api.tokens[-1] == "Bearer second"
