@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httpx", reason="needs kvyard[server]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 import httpx
 from tests.server.support import PATIENCE

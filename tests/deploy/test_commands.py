@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("yaml", reason="needs PyYAML")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.deploy.support import DEPLOY, VARIANTS, compose, containers, kustomized, name_of
 

@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("yaml", reason="needs PyYAML")
 pytest.importorskip("zmq", reason="needs kvyard[zmq]")
 pytest.importorskip("redis", reason="needs kvyard[redis]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 import httpx

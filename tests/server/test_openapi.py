@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from kvyard.server.http import Operation
 from kvyard.server.openapi import document

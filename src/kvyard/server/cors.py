@@ -5,7 +5,9 @@ through, whatever is listed: a page is not an operator.
 """
 
 from collections.abc import Sequence
-from typing import Any
+
+from kvyard.server.connection import Application
+from kvyard.server.request import HttpRequest
 
 ANY = "*"
 CLOSED = ("/admin", "/explain", "/dashboard")
@@ -22,37 +24,28 @@ _SAID_BY_BROWSERS = (b"origin", b"sec-fetch-site")
 
 
 class Cors:
-    """An ASGI application around another."""
+    """An application around another."""
 
-    def __init__(self, app: Any, origins: Sequence[str]) -> None:
+    def __init__(self, app: Application, origins: Sequence[str]) -> None:
         """``origins`` are such as https://chat.example.org, or ``*`` for any."""
         self.app = app
+        self.bounds = app.bounds
         self._any = ANY in origins
-        self._origins = frozenset(origin.rstrip("/").lower().encode() for origin in origins)
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        origin = None
-        if scope["type"] == "http":
-            origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
-        if origin is None or scope["path"].startswith(CLOSED) or not (self._any or origin.lower() in self._origins):
-            await self.app(scope, receive, send)
+    async def __call__(self, request: HttpRequest) -> None:
+        origin = request.get("origin")
+        if origin is None or request.path.startswith(CLOSED) or not (self._any or origin.lower() in self._origins):
+            await self.app(request)
             return
-        allowed = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
-        if scope["method"] == "OPTIONS":
-            wanted = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")
+        allowed = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+        if request.method == "OPTIONS":
+            wanted = request.get("access-control-request-headers")
             allowed += [(b"access-control-allow-methods", METHODS), (b"access-control-max-age", AGE)]
             if wanted:
-                allowed.append((b"access-control-allow-headers", wanted))
-            await send({"type": "http.response.start", "status": 204, "headers": allowed})
-            await send({"type": "http.response.body", "body": b""})
+                allowed.append((b"access-control-allow-headers", wanted.encode("latin-1")))
+            request.respond(204, allowed, b"")
             return
-        allowed.append((b"access-control-expose-headers", _EXPOSED))
-
-        async def sending(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *allowed]}
-            await send(message)
-
-        # In place: what the protocol writes into this scope later has to reach the application.
-        scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in _SAID_BY_BROWSERS]
-        await self.app(scope, receive, sending)
+        request.more_headers = [*allowed, (b"access-control-expose-headers", _EXPOSED)]
+        request.drop_headers(_SAID_BY_BROWSERS)
+        await self.app(request)

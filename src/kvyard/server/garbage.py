@@ -6,12 +6,11 @@ thousand streams then stand still for tens of milliseconds. What has lived for s
 aside (``gc.freeze``), and young ones are few.
 
 What is set aside and then becomes garbage in a circle waits for a search of all. So nothing that comes and goes with requests
-may be in one (``tests/server/gateway/test_garbage.py``): ``untie`` is for what asyncio leaves.
+may be in one (``tests/server/gateway/test_garbage.py``): ``transports.untie`` is for what asyncio leaves.
 """
 
 import gc
 from collections.abc import Callable
-from typing import Any
 
 from kvyard.clock import SECOND, WallClock, pause
 
@@ -70,15 +69,6 @@ def settle(idle: bool = True) -> None:
     gc.freeze()
     TIMES.idle = False
     gc.set_threshold(YOUNG, ROUNDS, NEVER)
-
-
-def untie(transport: Any) -> None:
-    """Let a connection that was lost be freed at once. asyncio's transport refers to itself by a bound method, and so would
-    wait for a search among all: by the time it is closed it was set aside mostly.
-    """
-    fields = getattr(transport, "__dict__", None)
-    if fields is not None:  # others have none, and are in no circle
-        fields.pop("_read_ready_cb", None)
 
 
 async def stay_settled(idle: Callable[[], bool]) -> None:

@@ -19,13 +19,15 @@ import msgspec
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
-from kvyard.server.heads import HEADER_BYTES, bounded, protocol
+from kvyard.server.connection import Application, ClientConnection, ServerState
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-TICK = 0.1
-"""Seconds between two looks at what nothing tells of."""
+BACKLOG = 2048
+"""Connections that the system keeps until they are accepted."""
+CUT_SECONDS = 1.0
+"""How long requests that are cut off may take to say so to their clients."""
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -84,10 +86,12 @@ class TlsFiles(msgspec.Struct, frozen=True):
     certificate: str
     key: str
 
-    def check(self) -> None:
-        """Raise ``KvyardError`` where they can't be used."""
+    def context(self) -> ssl.SSLContext:
+        """What a server speaks TLS with. Raises ``KvyardError`` where they can't be used."""
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+            found = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            found.load_cert_chain(self.certificate, self.key)
+            return found
         except (OSError, ssl.SSLError) as error:
             why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
             raise KvyardError(
@@ -102,7 +106,7 @@ def tls_files(certificate: str | None, key: str | None) -> TlsFiles | None:
     if certificate is None or key is None:
         raise KvyardError("TLS needs a certificate and its key: give both --tls-cert and --tls-key")
     found = TlsFiles(certificate, key)
-    found.check()
+    found.context()
     return found
 
 
@@ -141,161 +145,113 @@ class AsyncService:
         await self.stop()
 
 
-def _prompt_server(config: Any) -> Any:
-    """uvicorn's server, which looks ten times a second whether it is to end and whether all clients have gone. This one sees
-    both at once: ``asked``, an event, says that it is to end.
-    """
-    import uvicorn
-
-    class PromptServer(uvicorn.Server):
-        def __init__(self) -> None:
-            super().__init__(config)
-            self.asked = asyncio.Event()
-
-        def capture_signals(self) -> Any:
-            # Signals are the caller's: uvicorn would end the process by the signal that it had just survived.
-            return nullcontext()
-
-        async def main_loop(self) -> None:
-            counter = 0
-            while not await self.on_tick(counter):
-                counter += 1
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(TICK):
-                        await self.asked.wait()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            for server in self.servers:
-                server.close()
-            for bound in sockets or []:
-                bound.close()
-            state = self.server_state
-            for connection in list(state.connections):
-                connection.shutdown()
-            try:
-                async with asyncio.timeout(config.timeout_graceful_shutdown):
-                    await self._all_gone()
-            except TimeoutError:
-                log.error("%d requests under way had no more time, and were cut off", len(state.tasks))
-                for task in state.tasks:
-                    task.cancel(msg="it was under way for too long at the end")
-
-        async def _all_gone(self) -> None:
-            state = self.server_state
-            step = 0.0  # clients that are idle go within a turn; others may take seconds
-            while (state.connections or state.tasks) and not self.force_exit:
-                await pause(step)
-                step = min(TICK, step + 0.001)
-
-    return PromptServer()
-
-
 class HttpServer:
-    """One uvicorn server on a loop that it may share. Starts once; ends in order, or at once."""
+    """One HTTP server on a loop that it may share. Starts once; ends in order, or at once."""
 
     def __init__(
         self,
-        app: Any,
+        app: Application,
         bound: socket.socket,
         *,
         drain_seconds: float = 5,
-        keep_alive_seconds: int = 5,
+        keep_alive_seconds: float = 5,
         tls: TlsFiles | None = None,
     ) -> None:
         """At the end, requests under way have ``drain_seconds``. Connections are kept for ``keep_alive_seconds`` between
-        requests. With ``tls`` it speaks HTTPS. Raises ``KvyardError`` without uvicorn, and for files that can't be used.
+        requests. With ``tls`` it speaks HTTPS. Raises ``KvyardError`` for files that can't be used.
         """
-        try:
-            import uvicorn
-        except ImportError:
-            raise KvyardError("serving needs Starlette and uvicorn: pip install 'kvyard[server]'") from None
-        if tls is not None:
-            tls.check()
+        self._tls = None if tls is None else tls.context()
         self.url = url_of(bound, "http" if tls is None else "https")
         self.port: int = bound.getsockname()[1]
+        self.ending = False
+        """True if it was asked to end."""
         self._bound = bound
-        self._serving: asyncio.Task[None] | None = None
+        self._drain_seconds = drain_seconds
+        self._state = ServerState(app, keep_alive_seconds)
+        self._server: asyncio.Server | None = None
+        self._ended: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Its loop, once it has started."""
-        # No access log: paths alone say little, and whatever is logged has to be kept safe.
-        config = uvicorn.Config(
-            bounded(app),
-            log_level="warning",
-            log_config=None,  # what is logged goes where all else goes, and is limited with it
-            access_log=False,
-            ws="none",
-            proxy_headers=False,
-            lifespan="off",
-            http=protocol(),
-            h11_max_incomplete_event_size=HEADER_BYTES,
-            timeout_graceful_shutdown=max(1, round(drain_seconds)),
-            timeout_keep_alive=keep_alive_seconds,
-            ssl_certfile=None if tls is None else tls.certificate,
-            ssl_keyfile=None if tls is None else tls.key,
-        )
-        self._server = _prompt_server(config)
-
-    @property
-    def ending(self) -> bool:
-        """Whether it was asked to end."""
-        return bool(self._server.should_exit)
+        self._asked = asyncio.Event()
+        """Set where it is to end."""
+        self._hurried = asyncio.Event()
+        """Set where it isn't to wait for requests under way."""
 
     async def start(self) -> None:
-        """Serve; returns once requests are answered. Raises what uvicorn raises."""
+        """Serve; returns once requests are answered."""
         self._loop = asyncio.get_running_loop()
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
-        while not self._server.started and not self._serving.done():
-            await pause(0.005)
-        if self._serving.done():
-            await self._serving
+        self._server = await self._loop.create_server(
+            lambda: ClientConnection(self._state), sock=self._bound, ssl=self._tls, backlog=BACKLOG
+        )
+        self._ended = self._loop.create_task(self._end_when_asked())
+        if self.ending:
+            self._asked.set()
 
     async def wait(self) -> None:
         """Until it has ended. A caller that is cancelled doesn't take the server down."""
-        if self._serving is not None:
-            await asyncio.wait((self._serving,))
-            self._serving.result()
+        if self._ended is not None:
+            await asyncio.wait((self._ended,))
+            self._ended.result()
 
     def end(self) -> None:
         """Take nothing more; what is under way goes on as long as it may. Any thread may call it."""
-        self._server.should_exit = True
+        self.ending = True
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the server with it
-                self._loop.call_soon_threadsafe(self._server.asked.set)
+                self._loop.call_soon_threadsafe(self._asked.set)
 
     async def stop(self) -> None:
         """``end`` and ``wait``."""
         self.end()
         await self.wait()
-        if self._server.force_exit:
+        if self._hurried.is_set():
             self._reset()  # what was accepted in the moment of ``die`` was not known then
 
     def hurry(self) -> None:
         """Don't wait for what is under way."""
-        self._server.force_exit = True
+        self._hurried.set()
 
     def die(self) -> None:
         """Refuse and reset all connections at once; ``stop`` then ends what is left."""
-        for server in self._server.servers:
-            server.close()
-        self._bound.close()
+        self._close()
         self._reset()
-        self._server.force_exit = True
+        self._hurried.set()
         self.end()
 
+    async def _end_when_asked(self) -> None:
+        await self._asked.wait()
+        self._close()
+        state = self._state
+        state.ending = True
+        gone = asyncio.Event()
+        state.on_idle = gone.set
+        for connection in list(state.connections):
+            connection.shutdown()
+        if not state.connections:
+            return
+        waiting = [asyncio.ensure_future(gone.wait()), asyncio.ensure_future(self._hurried.wait())]
+        await asyncio.wait(waiting, timeout=self._drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        tasks = [one.request.task for one in state.connections if one.request is not None and one.request.task]
+        if tasks and not self._hurried.is_set():
+            log.error("%d requests under way had no more time, and were cut off", len(tasks))
+        for connection in list(state.connections):
+            connection.cut()
+        for one in waiting:
+            one.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CUT_SECONDS)
+        for connection in list(state.connections):
+            connection.transport.close()
+        await pause()  # in which they are
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._bound.close()
+
     def _reset(self) -> None:
-        for connection in list(self._server.server_state.connections):
-            _abort(connection)
-
-    def cut(self, scope: Any) -> None:
-        """Reset the connection that ``scope`` came over."""
-        for connection in list(self._server.server_state.connections):
-            if getattr(connection, "client", None) == scope.get("client"):
-                _abort(connection)
-
-
-def _abort(connection: Any) -> None:
-    if connection.transport is not None:
-        connection.transport.abort()
+        for connection in list(self._state.connections):
+            connection.abort()
 
 
 class Running:
@@ -303,7 +259,7 @@ class Running:
 
     def __init__(
         self,
-        app: Any,
+        app: Application,
         bound: socket.socket,
         *,
         around: AbstractAsyncContextManager[Any] | None = None,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.replay.support import SECOND, most_at_once, request, sessions

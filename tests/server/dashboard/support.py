@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import msgspec
-from starlette.applications import Starlette
 from tests.server.support import PATIENCE
 
+from kvyard.server.application import Application
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import (
     DecisionView,
@@ -26,6 +26,7 @@ from kvyard.server.dashboard.view import (
     WorkerStatus,
     prompt_sources,
 )
+from kvyard.server.http import Bounds
 from kvyard.server.running import Running, listen
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&amp; ' \" \u202e Ü"
@@ -142,18 +143,18 @@ class Shown:
         token: str | None = None,
         port: int = 0,
         *,
-        cut: Any = None,
         interval: float = 0.1,
         most_viewers: int = 32,
         slow: float = 10.0,
     ) -> None:
-        self.dashboard = Dashboard(source.view, token, cut)
+        self.dashboard = Dashboard(source.view, token)
         self.dashboard.slow = slow
         self.dashboard.feed.interval = interval
         self.dashboard.feed.most_viewers = most_viewers
         self._bound = listen("127.0.0.1", port)
         self._ready = threading.Event()
-        app = Starlette(routes=self.dashboard.routes())
+        app = Application([], title="a dashboard", bounds=Bounds())
+        app.add(self.dashboard.operations())
         self.running = Running(
             app, self._bound, ready=lambda _: self._ready.set(), ending=self.dashboard.feed.close, drain_seconds=20
         )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("tokenizers", reason="needs kvyard[tokenizers]")
 
 from tests.cli.test_doctor import Seen, see

@@ -36,6 +36,10 @@ SWIFT = {
 """Settings for tests: looks that follow each other closely, patient ones, since the machine may be busy."""
 
 
+DRAIN_SECONDS = 5.0
+KEEP_ALIVE_SECONDS = 5.0
+
+
 class Gated:
     """A gateway over HTTP, in a thread."""
 
@@ -60,7 +64,8 @@ class Gated:
             around=self.gateway,
             ready=lambda _: self._ready.set(),
             ending=self.gateway.drain,
-            drain_seconds=5,
+            drain_seconds=DRAIN_SECONDS,
+            keep_alive_seconds=KEEP_ALIVE_SECONDS,
         )
         self.url = self.running.url
         self._failure: BaseException | None = None

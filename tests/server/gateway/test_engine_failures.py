@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.support import PATIENCE, Gated, cached, eventually, fleet, front, together, worker_of
@@ -202,6 +202,7 @@ def test_events_that_are_lost_earn_nothing() -> None:
         url = served.urls[number]
         httpx.post(f"{url}/admin/faults", json={"event_loss": 1.0}, trust_env=False)
         httpx.post(f"{url}/v1/completions", json={"prompt": [7] * 100, "max_tokens": 1}, trust_env=False)
+        eventually(lambda: served.fleet.workers[number].tally.streams[0].withheld)
         httpx.post(f"{url}/admin/faults", json={"event_loss": 0.0}, trust_env=False)
         httpx.post(f"{url}/v1/completions", json={"prompt": [8] * 100, "max_tokens": 1}, trust_env=False)
         eventually(lambda: hits() == 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from hypothesis import HealthCheck, given, settings

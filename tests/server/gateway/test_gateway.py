@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.index.redis.server import PROGRAM, RedisServer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("openai", reason="needs the openai client")
 pytest.importorskip("tokenizers", reason="needs kvyard[tokenizers]")
 

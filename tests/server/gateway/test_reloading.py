@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer

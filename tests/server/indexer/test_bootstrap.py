@@ -7,7 +7,7 @@ import random
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.index.fleet import PRESETS, prompts_of
 from tests.server.indexer.test_service import right

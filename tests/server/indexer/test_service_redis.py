@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("redis", reason="needs kvyard[redis]")
 
 from tests.index.fleet import PRESETS, prompts_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.server.mock.support import Served, eventually
 from tests.server.support import asking

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.server.mock.support import ENGINE, LOOPBACK, Served, eventually
 

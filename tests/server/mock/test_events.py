@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 import zmq
 from tests.events.transport.blocking import BlockingSubscriber

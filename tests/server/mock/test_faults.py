@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.server.mock.support import LOOPBACK, Served, eventually
 from tests.server.support import asking

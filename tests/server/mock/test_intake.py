@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from kvyard.server.http import Refusal
 from kvyard.server.mock.intake import _check

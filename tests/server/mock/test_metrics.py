@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.mock.support import PATIENCE, Served, eventually

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("openai", reason="needs the openai client")
 
 import openai

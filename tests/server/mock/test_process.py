@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.ports import free_ports
 from tests.server.mock.support import PATIENCE, Process, Served, eventually

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.server.mock.support import PATIENCE, Process, Served, eventually
 

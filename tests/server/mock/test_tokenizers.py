@@ -54,7 +54,7 @@ def test_a_tokenizer_file(file: Path) -> None:
 
 
 def test_a_tokenizer_file_over_http(file: Path) -> None:
-    pytest.importorskip("starlette", reason="needs kvyard[server]")
+    pytest.importorskip("httptools", reason="needs kvyard[server]")
     with Served(tokenizer=str(file)) as served:
         made = FileTokenizer(str(file))
         found = served.post("/tokenize", prompt="the people", return_token_strs=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,7 +10,6 @@ import pytest
 from tests.server.dashboard.support import Fixed, everything, watched
 from tests.server.mock.support import LOOPBACK, Served, eventually
 
-from kvyard.server.mock.fleet import MockFleet
 from kvyard.tiers import OffloadConfig, TierConfig
 
 SECRET = "the quick brown fox, whom nobody shall see"
@@ -144,20 +142,6 @@ def test_who_reads_nothing_is_reset() -> None:
             # Gone from the server's books too: nothing waits for it at the end.
             eventually(lambda: not served.fleet.ports[1]._server.server_state.connections)
             assert next(events)[0] in ("view", "history")
-
-
-def test_a_viewer_is_cut_off_where_it_looks() -> None:
-    class Port:
-        def __init__(self, port: int) -> None:
-            self.port, self.seen = port, list[object]()
-
-        def cut(self, scope: object) -> None:
-            self.seen.append(scope)
-
-    ports = [Port(1), Port(2)]
-    scope = {"server": ("127.0.0.1", 2)}
-    MockFleet._cut_viewer(SimpleNamespace(ports=ports), scope)  # type: ignore[arg-type]
-    assert [port.seen for port in ports] == [[], [scope]]
 
 
 def test_the_dashboards_history_is_kept_from_the_start() -> None:

@@ -7,7 +7,6 @@ wants one, keeps it until the tab closes, and sends it as every client does.
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,7 +14,8 @@ import kvyard.replay.report
 from kvyard.events.tier import Tier
 from kvyard.server.dashboard.feed import ViewFeed
 from kvyard.server.dashboard.view import ViewSource
-from kvyard.server.http import JSON, GuardCheck, Refusal, check_token, picked, while_connected
+from kvyard.server.http import JSON, GuardCheck, Operation, Refusal, Response, check_token, get, header_pairs, picked
+from kvyard.server.request import HttpRequest
 
 SLOW = 10.0
 """Seconds that a viewer may take to accept a frame."""
@@ -37,6 +37,7 @@ GUARDS = {
     "Cache-Control": "no-cache",
 }
 """On everything: names of workers and models are other people's words, and must stay words."""
+_GUARDS = header_pairs(GUARDS)
 
 
 class Dashboard:
@@ -46,104 +47,99 @@ class Dashboard:
         self,
         source: ViewSource,
         token: str | None = None,
-        cut: Callable[[Any], None] | None = None,
         *,
         closed: str = "",
         guard: GuardCheck | None = None,
         look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """``closed`` says why nothing is shown to any viewer; ``guard`` is asked about each. ``cut`` resets the connection that
-        an ASGI scope came over: without it, a viewer that reads nothing is let go of politely, and its connection stays until
-        it reads or leaves. ``look`` is as for ``ViewFeed``.
-        """
+        """``closed`` says why no viewer sees anything; ``guard`` is asked about each. ``look`` is as for ``ViewFeed``."""
         self.feed = ViewFeed(source, look)
         self.slow = SLOW
         self._token = token
         self._closed = closed
         self._guard = guard
-        self._cut = cut
         self._files = {name: one.read_bytes() for name, one in _FILES.items()} | _MADE
 
-    def routes(self) -> list[Any]:
+    def operations(self) -> list[Operation]:
         """``/dashboard`` and what belongs to it; ``/`` leads there."""
-        from starlette.responses import RedirectResponse, Response
-        from starlette.routing import Route
+        plain = {"/dashboard": self._page, "/": self._home} | {f"/dashboard/{name}": self._asset for name in ASSETS}
+        watched = {"/dashboard/view": self._view, "/dashboard/events": self._events}
+        return [get(path, handler, open=True) for path, handler in {**plain, **watched}.items()]
 
-        def guarded(endpoint: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            async def checked(request: Any) -> Any:
-                try:
-                    if self._guard is not None:
-                        self._guard(request.method, request.headers, self._token is not None)
-                    if self._closed:
-                        raise Refusal(403, self._closed)
-                    if self._token is not None:
-                        check_token(request.headers.get("authorization", ""), self._token)
-                    await self.feed.refresh()
-                    return endpoint(request)
-                except Refusal as refusal:
-                    body = msgspec.json.encode(refusal.problem)
-                    return Response(body, refusal.status, headers=GUARDS | refusal.headers, media_type=JSON)
+    async def _page(self, body: None, request: HttpRequest) -> Response:
+        return _response(self._files["page.html"], "text/html")
 
-            return checked
+    async def _asset(self, body: None, request: HttpRequest) -> Response:
+        name = request.path.rpartition("/")[2]
+        return _response(self._files[name], ASSETS[name])
 
-        async def page(request: Any) -> Response:
-            return Response(self._files["page.html"], headers=GUARDS, media_type="text/html")
+    async def _home(self, body: None, request: HttpRequest) -> Response:
+        return Response(307, [(b"location", b"dashboard"), *_GUARDS])
 
-        async def asset(request: Any) -> Response:
-            name = request.url.path.rpartition("/")[2]
-            return Response(self._files[name], headers=GUARDS, media_type=ASSETS[name])
+    async def _view(self, body: None, request: HttpRequest) -> Response:
+        refused = await self._checked(request)
+        return refused or _response(msgspec.json.encode(self.feed.source()), JSON)
 
-        def view(request: Any) -> Response:
-            return Response(msgspec.json.encode(self.feed.source()), headers=GUARDS, media_type=JSON)
+    async def _events(self, body: None, request: HttpRequest) -> Response:
+        refused = await self._checked(request)
+        if refused is not None:
+            return refused
+        if request.method == "HEAD":
+            return _response(b"", "text/event-stream")
+        if not self.feed.join():
+            few = f"{self.feed.most_viewers} watch already"
+            why = few if not self.feed.closed else "the server is shutting down"
+            return _refused(Refusal(503, why, Retry_After="5"))
+        return WatchedFeed(self.feed, self.slow)
 
-        def events(request: Any) -> Any:
-            if request.method == "HEAD":
-                return Response(headers=GUARDS, media_type="text/event-stream")
-            if not self.feed.join():
-                few = f"{self.feed.most_viewers} watch already"
-                raise Refusal(503, few if not self.feed.closed else "the server is shutting down", Retry_After="5")
-            return _watching(self.feed, self.slow, self._cut)
-
-        async def home(request: Any) -> Response:
-            return RedirectResponse("dashboard", 307, headers=GUARDS)
-
-        endpoints = {
-            "/dashboard": page,
-            "/dashboard/view": guarded(view),
-            "/dashboard/events": guarded(events),
-            "/": home,
-        }
-        endpoints |= {f"/dashboard/{name}": asset for name in ASSETS}
-        return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]
+    async def _checked(self, request: HttpRequest) -> Response | None:
+        """The refusal of a viewer who may not see the fleet."""
+        try:
+            if self._guard is not None:
+                self._guard(request.method, request, self._token is not None)
+            if self._closed:
+                raise Refusal(403, self._closed)
+            if self._token is not None:
+                check_token(request.get("authorization", ""), self._token)
+            await self.feed.refresh()
+        except Refusal as refusal:
+            return _refused(refusal)
+        return None
 
 
-def _watching(feed: ViewFeed, slow: float, cut: Callable[[Any], None] | None) -> Any:
-    """The answer that goes on until the viewer leaves, is too slow, or the feed ends."""
-    from starlette.responses import Response
+def _response(body: bytes, kind: str) -> Response:
+    named = f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
+    return Response(200, [(b"content-type", named.encode()), *_GUARDS], body)
 
-    class Watching(Response):
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            try:
-                await while_connected(receive, self._show(scope, send))
-            finally:
-                feed.leave()
 
-        async def _show(self, scope: Any, send: Any) -> None:
-            headers = [header for header in self.raw_headers if header[0] != b"content-length"]
-            try:
-                async with asyncio.timeout(slow):
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                seen, body = feed.number, feed.first()
-                while body:
-                    async with asyncio.timeout(slow):
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-                    body = await feed.next(seen)
-                    seen = feed.number
-                async with asyncio.timeout(slow):
-                    await send({"type": "http.response.body", "body": b"event: bye\ndata: {}\n\n"})
-            except TimeoutError:
-                if cut is not None:
-                    cut(scope)
+def _refused(refusal: Refusal) -> Response:
+    more = [(b"content-type", JSON.encode()), *header_pairs(refusal.headers)]
+    return Response(refusal.status, [*_GUARDS, *more], msgspec.json.encode(refusal.problem))
 
-    headers = GUARDS | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Watching(b"", 200, headers=headers, media_type="text/event-stream")
+
+class WatchedFeed(Response):
+    """Goes on until the viewer leaves, is too slow, or the feed ends."""
+
+    def __init__(self, feed: ViewFeed, slow: float) -> None:
+        headers = header_pairs(GUARDS | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(200, [(b"content-type", b"text/event-stream; charset=utf-8"), *headers])
+        self._feed = feed
+        self._slow = slow
+
+    async def send(self, request: HttpRequest) -> None:
+        feed = self._feed
+        try:
+            request.abandon_with_client()
+            request.start(200, self.headers)
+            seen, body = feed.number, feed.first()
+            while body:
+                async with asyncio.timeout(self._slow):
+                    await request.write(body)
+                body = await feed.next(seen)
+                seen = feed.number
+            async with asyncio.timeout(self._slow):
+                await request.finish(b"event: bye\ndata: {}\n\n")
+        except TimeoutError:
+            request.reset()
+        finally:
+            feed.leave()

@@ -17,10 +17,11 @@ from kvyard.index.metrics import Sample
 from kvyard.router import Decision, RouteRequest
 from kvyard.server.epp.config import EppConfig
 from kvyard.server.epp.endpoints import Endpoints
+from kvyard.server.gateway.access import AccessKey
 from kvyard.server.gateway.gateway import Gateway
-from kvyard.server.gateway.intake import RequestIntake
+from kvyard.server.gateway.intake import RequestIntake, Routed
 from kvyard.server.gateway.pool import Engine, EnginePool, Placement
-from kvyard.server.gateway.traffic import ProxiedRequest
+from kvyard.server.gateway.proxied_request import ProxiedRequest
 from kvyard.server.health import HealthReason
 from kvyard.server.http import Refusal
 
@@ -57,17 +58,14 @@ class PickRequest(msgspec.Struct, kw_only=True):
 
 
 class Picked(msgspec.Struct, kw_only=True):
-    """A request that has an engine."""
+    """A request that has an engine. Where the choice failed, that engine isn't booked."""
 
     proxied: ProxiedRequest
-    pool: EnginePool
-    place: Placement
     engine: Engine
     decision: Decision | None
-    """``None`` where the choice failed, and the engine isn't booked either."""
+    """``None`` where the choice failed."""
     endpoints: str
     """The engine's, and those to fall back to."""
-    booked: bool = True
 
 
 class EndpointPicker:
@@ -92,33 +90,27 @@ class EndpointPicker:
     # -- picking ----------------------------------------------------------------------------------------------------------
 
     async def pick(self, asked: PickRequest) -> Picked:
-        """The engine for a request; ``end`` must be called for it. Raises ``Refusal`` where there is none."""
-        traffic = self.gateway.traffic
-        received = self.gateway.clock.now()
-        traffic.counters.requests += 1
-        try:
-            id_, name, pool, place = await self._place_of(asked)
-            self._restrict(pool, name, place, asked)
-            if asked.sheddable and self._would_wait(pool, place):
+        """The engine for a request; its ``proxied.end`` must be called. Raises ``Refusal`` where there is none."""
+
+        async def find(key: AccessKey | None) -> Routed:
+            routed = await self._route(asked)
+            self._restrict(routed, asked)
+            if asked.sheddable and self._would_wait(routed.pool, routed.place):
                 raise Refusal(
                     429, "engines are busy, and this request can be shed", fix="try again later", Retry_After="1"
                 )
-        except BaseException:
-            traffic.refused()
-            raise
+            return routed
+
         # Its body doesn't stay here, so that it holds nothing.
-        proxied = ProxiedRequest(
-            id=id_, model=name, pool=pool.model, block_size=pool.router.block_size, size=0, received=received
-        )
-        model = pool.model if len(self.gateway.members.pools) > 1 else None
-        traffic.began(proxied, place.request, place.tail, model, place.hints)
+        proxied = await self.intake.begin(asked.path, 0, asked.headers, find, method=asked.method)
         try:
-            return await self._choose(proxied, pool, place)
+            return await self._choose(proxied)
         except BaseException as error:
-            traffic.ended(proxied, "cancelled" if isinstance(error, asyncio.CancelledError) else "refused")
+            proxied.end("cancelled" if isinstance(error, asyncio.CancelledError) else "refused")
             raise
 
-    async def _choose(self, proxied: ProxiedRequest, pool: EnginePool, place: Placement) -> Picked:
+    async def _choose(self, proxied: ProxiedRequest) -> Picked:
+        pool, place = proxied.pool, proxied.place
         decision: Decision | None = None
         try:
             decision, engine = await pool.place(place)
@@ -129,28 +121,17 @@ class EndpointPicker:
                 if next(self._eligible(pool, place), None) is None:
                     raise Refusal(503, f"{engine.name} has no address", fix="try again later", Retry_After="1")
                 decision, engine = await pool.place(place)
+            proxied.take((decision, engine))
         except Refusal:
             raise
         except Exception as error:
             self._open("choice", error)
             decision = None
             engine = min(self._eligible(pool, place), key=lambda one: one.in_flight)
-        picked = Picked(
-            proxied=proxied,
-            pool=pool,
-            place=place,
-            engine=engine,
-            decision=decision,
-            endpoints=self._named(engine, pool, place),
-            booked=decision is not None,
-        )
-        if decision is not None:
-            proxied.tries += 1
-            self.gateway.traffic.placed(proxied, engine, decision)
-        return picked
+        return Picked(proxied=proxied, engine=engine, decision=decision, endpoints=self._named(engine, pool, place))
 
-    async def _place_of(self, asked: PickRequest) -> tuple[str, str, EnginePool, Placement]:
-        """What is to be placed. Raises ``Refusal`` for models that aren't there."""
+    async def _route(self, asked: PickRequest) -> Routed:
+        """Where a request may go. Raises ``Refusal`` for models that aren't there."""
         if asked.unread:
             self._open(asked.unread)
         elif asked.body is not None and asked.method == "POST":
@@ -167,7 +148,7 @@ class EndpointPicker:
                 self._open("read", error)
         return self._by_load(asked)
 
-    def _by_load(self, asked: PickRequest) -> tuple[str, str, EnginePool, Placement]:
+    def _by_load(self, asked: PickRequest) -> Routed:
         """A request whose prompt isn't known, at any engine; a response that some engine keeps, there."""
         members, proxy = self.gateway.members, self.intake.proxy
         pools = [pool for pool in members.pools.values() if pool.engines]
@@ -182,11 +163,11 @@ class EndpointPicker:
         id_ = proxy.traffic.name(asked.headers.get("x-request-id", ""))
         shut = frozenset() if home is None else pool.all_but(home.engine)
         request = RouteRequest(id_, [], 0, asked.headers.get(self.config.session_header))
-        return id_, pool.model, pool, Placement(request=request, shut=shut)
+        return Routed(id_, pool.model, pool, Placement(request=request, shut=shut))
 
-    def _restrict(self, pool: EnginePool, name: str, place: Placement, asked: PickRequest) -> None:
+    def _restrict(self, routed: Routed, asked: PickRequest) -> None:
         """Shut what may not be named to the data plane. Raises ``Refusal`` with 503 where no engine is left that is up."""
-        among = ""
+        pool, place, among = routed.pool, routed.place, ""
         if asked.subset is not None:
             wanted = set(asked.subset)
             among = f" among the {len(wanted)} endpoints that may be chosen"
@@ -197,7 +178,9 @@ class EndpointPicker:
                     shut.update(engine.holders)
             place.shut |= shut
         if next(self._eligible(pool, place), None) is None:
-            raise Refusal(503, f"no engine of model {name} is ready{among}", fix="try again later", Retry_After="1")
+            raise Refusal(
+                503, f"no engine of model {routed.model} is ready{among}", fix="try again later", Retry_After="1"
+            )
 
     def _eligible(self, pool: EnginePool, place: Placement) -> Iterator[Engine]:
         shut = place.shut
@@ -222,32 +205,23 @@ class EndpointPicker:
     # -- what becomes of it -------------------------------------------------------------------------------------------------
 
     def served(self, picked: Picked, endpoint: str) -> None:
-        """The data plane says who answers. Where it isn't the one that was chosen, it is booked there."""
-        engine = self.endpoints.at(endpoint)
+        """The data plane reports who answers. Where it isn't the one that was chosen, it is booked there."""
+        engine, proxied = self.endpoints.at(endpoint), picked.proxied
         if engine is picked.engine:
             return
-        if engine is None or engine.pool is not picked.pool:
+        if engine is None or engine.pool is not proxied.pool:
             self.elsewhere += 1
             return
         self.moved += 1
-        first, pool = picked.engine, picked.pool
-        if picked.booked:
-            picked.booked = False
-            pool.release(first, picked.place.request.id, refused=True)
-            self.gateway.health.failed(first, "the data plane went on to another engine")
+        if proxied.booked is not None:
+            proxied.computed = False
+            proxied.release()
+            self.gateway.health.failed(picked.engine, "the data plane went on to another engine")
         picked.engine = engine
-        found = pool.place_at(picked.place, engine)
-        if found is not None:
-            picked.decision, picked.booked = found, True
-            picked.proxied.tries += 1
-            self.gateway.traffic.placed(picked.proxied, engine, found)
-
-    def end(self, picked: Picked, outcome: str, computed: bool) -> None:
-        """A request is over; ``computed``: so far as is known, its engine did something for it."""
-        if picked.booked:
-            picked.booked = False
-            picked.pool.release(picked.engine, picked.place.request.id, refused=not computed)
-        self.gateway.traffic.ended(picked.proxied, outcome)
+        decision = proxied.pool.place_at(proxied.place, engine)
+        if decision is not None:
+            picked.decision = decision
+            proxied.take((decision, engine))
 
     # -- how it is ------------------------------------------------------------------------------------------------------
 

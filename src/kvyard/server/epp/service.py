@@ -153,7 +153,7 @@ def build(
     admin_token: str | None = None,
     tls: TlsFiles | None = None,
 ) -> tuple[Any, EppService]:
-    """The ASGI application for metrics, health and admin, and the service that is to run around it. Raises ``KvyardError``."""
+    """The application for metrics, health and admin, and the service that is to run around it. Raises ``KvyardError``."""
     app, gateway, intake = assemble(
         config,
         title="kvyard epp",

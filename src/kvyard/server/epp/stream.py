@@ -79,16 +79,17 @@ class RequestStream:
         engine, status = picked.engine, self._status
         # A data plane that sends no bodies of answers closes the stream after their headers.
         ended = self._whole or (status > 0 and self._response_mode == NONE)
-        if ended and picked.decision is not None:
-            said = answer_tokens(self._tail) if status < 400 else AnswerTokens()
-            picker.gateway.traffic.answered(picked.proxied, engine, picked.decision, said)
+        proxied = picked.proxied
+        proxied.status, proxied.computed = status, status < 400
+        if ended:
+            proxied.answered(answer_tokens(self._tail) if status < 400 else AnswerTokens())
         failed = status >= 500
         if failed:
             picker.gateway.health.failed(engine, f"it answered {status}")
         elif status and status != 429:
             picker.gateway.health.served(engine, [])
         outcome = "failed" if failed else "refused" if status >= 400 else "finished" if ended else "cancelled"
-        picker.end(picked, outcome, computed=status < 400)
+        proxied.end(outcome)
 
     # -- the request --------------------------------------------------------------------------------------------------------
 
@@ -211,11 +212,11 @@ class RequestStream:
                 if not proxied.first:
                     self._began(picked)
                     if self._makes_response and self._status < 400:
-                        self._picker.intake.proxy.homes.saw(body, ResponseHome(picked.pool.model, picked.engine.name))
+                        self._picker.intake.proxy.homes.saw(body, ResponseHome(proxied.pool.model, picked.engine.name))
                 if self._streamed:
                     proxied.events += body.count(b"\n\n")
-                    if picked.booked and picked.pool.router.config.track_output:
-                        picked.pool.router.progressed(proxied.id, proxied.events, self._picker.gateway.clock.now())
+                    if proxied.booked is not None and proxied.pool.router.config.track_output:
+                        proxied.pool.router.progressed(proxied.id, proxied.events, self._picker.gateway.clock.now())
                 self._tail = body[-TAIL:] if len(body) >= TAIL else (self._tail + body)[-TAIL:]
             if found.end_of_stream:
                 self._whole = True
@@ -230,7 +231,6 @@ class RequestStream:
 
     def _began(self, picked: Picked) -> None:
         """The first of an answer is here."""
-        if self._status < 400 and picked.booked:
-            # A response says that it begins before its prompt is computed.
-            picked.pool.first_token(picked.proxied.id, seen=self._streamed and not self._makes_response)
-        self._picker.gateway.traffic.began_answer(picked.proxied)
+        picked.proxied.computed = self._status < 400
+        # A response says that it begins before its prompt is computed.
+        picked.proxied.first_token(seen=self._streamed and not self._makes_response)

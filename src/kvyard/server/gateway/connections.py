@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from kvyard.server.garbage import untie
 from kvyard.server.gateway.failures import EngineFailed, unreachable
+from kvyard.server.transports import untie
 
 IDLE_SECONDS = 4.0
 """How long a connection is kept between requests. Engines close idle ones after five seconds, most of them; ours must go first,

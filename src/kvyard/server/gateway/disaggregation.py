@@ -33,7 +33,7 @@ from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.headers import PREFILLER, RANK
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement
 from kvyard.server.gateway.traffic import TAIL, answer_tokens
-from kvyard.server.http import Refusal
+from kvyard.server.http import Refusal, Response
 
 PREFILL = b"x-kvyard-prefill"
 """What tells a client who computed its prompt."""
@@ -189,30 +189,36 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
     _room: bytes = b""
     """What a prefill engine gets at the same time as the decode engine."""
     _computed_at: int = 0
+    _computing: asyncio.Task[bytes | None] | None = None
+    """The prefill engine's part, where it was sent at the same time."""
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Carry it out."""
+    async def respond(self) -> Response:
+        """As for other requests, with the prompt computed elsewhere where that is decided."""
         self._whole_body = self.body
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._let_go(computed=False)
-            if self.handed_over and self.proxied.first:
-                self.proxy.traffic.staged(self.proxied, "decode", self.proxy.clock.now() - self.proxied.first)
+        self.proxied.at_end = self._end
+        return await super().respond()
+
+    def _end(self) -> None:
+        computing, self._computing = self._computing, None
+        if computing is not None:
+            computing.cancel()
+        self._let_go(computed=False)
+        if self.handed_over and self.proxied.first:
+            self.proxy.traffic.staged(self.proxied, "decode", self.proxy.clock.now() - self.proxied.first)
 
     @property
     def _must(self) -> bool:
         """Whether the decode engine can't compute a prompt: SGLang's have no way to."""
-        return self.pool.config.disaggregation.transfer == "sglang"
+        return self.proxied.pool.config.disaggregation.transfer == "sglang"
 
     async def _before_placing(self, last: EngineFailed | None) -> None:
         if last is None:
             self._prefill_place = self._placement()
-            self._decided = self._must or splits(self.pool, self.place, self._prefill_place)[0]
+            self._decided = self._must or splits(self.proxied.pool, self.proxied.place, self._prefill_place)[0]
             if not self._decided:
                 self.proxy.traffic.split(self.proxied, "kept")
         elif isinstance(last, PrefillFailed):
-            self.place.tried.clear()
+            self.proxied.place.tried.clear()
         elif not last.reached and not self._must:
             return  # what was computed is still where it was
         if self._decided:
@@ -228,15 +234,15 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 self.proxy.traffic.split(self.proxied, "fell-back")
 
     def _placement(self) -> Placement:
-        side = self.pool.prefill
+        side = self.proxied.pool.prefill
         shut = frozenset() if side is None else side.without(self.proxied.model)
-        return Placement(request=self.place.request, shut=shut, known=self.place.known)
+        return Placement(request=self.proxied.place.request, shut=shut, known=self.proxied.place.known)
 
     # -- the prefill engine ---------------------------------------------------------------------------------------------
 
     async def _hand_over(self) -> bool:
         """Have a prefill engine compute the prompt, or be about to. Returns whether one does."""
-        side, place, proxy = self.pool.prefill, self._prefill_place, self.proxy
+        side, place, proxy = self.proxied.pool.prefill, self._prefill_place, self.proxy
         assert side is not None and place is not None
         for _ in range(proxy.retries + 1):
             try:
@@ -253,13 +259,13 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 place.tried.clear()
                 await pause(BREATH)
                 continue
-            transfer = self.pool.config.disaggregation.transfer
+            transfer = self.proxied.pool.config.disaggregation.transfer
             if transfer == "vllm":
                 if await self._compute(engine, decision):
                     return True
                 continue
             self._booked, self._computed_at = (decision, engine), proxy.clock.now()
-            self._begin(engine, decision)
+            self._prefilled_by(decision)
             if transfer == "sglang":
                 host, port = urlsplit(engine.url).hostname or "", engine.config.bootstrap_port or BOOTSTRAP_PORT
                 self._room, self.body = room_bodies(self._whole_body, host, port, secrets.randbits(63))
@@ -269,7 +275,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             return True
         return False
 
-    def _begin(self, engine: Engine, decision: Decision) -> None:
+    def _prefilled_by(self, decision: Decision) -> None:
         if not self.handed_over:
             self.proxy.traffic.split(self.proxied, "handed-over")
         self.handed_over = self.proxied.handed_over = True
@@ -277,10 +283,10 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
 
     async def _compute(self, engine: Engine, decision: Decision) -> bool:
         """Have ``engine`` compute the prompt, and keep what it says. Returns whether it did."""
-        side, proxy, place = self.pool.prefill, self.proxy, self._prefill_place
+        side, proxy, place = self.proxied.pool.prefill, self.proxy, self._prefill_place
         assert side is not None and place is not None
         began, computed = proxy.clock.now(), False
-        self.prefill_tried = True
+        self.proxied.prefill_tried = True
         try:
             answer = await self._ask(engine, decision, prefill_body(self._whole_body))
             if answer is None:
@@ -306,7 +312,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             raise EngineFailed("its answer can't be read") from None
         # An engine whose caches are shared by other means says nothing.
         self.body = self._whole_body if params == _NULL else decode_body(self._whole_body, params)
-        self._begin(engine, decision)
+        self._prefilled_by(decision)
         said = answer_tokens(answer[-TAIL:])
         if said.cached is not None:
             self._by += f"; cached={said.cached}"
@@ -345,7 +351,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
     def _let_go(self, computed: bool) -> None:
         """A prefill engine that was asked in another way is through, or not needed any more."""
         booked, self._booked = self._booked, None
-        side = self.pool.prefill
+        side = self.proxied.pool.prefill
         if booked is None or side is None:
             return
         if computed:
@@ -354,19 +360,19 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
 
     # -- the decode engine ----------------------------------------------------------------------------------------------
 
-    async def _attempt(self, engine: Engine, decision: Decision) -> None:
+    async def _attempt(self, engine: Engine, decision: Decision) -> Response:
         if self.handed_over:
-            self.pool.first_token(self.proxied.id, seen=False)  # it has none to compute
+            self.proxied.pool.first_token(self.proxied.id, seen=False)  # it has none to compute
         if not self._room:
-            await super()._attempt(engine, decision)
-            return
+            return await super()._attempt(engine, decision)
         assert self._booked is not None
         first, source = self._booked
-        computing = asyncio.ensure_future(self._ask(source, first, self._room))
-        answering = asyncio.ensure_future(super()._attempt(engine, decision))
+        loop = asyncio.get_running_loop()
+        computing = self._computing = loop.create_task(self._ask(source, first, self._room))
+        answering = loop.create_task(super()._attempt(engine, decision))
         try:
             await asyncio.wait({computing, answering}, return_when=asyncio.FIRST_COMPLETED)
-            if computing.done() and not self._began:
+            if computing.done() and not answering.done():
                 failed = computing.exception()
                 if isinstance(failed, EngineFailed):
                     self._blame(source, failed)
@@ -374,19 +380,23 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 if failed is None and (answer := computing.result()) is not None:
                     said = answer_tokens(answer[-TAIL:])
                     self.proxy.traffic.prefilled(self.proxied, source, first, said)
-            await answering
-        finally:
+            return await answering
+        except BaseException:
             for task in (computing, answering):
                 task.cancel()
             await asyncio.gather(computing, answering, return_exceptions=True)
+            raise
 
-    async def _start(self, answer: EngineConnection, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
+    def _begin(
+        self, answer: EngineConnection, body: bytes, decision: Decision, streamed: bool = True
+    ) -> list[tuple[bytes, bytes]]:
+        headers = super()._begin(answer, body, decision, streamed)
         if self.handed_over:
             headers.append((PREFILL, self._by.encode("latin-1", "replace")))
-        await super()._start(answer, headers, streamed)
         self._let_go(computed=True)
         proxied = self.proxied
         if self.handed_over:
             self.proxy.traffic.staged(proxied, "hand-over", proxied.first - self._computed_at)
-        if self.pool.decider is not None:
-            self.pool.decider.served((proxied.first - proxied.received) / MS)
+        if proxied.pool.decider is not None:
+            proxied.pool.decider.served((proxied.first - proxied.received) / MS)
+        return headers

@@ -1,43 +1,32 @@
-"""An exchange: one client's request carried to an engine, and its answer carried back as it comes, byte for byte.
+"""An exchange: one client's request carried to an engine, and its answer made into a response, byte for byte.
 
 Nothing goes to the client before the engine's first bytes are here: until then another engine can be tried, and afterwards
-never. An answer that isn't streamed is held until it is whole, so an engine that dies over it is no loss either. Where the
+never. An answer that isn't streamed is held until it is complete, so an engine that dies over it is no loss either. Where the
 client hangs up, the engine's connection is closed, which is how engines learn of it.
 """
 
 import asyncio
 import re
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from kvyard.clock import Clock, pause
 from kvyard.router import Decision
-from kvyard.server.gateway.access import RateAdmission
 from kvyard.server.gateway.client import ELSEWHERE, EngineClient
 from kvyard.server.gateway.connections import EngineConnection, read_up_to
-from kvyard.server.gateway.failures import AnswerCut, EngineFailed
+from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
-from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
-from kvyard.server.gateway.tracing import RequestTrace
-from kvyard.server.gateway.traffic import TAIL, AnswerTokens, ProxiedRequest, Traffic, answer_tokens
-from kvyard.server.http import (
-    JSON,
-    LOST,
-    Refusal,
-    chunk_writer,
-    close_connection,
-    openai_error,
-    send_response,
-    until_disconnect,
-)
+from kvyard.server.gateway.pool import Engine, Exhausted
+from kvyard.server.gateway.proxied_request import ProxiedRequest
+from kvyard.server.gateway.traffic import TAIL, AnswerTokens, Traffic, answer_tokens
+from kvyard.server.http import JSON, Refusal, Response, ResponseBroken, openai_error
+from kvyard.server.request import HttpRequest
 
 RESPONSES = "/v1/responses"
 WHOLE = 64 << 20
-"""Bytes up to which an answer that isn't streamed is held until it is whole."""
+"""Bytes up to which an answer that isn't streamed is held until it is complete."""
 BODILESS = ("GET", "DELETE")
 """Methods that have no body unless there is one."""
 MOST_TRIES = 100
@@ -57,342 +46,219 @@ class Proxy(msgspec.Struct, eq=False):
     clock: Clock
     retries: int
     homes: ResponseHomes = msgspec.field(default_factory=ResponseHomes)
-    draining: bool = False
-    """Whether the gateway ends: what is cut off then was not the client's doing."""
-
-    def drain(self) -> None:
-        self.draining = True
 
 
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
-    """The answer to one request, as an ASGI application; it does its work when it is called."""
+    """Carries one request to engines until one answers."""
 
     proxy: Proxy
     proxied: ProxiedRequest
-    pool: EnginePool
-    place: Placement
     path: str
     body: bytes
     method: str = "POST"
+    query: bytes = b""
     headers: list[tuple[bytes, bytes]]
     """For the engine."""
-    ticket: RateAdmission | None = None
-    """What it draws on, where there are limits."""
-    status_code: int = 200
-    scope: Any = None
-    send: Any = None
     handed_over: bool = False
-    """Whether another engine computed its prompt."""
-    prefill_tried: bool = False
-    """Whether one was asked to, whatever came of it."""
+    """True if another engine computed its prompt."""
     _risked: int = 0
     """Tries in which an engine had the request and may have suffered from it; refused connections aren't among them."""
     _failed_at: list[Engine] = []
-    _computed: bool = True
-    """Whether the engine that has it may have computed the prompt."""
-    _began: bool = False
-    """Whether anything went to the client."""
-    _hung_up: bool = False
-    _sent: int = 0
-    """When the engine that answered had the request, where that is traced."""
-    _task: asyncio.Task[Any] | None = None
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Carry it out."""
-        self.scope, self.send = scope, send
-        self._task = asyncio.current_task()
-        lost = scope.get(LOST)
-        watching = None
-        if lost is not None:
-            lost.add(self._gone)
-        else:
-            watching = asyncio.get_running_loop().create_task(until_disconnect(receive))
-            watching.add_done_callback(self._watched)
-        outcome = "failed"
+    async def respond(self) -> Response:
+        """The response of the first engine that answers, or what the last one said. Raises ``Refusal``."""
         try:
-            outcome = await self._serve()
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            if not self._hung_up and not self.proxy.draining:
-                raise
-            if self._task is not None:
-                self._task.uncancel()
-            if not self._hung_up:
-                outcome = await self._cut()
-        finally:
-            self._task = None
-            if lost is not None:
-                lost.discard(self._gone)
-            elif watching is not None:
-                watching.cancel()
-            proxied = self.proxied
-            proxied.status = self.status_code
-            if self.ticket is not None:
-                used = (proxied.prompt or self.ticket.taken) + (proxied.output or proxied.events)
-                had = proxied.tries or self.prefill_tried
-                self.ticket.settle(used if had else 0)  # no engine had it: its tokens are given back
-            if self.place.trace is not None:
-                self._end_trace(self.place.trace, outcome)
-            self.proxy.traffic.ended(proxied, outcome)
+            return await self._first_answer()
+        except Refusal as refusal:
+            self.proxied.outcome = self.proxied.outcome or "refused"
+            self.proxied.status = openai_error(refusal)[0]
+            raise
 
-    def _watched(self, watching: asyncio.Task[None]) -> None:
-        if not watching.cancelled():
-            self._gone()
-
-    def _gone(self) -> None:
-        """The client hung up."""
-        if self._task is not None:
-            self._hung_up = True
-            self._task.cancel()
-
-    def _end_trace(self, trace: RequestTrace, outcome: str) -> None:
-        proxied, now = self.proxied, self.proxy.clock.now()
-        if proxied.first:
-            trace.part("first byte", self._sent or proxied.placed, proxied.first)
-            trace.part("stream" if proxied.events else "answer", proxied.first, now)
-        attributes: dict[str, str | int | float | bool] = {
-            "gen_ai.request.model": proxied.model,
-            "gen_ai.usage.input_tokens": proxied.prompt,
-            "gen_ai.usage.output_tokens": proxied.output,
-            "kvyard.request_id": proxied.id,
-            "kvyard.tries": proxied.tries,
-        }
-        if proxied.cached is not None:
-            attributes["gen_ai.usage.cache_read.input_tokens"] = proxied.cached
-        if proxied.engine is not None:
-            attributes["kvyard.engine"] = proxied.engine.name
-        trace.end(now, self.status_code, outcome, attributes)
-
-    async def _serve(self) -> str:
-        """Try engines until one answers. Returns how it ended."""
-        proxy, proxied, pool, place = self.proxy, self.proxied, self.pool, self.place
+    async def _first_answer(self) -> Response:
+        proxy, proxied = self.proxy, self.proxied
         last: EngineFailed | None = None
         while True:
             try:
                 if last is not None and (self._risked > proxy.retries or proxied.tries >= MOST_TRIES):
-                    return await self._pass_on(last)
+                    return self._given_up(last)
                 await self._before_placing(last)
-                if place.trace is not None:
-                    place.trace.queued(proxy.clock.now())
-                decision, engine = await pool.place(place)
-            except Refusal as refusal:
-                await self._refuse(refusal)
-                return "refused"
+                decision, engine = await proxied.book()
             except Exhausted:
                 assert last is not None
                 if last.answer is not None:
-                    return await self._pass_on(last)
+                    return self._given_up(last)
                 # A connection that ended without a word says little: it may have been idle for too long. Start over.
                 self._risked += 1
-                place.tried.clear()
+                proxied.place.tried.clear()
                 await pause(BREATH)
                 continue
-            proxied.tries += 1
-            self._computed = True
             try:
-                proxy.traffic.placed(proxied, engine, decision)
-                await self._attempt(engine, decision)
-                proxy.health.served(engine, self._failed_at)
-                return "finished" if self.status_code < 400 else "refused"
+                return await self._attempt(engine, decision)
             except EngineFailed as failed:
                 last = failed.with_traceback(None)  # which would hold this frame, and so all of the request
-                self._computed = False
                 self._risked += failed.reached
-                place.tried.add(engine.name)
-                if place.trace is not None:
-                    place.trace.part("failed", proxied.placed, proxy.clock.now(), failed.reason, engine=engine.name)
+                proxied.failed(failed.reason, engine)
                 if not failed.busy:
                     self._failed_at.append(engine)
                     proxy.health.failed(engine, failed.reason, gone=failed.gone)
-            except AnswerCut as broken:
-                proxy.health.failed(engine, broken.args[0])
-                return "broken"
-            finally:
-                pool.release(engine, place.request.id, refused=not self._computed)
 
     async def _before_placing(self, last: EngineFailed | None) -> None:
-        """What is to be done before an engine is chosen, where there is anything; ``last`` is how the one before failed. Raises
-        ``Refusal``.
-        """
+        """Prepare for an engine to be chosen; ``last`` is how the one before failed. Raises ``Refusal``."""
 
     # -- one engine -----------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, engine: Engine, decision: Decision) -> None:
+    async def _attempt(self, engine: Engine, decision: Decision) -> Response:
+        """The response that ``engine`` begins. Raises ``EngineFailed``."""
+        proxied = self.proxied
         connections = self.proxy.client.connections
         if connections is None or connections.closed:
             raise asyncio.CancelledError  # the gateway didn't wait for us
         headers, target = self.headers, self.path.encode()
-        if query := self.scope.get("query_string"):
-            target += b"?" + query
+        if self.query:
+            target += b"?" + self.query
         if engine.config.dp_size > 1:
             headers = [*headers, (RANK, b"%d" % decision.worker.rank)]
-        trace, clock = self.place.trace, self.proxy.clock
+        trace, clock = proxied.trace, self.proxy.clock
         asked = clock.now() if trace is not None else 0
-        answer = await connections.take(engine.address)
+        answer = proxied.connection = await connections.take(engine.address)
         if trace is not None:
-            self._sent = clock.now()
-            trace.part("connect", asked, self._sent, engine=engine.name)
-        try:
-            await answer.ask(
-                self.method, target, headers, None if self.method in BODILESS and not self.body else self.body
-            )
-            status = answer.status
-            if status in ELSEWHERE:
-                said = status, answer.headers, await read_up_to(answer, WHOLE)
-                raise EngineFailed(f"it answered {status}", answer=said)
-            if not 200 <= status < 600:
-                raise EngineFailed(f"it answered {status}")
-            if answer.content_type == b"text/event-stream" and status < 400:
-                usage = await self._stream(answer, decision)
-            else:
-                usage = await self._whole(answer, decision)
-            self.proxy.traffic.answered(self.proxied, engine, decision, usage)
-        except BaseException:
-            # A connection whose answer wasn't read to its end can't be used again: closing it ends the engine's work.
-            answer.close()
-            raise
-        answer.release()
+            proxied.sent = clock.now()
+            trace.part("connect", asked, proxied.sent, engine=engine.name)
+        await answer.ask(self.method, target, headers, None if self.method in BODILESS and not self.body else self.body)
+        status = answer.status
+        if status in ELSEWHERE:
+            said = status, answer.headers, await read_up_to(answer, WHOLE)
+            raise EngineFailed(f"it answered {status}", answer=said)
+        if not 200 <= status < 600:
+            raise EngineFailed(f"it answered {status}")
+        if answer.content_type == b"text/event-stream" and status < 400:
+            return await self._streamed(answer, engine, decision)
+        return await self._whole(answer, engine, decision)
 
-    async def _stream(self, answer: EngineConnection, decision: Decision) -> AnswerTokens:
-        """Pass a streamed answer on. Returns what it says of itself."""
-        read, send = answer.read, self.send
-        chunk = await read()
-        if _ERROR.match(chunk) and (code := _CODE.search(chunk)) is not None and int(code[1]) >= 500:
-            error = chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
-            raise EngineFailed("it began its answer with an error", answer=(int(code[1]), (), error))
-        self._computed = not _ERROR.match(chunk)
-        pool, proxied = self.pool, self.proxied
-        if self.path == RESPONSES:
-            self.proxy.homes.saw(chunk, ResponseHome(pool.model, decision.worker.name, proxied.key))
-        await self._start(answer, downstream(answer.headers, decision_header(decision, proxied.tries)))
-        relay = StreamRelay(self, chunk_writer(self.scope) if answer.status == 200 else None)
-        ended = False
-        while chunk:
-            ended = answer.complete
-            await send({"type": "http.response.body", "body": chunk, "more_body": not ended})
-            relay.note(chunk)
-            if ended:
-                break
-            try:
-                if relay.write is not None:
-                    await answer.pass_to(relay)
-                chunk = await read()
-            except EngineFailed as failed:
-                await self._break(relay.last[-2:], failed.reason)
-        if not ended:
-            await send({"type": "http.response.body", "body": b""})
-        return answer_tokens(relay.tail())
+    async def _streamed(self, answer: EngineConnection, engine: Engine, decision: Decision) -> Response:
+        chunk = await answer.read()
+        error = bool(_ERROR.match(chunk))
+        if error and (code := _CODE.search(chunk)) is not None and int(code[1]) >= 500:
+            said = chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
+            raise EngineFailed("it began its answer with an error", answer=(min(int(code[1]), 599), (), said))
+        self.proxied.computed = not error
+        headers = self._begin(answer, chunk, decision)
+        return RelayedStream(self, answer, engine, headers, chunk, events=True)
 
-    async def _whole(self, answer: EngineConnection, decision: Decision) -> AnswerTokens:
-        """Pass an answer on that isn't streamed. Returns what it says of itself."""
+    async def _whole(self, answer: EngineConnection, engine: Engine, decision: Decision) -> Response:
         body = await read_up_to(answer, WHOLE)
-        self._computed = answer.status < 400
-        if self.path == RESPONSES and self._computed:
-            self.proxy.homes.saw(body, ResponseHome(self.pool.model, decision.worker.name, self.proxied.key))
-        headers = downstream(answer.headers, decision_header(decision, self.proxied.tries))
-        complete = answer.complete
-        if complete:
-            headers.append((b"content-length", b"%d" % len(body)))
-        await self._start(answer, headers, streamed=False)
-        await self.send({"type": "http.response.body", "body": body, "more_body": not complete})
-        while not complete:
-            try:
-                chunk = await answer.read()
-            except EngineFailed as failed:
-                await self._break(None, failed.reason)
-            complete = not chunk
-            await self.send({"type": "http.response.body", "body": chunk, "more_body": not complete})
+        self.proxied.computed = answer.status < 400
+        headers = self._begin(answer, body, decision, streamed=False)
+        if not answer.complete:
+            return RelayedStream(self, answer, engine, headers, body, events=False)
+        self._complete(engine, answer.status, body)
+        return Response(answer.status, headers, body)
+
+    def _begin(
+        self, answer: EngineConnection, body: bytes, decision: Decision, streamed: bool = True
+    ) -> list[tuple[bytes, bytes]]:
+        """An engine answers: from now on there is no other. Returns the response's headers."""
+        proxied = self.proxied
+        if self.path == RESPONSES and proxied.computed:
+            self.proxy.homes.saw(body, ResponseHome(proxied.pool.model, decision.worker.name, proxied.key))
+        # A response says that it begins before its prompt is computed.
+        proxied.first_token(seen=streamed and not self.handed_over and self.path != RESPONSES)
+        proxied.status = answer.status
+        headers = downstream(answer.headers, decision_header(decision, proxied.tries))
+        return headers if proxied.ticket is None else headers + proxied.ticket.headers()
+
+    def _complete(self, engine: Engine, status: int, body: bytes) -> None:
+        """An engine has answered, and this is the end of what it said."""
         # A response repeats what was asked behind its usage, however long that is.
         told = body if self.path == RESPONSES else body[-TAIL:]
-        return answer_tokens(told) if answer.status < 400 else AnswerTokens()
+        self.proxied.answered(answer_tokens(told) if status < 400 else AnswerTokens())
+        self.proxied.outcome = "finished" if status < 400 else "refused"
+        self.proxy.health.served(engine, self._failed_at)
 
-    async def _start(self, answer: EngineConnection, headers: list[tuple[bytes, bytes]], streamed: bool = True) -> None:
-        """The engine answers: from now on there is no other."""
-        if self._computed:
-            # A response says that it begins before its prompt is computed.
-            seen = streamed and not self.handed_over and self.path != RESPONSES
-            self.pool.first_token(self.proxied.id, seen=seen)
-        self.proxy.traffic.began_answer(self.proxied)
-        self.status_code = answer.status
-        if self.ticket is not None:
-            headers += self.ticket.headers()
-        await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        self._began = True
-
-    async def _break(self, last: bytes | None, reason: str) -> None:
-        """The engine failed in the middle: say so where a stream lets us, and end the connection without its proper end."""
-        if last == b"\n\n":
-            problem = openai_error(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
-            said = b"data: " + msgspec.json.encode(problem) + b"\n\n"
-            await self.send({"type": "http.response.body", "body": said, "more_body": True})
-        self._task = None  # it is we who end the connection, not the client
-        await close_connection(self.scope)
-        raise AnswerCut(reason)
-
-    async def _cut(self) -> str:
-        """The gateway ends, and has waited long enough."""
-        if self._began:
-            self._task = None
-            await close_connection(self.scope)
-            return "broken"
-        await self._refuse(Refusal(503, "the gateway ends", fix="try again", Retry_After="1"))
-        return "refused"
-
-    # -- answers of our own ---------------------------------------------------------------------------------------------
-
-    async def _refuse(self, refusal: Refusal) -> None:
-        self._began = True
-        self.status_code, problem = openai_error(refusal)
-        more = [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]
-        body = msgspec.json.encode(problem)
-        await send_response(self.send, self.status_code, [(b"content-type", JSON.encode()), *more], body)
-
-    async def _pass_on(self, failed: EngineFailed) -> str:
-        """No engine could answer: what the last engine said, or that it said nothing."""
-        tries = self.proxied.tries
+    def _given_up(self, failed: EngineFailed) -> Response:
+        """No engine could answer: what the last engine said. Raises ``Refusal`` where it said nothing."""
+        proxied = self.proxied
+        proxied.outcome = "failed"
+        tries = proxied.tries
         if failed.answer is None:
             where = f"{tries} engines failed" if tries > 1 else "the engine failed"
-            await self._refuse(
-                Refusal(502, f"{where}, the last one because {failed.reason}", fix="try again", Retry_After="1")
-            )
-            return "failed"
+            raise Refusal(502, f"{where}, the last one because {failed.reason}", fix="try again", Retry_After="1")
         status, headers, body = failed.answer
         found = downstream(headers, f"tries={tries}") if headers else [(b"content-type", JSON.encode())]
-        self._began, self.status_code = True, status
-        await send_response(self.send, status, found, body)
-        return "failed"
+        proxied.status = status
+        return Response(status, found, body)
 
 
-class StreamRelay:
-    """What a streamed answer has said so far, and a sink for what comes next: most chunks go to the client as they come,
-    without a turn of the exchange's task.
-    """
+class RelayedStream(Response):
+    """An engine's answer that goes to the client as it comes: most chunks without a turn of the request's task."""
 
-    __slots__ = ("_before", "_clock", "_earlier", "_proxied", "_router", "last", "write")
-
-    def __init__(self, exchange: Exchange, write: Callable[[bytes], bool] | None) -> None:
-        """``write`` is ``chunk_writer``'s."""
-        self.write = write
-        self.last = self._before = self._earlier = b""
+    def __init__(
+        self,
+        exchange: Exchange,
+        answer: EngineConnection,
+        engine: Engine,
+        headers: list[tuple[bytes, bytes]],
+        first: bytes,
+        *,
+        events: bool,
+    ) -> None:
+        """``first`` is what has come of it; ``events``: it is a stream of server-sent events."""
+        super().__init__(answer.status, headers, first)
+        self._exchange = exchange
+        self._answer = answer
+        self._engine = engine
+        self._events = events
+        self._last = self._before = self._earlier = b""
         self._proxied, self._clock = exchange.proxied, exchange.proxy.clock
-        router = exchange.pool.router
-        self._router = router if router.config.track_output else None
+        router = exchange.proxied.pool.router
+        self._router = router if router.config.track_output and events else None
+        self._request: HttpRequest | None = None
 
-    def __call__(self, chunk: bytes) -> bool:
-        """Write a chunk; returns whether the client took it."""
-        if self.write is None or not self.write(chunk):
+    async def send(self, request: HttpRequest) -> None:
+        """Relay it. Raises ``ResponseBroken`` where the engine fails."""
+        answer, chunk = self._answer, self.body
+        request.start(self.status, self.headers)
+        self._request = request
+        try:
+            while chunk:
+                await request.write(chunk)
+                self._note(chunk)
+                if answer.complete:
+                    break
+                await answer.pass_to(self._relay)
+                chunk = await answer.read()
+        except EngineFailed as failed:
+            await self._break(request, failed.reason)
+        finally:
+            self._request = None
+        self._exchange._complete(self._engine, self.status, self._tail())
+        await request.finish()
+
+    def _relay(self, chunk: bytes) -> bool:
+        """Write a chunk at once; returns whether the client took it."""
+        if self._request is None or not self._request.write_now(chunk):
             return False
-        self.note(chunk)
+        self._note(chunk)
         return True
 
-    def note(self, chunk: bytes) -> None:
+    def _note(self, chunk: bytes) -> None:
         """A chunk went to the client."""
         proxied = self._proxied
-        proxied.events += chunk.count(b"\n\n")
+        if self._events:
+            proxied.events += chunk.count(b"\n\n")
         if self._router is not None:
             self._router.progressed(proxied.id, proxied.events, self._clock.now())
-        self._earlier, self._before, self.last = self._before, self.last, chunk
+        self._earlier, self._before, self._last = self._before, self._last, chunk
 
-    def tail(self) -> bytes:
+    def _tail(self) -> bytes:
         """The end of what it has said, where its usage is."""
-        return (self._earlier + self._before + self.last)[-TAIL:]
+        return (self._earlier + self._before + self._last)[-TAIL:]
+
+    async def _break(self, request: HttpRequest, reason: str) -> None:
+        """The engine failed in the middle: say so where a stream lets us."""
+        self._proxied.outcome = "broken"
+        self._exchange.proxy.health.failed(self._engine, reason)
+        if self._events and self._last.endswith(b"\n\n"):
+            problem = openai_error(Refusal(502, f"the engine failed in the middle of its answer: {reason}"))[1]
+            await request.write(b"data: " + msgspec.json.encode(problem) + b"\n\n")
+        raise ResponseBroken(reason)

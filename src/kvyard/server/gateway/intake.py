@@ -1,9 +1,10 @@
-"""The intake: from a request's body to what a pool can place, and the exchange that carries it out."""
+"""The intake: admits requests, finds out where each may go, and has the exchange carry it out."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from posixpath import normpath
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -22,11 +23,12 @@ from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
 from kvyard.server.gateway.processes.shared_rates import SharedRates
 from kvyard.server.gateway.prompting import PeekedContinuation, PeekedPrompt, PeekedResponses, not_json, read_body
+from kvyard.server.gateway.proxied_request import ProxiedRequest
 from kvyard.server.gateway.reading import NOTHING
 from kvyard.server.gateway.tracing import CONTEXT, Tracing
-from kvyard.server.gateway.traffic import ProxiedRequest
 from kvyard.server.hinting import peek_hints
-from kvyard.server.http import Refusal, openai_error
+from kvyard.server.http import Refusal, Response, openai_error
+from kvyard.server.request import HttpRequest
 
 BYTES_PER_TOKEN = 4
 """Of a body, where a prompt isn't read and a limit has to be kept; the engine says better at the end."""
@@ -35,6 +37,17 @@ STORED = "/v1/responses/"
 PASSED_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 LONG_SESSION = 128
 """Characters from which on a session's name is kept as a digest: routers remember many of them."""
+
+
+class Routed(NamedTuple):
+    """Where a request may go."""
+
+    id: str
+    """The request's."""
+    model: str
+    """As the client named it."""
+    pool: EnginePool
+    place: Placement
 
 
 class RequestIntake(msgspec.Struct, eq=False):
@@ -55,9 +68,9 @@ class RequestIntake(msgspec.Struct, eq=False):
 
     async def place_of(
         self, path: str, body: bytes, headers: Mapping[str, str], key: AccessKey | None = None
-    ) -> tuple[str, str, EnginePool, Placement]:
-        """What is to be routed: its id, the model's name, the pool and the prompt. Raises ``Refusal`` for what can't be,
-        and where ``key`` is given, for what goes on from a response that isn't known to be its own.
+    ) -> Routed:
+        """Where a request may go, by its prompt. Raises ``Refusal`` for one that can't be routed, and with a ``key`` for one
+        that goes on from a response that isn't known to be its own.
         """
         asked = read_body(path, body, self.reads_prompts)
         name, pool, lora = self.members.find(asked.model)
@@ -86,62 +99,131 @@ class RequestIntake(msgspec.Struct, eq=False):
         if self.proxy.traffic.recorder is not None and prompt.single:
             place.hints = peek_hints(body, headers, prompt.tokens)
             place.tail = prompt.tail
-        return id_, name, pool, place
+        return Routed(id_, name, pool, place)
 
-    async def accept(self, path: str, body: bytes, headers: Any) -> Exchange:
-        """The exchange for a request. Raises ``Refusal`` for what can't be routed."""
+    async def begin(
+        self,
+        path: str,
+        size: int,
+        headers: Mapping[str, str],
+        find: Callable[[AccessKey | None], Awaitable[Routed]],
+        *,
+        method: str = "POST",
+        estimate: int = 0,
+    ) -> ProxiedRequest:
+        """Admit a request, whatever it is: ``find`` says where it may go. ``size`` are the bytes of it that stay here,
+        ``estimate`` its tokens where ``find`` doesn't know them. Raises ``Refusal``; else ``end`` must be called for it.
+        """
         traffic, most = self.proxy.traffic, self.config.held_bytes
         received = self.proxy.clock.now()
         traffic.counters.requests += 1
         key: AccessKey | None = None
         ticket: RateAdmission | None = None
         try:
-            key = self._key(headers)
-            if traffic.held + len(body) > most:
+            if self.keys is not None:
+                key = self.keys.find(headers.get("authorization", ""))
+            if traffic.held + size > most:
                 raise Refusal(
                     429, f"the requests that are here have {most} bytes already", fix="try again later", Retry_After="1"
                 )
-            id_, name, pool, place = await self.place_of(path, body, headers, key)
+            id_, name, pool, place = await find(key)
             if key is not None:
-                ticket = await self._ticket(key, name, place.request.num_tokens or len(body) // BYTES_PER_TOKEN)
+                ticket = await self._ticket(key, name, place.request.num_tokens or estimate)
         except BaseException as error:
             status = openai_error(error)[0] if isinstance(error, Refusal) else 500
-            traffic.refused(path, status, len(body), "" if key is None else key.name)
+            traffic.refused(path, status, size, "" if key is None else key.name)
             raise
         proxied = ProxiedRequest(
             id=id_,
             model=name,
-            pool=pool.model,
-            block_size=pool.router.block_size,
-            size=len(body),
+            pool=pool,
+            size=size,
             received=received,
             path=path,
             key="" if key is None else key.name,
             prompt=place.request.num_tokens,
-        )
-        model = pool.model if len(self.members.pools) > 1 else None
-        traffic.began(proxied, place.request, place.tail, model, place.hints)
-        authorization = self.proxy.client.authorization
-        sent = upstream(headers.raw, id_, authorization, self.keeps_authorization)
-        if self.tracing is not None:
-            place.trace = trace = self.tracing.begin("POST", path, headers, received)
-            trace.part("read", received, self.proxy.clock.now())
-            sent = [*(pair for pair in sent if pair[0] not in CONTEXT), *trace.headers()]
-        splits = pool.prefill is not None and divisible(path, body)
-        kind = SplitExchange if splits else Exchange
-        return kind(
-            proxy=self.proxy,
-            proxied=proxied,
-            pool=pool,
             place=place,
-            path=path,
-            body=body,
-            headers=sent,
+            traffic=traffic,
+            clock=self.proxy.clock,
             ticket=ticket,
         )
+        traffic.began(proxied, place, pool.model if len(self.members.pools) > 1 else None)
+        if self.tracing is not None:
+            proxied.trace = place.trace = self.tracing.begin(method, path, headers, received)
+            proxied.trace.part("read", received, self.proxy.clock.now())
+        return proxied
 
-    def _key(self, headers: Any) -> AccessKey | None:
-        return None if self.keys is None else self.keys.find(headers.get("authorization", ""))
+    async def accept(self, path: str, body: bytes, request: HttpRequest) -> Response:
+        """Have an engine answer a request that has a prompt. Raises ``Refusal``."""
+        finding = partial(self.place_of, path, body, request)
+        proxied = await self.begin(path, len(body), request, finding, estimate=len(body) // BYTES_PER_TOKEN)
+        splits = proxied.pool.prefill is not None and divisible(path, body)
+        return await self._respond(SplitExchange if splits else Exchange, proxied, path, body, request)
+
+    async def accept_unknown(self, body: bytes, request: HttpRequest) -> Response:
+        """Have an engine answer a request that only engines know. Raises ``Refusal`` where there is none for it."""
+        if request.method not in PASSED_METHODS:
+            raise Refusal(405, f"{request.method} isn't passed on", fix=f"use {', '.join(PASSED_METHODS)}")
+        plain = normpath("/" + request.path.lstrip("/"))  # what something on the way may make of it
+        if plain.startswith(STORED):
+            return await self.accept_stored(body, request, plain)
+        return await self._accept_unread(
+            request.path, body, request, partial(self._pool_of, request.path, body, request)
+        )
+
+    async def accept_stored(self, body: bytes | None, request: HttpRequest, path: str = "") -> Response:
+        """Have the engine that keeps a response answer a request about it. Raises ``Refusal`` where none does."""
+        path = path or request.path
+        return await self._accept_unread(path, body or b"", request, partial(self._home_of, path, request))
+
+    async def _accept_unread(
+        self, path: str, body: bytes, request: HttpRequest, find: Callable[[AccessKey | None], Awaitable[Routed]]
+    ) -> Response:
+        """Have an engine answer a request without a prompt."""
+        proxied = await self.begin(path, len(body), request, find, method=request.method)
+        return await self._respond(Exchange, proxied, quote(path), body, request)
+
+    async def _respond(
+        self, kind: type[Exchange], proxied: ProxiedRequest, path: str, body: bytes, request: HttpRequest
+    ) -> Response:
+        request.on_end = proxied.end_with
+        sent = upstream(request.raw, proxied.id, self.proxy.client.authorization, self.keeps_authorization)
+        if proxied.trace is not None:
+            sent = [*(pair for pair in sent if pair[0] not in CONTEXT), *proxied.trace.headers()]
+        exchange = kind(
+            proxy=self.proxy,
+            proxied=proxied,
+            path=path,
+            body=body,
+            method=request.method,
+            query=request.query,
+            headers=sent,
+        )
+        return await exchange.respond()
+
+    # -- where requests may go ------------------------------------------------------------------------------------------
+
+    async def _pool_of(self, path: str, body: bytes, headers: Mapping[str, str], key: AccessKey | None) -> Routed:
+        """Any engine of the model that a body names, if it names one."""
+        try:
+            model = read_body(path, body, prompts=False).model if body else None
+        except Refusal:
+            model = None  # it may be anything
+        name, pool, _ = self.members.find(model)
+        return self._unread(name, pool, pool.without(name), headers)
+
+    async def _home_of(self, path: str, headers: Mapping[str, str], key: AccessKey | None) -> Routed:
+        """The engine that keeps a response."""
+        id_ = path.removeprefix(STORED).partition("/")[0]
+        home = await self._home(id_, key)
+        pool = None if home is None else self.members.pools.get(home.model)
+        if home is None or pool is None or home.engine not in pool.engines:
+            raise _no_response(id_, "response_id")
+        return self._unread(pool.model, pool, pool.all_but(home.engine), headers)
+
+    def _unread(self, model: str, pool: EnginePool, shut: frozenset[Holder], headers: Mapping[str, str]) -> Routed:
+        id_ = self.proxy.traffic.name(headers.get("x-request-id", ""))
+        return Routed(id_, model, pool, Placement(request=RouteRequest(id_, [], 0, None), shut=shut))
 
     async def _home(self, id_: str, key: AccessKey | None) -> ResponseHome | None:
         """Where a response is, unless it is another key's."""
@@ -152,74 +234,6 @@ class RequestIntake(msgspec.Struct, eq=False):
         if self.rates is not None:
             return await self.rates.admit(key, model, tokens)
         return None if self.keys is None else self.keys.admit(key, model, tokens)
-
-    async def accept_unknown(self, body: bytes, headers: Any, path: str, method: str) -> Exchange:
-        """The exchange for a request that only engines know what to do with. Raises ``Refusal`` where there is none for it."""
-        if method not in PASSED_METHODS:
-            raise Refusal(405, f"{method} isn't passed on", fix=f"use {', '.join(PASSED_METHODS)}")
-        plain = normpath("/" + path.lstrip("/"))  # what something on the way may make of it
-        if plain.startswith(STORED):
-            return await self.accept_stored(method, body, headers, plain)
-        key = self._key(headers)
-        try:
-            model = read_body(path, body, prompts=False).model if body else None
-        except Refusal:
-            model = None  # it may be anything
-        name, pool, _ = self.members.find(model)
-        ticket = None if key is None else await self._ticket(key, name, 0)
-        return self._about(pool, pool.without(name), method, body, headers, path, name, key, ticket)
-
-    async def accept_stored(self, method: str, body: bytes | None, headers: Any, path: str) -> Exchange:
-        """The exchange for a request about a response that some engine keeps. Raises ``Refusal`` where none does."""
-        key = self._key(headers)
-        id_ = path.removeprefix(STORED).partition("/")[0]
-        home = await self._home(id_, key)
-        pool = None if home is None else self.members.pools.get(home.model)
-        if home is None or pool is None or home.engine not in pool.engines:
-            raise _no_response(id_, "response_id")
-        ticket = None if key is None else await self._ticket(key, pool.model, 0)
-        return self._about(pool, pool.all_but(home.engine), method, body or b"", headers, path, pool.model, key, ticket)
-
-    def _about(
-        self,
-        pool: EnginePool,
-        shut: frozenset[Holder],
-        method: str,
-        body: bytes,
-        headers: Any,
-        path: str,
-        model: str,
-        key: AccessKey | None = None,
-        ticket: RateAdmission | None = None,
-    ) -> Exchange:
-        """The exchange for what has no prompt."""
-        traffic = self.proxy.traffic
-        traffic.counters.requests += 1
-        name = traffic.name(headers.get("x-request-id", ""))
-        place = Placement(request=RouteRequest(name, [], 0, None), shut=shut)
-        proxied = ProxiedRequest(
-            id=name,
-            model=model,
-            pool=pool.model,
-            block_size=pool.router.block_size,
-            size=len(body),
-            received=self.proxy.clock.now(),
-            path=path,
-            key="" if key is None else key.name,
-        )
-        traffic.began(proxied, place.request, None, None)
-        sent = upstream(headers.raw, name, self.proxy.client.authorization, self.keeps_authorization)
-        return Exchange(
-            proxy=self.proxy,
-            proxied=proxied,
-            pool=pool,
-            place=place,
-            path=quote(path),
-            body=body,
-            method=method,
-            headers=sent,
-            ticket=ticket,
-        )
 
 
 def _no_response(id_: str, field: str) -> Refusal:

@@ -12,6 +12,7 @@ from kvyard import openai
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
 from kvyard.router.policies import make_policy
+from kvyard.server.application import Application
 from kvyard.server.cors import Cors
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
@@ -33,7 +34,7 @@ from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.view import GatewaySource, engine_info, state_samples
 from kvyard.server.guard import Guard
 from kvyard.server.health import Readiness, readiness
-from kvyard.server.http import ANY_METHOD, JSON, Operation, Raw, Refusal, application, get, picked, post
+from kvyard.server.http import ANY_METHOD, JSON, Operation, Raw, Refusal, get, picked, post
 from kvyard.server.networks import Networks
 
 Headers = Mapping[str, str]
@@ -221,6 +222,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
                 handler=partial(self.intake.accept, path),
                 body=kind,
                 raw=True,
+                abandoned_with_client=True,
                 media_types=(JSON, "text/event-stream"),
                 refusals=(404, 405, 429, 502, 503, 504),
             )
@@ -232,18 +234,18 @@ class GatewayRoutes(msgspec.Struct, eq=False):
                 method="GET",
                 path="/v1/responses/{response_id}",
                 summary="A response, from the engine that made it.",
-                handler=partial(self.intake.accept_stored, "GET"),
-                by_path=True,
+                handler=self.intake.accept_stored,
+                abandoned_with_client=True,
                 refusals=(404, 502, 503),
             ),
             Operation(
                 method="POST",
                 path="/v1/responses/{response_id}/cancel",
                 summary="Cancel a response, at the engine that makes it.",
-                handler=partial(self.intake.accept_stored, "POST"),
+                handler=self.intake.accept_stored,
                 body=PeekedBody,
                 raw=True,
-                by_path=True,
+                abandoned_with_client=True,
                 refusals=(404, 502, 503),
             ),
             get("/v1/models", self.models, openai.ModelList),
@@ -259,7 +261,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             handler=self.intake.accept_unknown,
             body=PeekedBody,
             raw=True,
-            by_path=True,
+            abandoned_with_client=True,
         )
 
     def own(self) -> list[Operation]:
@@ -315,8 +317,8 @@ def build(
     index_token: str | None = None,
     admin_token: str | None = None,
     channel: Channel | None = None,
-) -> tuple[Any, Gateway]:
-    """The ASGI application, and the gateway that is to run around it; with a ``channel``, of one process of several. Raises
+) -> tuple[Application | Cors, Gateway]:
+    """The application, and the gateway that is to run around it; with a ``channel``, of one process of several. Raises
     ``KvyardError``.
     """
     app, gateway, _ = assemble(
@@ -341,7 +343,7 @@ def assemble(
     index_token: str | None = None,
     admin_token: str | None = None,
     channel: Channel | None = None,
-) -> tuple[Any, Gateway, RequestIntake]:
+) -> tuple[Application | Cors, Gateway, RequestIntake]:
     """As ``build``, with the intake that its routes use. Without ``proxies``, requests come to it some other way, and the
     application has only routes of its own.
     """
@@ -373,7 +375,7 @@ def assemble(
         routes.part = GatewayPart(gateway, channel, view)
         routes.whole = WholeGateway(routes.part)
         view, look = routes.whole.view, routes.whole.look
-    app = application(
+    app = Application(
         [*(routes.passed() if proxies else ()), *routes.own()],
         title=title,
         bounds=config.limits,
@@ -386,9 +388,8 @@ def assemble(
     dashboard = Dashboard(view, admin_token, closed=closed, guard=guard, look=look)
     if channel is not None:
         dashboard.feed.idle_interval *= channel.processes  # each look asks all of them
-    gateway.on_drain += [proxy.drain, dashboard.feed.close]
+    gateway.on_drain.append(dashboard.feed.close)
     gateway.beside["dashboard"] = dashboard.feed.remember
-    app.router.routes.extend(dashboard.routes())
-    if config.cors_origins:
-        app = Cors(app, config.cors_origins)
-    return app, gateway, intake
+    app.add(dashboard.operations())
+    served = Cors(app, config.cors_origins) if config.cors_origins else app
+    return served, gateway, intake

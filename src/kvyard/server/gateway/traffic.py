@@ -7,21 +7,19 @@ both. Figures that are kept anyway are read by ``view.state_samples`` at each sc
 import logging
 import re
 from collections import deque
-from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import NAMES as INDEX_NAMES
-from kvyard.router import Decision, RouteRequest
+from kvyard.router import Decision
 from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.access_log import AccessLine, AccessLog
-from kvyard.server.gateway.pool import Engine, PromptTally
+from kvyard.server.gateway.pool import Engine, EnginePool, Placement, PromptTally
 from kvyard.server.gateway.promises import Promise, PromiseTally, entered
 from kvyard.server.gateway.recording import RequestRecorder
 from kvyard.server.metrics import Metrics, read_catalog
@@ -47,14 +45,13 @@ _FAST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 _SLOW = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
 
-class ProxiedRequest(msgspec.Struct, kw_only=True):
-    """One client's request; times are nanoseconds."""
+class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
+    """Facts about one client's request; times are nanoseconds."""
 
     id: str
     model: str
     """As the client named it."""
-    pool: str
-    block_size: int
+    pool: EnginePool
     size: int
     """Bytes of its body."""
     received: int
@@ -203,40 +200,32 @@ class Traffic:
         # Its model's name is any client's invention, so it is no label.
         self._metrics.requests["", "refused"].inc()
 
-    def began(
-        self,
-        proxied: ProxiedRequest,
-        request: RouteRequest,
-        tail: Sequence[int] | None,
-        model: str | None,
-        hints: Hints = NO_HINTS,
-    ) -> None:
-        """A request that can be routed is here. ``tail`` are the tokens behind its last full block; ``model`` is given where
-        there are several; ``hints`` are for the recording.
-        """
+    def began(self, proxied: RequestRecord, place: Placement, model: str | None) -> None:
+        """A request that can be routed is here; ``model`` is given if there are several."""
         self.held += proxied.size
         self._active.add(proxied.id)
         self.counters.under_way += 1
         if self.recorder is None:
             return
         try:
+            request = place.request
             self.recorder.arrived(
                 proxied.id,
                 request.keys,
                 request.num_tokens,
-                key_tokens=proxied.block_size,
-                tail=tail,
+                key_tokens=proxied.pool.router.block_size,
+                tail=place.tail,
                 session=request.session,
                 model=model,
-                hints=hints,
+                hints=place.hints,
             )
         except KvyardError as error:
             log.warning("the recording ends: %s", error)
             self.recorder.close()
 
-    def placed(self, proxied: ProxiedRequest, engine: Engine, decision: Decision) -> None:
+    def placed(self, proxied: RequestRecord, engine: Engine, decision: Decision) -> None:
         """A request was given to an engine."""
-        metrics, model, size, now = self._metrics, proxied.model, proxied.block_size, self._clock.now()
+        metrics, model, size, now = self._metrics, proxied.model, proxied.pool.router.block_size, self._clock.now()
         engine.requests += 1
         engine.prompt_tokens += decision.num_tokens
         engine.tally.add(decision, size)
@@ -246,7 +235,7 @@ class Traffic:
         if decision.overlap:
             proxied.promise = Promise(decision, size, engine.marks(), engine.downs)
         self._decisions += 1
-        self.recent.append(RecentDecision(self._decisions, now / SECOND, model, proxied.pool, decision))
+        self.recent.append(RecentDecision(self._decisions, now / SECOND, model, proxied.pool.model, decision))
         metrics.decisions[model, decision.worker.name, decision.why].inc()
         if proxied.tries > 1:
             self.counters.retried += 1
@@ -261,20 +250,20 @@ class Traffic:
         if decision.regret:
             metrics.regret[model,].inc(decision.regret * size)
 
-    def began_answer(self, proxied: ProxiedRequest) -> None:
+    def began_answer(self, proxied: RequestRecord) -> None:
         """An engine's first bytes are here."""
         proxied.first = self._clock.now()
         self.first_bytes.add(proxied.first, proxied.first - proxied.received)
         self._metrics.first[proxied.model,].observe((proxied.first - proxied.received) / SECOND)
 
-    def answered(self, proxied: ProxiedRequest, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
+    def answered(self, proxied: RequestRecord, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
         """An answer is whole."""
         proxied.output = said.output if said.output is not None else max(0, proxied.events - 1)
         engine.output_tokens += proxied.output
         self.counters.output_tokens += proxied.output
         proxied.cached = said.cached
         if proxied.handed_over and said.cached is not None:
-            found = min(said.cached, decision.overlap * proxied.block_size)
+            found = min(said.cached, decision.overlap * proxied.pool.router.block_size)
             said = said._replace(cached=found)
             proxied.cached = found
         if said.prompt is not None:
@@ -289,27 +278,27 @@ class Traffic:
         if said.cached is not None and said.prompt is not None:
             metrics.said_prompt[model,].inc(said.prompt)
             metrics.said_cached[model,].inc(said.cached)
-            metrics.said_predicted[model,].inc(decision.overlap * proxied.block_size)
+            metrics.said_predicted[model,].inc(decision.overlap * proxied.pool.router.block_size)
             self._settle(proxied, engine, said.cached, said.prompt)
 
-    def split(self, proxied: ProxiedRequest, outcome: str) -> None:
+    def split(self, proxied: RequestRecord, outcome: str) -> None:
         """A request was, or was not, handed over from one engine to another: ``handed-over``, ``kept``, ``fell-back``."""
         self._metrics.handovers[proxied.model, outcome].inc()
 
-    def staged(self, proxied: ProxiedRequest, stage: str, took: int) -> None:
+    def staged(self, proxied: RequestRecord, stage: str, took: int) -> None:
         """A stage of a request that was handed over is through: ``prefill``, ``hand-over`` or ``decode``."""
         self._metrics.stages[proxied.model, stage].observe(max(0, took) / SECOND)
 
-    def prefilled(self, proxied: ProxiedRequest, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
+    def prefilled(self, proxied: RequestRecord, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
         """An engine has computed a prompt for another one."""
-        size = proxied.block_size
+        size = proxied.pool.router.block_size
         engine.requests += 1
         engine.prompt_tokens += decision.num_tokens
         engine.tally.add(decision, size)
         self._metrics.decisions[proxied.model, decision.worker.name, decision.why].inc()
         self._decisions += 1
         now = self._clock.now() / SECOND
-        self.recent.append(RecentDecision(self._decisions, now, proxied.model, proxied.pool, decision))
+        self.recent.append(RecentDecision(self._decisions, now, proxied.model, proxied.pool.model, decision))
         if said.cached is None:
             return
         promise = Promise(decision, size, engine.marks(), engine.downs)
@@ -318,7 +307,7 @@ class Traffic:
         engine.promises.unpromised += said.cached - delivered
         self.promises.unpromised += said.cached - delivered
 
-    def _settle(self, proxied: ProxiedRequest, engine: Engine, cached: int, prompt: int) -> None:
+    def _settle(self, proxied: RequestRecord, engine: Engine, cached: int, prompt: int) -> None:
         """An engine says what it found: compare that with what was promised."""
         promise, proxied.promise = proxied.promise, None
         if promise is not None:
@@ -329,13 +318,13 @@ class Traffic:
         engine.promises.unpromised += cached
         self.promises.unpromised += cached
 
-    def _unmet(self, proxied: ProxiedRequest, reason: str) -> None:
+    def _unmet(self, proxied: RequestRecord, reason: str) -> None:
         """An engine will not say any more what it found; nothing where there is no promise left."""
         promise, proxied.promise = proxied.promise, None
         if promise is not None and proxied.engine is not None:
             entered((proxied.engine.promises, self.promises), promise.tokens, 0, {reason: promise.tokens})
 
-    def ended(self, proxied: ProxiedRequest, outcome: str) -> None:
+    def ended(self, proxied: RequestRecord, outcome: str) -> None:
         """A request is over."""
         counters = self.counters
         self._unmet(proxied, UNMET[outcome])
@@ -354,7 +343,7 @@ class Traffic:
             self.access_log.add(_line(proxied, outcome, now))
 
 
-def _line(proxied: ProxiedRequest, outcome: str, now: int) -> AccessLine:
+def _line(proxied: RequestRecord, outcome: str, now: int) -> AccessLine:
     def since(at: int) -> float:
         return round((at - proxied.received) / MS, 3) if at else 0.0
 

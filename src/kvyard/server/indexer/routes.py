@@ -10,9 +10,10 @@ import msgspec
 
 from kvyard.clock import pause
 from kvyard.index import Holder
+from kvyard.server.application import Application
 from kvyard.server.guard import Guard
 from kvyard.server.health import Readiness, readiness, say_health
-from kvyard.server.http import JSON, Operation, Raw, Refusal, application, get, picked, post
+from kvyard.server.http import JSON, Operation, Raw, Refusal, get, picked, post
 from kvyard.server.indexer import answers, schemas
 from kvyard.server.indexer.bootstrap import MSGPACK, dump_all
 from kvyard.server.indexer.conditions import conditions
@@ -219,12 +220,12 @@ class IndexerRoutes:
         return Raw(*self.measures.text())
 
 
-def build(config: Config, token: str | None = None, admin_token: str | None = None) -> tuple[Any, Service]:
+def build(config: Config, token: str | None = None, admin_token: str | None = None) -> tuple[Application, Service]:
     """The application, and the service to be entered around serving it. Raises ``KvyardError``."""
     service = Service(config, admin_token or token)
     service.beside["health"] = partial(say_health, partial(conditions, service))
     measures = IndexerMetrics(service)
-    app = application(
+    app = Application(
         IndexerRoutes(service, measures, admin_token).operations(),
         title="kvyard indexer",
         bounds=config.limits,

@@ -74,12 +74,10 @@ class MockFleet(AsyncService):
             MockWorker(number, config, self.clock, None if journal is None else journal(number), recent, join)
             for number in range(config.workers)
         ]
-        self.dashboard = Dashboard(
-            partial(fleet_view, self, wall, wall.now() / SECOND), token, cut=self._cut_viewer, guard=guard
-        )
+        self.dashboard = Dashboard(partial(fleet_view, self, wall, wall.now() / SECOND), token, guard=guard)
         self._apps = [build(worker, self, tokenizer, token, guard) for worker in self.workers]
         for app in self._apps:
-            app.router.routes.extend(self.dashboard.routes())
+            app.add(self.dashboard.operations())
         try:
             for number in range(config.workers):
                 self._sockets.append(listen(host, port + number if port else 0))
@@ -159,11 +157,6 @@ class MockFleet(AsyncService):
             bound.close()
 
     # -- misbehaviour ---------------------------------------------------------------------------------------------------
-
-    def _cut_viewer(self, scope: Any) -> None:
-        for port in self.ports:
-            if port.port == scope["server"][1]:
-                port.cut(scope)
 
     async def kill(self, number: int, seconds: float | None = None) -> None:
         """Let a worker die; after ``seconds`` it comes back, empty."""

@@ -1,7 +1,6 @@
 """Replies: what a request's choices produce, as OpenAI's JSON or as a stream of it, until they end or the client hangs up.
 
-A reply writes when it is told that there is news, all of it at once: the tokens of one pass leave as one write per stream. It
-is loaded with Starlette only.
+A reply writes when it is told that there is news, all of it at once: the tokens of one pass leave as one write per stream.
 """
 
 import asyncio
@@ -9,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
 
-from kvyard.server.http import JSON, Refusal, send_response, while_connected
+from kvyard.server.http import JSON, Refusal, Response, header_pairs
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.faults import Fate
 from kvyard.server.mock.shapes import Shape
+from kvyard.server.request import HttpRequest
 
 _encode = msgspec.json.Encoder().encode
 
@@ -29,35 +28,34 @@ class MockReply(Response):
         *,
         fate: Fate,
         gone: Callable[[RequestFlow], None],
-        cut: Callable[[Any], None],
         headers: dict[str, str],
     ) -> None:
-        """``gone`` is told where the client hung up; ``cut`` cuts the connection of a client."""
-        super().__init__(b"", 200, headers=headers, media_type="text/event-stream" if shape.taken.stream else JSON)
-        self._sent_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+        """``gone`` is told where the client hung up."""
+        kind = "text/event-stream; charset=utf-8" if shape.taken.stream else JSON
+        super().__init__(200, header_pairs({**headers, "content-type": kind}))
         self._flow = flow
         self._shape = shape
         self._fate = fate
         self._gone = gone
-        self._cut = cut
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def send(self, request: HttpRequest) -> None:
         """Answer; the request's choices are over when this returns."""
         try:
-            await while_connected(receive, self._answer(scope, send))
+            request.abandon_with_client()
+            if self._shape.taken.stream:
+                await self._stream(request)
+            else:
+                await self._whole(request)
         finally:
             if not self._flow.done:
                 self._gone(self._flow)
             self._flow.let_go()
 
-    async def _answer(self, scope: Any, send: Any) -> None:
-        if self._shape.taken.stream:
-            await self._write(scope, send)
-            return
+    async def _whole(self, request: HttpRequest) -> None:
         flow = self._flow
         while not flow.done:
             await flow.news()
-            if self._cut_short(scope):
+            if self._cut_short(request):
                 return
             await self._fall_silent()
         refused = _refused(flow)
@@ -66,13 +64,13 @@ class MockReply(Response):
             status, value = self._shape.error(refused)
         else:
             status, value = 200, self._shape.whole(flow.choices)
-        await send_response(send, status, self._sent_headers, _encode(value))
+        request.respond(status, self.headers, _encode(value))
 
-    async def _write(self, scope: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self._sent_headers})
+    async def _stream(self, request: HttpRequest) -> None:
+        request.start(200, self.headers)
         flow, shape = self._flow, self._shape
         if opening := b"".join(map(shape.frame, shape.opening())):
-            await send({"type": "http.response.body", "body": opening, "more_body": True})
+            await request.write(opening)
         while True:
             await flow.news()
             over = flow.done
@@ -85,23 +83,23 @@ class MockReply(Response):
                     parts += map(shape.frame, shape.last(flow.choices))
                 parts.append(shape.end)
             if parts:
-                await send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
+                await request.write(b"".join(parts))
             if over:
                 break
-            if self._cut_short(scope):
+            if self._cut_short(request):
                 return
             await self._fall_silent()
-        await send({"type": "http.response.body", "body": b""})
+        await request.finish()
 
     @property
     def _produced(self) -> int:
         return sum(choice.produced for choice in self._flow.choices)
 
-    def _cut_short(self, scope: Any) -> bool:
+    def _cut_short(self, request: HttpRequest) -> bool:
         after = self._fate.abort_after
         if after is None or self._produced < after:
             return False
-        self._cut(scope)
+        request.reset()
         return True
 
     async def _fall_silent(self) -> None:

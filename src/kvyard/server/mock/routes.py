@@ -15,8 +15,9 @@ import msgspec
 from kvyard import __version__, openai
 from kvyard.clock import SECOND, WallClock, pause
 from kvyard.events.transport.endpoint import reachable
+from kvyard.server.application import Application
 from kvyard.server.hinting import session_name
-from kvyard.server.http import JSON, GuardCheck, Operation, Raw, Refusal, application, get, post
+from kvyard.server.http import JSON, GuardCheck, Operation, Raw, Refusal, get, post
 from kvyard.server.mock import schemas
 from kvyard.server.mock.batches import BatchShape, EmbeddingShape, take_batch, take_texts
 from kvyard.server.mock.config import Lora
@@ -31,10 +32,12 @@ from kvyard.server.mock.messages import (
     conversation,
 )
 from kvyard.server.mock.messages import take as take_messages
+from kvyard.server.mock.reply import MockReply
 from kvyard.server.mock.responses import ResponseShape, ResponseStore
 from kvyard.server.mock.responses import take as take_response
 from kvyard.server.mock.shapes import ChatShape, Shape, TextShape
 from kvyard.server.mock.worker import MockWorker
+from kvyard.server.request import HttpRequest
 from kvyard.server.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -99,15 +102,15 @@ class MockRoutes:
 
         return await self._reply(found.taken, shape, what, headers)
 
-    async def response(self, body: None, headers: Headers, path: str) -> Any:
+    async def response(self, body: None, request: HttpRequest) -> Any:
         """A response that was made here."""
-        id_ = path.rpartition("/")[2]
+        id_ = request.path.rpartition("/")[2]
         kept = self._responses.find(id_)
         return _no_response(id_) if kept is None else kept.value
 
-    async def cancel_response(self, body: None, headers: Headers, path: str) -> Raw:
+    async def cancel_response(self, body: None, request: HttpRequest) -> Raw:
         """Cancel a response: none is made in the background here."""
-        id_ = path.split("/")[-2]
+        id_ = request.path.split("/")[-2]
         if self._responses.find(id_) is None:
             return _no_response(id_)
         return _odd_response("Cannot cancel a synchronous response.", 400)
@@ -159,8 +162,6 @@ class MockRoutes:
     async def _reply(
         self, taken: Taken, shape: Callable[[Taken, str, Tokenizer], Shape], what: Fate, headers: Headers
     ) -> Any:
-        from kvyard.server.mock.reply import MockReply
-
         worker, given = self._worker, headers.get("x-request-id", "")
         name = given if _ID.fullmatch(given) else ""  # what the client calls its request
         incoming = None
@@ -181,7 +182,6 @@ class MockRoutes:
             shape(taken, name or uuid4().hex, self._tokenizer),
             fate=what,
             gone=worker.give_up,
-            cut=self._fleet.ports[worker.number].cut,
             headers={"x-mock-worker": worker.name, "x-mock-rank": str(flow.choices[0].rank)},
         )
 
@@ -363,8 +363,8 @@ class MockRoutes:
             as_vllm(f"{openai.CHAT}/batch", self.batch, openai.BatchChatRequest, refusals=(404, 503)),
             as_vllm("/v1/embeddings", self.embeddings, openai.EmbeddingRequest, refusals=(404, 503)),
             as_vllm("/v1/responses", self.responses, openai.ResponsesRequest, media_types=both, refusals=(404, 503)),
-            get("/v1/responses/{response_id}", self.response, by_path=True, refusals=(404,)),
-            post("/v1/responses/{response_id}/cancel", self.cancel_response, None, by_path=True, refusals=(404,)),
+            get("/v1/responses/{response_id}", self.response, refusals=(404,)),
+            post("/v1/responses/{response_id}/cancel", self.cancel_response, None, refusals=(404,)),
             as_vllm("/v1/messages", self.messages, MessagesRequest, media_types=both, refusals=(404, 503)),
             as_vllm("/v1/messages/count_tokens", self.count_tokens, CountTokens, TokenCount, refusals=(404,)),
             get("/v1/models", self.models, openai.ModelList),
@@ -393,9 +393,9 @@ class MockRoutes:
 
 def build(
     worker: MockWorker, fleet: MockFleet, tokenizer: Tokenizer, token: str | None, guard: GuardCheck | None = None
-) -> Any:
-    """The ASGI application of one worker. Raises ``KvyardError`` where something isn't installed."""
-    return application(
+) -> Application:
+    """The application of one worker."""
+    return Application(
         MockRoutes(worker, fleet, tokenizer).operations(),
         title="kvyard mock",
         bounds=worker.config.limits,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from kvyard.server.gateway.processes.figures import Figures, ended_figures, merged_figures

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("redis", reason="needs kvyard[redis]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.index.redis.server import RedisServer, run_redis
 from tests.server.gateway.processes.support import several

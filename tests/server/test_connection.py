@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
-from typing import Any
 
 import pytest
-import uvicorn
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
+from tests.server.gateway import support
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked, connect, gated, plain
 from tests.server.gateway.support import eventually
 
-from kvyard.server import heads
+from kvyard.server import connection as connections
 
 pytestmark = pytest.mark.zmq
 
@@ -30,7 +28,7 @@ def closed(connection: socket.socket) -> bool:
 
 
 def test_who_sends_no_head_and_who_sends_half_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
     with ScriptedEngine(plain) as engine, gated(engine) as gate:
         gate.ready(1)
         with connect(gate) as silent, connect(gate) as slow, connect(gate) as second:
@@ -57,25 +55,20 @@ def test_an_empty_line_behind_a_body_is_no_head_that_takes_too_long(monkeypatch:
         reading = connection.makefile("rb")
         while not (line := reading.readline()).startswith(b"data: 1"):
             assert line
-        monkeypatch.setattr(heads, "HEAD_SECONDS", 0.02)
+        monkeypatch.setattr(connections, "HEAD_SECONDS", 0.02)
         connection.sendall(b"\r\n")
         assert b"".join(reading.readline() for _ in range(7)).endswith(b"data: 2\n\n\r\n0\r\n")
         reading.close()
 
 
 def test_a_connection_without_a_request_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, going = uvicorn.Config, threading.Event()
-
-    def configured(*given: Any, **more: Any) -> uvicorn.Config:
-        config = made(*given, **more)
-        config.timeout_keep_alive = 0.3  # type: ignore[assignment]
-        return config
+    going = threading.Event()
+    monkeypatch.setattr(support, "KEEP_ALIVE_SECONDS", 0.3)
 
     def waits(head: str, body: bytes) -> list[bytes]:
         going.wait()
         return [answer("200 OK", b"{}")]
 
-    monkeypatch.setattr(uvicorn, "Config", configured)
     with ScriptedEngine(waits) as engine, gated(engine) as gate:
         gate.ready(1)
         with connect(gate) as idle, connect(gate) as busy, connect(gate) as unsent:
@@ -96,14 +89,7 @@ def test_a_connection_without_a_request_is_kept_for_a_while(monkeypatch: pytest.
 def test_a_body_that_does_not_come_before_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = uvicorn.Config
-
-    def configured(*given: Any, **more: Any) -> uvicorn.Config:
-        config = made(*given, **more)
-        config.timeout_graceful_shutdown = 0.05  # type: ignore[assignment]
-        return config
-
-    monkeypatch.setattr(uvicorn, "Config", configured)
+    monkeypatch.setattr(support, "DRAIN_SECONDS", 0.05)
     with ScriptedEngine(plain) as engine:
         with gated(engine) as gate:
             gate.ready(1)
@@ -119,7 +105,7 @@ def test_a_body_that_does_not_come_before_the_end(
 
 
 def test_who_reads_nothing_gives_the_engine_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "STUCK_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "STUCK_SECONDS", 0.3)
     much = chunked(*[b"data: " + b"x" * 100_000 + b"\n\n"] * 400)
     with (
         ScriptedEngine(lambda head, body: much if b"much" in body else plain(head, body)) as engine,
@@ -158,14 +144,7 @@ def test_who_asks_for_another_protocol_keeps_his_body(apart: bool) -> None:
 
 @pytest.mark.parametrize(("path", "query", "passes"), [(100, 100, True), (60_000, 100, False), (100, 60_000, False)])
 def test_a_path_and_a_query_count_as_parts_of_the_head(path: int, query: int, passes: bool) -> None:
-    sent: list[dict[str, object]] = []
-
-    async def app(scope: object, receive: object, send: object) -> None:
-        sent.append({"status": 200})
-
-    async def send(message: dict[str, object]) -> None:
-        sent.append(message)
-
-    scope = {"headers": [(b"a", b"b" * 6000)], "raw_path": b"/" * path, "query_string": b"q" * query}
-    asyncio.run(heads.bounded(app)(scope, None, send))
-    assert sent[0]["status"] == (200 if passes else 431)
+    with ScriptedEngine(plain) as engine, gated(engine) as gate, connect(gate) as connection:
+        head = b"GET /%b?%b HTTP/1.1\r\nhost: localhost\r\na: %b\r\n\r\n" % (b"p" * path, b"q" * query, b"b" * 6000)
+        connection.sendall(head)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 404" if passes else b"HTTP/1.1 431")

@@ -1,0 +1,349 @@
+"""A client's connection: it reads requests, has them answered one after the other, and bounds what a client makes it hold.
+
+This is the only place where bytes of a client come in and where its hang-up is noticed. Heads, trailers and pipelined
+requests are bounded here, bodies by the application's ``Bounds``. A hang-up cancels the task of a request whose operation is
+``abandoned_with_client``, at whatever stage it is.
+
+It is built on httptools' parser and asyncio's protocols alone: general servers read ahead of answers that nobody takes, and
+have no public place to bound that.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from kvyard.errors import KvyardError
+from kvyard.server.http import Bounds, Refusal, openai_error_response
+from kvyard.server.request import HttpRequest
+from kvyard.server.transports import untie
+
+try:
+    import httptools
+except ImportError:
+    raise KvyardError("serving needs httptools: pip install 'kvyard[server]'") from None
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES = 64 << 10
+"""Limit of a request's head, and of the trailers behind a chunked body."""
+HEAD_SECONDS = 30.0
+"""Until a head that was begun, or the first one of a connection, has to be complete."""
+STUCK_SECONDS = 120.0
+"""How long a client may leave an answer unread: one that reads nothing would hold an engine for ever."""
+LINGER_SECONDS = 1.0
+"""How long a client that was refused may go on sending: closing at once would take the answer from it."""
+PIPELINED_BYTES = 64 << 10
+PIPELINED_REQUESTS = 32
+"""Limits of what may follow a request before it is answered. A client that sends more gets the answers so far, and has to
+connect again."""
+
+
+class Application(Protocol):
+    """Answers requests."""
+
+    bounds: Bounds
+
+    def __call__(self, request: HttpRequest) -> Awaitable[None]: ...
+
+
+class ServerState:
+    """What the connections of one server share."""
+
+    def __init__(self, app: Application, keep_alive_seconds: float) -> None:
+        self.app = app
+        self.bounds = app.bounds
+        self.keep_alive_seconds = keep_alive_seconds
+        self.ending = False
+        """True once connections are to close after the request they have."""
+        self.connections: set[ClientConnection] = set()
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called where the last connection has gone."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection of a client."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._loop = asyncio.get_running_loop()
+        self.transport: Any = None
+        self.request: HttpRequest | None = None
+        """The request that is being answered."""
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._arriving: HttpRequest | None = None
+        """The request whose body is being read."""
+        self._queue: deque[HttpRequest] = deque()
+        """Pipelined requests, in order."""
+        self._held = b""
+        """Bytes behind the latest request, not parsed yet."""
+        self._overrun = False
+        """True where a client pipelined more than it may: nothing more is read."""
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        """Bytes of names and values in this head, or behind it in trailers."""
+        self._unparsed = 0
+        """Bytes since the parser last found something: the rest is inside the parser."""
+        self._in_head = False
+        """True between the first byte of a head and its end."""
+        self._idle_since = 0.0
+        self._idling: asyncio.TimerHandle | None = None
+        """Runs out where no request may have come for too long. It isn't set again for each: that costs more than it says."""
+        self._late: asyncio.TimerHandle | None = None
+        """Runs out where a head takes too long."""
+        self._stuck: asyncio.TimerHandle | None = None
+        """Runs out where an answer isn't read."""
+        self.writable: asyncio.Event | None = None
+        """Set again once the client has read; ``None`` while it reads as fast as is written."""
+
+    # -- for the event loop ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self._state.connections.add(self)
+        self._late = self._loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for timer in (self._late, self._stuck, self._idling):
+            if timer is not None:
+                timer.cancel()
+        self._parser = None  # it refers to us
+        self._queue.clear()
+        self._held, self._overrun = b"", True
+        state = self._state
+        state.connections.discard(self)
+        if not state.connections:
+            state.on_idle()
+        if self.request is not None:
+            self.request.disconnected()
+        if self.writable is not None:
+            self.writable.set()
+        untie(self.transport)
+
+    def pause_writing(self) -> None:
+        if self.writable is None:
+            self.writable = asyncio.Event()
+        if self._stuck is None:
+            self._stuck = self._loop.call_later(STUCK_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self.writable is not None:
+            self.writable.set()
+            self.writable = None
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+        if self.request is None:
+            self._next()
+
+    def data_received(self, data: bytes) -> None:
+        if self._overrun:
+            return
+        if self.request is not None and self._arriving is None:
+            # Not parsed before the answer is out, but read on: this is how a hang-up is noticed.
+            if len(self._held) + len(data) > PIPELINED_BYTES:
+                self._overrun, self._held = True, b""
+            else:
+                self._held += data
+            return
+        self._feed(data)
+
+    # -- for the parser -------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers = b"", []
+        self._head_bytes, self._unparsed, self._in_head = 0, 0, True
+        if self.request is not None and len(self._queue) >= PIPELINED_REQUESTS:
+            self._overrun = True
+
+    def on_url(self, url: bytes) -> None:
+        self._unparsed = 0
+        self._head_bytes += len(url)
+        if self._head_bytes <= HEADER_BYTES:
+            self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._unparsed = 0
+        self._head_bytes += len(name) + len(value)
+        # Behind the body it is a trailer, which is no header.
+        if self._in_head and self._head_bytes <= HEADER_BYTES and not self._overrun:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        parser = self._parser
+        if self._overrun or parser.should_upgrade():
+            return  # see ``_feed``
+        parsed = httptools.parse_url(self._url) if self._url else None
+        path = "" if parsed is None else (parsed.path or b"").decode("ascii")
+        request = HttpRequest(
+            self,
+            parser.get_method().decode("ascii"),
+            unquote(path) if "%" in path else path,
+            b"" if parsed is None else parsed.query or b"",
+            self._headers,
+            old=parser.get_http_version() == "1.0",
+            keep_alive=bool(parser.should_keep_alive()),
+        )
+        self._arriving = request
+        if self._head_bytes > HEADER_BYTES:
+            self._refuse(request, 431, f"headers are longer than {HEADER_BYTES} bytes")
+        elif self.request is None and not self._queue:
+            self._start(request)
+        else:
+            self._queue.append(request)
+        self._head_bytes = 0
+
+    def on_body(self, data: bytes) -> None:
+        self._unparsed = 0
+        if self._arriving is not None:
+            self._arriving.add_body(data, self._state.bounds.body_bytes)
+
+    def on_chunk_header(self) -> None:
+        self._unparsed = 0
+
+    def on_message_complete(self) -> None:
+        self._head_bytes = self._unparsed = 0
+        arrived, self._arriving = self._arriving, None
+        if arrived is not None:
+            arrived.body_complete()
+
+    # -- requests -------------------------------------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        self._unparsed += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._malformed(400, "this is no HTTP request")
+            return
+        if self._parser is None:
+            return
+        if self._unparsed > 2 * HEADER_BYTES or self._head_bytes > 2 * HEADER_BYTES:
+            self._malformed(431, f"headers are longer than {HEADER_BYTES} bytes")
+        elif self._in_head and self._late is None:
+            self._late = self._loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Have the request parsed as one that asks for no other protocol, which it may ignore. Java's client asks for HTTP/2
+        with every first request; the parser takes that for granted, and the body for something else.
+        """
+        parser, self._parser = self._parser, httptools.HttpRequestParser(self)
+        method = parser.get_method()
+        if method == b"CONNECT" or self._overrun:
+            self._malformed(405, "CONNECT isn't for this server")
+            return
+        kept = [pair for pair in self._headers if pair[0] not in (b"connection", b"upgrade", b"http2-settings")]
+        head = b"".join(
+            [
+                b"%b %b HTTP/%b\r\n" % (method, self._url, parser.get_http_version().encode()),
+                *(b"%b: %b\r\n" % pair for pair in kept),
+                b"\r\n",
+            ]
+        )
+        self._feed(head + rest)
+
+    def _start(self, request: HttpRequest) -> None:
+        self.request = request
+        request.task = self._loop.create_task(self._run(request))
+
+    async def _run(self, request: HttpRequest) -> None:
+        try:
+            await self._state.app(request)
+        except asyncio.CancelledError:
+            if request.task is not None and not request.gone and not request.ending:
+                raise
+        finally:
+            self._ended(request)
+
+    def _ended(self, request: HttpRequest) -> None:
+        """A request is over, whichever way."""
+        request.task = self.request = None
+        request.close()
+        if request.gone or self.transport.is_closing():
+            return
+        if not request.finished:
+            self.abort()
+        elif not request.keep_alive or self._state.ending:
+            self._close(linger=self._arriving is not None)
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        """Go on with what was pipelined, once the client has read its answers."""
+        if self.transport.is_closing() or self.writable is not None:
+            return
+        while self.request is None and self._arriving is None and not self._queue and self._held:
+            data, self._held = self._held, b""
+            self._feed(data)
+        if self.request is not None:
+            return
+        if self._queue:
+            self._start(self._queue.popleft())
+        elif self._overrun:
+            self._close(linger=True)
+        else:
+            self._idle_since = self._loop.time()
+            if self._idling is None:
+                self._idling = self._loop.call_later(self._state.keep_alive_seconds, self._check_idle)
+
+    def _check_idle(self) -> None:
+        self._idling = None
+        if self.request is not None or self._in_head:
+            return  # a request is here or about to be; its answer sets this again
+        # What is left of a body that was refused unread may never come: that is no request.
+        left = self._idle_since + self._state.keep_alive_seconds - self._loop.time()
+        if left > 0:
+            self._idling = self._loop.call_later(left, self._check_idle)
+        else:
+            self.transport.close()
+
+    def _refuse(self, request: HttpRequest, status: int, error: str) -> None:
+        """Answer a request that the application doesn't get to see, and close."""
+        self._overrun = True
+        if self.request is not None:
+            return  # the answer in progress comes first; then the connection closes
+        request.keep_alive = False
+        status, headers, body = openai_error_response(Refusal(status, error, fix="send less" if status == 431 else ""))
+        request.respond(status, headers, body)
+        self._close(linger=True)
+
+    def _malformed(self, status: int, error: str) -> None:
+        """Refuse what is no request, or none that was read to its head's end."""
+        self._overrun = True
+        if self._arriving is not None and self._arriving is self.request:
+            self._arriving.body_malformed(error)
+            return
+        self._refuse(HttpRequest(self, "", "", b"", [], old=False, keep_alive=False), status, error)
+
+    # -- its end --------------------------------------------------------------------------------------------------------
+
+    def _close(self, linger: bool = False) -> None:
+        if not linger or self._state.ending or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._overrun = True
+        self.transport.write_eof()
+        self._loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def abort(self) -> None:
+        """End the connection at once; what was written goes out if the client takes it now."""
+        self.transport.abort()
+
+    def shutdown(self) -> None:
+        """Close, once the request that is being answered is."""
+        if self.request is None and not self.transport.is_closing():
+            self.transport.close()
+
+    def cut(self) -> None:
+        """End the request that is being answered: the server can't wait any longer."""
+        if self.request is not None:
+            self.request.cut()

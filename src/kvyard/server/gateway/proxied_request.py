@@ -1,0 +1,136 @@
+"""A proxied request from its admission to its end, however it came: a chat, another route, or the picker.
+
+All accounts are kept here: traffic, the engine's booking, the key's quota, the trace, the connection to the engine. ``end``
+settles what is open, once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvyard.clock import Clock
+from kvyard.server.gateway.access import RateAdmission
+from kvyard.server.gateway.connections import EngineConnection
+from kvyard.server.gateway.pool import Engine, Placed, Placement
+from kvyard.server.gateway.tracing import RequestTrace
+from kvyard.server.gateway.traffic import AnswerTokens, RequestRecord, Traffic
+from kvyard.server.request import HttpRequest
+
+
+class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
+    """One request, and what it has taken."""
+
+    place: Placement
+    traffic: Traffic
+    clock: Clock
+    ticket: RateAdmission | None = None
+    """Its draw on a quota, where there are limits."""
+    trace: RequestTrace | None = None
+    booked: Placed | None = None
+    """The engine that has it, until that is released."""
+    connection: EngineConnection | None = None
+    """The connection to that engine, until its answer was read."""
+    computed: bool = True
+    """True if the engine that has it may have computed the prompt."""
+    sent: int = 0
+    """When that engine had the request, where that is traced."""
+    prefill_tried: bool = False
+    """True if a prefill engine was asked for it."""
+    outcome: str = ""
+    """How it ends, once that is known."""
+    at_end: Callable[[], None] | None = None
+    """Called at its end, for what else it has taken."""
+    over: bool = False
+
+    async def book(self) -> Placed:
+        """Wait for an engine. Raises ``Exhausted``, and ``Refusal`` where there is none."""
+        if self.trace is not None:
+            self.trace.queued(self.clock.now())
+        placed = await self.pool.place(self.place)
+        self.take(placed)
+        return placed
+
+    def take(self, placed: Placed) -> None:
+        """Note the engine that was booked for it."""
+        self.booked, self.computed = placed, True
+        self.tries += 1
+        decision, engine = placed
+        self.traffic.placed(self, engine, decision)
+
+    def first_token(self, seen: bool) -> None:
+        """Its first bytes are here; ``seen`` if they are its first token and not a whole answer."""
+        if self.computed and self.booked is not None:
+            self.pool.first_token(self.id, seen=seen)
+        self.traffic.began_answer(self)
+
+    def answered(self, usage: AnswerTokens) -> None:
+        """Its answer is complete, and says this of itself."""
+        if self.booked is not None:
+            decision, engine = self.booked
+            self.traffic.answered(self, engine, decision, usage)
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.release()
+        self.release()
+
+    def failed(self, reason: str, engine: Engine) -> None:
+        """The engine that has it failed: it may be sent to another one."""
+        self.computed = False
+        self.place.tried.add(engine.name)
+        if self.trace is not None:
+            self.trace.part("failed", self.placed, self.clock.now(), reason, engine=engine.name)
+        self.release()
+
+    def release(self) -> None:
+        """Give the engine's booking back, and end its work where it isn't done."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            # A connection whose answer wasn't read to its end can't be used again: closing it ends the engine's work.
+            connection.close()
+        booked, self.booked = self.booked, None
+        if booked is not None:
+            self.pool.release(booked[1], self.place.request.id, refused=not self.computed)
+
+    def end_with(self, request: HttpRequest) -> None:
+        """The client's request is over, and so is this."""
+        outcome = self.outcome
+        if not outcome and request.gone:
+            outcome = "cancelled"
+        elif not outcome and request.ending:
+            # The server couldn't wait: it has said so, or had begun to answer.
+            outcome, self.status = ("refused", 503) if request.finished else ("broken", self.status)
+        self.end(outcome or "failed")
+
+    def end(self, outcome: str) -> None:
+        """Settle everything. Calls after the first do nothing."""
+        if self.over:
+            return
+        self.over, self.outcome = True, outcome
+        more, self.at_end = self.at_end, None
+        if more is not None:
+            more()
+        self.release()
+        if self.ticket is not None:
+            used = (self.prompt or self.ticket.taken) + (self.output or self.events)
+            had = self.tries or self.prefill_tried
+            self.ticket.settle(used if had else 0)  # no engine had it: its tokens are given back
+        if self.trace is not None:
+            self._end_trace(self.trace)
+        self.traffic.ended(self, self.outcome)
+
+    def _end_trace(self, trace: RequestTrace) -> None:
+        now = self.clock.now()
+        if self.first:
+            trace.part("first byte", self.sent or self.placed, self.first)
+            trace.part("stream" if self.events else "answer", self.first, now)
+        attributes: dict[str, Any] = {
+            "gen_ai.request.model": self.model,
+            "gen_ai.usage.input_tokens": self.prompt,
+            "gen_ai.usage.output_tokens": self.output,
+            "kvyard.request_id": self.id,
+            "kvyard.tries": self.tries,
+        }
+        if self.cached is not None:
+            attributes["gen_ai.usage.cache_read.input_tokens"] = self.cached
+        if self.engine is not None:
+            attributes["kvyard.engine"] = self.engine.name
+        trace.end(now, self.status, self.outcome, attributes)

@@ -1,0 +1,328 @@
+"""A request of a client: its headers by name, its body as it arrives, and the response that is written to it."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from kvyard.clock import SECOND, WallClock
+from kvyard.server.http import Bounds, Refusal
+
+if TYPE_CHECKING:
+    from kvyard.server.connection import ClientConnection
+
+Pairs = Sequence[tuple[bytes, bytes]]
+
+_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+_BODILESS = (204, 304)
+
+
+class ClientGone(Exception):
+    """The client hung up before its request was answered."""
+
+
+class _Date:
+    """The Date header, written once a second."""
+
+    def __init__(self) -> None:
+        self._clock = WallClock.since_epoch()
+        self._second = -1
+        self._line = b""
+
+    def line(self) -> bytes:
+        second = self._clock.now() // SECOND
+        if second != self._second:
+            from email.utils import formatdate
+
+            self._second, self._line = second, f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+        return self._line
+
+
+_date = _Date()
+
+
+class HttpRequest(Mapping[str, str]):
+    """One request. As a mapping it has its headers, by names in small letters; of one that comes twice the first counts."""
+
+    __slots__ = (
+        "_abandoned",
+        "_arrived",
+        "_body",
+        "_chunked",
+        "_connection",
+        "_found",
+        "_head",
+        "_malformed",
+        "_old",
+        "_size",
+        "_too_long",
+        "_waiting",
+        "began",
+        "ending",
+        "finished",
+        "gone",
+        "keep_alive",
+        "method",
+        "more_headers",
+        "on_end",
+        "path",
+        "query",
+        "raw",
+        "task",
+    )
+
+    def __init__(
+        self,
+        connection: "ClientConnection",
+        method: str,
+        path: str,
+        query: bytes,
+        headers: list[tuple[bytes, bytes]],
+        *,
+        old: bool,
+        keep_alive: bool,
+    ) -> None:
+        """``old``: it is of HTTP/1.0."""
+        self.method = method
+        self.path = path
+        """Decoded, without the query."""
+        self.query = query
+        self.raw = headers
+        """Headers as they came, but for names in small letters."""
+        self.keep_alive = keep_alive
+        self._abandoned = False
+        """True if its task is cancelled where the client hangs up."""
+        self.gone = False
+        """True if the client hung up before the answer was complete."""
+        self.ending = False
+        """True if the server ends and can't wait for it."""
+        self.began = False
+        """True if the head of the answer was written."""
+        self.finished = False
+        """True if all of the answer was written."""
+        self.more_headers: Pairs = ()
+        """Headers that any answer to it has."""
+        self.on_end: Callable[[HttpRequest], None] | None = None
+        """Called once when the request is over, whichever way."""
+        self.task: asyncio.Task[None] | None = None
+        self._connection = connection
+        self._old = old
+        self._found: dict[str, str] | None = None
+        self._body: list[bytes] = []
+        self._size = 0
+        self._arrived = self._too_long = False
+        self._malformed = ""
+        self._waiting: asyncio.Future[None] | None = None
+        self._head = b""
+        """The head of the answer, until something follows it."""
+        self._chunked = False
+
+    # -- headers --------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> dict[str, str]:
+        found = self._found
+        if found is None:
+            found = self._found = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.raw)
+            }
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self._found
+        return (self._all() if found is None else found).get(name.lower(), default)
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def drop_headers(self, names: Sequence[bytes]) -> None:
+        """Go on as if these headers hadn't been sent."""
+        self.raw, self._found = [pair for pair in self.raw if pair[0] not in names], None
+
+    # -- its body -------------------------------------------------------------------------------------------------------
+
+    async def body(self, bounds: Bounds) -> bytes:
+        """The whole body. Raises ``Refusal`` for one that is too long or late, and ``ClientGone``."""
+        announced = self.get("content-length", "")
+        if announced.isdecimal() and int(announced) > bounds.body_bytes:
+            raise _too_long(bounds)
+        if not self._stopped():
+            if self.get("expect", "").lower() == "100-continue" and not self._old:
+                self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            try:
+                async with asyncio.timeout(bounds.body_seconds):
+                    while not self._stopped() and not self.gone:
+                        await self._more()
+            except TimeoutError:
+                raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
+        if self._too_long:
+            raise _too_long(bounds)
+        if self._malformed:
+            raise Refusal(400, self._malformed, Connection="close")
+        if not self._arrived:
+            raise ClientGone
+        parts, self._body = self._body, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _stopped(self) -> bool:
+        """True if nothing more of the body is waited for."""
+        return self._arrived or self._too_long or bool(self._malformed)
+
+    async def _more(self) -> None:
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+
+    def add_body(self, data: bytes, most: int) -> None:
+        """A part of the body is here, of which ``most`` bytes are kept."""
+        self._size += len(data)
+        if self._size > most:
+            self._too_long, self._body = True, []
+            self._wake()
+        elif not self.finished:
+            self._body.append(data)
+
+    def body_complete(self) -> None:
+        """All of the body is here."""
+        self._arrived = True
+        self._wake()
+
+    def body_malformed(self, error: str) -> None:
+        """The rest of the body can't be read, nor what follows it."""
+        self._malformed, self.keep_alive = error, False
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    # -- its answer -----------------------------------------------------------------------------------------------------
+
+    def respond(self, status: int, headers: Pairs, body: bytes) -> None:
+        """Answer with a body that is complete."""
+        self._begin(status, headers, len(body))
+        self.finished = True
+        self._write(b"" if self.method == "HEAD" or status in _BODILESS else body)
+
+    def start(self, status: int, headers: Pairs) -> None:
+        """Begin an answer whose length isn't known; its head leaves with what is written next, or on the loop's next turn."""
+        self._begin(status, headers, None)
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    async def write(self, data: bytes) -> None:
+        """Write a part of the answer, and wait while the client is slower. Raises ``ClientGone``."""
+        writable = self._connection.writable
+        while writable is not None and not self.gone:
+            await writable.wait()
+            writable = self._connection.writable
+        if self.gone:
+            raise ClientGone
+        self._write_part(data)
+
+    def write_now(self, data: bytes) -> bool:
+        """Write a part unless the client is slower; returns whether it was written."""
+        connection = self._connection
+        if connection.writable is not None or connection.transport.is_closing():
+            return False
+        self._write_part(data)
+        return True
+
+    async def finish(self, data: bytes = b"") -> None:
+        """End the answer, with a last part. Raises ``ClientGone``."""
+        if data:
+            await self.write(data)
+        if self.gone:
+            raise ClientGone
+        self.finished = True
+        self._write(b"0\r\n\r\n" if self._chunked and self.method != "HEAD" else b"")
+
+    def abort(self) -> None:
+        """End the connection without the answer's proper end."""
+        self._abandoned = False  # it is we who hang up
+        self._flush()
+        self._connection.transport.close()
+
+    def reset(self) -> None:
+        """As ``abort``, and drop what the client hasn't read yet."""
+        self._abandoned = False
+        self._connection.abort()
+
+    def _write_part(self, data: bytes) -> None:
+        if not data or self.method == "HEAD":
+            return
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def _begin(self, status: int, headers: Pairs, length: int | None) -> None:
+        self.began = True
+        lines = [_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, _date.line()]
+        for name, value in headers:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            if name == b"connection" and value.lower() == b"close":
+                self.keep_alive = False
+                lines.pop()
+        lines += [b"%b: %b\r\n" % pair for pair in self.more_headers]
+        if status in _BODILESS:
+            pass
+        elif length is not None:
+            lines.append(b"content-length: %d\r\n" % length)
+        elif self._old:
+            self.keep_alive = False  # its end is the connection's
+        else:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        elif self._old:
+            lines.append(b"connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
+
+    def _write(self, data: bytes) -> None:
+        head, self._head = self._head, b""
+        transport = self._connection.transport
+        if not transport.is_closing() and (head or data):
+            transport.write(head + data if head else data)
+
+    def _flush(self) -> None:
+        if self._head:
+            self._write(b"")
+
+    # -- its end --------------------------------------------------------------------------------------------------------
+
+    def abandon_with_client(self) -> None:
+        """From now on, cancel its task where the client hangs up. Raises ``ClientGone`` where it has."""
+        if self.gone:
+            raise ClientGone
+        self._abandoned = True
+
+    def disconnected(self) -> None:
+        """The connection is lost while this is being answered."""
+        self.gone = not self.finished
+        self._wake()
+        if self._abandoned and self.task is not None:
+            self.task.cancel()
+
+    def cut(self) -> None:
+        """The server ends, and has waited long enough."""
+        self.ending, self.keep_alive = True, False
+        if self.task is not None:
+            self.task.cancel("the server ends")
+
+    def close(self) -> None:
+        """Let go of the body, and say that the request is over."""
+        self._body = []
+        ended, self.on_end = self.on_end, None
+        if ended is not None:
+            ended(self)
+
+
+def _too_long(bounds: Bounds) -> Refusal:
+    fix = "send less at once, or raise limits.body_bytes"
+    return Refusal(413, f"the body is longer than {bounds.body_bytes} bytes", fix=fix, Connection="close")
