@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvyard.errors import KvyardError
-from kvyard.lab.compare import compare, page, view
+from kvyard.lab.compare import compare
 from kvyard.lab.jobs import LocalExecutor, Task
 from kvyard.replay.report import Report
 from kvyard.replay.report.files import read_report
@@ -56,9 +56,9 @@ def main() -> None:
     reports = replay_all(asked.out, asked.limit, asked.jobs, console)
     seconds = time.monotonic() - started
     found = compare(reports)
-    view(found, reports).show(console)
+    found.show(console)
     print_answer(reports, console)
-    (asked.out / "comparison.html").write_text(page(found, reports))
+    (asked.out / "comparison.html").write_text(found.page())
     for name, report in zip(file_names(), reports):
         write_html(report, asked.out / f"{name}.html")
     simulated = sum(report.duration_s for report in reports)

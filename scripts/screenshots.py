@@ -18,7 +18,6 @@ from tests.server.gateway.support import Gated, fleet
 
 from kvyard.engine.timing.profile import load_profile, shipped
 from kvyard.lab.compare import compare
-from kvyard.lab.compare import page as comparison_page
 from kvyard.lab.league import league
 from kvyard.lab.sweep import sweep
 from kvyard.replay import replay
@@ -56,7 +55,7 @@ def pages(folder: Path) -> dict[str, Path]:
     runs = [replay(TRACE, label=name, bounds=True, **SMALL, **more) for name, more in settings.items()]  # type: ignore[arg-type]
     runs[-1].save(html=folder / "report.html")
     reports = [run.report for run in runs]
-    (folder / "comparison.html").write_text(comparison_page(compare(reports), reports))
+    (folder / "comparison.html").write_text(compare(reports).page())
     vary = {"host_bytes": ["0", "128GiB", "256GiB", "512GiB"], "router": ["kv", "least-time"]}
     grid = {name: value for name, value in SMALL.items() if name != "router"}
     sweep(TRACE, vary, folder=folder / "sweep", **grid).save()  # type: ignore[arg-type]

@@ -56,6 +56,7 @@ def test_refusals(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
         ([files[0], tmp_path / "no.json"], "can't read"),
         ([files[0], bad], "version 0, and this kvyard reads version 1"),
         ([*files, "--html", tmp_path / "no" / "c.html"], "can't write"),
+        ([*files * 5, "--html", tmp_path / "c.html"], "at most 8 runs side by side, not 10"),
     ):
         assert run(*argv) == 2
         err = capsys.readouterr().err

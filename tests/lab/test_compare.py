@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -11,15 +12,23 @@ from rich.console import Console
 from tests.replay.report.support import reported
 
 from kvyard.errors import KvyardError
-from kvyard.lab.compare import ComparedLine, compare, differences, unique, view
+from kvyard.lab.compare import compare, differences, unique
+from kvyard.lab.study import Result
 from kvyard.replay.report.figures import waterfalls
 from kvyard.replay.report.metrics import METRICS
 from kvyard.replay.report.report import Waterfall
 
 
-def line(key: str, *runs: object) -> ComparedLine:
-    found = compare(list(runs))  # type: ignore[arg-type]
-    return next(one for one in found.lines if one.key == key)
+class Line(SimpleNamespace):
+    """A line of the comparison's JSON."""
+
+
+def lines(found: Result) -> dict[str, Line]:
+    return {one["key"]: Line(**one) for one in found.facts["lines"]}
+
+
+def line(key: str, *runs: object) -> Line:
+    return lines(compare(list(runs)))[key]  # type: ignore[arg-type]
 
 
 def test_values_changes_and_best() -> None:
@@ -37,7 +46,7 @@ def test_values_changes_and_best() -> None:
 
 def test_equally_good_runs_share_the_star() -> None:
     run = reported()
-    assert all(one.best == [] for one in compare([run, run]).lines)
+    assert all(one.best == [] for one in lines(compare([run, run])).values())
 
     def with_ttft(mean: float) -> object:
         return replace(run, latency=run.latency | {"ttft": replace(run.latency["ttft"], mean=mean)})
@@ -61,7 +70,7 @@ def test_what_was_set_differently() -> None:
         ]
     )
     assert found == {"workers.0.count": [4, 8], "workers.0.tiers": [None, {"host": 5}], "new": [None, True]}
-    assert "router.policy" in compare([reported(), reported(policy="round-robin", blocks=2200)]).settings
+    assert "router.policy" in compare([reported(), reported(policy="round-robin", blocks=2200)]).facts["settings"]
 
 
 def test_unfair_comparisons_say_so() -> None:
@@ -91,7 +100,7 @@ def test_names() -> None:
 def test_many_runs_come_in_several_tables(width: int) -> None:
     out = StringIO()
     runs = [reported(policy="round-robin", blocks=2200), *[reported()] * 6]
-    view(compare(runs), runs).show(Console(file=out, width=width, color_system=None))
+    compare(runs).show(Console(file=out, width=width, color_system=None))
     text = out.getvalue()
     heads = [row for row in text.splitlines() if row.strip().startswith("round-robin") and "kv" in row]
     assert len(heads) == {80: 6, 120: 2}[width]
@@ -101,7 +110,7 @@ def test_many_runs_come_in_several_tables(width: int) -> None:
 
 def test_waterfalls_side_by_side() -> None:
     slow, fast = reported(policy="round-robin", blocks=2200), reported(policy="kv")
-    found = {one.key: one for one in compare([slow, fast]).lines}
+    found = lines(compare([slow, fast]))
     for number, run in enumerate((slow, fast)):
         whole = run.reuse["all"].whole
         steps = {step.level: step for step in run.waterfall.steps}
@@ -112,7 +121,7 @@ def test_waterfalls_side_by_side() -> None:
                 assert line_.values[number] == (steps[level].tokens / whole if level in steps else None)
             elif what == "lost":
                 assert line_.values[number] == (steps[level].ms if level in steps else None)
-    assert found["lost.routed"].values[0] > found["lost.routed"].values[1]  # type: ignore[operator]
+    assert found["lost.routed"].values[0] > found["lost.routed"].values[1]
     assert found["waterfall.believed"].values[0] is None  # round-robin knows nothing
 
 
@@ -128,9 +137,7 @@ def test_bars_of_waterfalls_are_as_long_as_an_endless_cache() -> None:
 def test_a_verdict_says_nothing_that_the_lines_do_not() -> None:
     found = compare([reported(policy="round-robin", blocks=2200), reported(policy="kv"), reported(host=3000)])
     metrics = {metric.key: metric for metric in METRICS.values()}
-    shown = {metrics[line.key].text(value) for line in found.lines for value in line.values}
-    figures = [
-        figure for sentence in found.verdict[:2] for figure in re.findall(r"[(]([0-9.,]+%?)(?: ms)?, ", sentence)
-    ]
+    shown = {metrics[line.key].text(value) for line in lines(found).values() for value in line.values}
+    figures = [figure for sentence in found.advice[:2] for figure in re.findall(r"[(]([0-9.,]+%?)(?: ms)?, ", sentence)]
     assert figures and set(figures) <= shown
-    assert found.runs == ["round-robin", "kv", "kv #2"]
+    assert found.facts["runs"] == ["round-robin", "kv", "kv #2"]

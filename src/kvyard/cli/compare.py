@@ -8,6 +8,7 @@ import typer
 from kvyard.cli.app import OUTPUT
 from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.serving import Json
+from kvyard.errors import KvyardError
 from kvyard.files import STDOUT, check_outputs, write_whole
 
 
@@ -17,18 +18,22 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Put the reports of several runs side by side: who is best at what, and by how much."""
+    from kvyard.lab.compare import MOST
     from kvyard.lab.compare import compare as put_side_by_side
-    from kvyard.lab.compare import page, view
     from kvyard.replay.report.files import read_report
 
     check_outputs(html, STDOUT if as_json else None, reads=files)
+    if html is not None and len(files) > MOST:
+        raise KvyardError(
+            f"--html shows at most {MOST} runs side by side, not {len(files)}: choose some, or leave it out"
+        )
     reports = [read_report(path) for path in files]
     found = put_side_by_side(reports, [report.label or path.stem for report, path in zip(reports, files)])
     if html is not None:
-        write_whole(html, page(found, reports))
+        write_whole(html, found.page())
     if as_json:
-        print_json(found)
+        print_json(found.facts)
     else:
         with words_beside(html):
-            view(found, reports).show()
+            found.show()
     say_written([html])

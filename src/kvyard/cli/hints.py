@@ -56,10 +56,10 @@ def hints(
     if no_timing:
         if hint not in (None, [], ["session-end"]):
             raise KvyardError("--no-timing is for session-end: a time to live needs a clock")
-        present(quick_hints(trace, folder=folder, config=settings, **qualities, **reading).result(), folder, quiet)
+        present(quick_hints(trace, config=settings, **qualities, **reading), folder, quiet)
         return
     with Bars(quiet) as bars:
-        done = run(
+        study = run(
             trace,
             folder=folder,
             hints=hint or ["session-end"],
@@ -71,6 +71,5 @@ def hints(
             counted=bars.counted,
             progress=bars.told,
         )
-    present(done.result(), folder, quiet)
-    assert done.study is not None
-    finish(done.study, quiet, "runs")
+    present(study.result(), folder, quiet)
+    finish(study, quiet, "runs")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
-import msgspec
+from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.lab.study import Chart, Result, Row, Section, Table
 from kvyard.lab.study.advice import Candidate, compared
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.metrics import Better, Unit, read_metrics
+from kvyard.replay.report.metrics import Metric, read_metrics
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
 from kvyard.replay.report.words import SHORT, common_times, name_of
 
@@ -23,105 +22,53 @@ LONGEST = 60
 """Characters of a setting in the terminal."""
 
 
-class ComparedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric over all runs."""
-
-    key: str
-    title: str
-    part: str
-    """The heading it belongs under."""
-    unit: Unit
-    better: Better
-    values: list[float | None]
-    """By run; null where a run has none."""
-    changes: list[float | None]
-    """Against the first run, relative to it; shares are differences instead."""
-    best: list[int]
-    """Numbers of the runs with the best value, where there is a best and not all are."""
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs side by side, as ``--json`` writes them."""
-
-    runs: list[str]
-    notes: list[str]
-    """What makes the comparison less than fair."""
-    timing: str
-    """Where the times of the runs come from, and what their errors mean for the changes; empty for live runs."""
-    settings: dict[str, list[object]]
-    """What was set differently, by the path in the configuration."""
-    lines: list[ComparedLine]
-    verdict: list[str] = msgspec.field(default_factory=list)
-    """Which run is better for what, and by how much, in sentences."""
-
-
-def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Comparison:
-    """Put ``reports`` side by side under ``names``, or their labels. Raises ``KvyardError`` for fewer than two."""
+def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Result:
+    """Put ``reports`` side by side under ``names``, or their labels: a table of metrics, and charts of how they are distributed
+    and went. The ``facts`` are what ``--json`` writes. Raises ``KvyardError`` for fewer than two.
+    """
     if len(reports) < 2:
         raise KvyardError("comparing takes two reports or more")
     runs = unique(names or [name_of(report) for report in reports])
-    table = _table(runs, reports)
-    lines = []
-    for metric in table.metrics():
-        values = [row.values[metric.name] for row in table.rows]
-        lines.append(
-            ComparedLine(
-                key=metric.key,
-                title=metric.title,
-                part=metric.part,
-                unit=metric.unit,
-                better=metric.better,
-                values=values,
-                changes=[metric.change(value, values[0]) for value in values],
-                best=table.best(metric),
-            )
-        )
-    return Comparison(
-        runs=runs,
-        notes=_notes(reports, runs),
-        timing=common_times(runs, reports),
-        settings=differences([report.config for report in reports]),
-        lines=lines,
-        verdict=compared([Candidate(run, row.values) for run, row in zip(runs, table.rows)]).sentences,
-    )
-
-
-def view(found: Comparison, reports: Sequence[Report]) -> Result:
-    """Return the comparison of ``reports`` to show: a table of metrics, and charts of how they are distributed and went."""
-    table = _table(found.runs, reports)
-    first = found.runs[0]
-    changes = f"changes are against {first}, the yardstick, of shares in points of a percent."
+    rows = [Row(cells={"": run}, values=read_metrics(report)) for run, report in zip(runs, reports)]
+    table = Table(rows=rows, runs=runs)
+    notes, timing = _notes(reports, runs), common_times(runs, reports)
+    settings = differences([report.config for report in reports])
+    said = compared([Candidate(run, row.values) for run, row in zip(runs, rows)]).sentences
+    changes = f"changes are against {runs[0]}, the yardstick, of shares in points of a percent."
+    differ = "All else is the same in every run." if settings else "There is no difference."
     return Result(
         kind="compare",
-        title=" vs ".join(found.runs) if len(found.runs) < 4 else f"{len(found.runs)} runs",
+        title=" vs ".join(runs) if len(runs) < 4 else f"{len(runs)} runs",
         about=_requests(reports),
         tables=[table],
         rows=[],
-        facts={},
-        advice=found.verdict,
-        notes=found.notes,
-        times=found.timing,
+        facts={
+            "runs": runs,
+            "notes": notes,
+            "timing": timing,
+            "settings": settings,
+            "lines": [_line(table, metric) for metric in table.metrics()],
+            "verdict": said,
+        },
+        advice=said,
+        notes=notes,
+        times=timing,
         legend=f"* best, or within 0.5% of it; {changes}",
-        remarks=_settings_text(found),
+        remarks=_settings_text(settings),
         sections=[
             Section(title="In numbers", text=f"★ is best, or within 0.5% of it; {changes}", table=table),
-            *_charts(reports, found.runs),
-            Section(
-                title="Set differently",
-                text="All else is the same in every run." if found.settings else "There is no difference.",
-                table=_settings_table(found),
-            ),
+            *_charts(reports, runs),
+            Section(title="Set differently", text=differ, table=_settings_table(settings, runs)),
         ],
     )
 
 
-def page(found: Comparison, reports: Sequence[Report]) -> str:
-    """Return the page of a comparison. Raises ``KvyardError`` for more runs than can be told apart by colour."""
-    if len(reports) > MOST:
-        raise KvyardError(
-            f"a page shows at most {MOST} runs side by side, not {len(reports)}: choose some, or leave out --html"
-        )
-    return view(found, reports).page()
+def _line(table: Table, metric: Metric) -> dict[str, Any]:
+    """A metric over all runs, by run: values, changes against the first, and the numbers of the best."""
+    values = [row.values[metric.name] for row in table.rows]
+    about = {name: getattr(metric, name) for name in ("key", "title", "part", "unit", "better")}
+    changes = [metric.change(value, values[0]) for value in values]
+    return {**about, "values": values, "changes": changes, "best": table.best(metric)}
 
 
 def unique(names: Sequence[str]) -> list[str]:
@@ -140,11 +87,6 @@ def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[objec
     found: dict[str, list[object]] = {}
     _differ("", list(configs), found)
     return found
-
-
-def _table(runs: Sequence[str], reports: Sequence[Report]) -> Table:
-    rows = [Row(cells={"": run}, values=read_metrics(report)) for run, report in zip(runs, reports)]
-    return Table(rows=rows, runs=list(runs))
 
 
 def _differ(path: str, values: list[object], found: dict[str, list[object]]) -> None:
@@ -198,22 +140,19 @@ def _requests(reports: Sequence[Report]) -> str:
     return f"{first.requests['all']:,} requests{f' of {trace}' if trace else ''}, the same for all"
 
 
-def _settings_text(found: Comparison) -> list[str]:
-    if not found.settings:
+def _settings_text(settings: Mapping[str, Sequence[object]]) -> list[str]:
+    if not settings:
         return ["All runs have the same settings."]
     lines = ["Set differently:"]
-    for path, values in list(found.settings.items())[:FEW_SETTINGS]:
+    for path, values in list(settings.items())[:FEW_SETTINGS]:
         texts = [text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in map(_setting_text, values)]
         lines.append(f"  {path}: {' | '.join(texts)}")
-    more = len(found.settings) - FEW_SETTINGS
+    more = len(settings) - FEW_SETTINGS
     return [*lines, f"  and {more} more: --json has them all"] if more > 0 else lines
 
 
-def _settings_table(found: Comparison) -> Table | None:
-    rows = [
-        Row(cells={"": path, **dict(zip(found.runs, map(_setting_text, values)))})
-        for path, values in found.settings.items()
-    ]
+def _settings_table(settings: Mapping[str, Sequence[object]], runs: Sequence[str]) -> Table | None:
+    rows = [Row(cells={"": path, **dict(zip(runs, map(_setting_text, values)))}) for path, values in settings.items()]
     return Table(rows=rows, long=True) if rows else None
 
 

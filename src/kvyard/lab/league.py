@@ -14,7 +14,7 @@ import msgspec
 from kvyard.lab.study import Result, Row, Section, Study, Table, columns, own_options
 from kvyard.lab.study.advice import Advice, Candidate, front, least_behind
 from kvyard.lab.study.charts import Bar, bars
-from kvyard.lab.study.runs import notes, run_page, times, write_runs
+from kvyard.lab.study.runs import first_config, notes, run_page, times, write_runs
 from kvyard.lab.study.seeds import means, not_set, spreads
 from kvyard.lab.study.table import Values
 from kvyard.replay.report.metrics import METRICS, read_metrics
@@ -119,7 +119,7 @@ def view(study: Study) -> Result:
             )
             for cell, places in cells.items()
         ],
-        config=("Configuration of the first point", study.done[0][1].config) if study.done else None,
+        config=first_config(study),
         pages=lambda: write_runs(study, "league.html", "All policies of the league"),
     )
 

@@ -15,9 +15,9 @@ from tests.replay.traces.support import CONVERSATION
 from kvyard.blocks import Hints
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError
-from kvyard.lab.hints import HintStudy, quick_hints
-from kvyard.lab.hints import hints as study
+from kvyard.lab.hints import hints, quick_hints
 from kvyard.lab.hints.caches import DECAY, Prompt, reuse_without_time
+from kvyard.lab.study import Study
 from kvyard.replay import replay
 from kvyard.replay.report.plain_cache import PlainCache
 from kvyard.replay.traces import TraceRequest, open_trace
@@ -28,35 +28,33 @@ HINTS = ("session-end", "ttl:seconds=5,then=first")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> HintStudy:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Study:
     folder = tmp_path_factory.mktemp("hints")
-    return study(CONVERSATION, folder=folder, hints=HINTS, recalls=(1,), falses=(0, 0.5), config=SMALL)
+    return hints(CONVERSATION, folder=folder, hints=HINTS, recalls=(1,), falses=(0, 0.5), config=SMALL)
 
 
-def test_points_are_the_replays(made: HintStudy) -> None:
-    assert [(one.hint, one.recall, one.false) for one in made.points] == [
-        (hint, recall, false) for hint in HINTS for recall in (0, 1) for false in (0, 0.5)
+def test_points_are_the_replays(made: Study) -> None:
+    rows = made.result().rows
+    assert [(row["hint"], row["recall"], row["false"]) for row in rows] == [
+        (hint, recall, false) for hint in HINTS for false in (0, 0.5) for recall in (0, 1)
     ]
-    for one in made.points:
-        spec = f"{one.hint}{',' if ':' in one.hint else ':'}recall={one.recall},false={one.false}"
-        runs = [replay(CONVERSATION, hints=spec, seed=seed, **SMALL).report for seed in (0, 1)]
-        assert one.values["ttft_mean"] == fmean(run.latency["ttft"].mean for run in runs)
-        shares = [run.reuse["all"].value for run in runs]
-        assert one.values["reuse"] == fmean(shares)
-        assert one.spread["reuse"] == max(shares) - min(shares)
-        none = next(other for other in made.points if (other.hint, other.recall, other.false) == (one.hint, 0, 0))
-        gains = {(row["hint"], row["recall"], row["false"]): row["reuse_gain"] for row in made.result().rows}
-        assert gains[one.hint, one.recall, one.false] == one.values["reuse"] - none.values["reuse"]  # type: ignore[operator]
     plain = replay(CONVERSATION, **SMALL).report
-    assert made.points[0].values["reuse"] == plain.reuse["all"].value, "no hints are no hints"
+    for row in rows:
+        spec = f"{row['hint']}{',' if ':' in row['hint'] else ':'}recall={row['recall']},false={row['false']}"
+        runs = [replay(CONVERSATION, hints=spec, seed=seed, **SMALL).report for seed in (0, 1)]
+        assert row["ttft_mean_ms"] == fmean(run.latency["ttft"].mean for run in runs)
+        shares = [run.reuse["all"].value for run in runs]
+        assert row["reuse"] == fmean(shares)
+        assert row["reuse_spread"] == max(shares) - min(shares)
+        assert row["reuse_gain"] == row["reuse"] - plain.reuse["all"].value, "no hints are no hints"
 
 
-def test_files_say_the_same(made: HintStudy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_say_the_same(made: Study, capsys: pytest.CaptureFixture[str]) -> None:
     table, data, page = (path.read_text() for path in made.save())
     rows = list(csv.DictReader(table.splitlines()))
     told = json.loads(data)
     assert told["kind"] == "kvyard hints" and "router" in told["setting"]
-    assert len(rows) == len(told["points"]) == len(made.points)
+    assert len(rows) == len(told["points"]) == len(HINTS) * 4
     for row, one in zip(rows, told["points"], strict=True):
         assert float(row["reuse_gain"]) == one["reuse_gain"] and row["hint"] == one["hint"]
     assert all(hint in page for hint in HINTS) and "50% false" in page
@@ -65,10 +63,9 @@ def test_files_say_the_same(made: HintStudy, capsys: pytest.CaptureFixture[str])
     assert "the trace's end cuts no more" in " ".join(out.split()) and all(hint in out for hint in HINTS)
 
 
-def test_what_is_there_is_not_run_again(made: HintStudy) -> None:
-    again = study(CONVERSATION, folder=made.folder, hints=HINTS, recalls=(1,), falses=(0, 0.5), config=SMALL)
-    assert again.study is not None and again.study.found == len(again.study.points)
-    assert again.points == made.points
+def test_what_is_there_is_not_run_again(made: Study) -> None:
+    again = hints(CONVERSATION, folder=made.folder, hints=HINTS, recalls=(1,), falses=(0, 0.5), config=SMALL)
+    assert again.found == len(again.points) and again.result().rows == made.result().rows
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def test_what_is_there_is_not_run_again(made: HintStudy) -> None:
 )
 def test_what_makes_no_sense_is_refused_before_anything_runs(how: dict[str, object], why: str, tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match=why):
-        study(CONVERSATION, folder=tmp_path / "x", **how)  # type: ignore[arg-type]
+        hints(CONVERSATION, folder=tmp_path / "x", **how)  # type: ignore[arg-type]
 
 
 # -- without time -----------------------------------------------------------------------------------------------------
@@ -172,12 +169,12 @@ POOLED = {
 
 
 def test_eight_caches_reach_what_was_measured_before(tmp_path: Path) -> None:
-    found = quick_hints(CONVERSATION, folder=tmp_path, recalls=(0.5, 1), falses=(), seeds=(0,), config={"workers": 8})
-    shares = {(one.recall, one.false): 100 * (one.values["reuse"] or 0.0) for one in found.points}
+    found = quick_hints(CONVERSATION, recalls=(0.5, 1), falses=(), seeds=(0,), config={"workers": 8})
+    shares = {(row["recall"], row["false"]): 100 * row["reuse"] for row in found.rows}
     assert shares[0, 0] == pytest.approx(27.0, abs=0.1)
     assert shares[0.5, 0] >= 31.5
     assert shares[1, 0] == pytest.approx(36.9, abs=0.1)
-    assert found.save()[2].read_text().count("recall") > 2
+    assert found.save(tmp_path)[2].read_text().count("recall") > 2
 
 
 @pytest.mark.slow

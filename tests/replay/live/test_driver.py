@@ -98,7 +98,7 @@ def test_what_only_a_simulation_knows_is_absent(tmp_path: Path) -> None:
     assert simulated.digest == report.digest
     both = compare([simulated, report], ["simulated", "live"])
     assert any("measured live" in note for note in both.notes)
-    values = {line.key: line.values for line in both.lines}
+    values = {line["key"]: line["values"] for line in both.facts["lines"]}
     assert values["ttft.mean"][1] and values["queue.mean"][1] is None
     assert values["reuse.all"][1] == report.reuse["all"].value
 

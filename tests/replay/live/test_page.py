@@ -16,7 +16,6 @@ from tests.replay.support import request
 from tests.server.mock.support import Served
 
 from kvyard.lab.compare import compare
-from kvyard.lab.compare import page as comparison_page
 from kvyard.replay import replay
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.run import replay_live
@@ -41,7 +40,7 @@ def test_live_page(tab: Tab, tmp_path: Path) -> None:
     simulated = replay(rows, workers=1, block_size=16, num_gpu_blocks=4096).report
     reports = [simulated, live]
     write_html(live, tmp_path / "live.html")
-    (tmp_path / "both.html").write_text(comparison_page(compare(reports, ["simulated", "live"]), reports))
+    (tmp_path / "both.html").write_text(compare(reports, ["simulated", "live"]).page())
     for name in ("live", "both"):
         for dark in (False, True):
             tab.open(tmp_path / f"{name}.html", 1280, dark=dark)

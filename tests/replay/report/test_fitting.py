@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tests.replay.traces.support import CONVERSATION
 
-from kvyard.lab.compare import compare, view
+from kvyard.lab.compare import compare
 from kvyard.lab.sweep import sweep
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
@@ -35,6 +35,6 @@ def test_a_sweep_and_a_comparison_too(tmp_path: Path) -> None:
     narrow = Console(file=out, width=60, force_terminal=False)
     done.result().show(narrow)
     reports = [report for _, report in done.done]
-    view(compare(reports, ["a run of one worker", "b"]), reports).show(narrow)
+    compare(reports, ["a run of one worker", "b"]).show(narrow)
     assert not CUT.search(out.getvalue())
     assert max(map(len, out.getvalue().splitlines())) <= 60

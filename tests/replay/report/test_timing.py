@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from tests.replay.report.support import reported, trace
 
 from kvyard.lab.compare import compare
-from kvyard.lab.compare import page as comparison_page
 from kvyard.lab.sweep import sweep
 from kvyard.replay.report import Report
 from kvyard.replay.report import words as say
@@ -107,21 +106,21 @@ def test_a_fleet_of_two_cards_names_both_and_takes_the_larger_error() -> None:
 def test_comparing_runs_of_one_timing_has_no_ranges() -> None:
     one, other = roofline(), replace(roofline(), label="other")
     found = compare([one, other])
-    assert found.timing == (
+    assert found.times == (
         "Times of all runs: roofline of llama-3.1-8b on h100, no measurement: about 10% off."
         " An error that all runs have cancels in their changes."
     )
     assert found.notes == []
-    assert found.timing in comparison_page(found, [one, other])
+    assert found.times in found.page()
     mixed = compare([one, replace(run(), label="poly")])
-    assert "Times are not of one kind" in mixed.timing and "polynomial" in mixed.timing
-    assert compare([run(), replace(run(), label="again")]).timing.endswith("the same for every model.")
+    assert "Times are not of one kind" in mixed.times and "polynomial" in mixed.times
+    assert compare([run(), replace(run(), label="again")]).times.endswith("the same for every model.")
 
 
 def test_a_live_run_has_no_timing() -> None:
     report = replace(reported(), timing=[])
     assert say.times(report) == "" and "Times:" not in report_text(report)
-    assert compare([report, replace(report, label="other")]).timing == ""
+    assert compare([report, replace(report, label="other")]).times == ""
 
 
 def test_a_sweep_over_cards_names_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

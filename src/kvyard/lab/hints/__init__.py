@@ -1,5 +1,5 @@
 """What a retention hint would be worth, before it is built."""
 
-from kvyard.lab.hints.hints import HintStudy, hints, quick_hints
+from kvyard.lab.hints.hints import hints, quick_hints
 
-__all__ = ["HintStudy", "hints", "quick_hints"]
+__all__ = ["hints", "quick_hints"]

@@ -13,7 +13,7 @@ from kvyard.lab.hints.caches import Prompt, reuse_without_time
 from kvyard.lab.study import Result, Row, Section, Study, Table, own_options
 from kvyard.lab.study.advice import changes
 from kvyard.lab.study.charts import Lines, curves
-from kvyard.lab.study.runs import notes, times
+from kvyard.lab.study.runs import first_config, notes, times
 from kvyard.lab.study.seeds import means, not_set, spreads
 from kvyard.lab.study.table import Values
 from kvyard.replay.config import ReplayConfig
@@ -45,45 +45,6 @@ class HintPoint(msgspec.Struct, frozen=True):
     """The largest less the smallest value over seeds."""
 
 
-class HintStudy(msgspec.Struct):
-    """What hints are worth on one trace and one fleet."""
-
-    trace: str
-    setting: str
-    """The fleet and how it is routed, in words."""
-    points: list[HintPoint]
-    censored: tuple[float, float]
-    """Share of requests that are their conversation's last: in the first nine tenths of the trace, and in the last."""
-    folder: Path
-    study: Study | None = None
-    """The replays; ``None`` for a study without time."""
-
-    @property
-    def by_hint(self) -> dict[str, list[HintPoint]]:
-        """Points by kind of hint, in order of false rate and recall."""
-        found: dict[str, list[HintPoint]] = {}
-        for point in sorted(self.points, key=lambda one: (one.false, one.recall)):
-            found.setdefault(point.hint, []).append(point)
-        return found
-
-    def base(self, hint: str) -> Values:
-        """Return the metrics without hints."""
-        plain = (one.values for one in self.points if (one.hint, one.recall, one.false) == (hint, 0.0, 0.0))
-        return next(plain, {})
-
-    def result(self) -> Result:
-        """Return what came of it."""
-        return view(self)
-
-    def show(self) -> None:
-        """Print the tables and what hints are worth."""
-        self.result().show()
-
-    def save(self) -> list[Path]:
-        """Write ``hints.csv``, ``hints.json`` and ``hints.html``; returns where. Raises ``KvyardError``."""
-        return self.result().save(self.folder)
-
-
 def hints(
     trace: str | Path,
     *,
@@ -94,7 +55,7 @@ def hints(
     seeds: Sequence[int] = (0, 1),
     config: str | Path | Mapping[str, object] | None = None,
     **more: Any,
-) -> HintStudy:
+) -> Study:
     """Replay ``trace`` with each of ``hints`` (a kind, without recall and false rate), each of ``recalls`` and ``falses``, and
     each of ``seeds``. ``more`` and errors are as for ``sweep``.
     """
@@ -105,30 +66,31 @@ def hints(
         for recall in _with_0(recalls):
             for false in _with_0(falses):
                 wanted.setdefault(_written(text, recall, false), []).append((text, recall, false))
-    study = Study(trace, folder, **options)
-    study.vary({"hints": list(wanted), "seed": [str(seed) for seed in seeds]}, config, settings)
-    runs: dict[tuple[str, float, float], list[Values]] = {}
-    for point, report in study.done:
-        for quality in wanted[point.varied["hints"]]:
-            runs.setdefault(quality, []).append(read_metrics(report))
-    ordered = sorted(runs, key=lambda quality: (hints.index(quality[0]), *quality[1:]))
     made = make_config(SETTINGS.merge(config, settings))
-    reading = {name: value for name, value in study.reading.items() if name != "limit"}
-    future = TraceFuture.of(open_trace(trace, limit=made.limit, **reading))
-    points = _points({quality: runs[quality] for quality in ordered})
-    return HintStudy(study.trace, fleet_words(made), points, _last_shares(future), Path(folder), study)
+
+    def result(study: Study) -> Result:
+        runs: dict[tuple[str, float, float], list[Values]] = {}
+        for point, report in study.done:
+            for quality in wanted[point.varied["hints"]]:
+                runs.setdefault(quality, []).append(read_metrics(report))
+        future = TraceFuture.of(open_trace(trace, limit=made.limit, **study.reading))
+        ordered = sorted(runs, key=lambda quality: (hints.index(quality[0]), quality[2], quality[1]))
+        return view(study.trace, fleet_words(made), {quality: runs[quality] for quality in ordered}, future, study)
+
+    study = Study(trace, folder, result, **options)
+    study.vary({"hints": list(wanted), "seed": [str(seed) for seed in seeds]}, config, settings)
+    return study
 
 
 def quick_hints(
     trace: str | Path,
     *,
-    folder: str | Path,
     recalls: Sequence[float] = RECALLS,
     falses: Sequence[float] = FALSES,
     seeds: Sequence[int] = (0, 1),
     config: Mapping[str, object] | None = None,
     **reading: Any,
-) -> HintStudy:
+) -> Result:
     """Judge session ends by caches alone: no clock, no queues, no answers, each prompt to the cache with most of it.
 
     Caches are as many and as large as the workers of ``config``. Raises ``KvyardError`` if the trace doesn't say what prompts
@@ -148,25 +110,36 @@ def quick_hints(
     caches = sum(kind.count * kind.dp_size for kind in made.workers)
     capacity = made.workers[0].engine.capacity_tokens // prompts[0].block_size
     runs: dict[tuple[str, float, float], list[Values]] = {}
-    for recall in _with_0(recalls):
-        for false in _with_0(falses):
+    for false in _with_0(falses):
+        for recall in _with_0(recalls):
             hint = MadeHint(kind="session-end", recall=recall, false=false)
             drawn = [[said.session_end for said in future.hints([hint], seed)] for seed in seeds]
             found = [reuse_without_time(prompts, ends, caches, capacity) for ends in drawn]
             runs["session-end", recall, false] = [{"reuse": reuse} for reuse in found]
     setting = f"{caches} caches of {capacity:,} blocks of {prompts[0].block_size} tokens, longest match, no time"
-    return HintStudy(Path(trace).name, setting, _points(runs), _last_shares(future), Path(folder))
+    return view(Path(trace).name, setting, runs, future)
 
 
-def view(found: HintStudy) -> Result:
-    """Return the result: a table and curves by recall for each kind of hint, a line for each false rate."""
-    study, before, after = found.study, *found.censored
+def view(
+    trace: str,
+    setting: str,
+    runs: Mapping[tuple[str, float, float], Sequence[Values]],
+    future: TraceFuture,
+    study: Study | None = None,
+) -> Result:
+    """Return the result: a table and curves by recall for each kind of hint, a line for each false rate. ``runs`` are by kind,
+    recall and false rate, ``setting`` is the fleet in words; ``study`` has the replays, if there are any.
+    """
+    by_hint: dict[str, list[HintPoint]] = {}
+    for quality, found in runs.items():
+        by_hint.setdefault(quality[0], []).append(HintPoint(*quality, means(found), spreads(found)))
+    every = [point for points in by_hint.values() for point in points]
     metrics = [
         metric
         for metric in METRICS.values()
-        if metric.shown == "table" and any(one.values.get(metric.name) is not None for one in found.points)
+        if metric.shown == "table" and any(point.values.get(metric.name) is not None for point in every)
     ]
-    known = [name for name in SHOWN if any(metric.name == name for metric in metrics)]
+    known = {metric.name for metric in metrics}
     tables = {
         hint: Table(
             rows=[
@@ -174,57 +147,52 @@ def view(found: HintStudy) -> Result:
                 for one in points
             ],
             title=hint,
-            shown=known,
-            changes=[name for name in WORTH if name in known],
-            base=found.base(hint),
+            shown=[name for name in SHOWN if name in known],
+            changes=WORTH,
+            base=_base(points),
         )
-        for hint, points in found.by_hint.items()
+        for hint, points in by_hint.items()
     }
-    said = [sentence for hint in tables if (sentence := worth(found, hint))]
+    said = [sentence for points in by_hint.values() if (sentence := worth(points))]
+    before, after = _last_shares(future)
     flatters = "cuts conversations off, which flatters hints about ends"
     cut = f"the trace's end {flatters if after > before else 'cuts no more conversations off than end before it'}"
     censoring = f"Of the last tenth of requests {after:.0%} end a conversation, before that {before:.0%}: {cut}."
+    shares = {"before": before, "last_tenth": after}
     return Result(
         kind="hints",
         title="What a hint is worth",
-        about=f"{found.trace} on {found.setting}; means over seeds",
+        about=f"{trace} on {setting}; means over seeds",
         tables=list(tables.values()),
-        rows=[row for points in found.by_hint.values() for row in _rows(found, points, metrics)],
-        facts={
-            "trace": found.trace,
-            "setting": found.setting,
-            "last_of_conversation": {"before": before, "last_tenth": after},
-            "advice": said,
-        },
+        rows=[_row(point, _base(points), metrics) for points in by_hint.values() for point in points],
+        facts={"trace": trace, "setting": setting, "last_of_conversation": shares, "advice": said},
         advice=said,
         notes=[censoring, *(notes(study) if study is not None else ())],
         times=times(study, "hints.csv") if study is not None else "",
-        legend=f"{found.trace}: {found.setting}. Times are in ms, means over seeds.",
+        legend=f"{trace}: {setting}. Times are in ms, means over seeds.",
         sections=[
             Section(
                 title=hint,
                 text="Beside no hints at all.",
-                tiles=list(_tiles(found, hint)),
-                charts=[curves(METRICS[name], _lines(found, hint, name), "recall") for name in DRAWN if name in known],
-                table=table,
+                tiles=list(_tiles(points)),
+                charts=[curves(METRICS[name], _lines(points, name), "recall") for name in DRAWN if name in known],
+                table=tables[hint],
             )
-            for hint, table in tables.items()
+            for hint, points in by_hint.items()
         ],
-        config=("Configuration of the first point", study.done[0][1].config)
-        if study is not None and study.done
-        else None,
+        config=first_config(study) if study is not None else None,
     )
 
 
-def worth(found: HintStudy, hint: str) -> str:
+def worth(points: Sequence[HintPoint]) -> str:
     """Return what a hint of middling recall is worth that is never wrong; empty if that wasn't run."""
-    right = [one for one in found.by_hint[hint] if not one.false and 0 < one.recall < 1]
+    right = [one for one in points if not one.false and 0 < one.recall < 1]
     if not right:
         return ""
     one = min(right, key=lambda point: abs(point.recall - 0.5))
     metrics = [METRICS[name] for name in WORTH if one.values.get(name) is not None]
-    changed = changes(metrics, one.values, found.base(hint))
-    return f"{hint}, given at {one.recall:.0%} of the places where it could be and never wrongly, beside no hints: {changed}."
+    told = changes(metrics, one.values, _base(points))
+    return f"{one.hint}, given at {one.recall:.0%} of the places where it could be and never wrongly, beside no hints: {told}."
 
 
 def fleet_words(config: ReplayConfig) -> str:
@@ -239,33 +207,33 @@ def fleet_words(config: ReplayConfig) -> str:
     return f"{workers} workers of {sizes}{tiers}, router {config.router.policy}, eviction {engine.eviction}"
 
 
-def _rows(found: HintStudy, points: Sequence[HintPoint], metrics: Sequence[Metric]) -> Iterator[dict[str, Any]]:
-    for one in points:
-        row: dict[str, Any] = {"hint": one.hint, "recall": one.recall, "false": one.false}
-        base = found.base(one.hint)
-        for metric in metrics:
-            row[metric.column] = one.values[metric.name]
-        for metric in metrics:
-            value, none = one.values[metric.name], base.get(metric.name)
-            row[f"{metric.column}_gain"] = None if value is None or none is None else value - none
-        yield row | {f"{metric.column}_spread": one.spread[metric.name] for metric in metrics}
+def _base(points: Sequence[HintPoint]) -> Values:
+    """Metrics without hints."""
+    return next((one.values for one in points if not one.recall and not one.false), {})
 
 
-def _tiles(found: HintStudy, hint: str) -> Iterator[str]:
+def _row(point: HintPoint, base: Values, metrics: Sequence[Metric]) -> dict[str, Any]:
+    row: dict[str, Any] = {"hint": point.hint, "recall": point.recall, "false": point.false}
+    row |= {metric.column: point.values[metric.name] for metric in metrics}
+    for metric in metrics:
+        value, none = point.values[metric.name], base.get(metric.name)
+        row[f"{metric.column}_gain"] = None if value is None or none is None else value - none
+    return row | {f"{metric.column}_spread": point.spread[metric.name] for metric in metrics}
+
+
+def _tiles(points: Sequence[HintPoint]) -> Iterator[str]:
     """No hints, and the best hints there are."""
-    best = max((one for one in found.by_hint[hint] if not one.false), key=lambda one: one.recall, default=None)
-    base = found.base(hint)
+    best = max((one for one in points if not one.false), key=lambda one: one.recall)
     for metric in (METRICS[name] for name in WORTH):
-        if best is not None and base.get(metric.name) is not None:
-            old, new = base[metric.name], best.values[metric.name]
-            unit = "ms" if metric.unit == "ms" else ""
+        old, new = _base(points).get(metric.name), best.values.get(metric.name)
+        if old is not None:
             more = f"{metric.change_text(new, old)} from no hints to recall {best.recall:.0%}"
-            yield tile(metric.title, f"{metric.text(old)} → {metric.text(new)}", unit, more)
+            yield tile(metric.title, f"{metric.text(old)} → {metric.text(new, unit=True)}", "", more)
 
 
-def _lines(found: HintStudy, hint: str, name: str) -> Lines:
+def _lines(points: Sequence[HintPoint], name: str) -> Lines:
     lines: dict[str, list[tuple[float, float | None]]] = {}
-    for one in found.by_hint[hint]:
+    for one in points:
         lines.setdefault(f"{one.false:.0%} false", []).append((one.recall, one.values[name]))
     return lines
 
@@ -293,10 +261,6 @@ def _with_0(shares: Sequence[float]) -> list[float]:
         if not 0 <= share <= 1:
             raise KvyardError(f"a recall and a false rate are shares from 0 to 1, not {share:g}")
     return sorted({0.0, *map(float, shares)})
-
-
-def _points(runs: Mapping[tuple[str, float, float], Sequence[Values]]) -> list[HintPoint]:
-    return [HintPoint(*quality, means(found), spreads(found)) for quality, found in runs.items()]
 
 
 def _last_shares(future: TraceFuture) -> tuple[float, float]:

@@ -57,7 +57,7 @@ class Result(msgspec.Struct, kw_only=True):
     """Printed one after the other."""
     rows: list[dict[str, Any]]
     """All that is known of each row, for CSV and JSON."""
-    facts: dict[str, object]
+    facts: dict[str, Any]
     """Keys of the JSON beside its rows."""
     rows_key: str = "points"
     advice: list[str] = []

@@ -246,9 +246,9 @@ def _all_points(tuned: Tuned) -> Table:
         done = ("SLO met" if trial.met else "SLO missed") if trial.state == "done" else trial.state
         rows.append(
             Row(
-                cells={"trial": str(trial.number), "point": trial.name},
+                cells={"trial": str(trial.number), "point": trial.name, "": "best" if trial.number in best else done},
                 values={**trial.values, COST.name: trial.cost},
-                more={"": "best" if trial.number in best else done, "why": trial.why},
+                more={"why": trial.why},
             )
         )
     return Table(rows=rows, shown=_shown(tuned), tall=True)
