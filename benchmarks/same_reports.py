@@ -73,7 +73,8 @@ TINY: dict[str, Any] = {"block_size": 64, "num_gpu_blocks": 2200, "speedup": 20}
 """For a hundred workers: requests arrive fast enough to queue."""
 HOST: dict[str, Any] = {"host_blocks": 12000, "host_bandwidth": "32/32"}
 LOWER: dict[str, Any] = {**HOST, "storage_blocks": 20000, "remote_blocks": 40000}
-GPT_OSS: dict[str, Any] = {"model": "gpt-oss-20b", "gpu": "h100", "num_gpu_blocks": 9000}
+LIMITS: dict[str, Any] = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+GPT_OSS: dict[str, Any] = {"model": "gpt-oss-20b", "gpu": "h100", "num_gpu_blocks": 9000, **LIMITS}
 KINDS = [
     {"count": 2, "num_gpu_blocks": 3000},
     {"count": 2, "num_gpu_blocks": 2500, "timing_speedup": 2.0, "host_blocks": 6000},
@@ -202,7 +203,15 @@ def settings() -> dict[str, dict[str, Any]]:
             },
             f"{policy}, two kinds": {"router": policy, "workers": KINDS, "block_size": 64},
             f"{policy}, two kinds, 100": {"router": policy, "workers": MANY_KINDS, "block_size": 64, "speedup": 20},
-            f"{policy}, measured": {"workers": 4, "router": policy, "model": "qwen3-32b", "gpu": "h100", "tp": 2},
+            f"{policy}, measured": {
+                "workers": 4,
+                "router": policy,
+                "model": "qwen3-32b",
+                "gpu": "h100",
+                "tp": 2,
+                "num_gpu_blocks": 4000,
+                **LIMITS,
+            },
         }
     for eviction in EVICTIONS:
         made[f"eviction {eviction}"] = {"workers": 4, "router": "kv", **SMALL, "eviction": eviction}

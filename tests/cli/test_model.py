@@ -100,7 +100,7 @@ def test_list(capsys):
         ),
         (
             ("llama-3.1-8b", "--gpu-memory", "16GiB"),
-            "doesn't fit: a card needs 16.64 GiB, 14.96 GiB of them for weights",
+            "doesn't fit: a card needs 17.48 GiB, 14.96 GiB of them for weights",
         ),
         (("llama-3.1-8b", "--gpu-memory", "80GiB", "--tensor-parallel-size", "5"), "can't be split over 5 ranks"),
         (("llama-3.1-8b", "--gpu-memory", "80GiB", "--kv-cache-dtype", "int1"), "unknown data type 'int1'"),

@@ -46,7 +46,8 @@ def model(
     if (gpu is None) == (gpu_memory is None):
         raise KvyardError("how much memory has a card? Say --gpu h100 or --gpu-memory 80GiB, one of the two")
     memory = parse_bytes(gpu_memory) if gpu_memory is not None else find_card(str(gpu)).memory
-    options = {**settings_of(PlanOptions).parse(settings), "enable_prefix_caching": prefix_caching}
+    limits = {} if gpu is None else find_card(gpu).limits
+    options = {**limits, **settings_of(PlanOptions).parse(settings), "enable_prefix_caching": prefix_caching}
     found = plan(fields, memory, **options)
     if as_json:
         print_json({**msgspec.to_builtins(found), "engine": found.engine_options()})
@@ -97,7 +98,7 @@ def _show(of: ModelPlan, config: str, on: PlanOptions) -> None:
     facts = [
         ("memory", show_bytes(of.memory)),
         ("weights", show_bytes(of.weights_bytes)),
-        ("activations", show_bytes(of.reserve_bytes)),
+        ("activations and libraries", show_bytes(of.reserve_bytes)),
         ("cache", show_bytes(of.cache_bytes)),
         ("a block", show_bytes(of.bytes_per_block)),
         ("blocks", f"{of.num_blocks:,}"),

@@ -11,6 +11,7 @@ import msgspec
 from kvyard.errors import KvyardError, suggest
 
 GB = 10**9
+GIB = 2**30
 TERA = 10**12
 
 
@@ -45,7 +46,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     memory: int
-    """Bytes that a program can have, as the driver reports them."""
+    """Bytes of the device as CUDA reports them to a program, where that was seen (H100, H200); else as nvidia-smi shows them,
+    half a percent more."""
     bandwidth: float
     flops: dict[str, float]
     """Operations a second by the type of what is multiplied: ``bf16``, and ``fp8`` and ``fp4`` where the card has them."""
@@ -59,6 +61,15 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     shares: Shares = GENERIC
     shares_source: str = ""
     """Where ``shares`` were measured; empty for ``GENERIC``."""
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Limits of a pass that a vLLM server has by default on this card."""
+        if self.memory >= 160 * GIB:
+            return {"max_num_batched_tokens": 16384, "max_num_seqs": 1024}
+        if self.memory >= 70 * GIB and self.name != "a100":
+            return {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}
+        return {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
 
     def rate(self, dtype: str) -> float:
         """Operations a second for operands of ``dtype``. Where the card has no such arithmetic, weights are widened to 16 bits
@@ -87,7 +98,7 @@ _CARDS = (
     Card(
         name="h100",
         title="NVIDIA H100 SXM 80 GB",
-        memory=81559 * 2**20,
+        memory=int(79.19 * 2**30),
         bandwidth=3350 * GB,
         flops={"bf16": 989 * TERA, "fp8": 1979 * TERA},
         peer_bandwidth=180 * GB,
@@ -100,7 +111,7 @@ _CARDS = (
     Card(
         name="h200",
         title="NVIDIA H200 SXM 141 GB",
-        memory=143771 * 2**20,
+        memory=150_109_880_320,
         bandwidth=4800 * GB,
         flops={"bf16": 989 * TERA, "fp8": 1979 * TERA},
         peer_bandwidth=180 * GB,

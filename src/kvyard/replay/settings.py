@@ -372,7 +372,10 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
             "how many blocks has a worker? Beside model say gpu, such as h100, or gpu_memory, or num_gpu_blocks"
         )
     # Where the blocks are given, the card is as large as it has to be.
-    card = {name: given[name] for name in PlanOptions.__struct_fields__ if name in given}
+    limits = find_card(given["gpu"]).limits if "gpu" in given and given.get("backend", "vllm") == "vllm" else {}
+    card = {**limits, **{name: given[name] for name in PlanOptions.__struct_fields__ if name in given}}
+    if limits and "max_num_seqs" not in given:
+        card["max_num_seqs"] = min(card["max_num_seqs"], card["max_num_batched_tokens"])
     memory = 2**60 if "num_gpu_blocks" in given else given.get("gpu_memory") or find_card(given["gpu"]).memory
     made = plan(find_config(given["model"]), memory, **card)
     options = made.engine_options()

@@ -87,15 +87,16 @@ def test_parameters_of_a_small_model_by_hand():
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
     [
-        ("gpt-oss-20b", 13.76),
-        ("gpt-oss-120b", 65.25),
+        ("gpt-oss-20b", 14.46),
+        ("gpt-oss-120b", 69.13),
         ("deepseek-v3", 673.2),
         ("llama-3.1-8b", 16.06),
         ("qwen3-32b", 65.52),
     ],
 )
-def test_checkpoints_are_as_large_as_they_are(name, gigabytes):
-    # MXFP4 experts take 4.25 bits; FP8 matrices a byte, with embeddings and head in bf16.
+def test_weights_take_what_engines_report(name, gigabytes):
+    # MXFP4 experts take 4.25 bits and are padded (vLLM logs 13.47 and 64.38 GiB); FP8 matrices a byte, with embeddings and head
+    # in bf16.
     fields = Fields(preset(name))
     assert weight_bytes(fields, count_weights(fields)) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
@@ -126,9 +127,42 @@ def test_unknown_quantisation_is_refused():
 
 def test_blocks_of_a_real_vllm_on_an_rtx_4090():
     # vLLM 0.19.0: 2,588 blocks (LLMServingSim's validation run, meta.json). The estimate of activations is ours.
-    made = plan(LLAMA, 25_250_627_584, gpu_memory_utilization=0.9, max_model_len=32768, max_num_batched_tokens=2048)
+    options = {"gpu_memory_utilization": 0.9, "max_model_len": 32768, "max_num_batched_tokens": 2048}
+    made = plan(LLAMA, 25_250_627_584, vllm_version="0.19", **options)
     assert made.num_blocks == pytest.approx(2588, rel=0.01)
     assert made.bytes_per_block == 2 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "gib"),
+    [
+        # Start logs of llm-d-planner's pull request 205 (vLLM 0.19.0, H100 at 0.95, 1,024 sequences, 8,192 tokens a pass) ...
+        ("llama-3.1-8b", {}, 58.11),
+        ("llama-3.1-8b", {"tensor_parallel_size": 4}, 67.44),
+        ("llama-3.1-8b", {"weight_dtype": "int4"}, 67.71),
+        ("llama-3.1-70b", {"tensor_parallel_size": 2, "weight_dtype": "fp8"}, 37.28),
+        ("qwen3-30b-a3b", {}, 15.41),
+        ("gpt-oss-20b", {"tensor_parallel_size": 2}, 63.28),
+        # ... and of its documents: other releases.
+        ("qwen3-14b", {"vllm_version": "0.15"}, 41.94),
+        ("qwen3-14b", {"vllm_version": "0.17"}, 45.34),
+        ("qwen3-32b", {"vllm_version": "0.11", "gpu_memory_utilization": 0.9}, 4.45),
+    ],
+)
+def test_memory_for_the_cache_as_vllm_logged_it(name, options, gib):
+    common = {"gpu_memory_utilization": 0.95, "max_num_seqs": 1024, "max_model_len": 8192, "vllm_version": "0.19"}
+    made = plan(preset(name), int(79.19 * GIB), **{**common, **options})
+    assert made.cache_bytes / GIB == pytest.approx(gib, rel=0.01)
+
+
+def test_a_release_that_is_none_is_refused():
+    with pytest.raises(KvyardError, match=r"vllm_version is a release such as 0\.32, not 'newest'"):
+        plan(LLAMA, 80 * GIB, vllm_version="newest")
+
+
+def test_graphs_are_taken_off_the_cache_by_newer_releases():
+    older, newer = (plan(LLAMA, 80 * GIB, vllm_version=version).cache_bytes for version in ("0.28", "0.29"))
+    assert 0.5 * GIB < older - newer < 1.5 * GIB
 
 
 def test_bytes_of_a_long_request_as_vllm_says():

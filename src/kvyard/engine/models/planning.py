@@ -15,15 +15,13 @@ from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.grouping import LayerGroup, bytes_per_block, group_layers
 from kvyard.engine.models.layers import Precision, cache_layers, mixers
+from kvyard.engine.models.memory import NEWEST
+from kvyard.engine.models.memory import reserve as memory_beside_cache
 from kvyard.engine.models.split import Parallelism, check_split
 from kvyard.engine.models.weights import DTYPE_BYTES, WEIGHT_DTYPES, count_weights, dtype_bytes, weight_bytes
 from kvyard.errors import KvyardError
 from kvyard.settings import Setting, size
 from kvyard.units import show_bytes
-
-CONTEXT_BYTES = 700 * 2**20
-"""What the driver, the libraries and fragments take; with the estimate of activations it gives vLLM 0.19's blocks for an 8B
-model on an RTX 4090 to a percent."""
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +106,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: Annotated[int, Setting("Tokens of the largest pass.", flag=True)] = 8192
     max_num_seqs: Annotated[int, Setting("Requests of the largest pass.", flag=True)] = 256
     enable_prefix_caching: bool = True
+    vllm_version: Annotated[str, Setting("The release whose use of memory is computed.", flag=True)] = NEWEST
     weights: Annotated[
         int | None, Setting("Bytes of weights on a card, instead of an estimate.", flag=True, parse=size)
     ] = None
@@ -222,7 +221,16 @@ def _stages(fields: Fields, memory: int, on: PlanOptions) -> list[_StagePlan]:
         if weights is None:
             weights = weight_bytes(fields, count_weights(fields, split, number), on.weight_dtype)
         if reserve is None:
-            reserve = _reserve(fields, on, last=number == len(grouped) - 1)
+            reserve = memory_beside_cache(
+                fields,
+                memory=memory,
+                version=on.vllm_version,
+                ranks=on.tensor_parallel_size,
+                batched=on.max_num_batched_tokens,
+                sequences=on.max_num_seqs,
+                weight_dtype=on.weight_dtype,
+                samples=number == len(grouped) - 1,
+            )
         cache = int(memory * on.gpu_memory_utilization) - weights - reserve
         found.append(_StagePlan(groups, weights, reserve, cache))
     return found
@@ -286,16 +294,3 @@ def _longest(groups: Sequence[LayerGroup], most: int, batched: int, blocks: int)
         return sum(_blocks_per_request(group.spec, length, batched) for group in groups)
 
     return bisect_right(range(1, most + 1), blocks, key=needed)
-
-
-def _reserve(fields: Fields, on: PlanOptions, last: bool) -> int:
-    """Activations of the largest pass: the widest layer, the residual stream, and, on the last stage, the logits with their
-    float copies.
-    """
-    hidden, batched = fields.integer("hidden_size"), on.max_num_batched_tokens
-    inner = fields.integer("intermediate_size", fields.integer("moe_intermediate_size", 4 * hidden))
-    if fields.integer("num_experts", 0) and fields.get("moe_intermediate_size") is not None:
-        inner = fields.integer("moe_intermediate_size") * fields.integer("num_experts_per_tok", 1)
-    wide = batched * (2 * inner // on.tensor_parallel_size + 4 * hidden) * 2
-    logits = on.max_num_seqs * fields.integer("vocab_size") * (2 + 4 + 4)
-    return CONTEXT_BYTES + wide + logits * last

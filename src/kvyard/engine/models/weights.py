@@ -36,6 +36,8 @@ WEIGHT_DTYPES: Mapping[str, tuple[str, ...]] = {
 """What weights may be stored in, with other spellings."""
 WEIGHT_BITS: Mapping[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.16, "fp4": 4.5, "mxfp4": 4.25}
 """Scales included: groups of 128 share 16 bits and a zero point (int4), of 16 a byte (fp4), of 32 a byte (mxfp4)."""
+MXFP4_TILE = 256
+"""Kernels for mxfp4 have matrices padded to multiples of this: gpt-oss's 2,880 become 3,072."""
 FOUR_BIT = ("mxfp4", "nvfp4", "awq", "gptq", "awq_marlin", "gptq_marlin")
 EMBEDDINGS_EVERYWHERE = (
     *("gemma2", "gemma3", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h"),
@@ -125,6 +127,9 @@ def weight_bytes(fields: Fields, of: Weights, dtype: str | None = None) -> int:
     """Bytes of ``of`` in ``dtype``, a name of ``WEIGHT_BITS``, or as the checkpoint stores it (``quantization_config``)."""
     plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
     linear, experts = weight_bits(fields, dtype)
+    if experts == WEIGHT_BITS["mxfp4"]:
+        hidden = fields.integer("hidden_size")
+        experts *= -(-hidden // MXFP4_TILE) * MXFP4_TILE / hidden
     return of.plain * plain + round((of.linear * linear + of.experts * experts) / 8)
 
 
