@@ -42,9 +42,9 @@ class IndexSync:
         self._indexer.flush(now)
 
     def follow(self, worker: Worker) -> None:
-        """Note when the caches of ``worker`` next change, unless that is when its plan ends, which is on the agenda."""
-        if not self.follows:
-            return
+        """Note when the caches of ``worker``, which started a pass, next change, unless that is when its plan ends: that is on
+        the agenda.
+        """
         engine = worker.engine
         when = engine.next_change()
         if when is None or when == engine.next_decision():

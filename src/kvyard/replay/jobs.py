@@ -13,11 +13,6 @@ PREFILL = ":prefill"
 """Suffix of the id of a job that computes a prompt for another worker, so that one worker may have both jobs of a request."""
 
 
-def request_id(job: Job) -> str:
-    """The id of the request that ``job`` belongs to."""
-    return job.id.removesuffix(PREFILL) if job.handed_over else job.id
-
-
 class JobMaker:
     """Makes the jobs of one fleet."""
 

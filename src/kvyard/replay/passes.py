@@ -49,11 +49,17 @@ class Passes:
         if self._shared.active:
             self._start_together(ready, now)
             return
+        follows = self._index_sync if self._index_sync is not None and self._index_sync.follows else None
         done = 0
         while done < len(ready):
             number = ready[done]
             done += 1
-            self._begin(self._workers[number], now)
+            worker = self._workers[number]
+            if worker.alive:
+                worker.engine.begin(now)
+                self._agenda.put(worker.engine.next_decision(), PASS_END, number)
+                if follows is not None:
+                    follows.follow(worker)
             if self._pulling and touched:
                 # If one that is pulled from has a pass to start too, it starts in its turn.
                 later = [other for other in touched if other > number]
@@ -61,13 +67,6 @@ class Passes:
                     touched.difference_update(later)
                     ready = sorted({*ready[done:], *later})
                     done = 0
-
-    def _begin(self, worker: Worker, now: int) -> None:
-        if worker.alive:
-            worker.engine.begin(now)
-            self._agenda.put(worker.engine.next_decision(), PASS_END, worker.number)
-            if self._index_sync is not None:
-                self._index_sync.follow(worker)
 
     def _start_together(self, ready: Sequence[int], now: int) -> None:
         """With shared tiers, whoever starts a pass may change what others can plan."""

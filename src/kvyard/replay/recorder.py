@@ -13,7 +13,7 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.timing import Durations
 from kvyard.engine.watcher import Watcher
 from kvyard.replay.gaps import Gaps
-from kvyard.replay.jobs import request_id
+from kvyard.replay.jobs import PREFILL
 from kvyard.replay.record import Record
 from kvyard.replay.seen import Seen
 
@@ -43,7 +43,7 @@ class Recorder(Watcher):
 
     def record(self, job: Job) -> Record:
         """The record that ``job`` belongs to."""
-        return self.records[request_id(job)]
+        return self.records[job.id.removesuffix(PREFILL) if job.handed_over else job.id]
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
         record = self.record(job)
