@@ -58,7 +58,7 @@ class Fleet:
         """Raises ``KvyardError`` for a config that can't be honoured."""
         config.check()
         self.config = config
-        self.records = Records(config.depth)
+        self.records = Records()
         self.gaps = Gaps()
         self.timeline = SampleSeries(config.samples)
         self.now = 0
@@ -68,26 +68,18 @@ class Fleet:
         self._touched: set[int] = set()
         self._unplaced: list[Record] = []
         self._facts = TraceFacts() if any(kind.engine.reads_facts for kind in config.workers) else None
-        first = config.workers[0].engine
-        size = self._block_size = min(spec.block_size for spec in first.specs)
+        self._block_size = min(spec.block_size for spec in config.workers[0].engine.specs)
         policies = [make_policy(router) for router in config.routers]
         pulling = config.peer_pull is not None
         split = SplitRules(config) if config.disaggregated else None
         self.indexer: RunIndexer | None = None
         if pulling or any(policy.needs_index for policy in policies):
-            self.indexer = _make_indexer(config, size)
+            self.indexer = _make_indexer(config, self._block_size)
         self._shared = SharedTiers(config, self.indexer)
-        self.fabric: Fabric | None = None
+        self.fabric: Fabric | None = make_fabric(config.handover) if pulling or split is not None else None
         """The network between workers, if anything travels there."""
-        self.pulls: FleetPulls | None = None
-        handovers: Handovers | None = None
-        if split is not None or pulling:
-            self.fabric = make_fabric(config.handover)
-            block_bytes = first.bytes_per_block or 0
-            if split is not None:
-                handovers = Handovers(config.handover, self.fabric, block_bytes, size)
-            if config.peer_pull is not None and self.indexer is not None:
-                self.pulls = FleetPulls(config.peer_pull, self.fabric, self.indexer, block_bytes // size)
+        self.pulls = self._make_pulls()
+        handovers = self._make_handovers()
 
         self.listeners: list[Listener] = []
         """Who receives what happens to requests, in this order; see ``listeners``."""
@@ -103,46 +95,14 @@ class Fleet:
                     self.workers.append(worker)
         self._shared.credit([holder for worker in self.workers for holder in worker.holders])
         self.index_sync = self._make_index_sync(split)
-
         jobs = JobMaker(
             self._facts,
             names_sessions=any(kind.engine.heed_hints for kind in config.workers),
             reads_keys=pulling or any(policy.needs_keys for policy in policies),
         )
-        self.placement: WholePlacement | SplitPlacement
-        if split is None or handovers is None:
-            pool = WorkerPool(self._make_router(config.routers[0], 0))
-            self.placement = WholePlacement(pool, jobs, size, self.pulls)
-        else:
-            decode = config.routers[1]
-            if not split.reads_decode_caches:
-                decode = replace(decode, predicted_ttl_s=0)
-            self.placement = SplitPlacement(
-                split,
-                WorkerPool(self._make_router(config.routers[0], 0), excluded="decode"),
-                WorkerPool(self._make_router(decode, 1, split.reads_decode_caches), excluded="prefill"),
-                handovers,
-                jobs,
-                self._agenda,
-                block_size=size,
-                index_sync=self.index_sync,
-                pulls=self.pulls,
-            )
+        self.placement = self._make_placement(jobs, split, handovers)
         self.listeners.append(self.placement)
-
-        self._lives = WorkerLives(
-            self._agenda,
-            self.placement,
-            self.records.open,
-            self._unplaced,
-            indexer=self.indexer,
-            pulls=self.pulls,
-            seen=self._seen,
-            autoscale=config.autoscale,
-        )
-        kinds = [kind for kind in config.workers for _ in range(config.made_of(kind))]
-        for worker, kind in zip(self.workers, kinds):
-            self._lives.plan(worker, kind.start, kind.drain, kind.fail)
+        self._lives = self._make_lives()
         self.autoscaler: Autoscaler | None = None
         if config.autoscale is not None:
             self.autoscaler = Autoscaler(config.autoscale, self.workers, config.workers, self._lives)
@@ -204,6 +164,59 @@ class Fleet:
                 self.now = loop.now
 
     # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _make_pulls(self) -> FleetPulls | None:
+        config = self.config.peer_pull
+        if config is None or self.fabric is None or self.indexer is None:
+            return None
+        return FleetPulls(config, self.fabric, self.indexer, self._block_bytes // self._block_size)
+
+    def _make_handovers(self) -> Handovers | None:
+        if self.fabric is None or not self.config.disaggregated:
+            return None
+        return Handovers(self.config.handover, self.fabric, self._block_bytes, self._block_size)
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.config.workers[0].engine.bytes_per_block or 0
+
+    def _make_placement(
+        self, jobs: JobMaker, split: SplitRules | None, handovers: Handovers | None
+    ) -> WholePlacement | SplitPlacement:
+        routers = self.config.routers
+        if split is None or handovers is None:
+            return WholePlacement(WorkerPool(self._make_router(routers[0], 0)), jobs, self._block_size, self.pulls)
+        decode = routers[1]
+        if not split.reads_decode_caches:
+            decode = replace(decode, predicted_ttl_s=0)
+        return SplitPlacement(
+            split,
+            WorkerPool(self._make_router(routers[0], 0), excluded="decode"),
+            WorkerPool(self._make_router(decode, 1, split.reads_decode_caches), excluded="prefill"),
+            handovers,
+            jobs,
+            self._agenda,
+            block_size=self._block_size,
+            index_sync=self.index_sync,
+            pulls=self.pulls,
+        )
+
+    def _make_lives(self) -> WorkerLives:
+        config = self.config
+        lives = WorkerLives(
+            self._agenda,
+            self.placement,
+            self.records.open,
+            self._unplaced,
+            indexer=self.indexer,
+            pulls=self.pulls,
+            seen=self._seen,
+            autoscale=config.autoscale,
+        )
+        kinds = [kind for kind in config.workers for _ in range(config.made_of(kind))]
+        for worker, kind in zip(self.workers, kinds, strict=True):
+            lives.plan(worker, kind.start, kind.drain, kind.fail)
+        return lives
 
     def _make_router(self, config: RouterConfig, number: int, reads_index: bool = True) -> Router:
         routing = replace(config, block_size=config.block_size or self._block_size)
