@@ -58,7 +58,7 @@ class Fleet:
         """Raises ``KvyardError`` for a config that can't be honoured."""
         config.check()
         self.config = config
-        self.records = Records()
+        self.records = Records(config.depth)
         self.gaps = Gaps()
         self.timeline = SampleSeries(config.samples)
         self.now = 0
