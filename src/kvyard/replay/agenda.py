@@ -5,7 +5,7 @@ handed over from worker to worker; workers start, drain and fail as planned; req
 routed, and then those that arrive, by all that is visible by now; the autoscaler is asked; passes start, in the order of the
 workers' numbers; and when all is done a sample is taken.
 
-The agenda knows times and numbers. What is done is the fleet's business, and whether it is still to be done is up to ``put``.
+The agenda knows times and numbers. What is done is the loop's business, and whether it is still to be done is up to ``put``.
 """
 
 from heapq import heappop, heappush
@@ -73,7 +73,7 @@ class Agenda:
         return None
 
     def has_before(self, when: int, what: int) -> bool:
-        """Whether anything comes before ``what`` at ``when``."""
+        """True if anything comes before ``what`` at ``when``."""
         heap = self._heap
         while heap:
             first, key = heap[0]
@@ -83,7 +83,7 @@ class Agenda:
         return False
 
     def holds_beyond(self, *what: int) -> bool:
-        """Whether anything is to come but ``what``."""
+        """True if anything is to come but ``what``."""
         for kind in range(_KINDS):
             if self._count[kind] and kind not in what:
                 return True

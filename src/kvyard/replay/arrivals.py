@@ -2,8 +2,8 @@
 
 Open loop: a request comes at its recorded time, divided by the speed-up. Requests that wait for others (turns of a session, an
 agent's sub-agents) come when those have ended, plus their think time. Closed loop (``concurrency``): recorded times are
-ignored; so many sessions, or requests where there are no sessions, are under way at any time, and the next one starts when one
-is through.
+ignored; that many sessions, or requests where there are no sessions, are in flight at any time, and the next one starts when
+one is through.
 
 A trace of single requests is read as far as needed and no further, and so is one that gives session after session to a closed
 loop. Any other with sessions is read whole: a turn may be due long before the file comes to it.
@@ -31,8 +31,9 @@ class TraceArrivals:
         concurrency: int | None = None,
         jitter: int = 0,
     ) -> None:
-        """``jitter`` spreads what was recorded together over so many nanoseconds of trace time. Raises ``KvyardError`` for a
-        speed-up or concurrency that makes no sense, and, once it is read that far, for a trace whose ids aren't cumulative.
+        """``jitter`` spreads requests that were recorded together over that many nanoseconds of trace time. Raises
+        ``KvyardError`` for a speed-up or concurrency that makes no sense, and, once it is read that far, for a trace whose
+        ids aren't cumulative.
         """
         if not speedup > 0:
             raise KvyardError(f"the speed-up must be above 0, got {speedup}")
@@ -41,11 +42,11 @@ class TraceArrivals:
         self._grouped = bool(getattr(requests, "grouped", False))
         self._rows: Iterator[TraceRequest] = cumulative(spread(requests, jitter) if jitter else requests)
         self._slots: dict[str, str] = {}
-        """By request id: what its slot is taken by, where the request alone doesn't say."""
+        """Owners of slots by request id, where the request alone doesn't say."""
         self._knows_waiters = False
-        """Whether a request was read that waits for others."""
+        """True if a request was read that waits for others."""
         self._whole = False
-        """Whether everything has been read."""
+        """True if everything has been read."""
         self._speedup = speedup
         self._free = concurrency
         """Slots left in closed loop, ``None`` in open loop."""
@@ -73,7 +74,7 @@ class TraceArrivals:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing will come any more."""
+        """True if nothing will come any more."""
         return self._exhausted and not (self._heap or self._waiting)
 
     def peek(self) -> int | None:
@@ -130,10 +131,10 @@ class TraceArrivals:
     def _recall(self) -> None:
         """The first request that waits for others was read: from now on those that ended are known by name."""
         self._knows_waiters = True
-        at = 0
+        start = 0
         for size, end in zip(self._early_sizes, self._early_ends):
-            self._ends[self._early[at : at + size].decode("utf-8", "surrogatepass")] = end
-            at += size
+            self._ends[self._early[start : start + size].decode("utf-8", "surrogatepass")] = end
+            start += size
         self._early, self._early_sizes, self._early_ends = bytearray(), array("q"), array("q")
 
     def _read_all(self, row: TraceRequest) -> None:
@@ -145,8 +146,8 @@ class TraceArrivals:
         rows = [row, *self._rows]
         self._slots = _joined(rows)
         together: dict[str, list[TraceRequest]] = {}
-        for one in rows:
-            together.setdefault(self._slot(one), []).append(one)
+        for request in rows:
+            together.setdefault(self._slot(request), []).append(request)
         self._rows = chain.from_iterable(together.values())
         self._row = next(self._rows)
 
@@ -212,7 +213,7 @@ class TraceArrivals:
             self._fill(now)
 
     def _slot(self, request: TraceRequest) -> str:
-        """What a slot of the closed loop is taken by: a session with all its sub-agents, or a single request."""
+        """The owner of a slot of the closed loop: a session with all its sub-agents, or a single request."""
         return self._slots.get(request.id) or request.root or request.session or request.id
 
     def _scaled(self, ns: int) -> int:
@@ -220,7 +221,7 @@ class TraceArrivals:
 
 
 def _joined(rows: list[TraceRequest]) -> dict[str, str]:
-    """One slot for all that wait for each other, by request id: sessions joined by ``after`` are under way together."""
+    """One slot for all that wait for each other, by request id: sessions joined by ``after`` are in flight together."""
     above: dict[str, str] = {}
 
     def top(name: str) -> str:

@@ -281,8 +281,8 @@ class Fleet:
         return self.indexer.attach(holder, kind.engine.specs, tiers)
 
     def _host_link(self, number: int, cores: list[EngineCore], rank: int) -> LinkMaker:
-        """What makes the link to a rank's host memory: its own, or one that shares the device's bus with other traffic.
-        ``cores`` are those of its worker.
+        """The maker of a rank's link to host memory: a link of its own, or one that shares the device's bus with other
+        traffic. ``cores`` are those of its worker.
         """
         fabric, touched = self.fabric, self._touched
         if fabric is None or not fabric.has_bus:
@@ -301,7 +301,7 @@ class Fleet:
 
 
 def _make_indexer(config: ReplayConfig, block_size: int) -> RunIndexer:
-    """What the router knows of caches: all of it, or what digests tell."""
+    """The router's view of caches: all of their contents, or digests."""
     digests: DigestIndex | None = None
     if config.digest_error:
         digests = DigestIndex(max(kind.engine.num_gpu_blocks for kind in config.workers), config.digest_error)

@@ -1,4 +1,4 @@
-"""What a fleet has below its devices: bytes of each tier, all workers together."""
+"""Bytes of a fleet's lower tiers, all workers together."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from kvyard.replay.config import ReplayConfig
 
 
 def lower_bytes(config: ReplayConfig, counts: Sequence[float]) -> list[float]:
-    """By tier, closest to the device first, the bytes of a fleet that has so many workers of each kind. A tier that workers
+    """By tier, closest to the device first, the bytes of a fleet with ``counts`` workers of each kind. A tier that workers
     share counts once, as large as the largest kind says.
     """
     private = [0.0] * len(LOWER_TIERS)

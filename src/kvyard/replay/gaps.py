@@ -24,14 +24,14 @@ class Gaps:
 
     def __init__(self) -> None:
         self._table: Column = np.zeros(_ROOM, dtype=np.int64)
-        """How many gaps took so many microseconds."""
+        """Number of gaps by their duration in microseconds."""
         self._longer: dict[int, int] = {}
-        """The same for durations that the table has no place for."""
+        """Number of gaps by their duration, where the table has no place for it."""
         self._plans: list[Column] = []
         """Durations that were not counted yet, of plans, and how many requests had each of them."""
         self._weights: list[int] = []
         self._singles: list[int] = []
-        """The same of single passes."""
+        """Durations of single passes that were not counted yet, and how many requests had each of them."""
         self._single_weights: list[int] = []
 
     def add(self, durations: Column, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What an engine makes of a trace's hints: all of it, priorities alone, or nothing. What it evicts by is its own business."""
+"""The part of a trace's hints that an engine heeds: all of it, priorities alone, or nothing."""
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ def hints_of(row: TraceRequest) -> Hints:
 
 
 def heeded(hints: Hints, manager: BlockManager) -> Hints:
-    """What of ``hints`` the engine of ``manager`` goes by."""
+    """The part of ``hints`` that the engine of ``manager`` heeds."""
     if hints is NO_HINTS or manager.hints:
         return hints
     if manager.keeps_by_priority and hints.retention:

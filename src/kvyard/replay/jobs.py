@@ -26,7 +26,7 @@ class JobMaker:
         self._made = 0
 
     def facts(self, record: Record) -> RequestFacts:
-        """What the trace tells of a request that is placed now; asked once each time that it is placed."""
+        """The trace's facts of a request; to be asked once each time that it is placed."""
         return NO_FACTS if self._facts is None else self._facts.of(record.request)
 
     def make(self, record: Record, block_size: int, facts: RequestFacts, suffix: str = "") -> Job:

@@ -29,7 +29,7 @@ class WorkerLives:
         worker.
         """
         self.planned: list[tuple[Worker, str]] = []
-        """What is planned for workers, as the agenda numbers it."""
+        """Planned changes, by the number that they have on the agenda."""
         self._agenda = agenda
         self._placement = placement
         self._in_flight = in_flight

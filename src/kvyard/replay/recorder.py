@@ -39,7 +39,7 @@ class Recorder(Watcher):
         self._since: dict[str, int] = {}
         """Since when jobs wait for loads."""
         self._paused: list[tuple[int, int]] = []
-        """How many decoding jobs have been kept waiting for prompts, and for how long, those that wait longest first."""
+        """(jobs, nanoseconds): how long decoding jobs have been kept waiting for prompts, longest first."""
 
     def record(self, job: Job) -> Record:
         """The record that ``job`` belongs to."""

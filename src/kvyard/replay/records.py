@@ -1,8 +1,8 @@
-"""The records of a run: objects for the requests under way, packed rows for those that are through.
+"""The records of a run: objects for requests in flight, packed rows for those that are through.
 
 A row takes 116 bytes, four more for each lower tier, and its names. Rows have the order in which requests came. Those that are
 complete are given on while the run goes on (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until
-the report: so memory is by what is under way.
+the report: so memory grows with what is in flight.
 """
 
 import struct
@@ -154,16 +154,16 @@ class Records(Mapping[str, Record]):
         self.levels = levels
         self._layout = RowLayout(levels)
         self.open: dict[str, Record] = {}
-        """Those of requests under way."""
+        """Records of requests in flight, by id."""
         self.workers = NameTable()
         self.reasons = NameTable()
         self._resident = max(1, resident // CHUNK)
         self._numbers: dict[str, int] = {}
-        """Of those under way: which row is theirs."""
+        """Rows of those, by id."""
         self._count = 0
         self._chunks: list[_RowBlock] = []
         self._complete: list[int] = []
-        """Chunks in memory without a request under way, oldest first."""
+        """Chunks in memory without a request in flight, oldest first."""
         self._file: IO[bytes] | None = None
         self._index: dict[str, int] | None = None
         self._sink: Sink | None = None
@@ -183,7 +183,7 @@ class Records(Mapping[str, Record]):
         return made
 
     def packed(self) -> PackedRecords:
-        """All of them, those under way as they are."""
+        """All records, those in flight as they are."""
         parts = [
             (part.rows.tobytes(), b"" if part.stages is None else part.stages.tobytes(), bytes(part.names))
             for part in self.parts()
@@ -192,7 +192,7 @@ class Records(Mapping[str, Record]):
 
     @classmethod
     def unpacked(cls, packed: PackedRecords) -> "Records":
-        """What ``packed`` returned; only for reading."""
+        """The records that ``packed`` returned; only for reading."""
         made = cls(packed.levels)
         for table, names in ((made.workers, packed.workers), (made.reasons, packed.reasons)):
             for name in names:
@@ -226,7 +226,7 @@ class Records(Mapping[str, Record]):
         self._sink = sink
 
     def finish(self) -> None:
-        """Give the sink all that it wasn't given yet, those under way included."""
+        """Give the sink the records that it hasn't received, those in flight included."""
         if self._sink is not None:
             while self._given < self._count:
                 self._give(min(self._count, self._given + BATCH))
@@ -252,7 +252,7 @@ class Records(Mapping[str, Record]):
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """The records of rows ``start`` to ``stop``."""
         stop = self._count if stop is None else stop
-        under_way = {number: self.open[name] for name, number in self._numbers.items()}
+        in_flight = {number: self.open[name] for name, number in self._numbers.items()}
         while start < stop:
             upto = min(stop, (start // CHUNK + 1) * CHUNK)
             part = self._part(start // CHUNK)
@@ -260,11 +260,11 @@ class Records(Mapping[str, Record]):
             names = bytes(part.names)
             stages = [None] * (high - low) if part.stages is None else part.stages[low:high].tolist()
             for at, (row, stage) in enumerate(zip(part.rows[low:high].tolist(), stages), start):
-                yield under_way[at] if at in under_way else self._unpack(row, stage, names)
+                yield in_flight[at] if at in in_flight else self._unpack(row, stage, names)
             start = upto
 
     def parts(self) -> Iterator[RecordPart]:
-        """All records as rows, some at a time. Packs those under way as they are, without an end."""
+        """All records as rows, some at a time. Packs those in flight as they are, without an end."""
         for name, number in self._numbers.items():
             self._pack(self.open[name], number, closes=False)
         for number in range(len(self._chunks)):

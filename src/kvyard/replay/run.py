@@ -28,7 +28,7 @@ class ReplayOutcome:
     def __init__(self, report: Report, records: Mapping[str, Record], complete: bool, trace: Trace | None) -> None:
         self.report = report
         self.complete = complete
-        """Whether it went to the end of the trace."""
+        """True if it went to the end of the trace."""
         self.trace = trace
         """The trace, where it can be read again."""
         self._records = records
@@ -201,7 +201,7 @@ def limited(
 
 
 def describe(source: Trace | Iterable[TraceRequest]) -> dict[str, object]:
-    """What a report says of its trace: nothing that depends on where the file lies."""
+    """The facts of a trace for its report: none that depends on where the file lies."""
     if not isinstance(source, Trace):
         return {}
     tally = source.tally

@@ -97,7 +97,7 @@ class _Lines:
 
 
 class Seen:
-    """What workers have computed, by ids of a trace."""
+    """The parts of prompts that workers have computed, by ids of a trace."""
 
     def __init__(self) -> None:
         self._lines = _Lines()

@@ -1,4 +1,4 @@
-"""What a fleet's workers share below their devices: one time line, announced once, credited to all of them."""
+"""Tiers that a fleet's workers share: one time line, announced once, credited to all of them."""
 
 from collections.abc import Collection, Iterable
 
@@ -49,7 +49,7 @@ class SharedTiers:
         self.settle(now)
 
     def land(self, now: int) -> None:
-        """What has landed by ``now`` is there for all workers, each copy from its own instant on."""
+        """Let all workers see what has landed by ``now``, each copy from its own instant on."""
         timeline = self._timeline
         while (at := timeline.earliest()) is not None and at <= now:
             timeline.advance(at)
@@ -58,6 +58,6 @@ class SharedTiers:
         self.settle(now)
 
     def settle(self, now: int) -> None:
-        """What has changed by ``now`` can be seen from now on."""
+        """Let the index see what has changed by ``now``."""
         if self._feed is not None:
             self._feed.end_iteration(now)

@@ -26,7 +26,7 @@ from kvyard.router.request import Load
 
 
 class SplitRules:
-    """What follows from a config with roles, before there are workers."""
+    """Consequences of a config with roles that don't depend on workers."""
 
     def __init__(self, config: ReplayConfig) -> None:
         handover, decode = config.handover, config.routers[1]

@@ -117,7 +117,7 @@ class Sample:
         self.filled = 0.0
         """Share of device blocks that hold something, be it for later."""
         self.lower: list[float] = []
-        """The same of its lower tiers, closest first."""
+        """Shares of the blocks of its lower tiers that hold something, closest tier first."""
 
 
 class SampleSeries:

@@ -2,7 +2,7 @@
 
 A worker that is started takes requests after its start-up time, with cold caches. One that is let go takes no more requests,
 ends when those that it has are through, and loses its caches then; with ``warm`` it keeps them until it is started again.
-Start-ups under way are cancelled before any worker is let go. All roles are changed at the same instant.
+Start-ups in flight are cancelled before any worker is let go. All roles are changed at the same instant.
 """
 
 from collections.abc import Sequence
@@ -89,8 +89,8 @@ class Autoscaler(Listener):
     def begin(self, now: int) -> int:
         """The first request has come: workers count from now on. Returns when to ask for the first time."""
         self._last = now
-        for one in self._workers:
-            one.since = one.idle_from = now
+        for scaled in self._workers:
+            scaled.since = scaled.idle_from = now
         return now + self.config.period
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -119,28 +119,28 @@ class Autoscaler(Listener):
         """Start and stop what is due, and ask the scaler. Returns when to come back."""
         self._progress(now)
         if now - self._last >= self.config.period:
-            wanted = self._scaler.wanted(self._look(now))
+            wanted = self._scaler.wanted(self._snapshot(now))
             for role in self.roles:
                 if role in wanted:
                     self._scale(role, wanted[role], now)
             self._last = now
             self._offered, self._ttfts, self._admitted = [0, 0, 0], [], [0, 0]
             self._progress(now)
-        ready = [one.ready for one in self._workers if one.life is WorkerLife.STARTING]
+        ready = [scaled.ready for scaled in self._workers if scaled.life is WorkerLife.STARTING]
         return min([self._last + self.config.period, *ready])
 
     def _progress(self, now: int) -> None:
-        for one in self._workers:
-            if one.life is WorkerLife.STARTING and one.ready <= now:
-                one.life = WorkerLife.ACTIVE
-                self._lives.start(one.worker, now)
-            elif one.life is WorkerLife.DRAINING and not one.worker.jobs and _rests(one.worker):
-                one.life = WorkerLife.OFF
-                one.on_ns += max(one.idle_from, one.since) - one.since
+        for scaled in self._workers:
+            if scaled.life is WorkerLife.STARTING and scaled.ready <= now:
+                scaled.life = WorkerLife.ACTIVE
+                self._lives.start(scaled.worker, now)
+            elif scaled.life is WorkerLife.DRAINING and not scaled.worker.jobs and _rests(scaled.worker):
+                scaled.life = WorkerLife.OFF
+                scaled.on_ns += max(scaled.idle_from, scaled.since) - scaled.since
                 self.stops += 1
-                self.lost_blocks += self._lives.stop(one.worker, now)
+                self.lost_blocks += self._lives.stop(scaled.worker, now)
 
-    def _look(self, now: int) -> Snapshot:
+    def _snapshot(self, now: int) -> Snapshot:
         return Snapshot(
             now_s=now / SECOND,
             period_s=max(1, now - self._last) / SECOND,
@@ -155,9 +155,9 @@ class Autoscaler(Listener):
         )
 
     def _state(self, role: Role) -> RoleState:
-        mine = [one for one in self._workers if one.worker.role == role]
-        counts = {life: sum(one.life is life for one in mine) for life in WorkerLife}
-        cores = [core for one in mine if one.life is WorkerLife.ACTIVE for core in one.worker.cores]
+        mine = [scaled for scaled in self._workers if scaled.worker.role == role]
+        counts = {life: sum(scaled.life is life for scaled in mine) for life in WorkerLife}
+        cores = [core for scaled in mine if scaled.life is WorkerLife.ACTIVE for core in scaled.worker.cores]
         loading = [core.scheduler.loads.parked for core in cores if core.scheduler.loads is not None]
         return RoleState(
             role=role,
@@ -172,54 +172,54 @@ class Autoscaler(Listener):
         )
 
     def _scale(self, role: Role, wanted: int, now: int) -> None:
-        mine = [one for one in self._workers if one.worker.role == role]
-        there = [one for one in mine if one.life in (WorkerLife.ACTIVE, WorkerLife.STARTING)]
+        mine = [scaled for scaled in self._workers if scaled.worker.role == role]
+        there = [scaled for scaled in mine if scaled.life in (WorkerLife.ACTIVE, WorkerLife.STARTING)]
         target = min(len(mine), self.config.most, max(self.config.least, wanted))
         if target == len(there):
             return
         if target > len(there):
             # Those that still drain are there at once, and so are their caches.
-            back = [one for one in mine if one.life is WorkerLife.DRAINING]
-            off = [one for one in mine if one.life is WorkerLife.OFF]
-            for one in (back + off)[: target - len(there)]:
-                if one.life is WorkerLife.DRAINING:
-                    one.life = WorkerLife.ACTIVE
-                    self._lives.start(one.worker, now)
+            back = [scaled for scaled in mine if scaled.life is WorkerLife.DRAINING]
+            off = [scaled for scaled in mine if scaled.life is WorkerLife.OFF]
+            for scaled in (back + off)[: target - len(there)]:
+                if scaled.life is WorkerLife.DRAINING:
+                    scaled.life = WorkerLife.ACTIVE
+                    self._lives.start(scaled.worker, now)
                 else:
-                    one.life, one.ready, one.since = WorkerLife.STARTING, now + self.config.startup, now
+                    scaled.life, scaled.ready, scaled.since = WorkerLife.STARTING, now + self.config.startup, now
         else:
-            for one in self._leaving(there)[: len(there) - target]:
-                if one.life is WorkerLife.STARTING:
-                    one.life = WorkerLife.OFF
-                    one.on_ns += now - one.since
+            for scaled in self._leaving(there)[: len(there) - target]:
+                if scaled.life is WorkerLife.STARTING:
+                    scaled.life = WorkerLife.OFF
+                    scaled.on_ns += now - scaled.since
                     self.cancelled += 1
                 else:
-                    one.life = WorkerLife.DRAINING
-                    one.idle_from = now
-                    self._lives.drain(one.worker, now)
+                    scaled.life = WorkerLife.DRAINING
+                    scaled.idle_from = now
+                    self._lives.drain(scaled.worker, now)
         self.actions.append(ScalingAction(now / SECOND, role, len(there), target))
 
     def _leaving(self, there: Sequence[ScaledWorker]) -> list[ScaledWorker]:
         """In which order workers go: start-ups first, the last to be ready before the others; then those with the fewest
         requests.
         """
-        starting = [one for one in there if one.life is WorkerLife.STARTING]
-        active = [one for one in there if one.life is WorkerLife.ACTIVE]
-        starting.sort(key=lambda one: (-one.ready, -one.worker.number))
-        active.sort(key=lambda one: (len(one.worker.jobs), -one.worker.number))
+        starting = [scaled for scaled in there if scaled.life is WorkerLife.STARTING]
+        active = [scaled for scaled in there if scaled.life is WorkerLife.ACTIVE]
+        starting.sort(key=lambda scaled: (-scaled.ready, -scaled.worker.number))
+        active.sort(key=lambda scaled: (len(scaled.worker.jobs), -scaled.worker.number))
         return starting + active
 
     def on_seconds(self, role: Role, now: int) -> float:
-        """What workers of ``role`` were on, together, from their start until they were off: what they cost."""
+        """Seconds that workers of ``role`` were on, together, from their start until they were off: their cost."""
         total = 0
-        for one in self._workers:
-            if one.worker.role == role:
-                total += one.on_ns + (0 if one.life is WorkerLife.OFF else now - one.since)
+        for scaled in self._workers:
+            if scaled.worker.role == role:
+                total += scaled.on_ns + (0 if scaled.life is WorkerLife.OFF else now - scaled.since)
         return total / SECOND
 
 
 def _rests(worker: Worker) -> bool:
-    """Whether nothing of ``worker`` moves any more."""
+    """True if nothing of ``worker`` moves any more."""
     for core in worker.cores:
         loads = core.scheduler.loads
         if core.busy or (
