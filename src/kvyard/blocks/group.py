@@ -110,6 +110,8 @@ class Demand:
 class Group:
     """A group of attention layers over the shared pool."""
 
+    inserts = False
+    """Whether blocks get their names when the engine inserts them, and never by themselves."""
     restless = False
     """Whether this kind has something to do in every step."""
     registers_always = False

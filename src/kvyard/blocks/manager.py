@@ -22,6 +22,7 @@ from kvyard.blocks.hints import NO_HINTS, Hints
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.ownership import end_session
 from kvyard.blocks.pool import Pool
+from kvyard.blocks.radix import RadixGroup
 from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
 from kvyard.blocks.step import Stepper
@@ -52,10 +53,13 @@ class BlockManager:
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
         now: Callable[[], int] | None = None,
+        radix: str | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         """``hints``: whether requests may say when their session ends or comes back, which needs an eviction order that goes
-        by priority; ``lru`` does then, and is the same without hints. Raises ``ConfigError`` for what can't be honoured.
+        by priority; ``lru`` does then, and is the same without hints. ``radix``: one group of full attention is cached in a
+        radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``). Raises ``ConfigError`` for what can't
+        be honoured.
         """
         self.geometry = resolve_geometry(
             groups, caching=caching, hash_block_size=hash_block_size, scheduler_block_size=scheduler_block_size
@@ -79,10 +83,11 @@ class BlockManager:
             sink=sink,
             tier=tier,
             now=now or (lambda: 0),
+            radix=radix,
         )
         unit = self.geometry.hash_block_size
         made = [
-            group_class(spec, caching, unit)(
+            (RadixGroup if radix is not None else group_class(spec, caching, unit))(
                 index, spec, pool, hash_block_size=unit, max_in_flight=in_flight, max_model_len=max_model_len
             )
             for index, spec in enumerate(groups)
@@ -97,6 +102,8 @@ class BlockManager:
         self.groups = made
         self.pool = pool
         self.caching = caching
+        self.tree = made[0] if isinstance(made[0], RadixGroup) else None
+        """The radix tree, where there is one."""
         self.max_model_len = max_model_len
         self.watermark_blocks = int(watermark * num_blocks)
         self.requests: dict[str, Request] = {}
@@ -255,7 +262,7 @@ class BlockManager:
         elif spare > pool.free:
             return None
         tokens = min(main, request.chain.num_tokens)
-        if tokens > request.registered_until and self.caching and not delay_caching:
+        if tokens > request.registered_until and self.caching and not delay_caching and self.tree is None:
             self.coordinator.register(request, tokens)
         if request.running:
             self._stepper.note_limits(request)

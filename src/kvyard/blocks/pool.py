@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from kvyard.blocks.cache_map import CacheMap
-from kvyard.blocks.eviction import make_order
+from kvyard.blocks.eviction import EvictionOrder, make_order
 from kvyard.blocks.eviction.learning import LearningOrder
 from kvyard.blocks.eviction.lru import LruOrder
+from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
@@ -36,14 +37,19 @@ class Pool:
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
         now: Callable[[], int] = lambda: 0,
+        radix: str | None = None,
     ) -> None:
-        """Raises ``ConfigError`` for a pool without blocks, an unknown eviction order or an option it doesn't have."""
+        """``radix``: cached blocks are a radix tree as SGLang's, with this eviction policy in place of ``eviction``. Raises
+        ``ConfigError`` for a pool without blocks, an unknown eviction order or an option it doesn't have.
+        """
         if num_blocks < 1:
             raise ConfigError(f"a pool needs at least the null block, got num_blocks={num_blocks}")
         self.num_blocks = num_blocks
         self.sink = sink
         self.tier = tier
-        self.order = make_order(eviction, now, eviction_options)
+        self.radix = RadixOrder(radix) if radix is not None else None
+        """The order once more, if it is that of a radix tree."""
+        self.order: EvictionOrder = self.radix or make_order(eviction, now, eviction_options)
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
         """The order once more, if it is one that wants to be told of uses."""
         self._lru = self.order if isinstance(self.order, LruOrder) else None
@@ -103,9 +109,35 @@ class Pool:
             self._fresh = upto
         left = count - len(taken)
         if left:
+            if self.radix is not None:
+                self.make_room(left)
+                loose = self._loose
+                cut = len(loose) - left
+                taken += loose[: cut - 1 : -1] if cut else loose[::-1]
+                del loose[cut:]
+                return taken
             self.evicted += left
             self._evict(left, taken)
         return taken
+
+    def make_room(self, count: int) -> None:
+        """Evict leaves of the radix tree until ``count`` free blocks cache nothing, or no leaf is left."""
+        radix = self.radix
+        fresh = self.num_blocks - self._fresh
+        while radix is not None and len(self._loose) + fresh < count:
+            extent = radix.first()
+            if extent is None:
+                return
+            assert extent.node is not None
+            parent = extent.node.parent
+            self._dequeue(extent)
+            self._unname(extent)
+            extent.forget_neighbours()
+            self._loose += extent.ids
+            self.evicted += len(extent.ids)
+            extent.ids = []
+            if parent is not None and not parent.kids:
+                radix.expose(parent.copies[0])
 
     def _evict(self, count: int, taken: list[int]) -> None:
         lru, learner = self._lru, self.learner

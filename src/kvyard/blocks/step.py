@@ -27,9 +27,9 @@ class Stepper:
         self.groups = coordinator.groups
         self.coordinator = coordinator
         self.pool = coordinator.groups[0].pool
-        self.caching = caching
+        self.caching = caching and not any(group.inserts for group in coordinator.groups)
         self.max_model_len = max_model_len
-        self.plain = all(type(group) is Group for group in self.groups)
+        self.plain = all(type(group) is Group or group.inserts for group in self.groups)
         """Whether ``step`` will do: all groups are ordinary attention."""
         self._restless = any(group.restless for group in self.groups)
         self._forgetful = [(group.index, group) for group in self.groups if group.forgets]

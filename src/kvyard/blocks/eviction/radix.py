@@ -1,0 +1,204 @@
+"""The order of SGLang's radix tree: whole leaves, by when, how often or how early a node of the tree was used.
+
+A node is one extent here, since a tree of this kind holds one copy of everything. Only nodes that no request holds and that
+no cached node continues are candidates; the parent of an evicted leaf may be the next. Matching and inserting use nodes
+(``kvyard.blocks.radix`` reports that), releasing them does not.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from kvyard.blocks.extent import Extent, Node, UseHistory
+from kvyard.blocks.spec import ConfigError
+
+STEP: Final = 1 << 20
+"""Ticks between two uses: ancestors of a used node are a tick older than their children."""
+PROTECTED_HITS: Final = 2
+"""Inserts after which ``slru`` keeps a node longer."""
+
+
+class NodeUse(UseHistory):
+    """When and how often a node was used. The parts of a split node have this in common, but for the time of access."""
+
+    __slots__ = ("accessed", "created", "hits", "priority")
+
+    def __init__(self, created: int = 0, hits: int = 0, priority: int = 0) -> None:
+        super().__init__()
+        self.accessed = created
+        self.created = created
+        self.hits = hits
+        """Inserts that came along."""
+        self.priority = priority
+        """The highest priority of the requests that inserted it."""
+
+    def copy(self) -> "NodeUse":
+        return NodeUse(self.created, self.hits, self.priority)
+
+
+Rank = tuple[int, int]
+RANKS: Mapping[str, Callable[[NodeUse], Rank]] = {
+    "lru": lambda use: (0, use.accessed),
+    "lfu": lambda use: (use.hits, use.accessed),
+    "fifo": lambda use: (0, use.created),
+    "mru": lambda use: (0, -use.accessed),
+    "filo": lambda use: (0, -use.created),
+    "priority": lambda use: (use.priority, use.accessed),
+    "slru": lambda use: (int(use.hits >= PROTECTED_HITS), use.accessed),
+}
+"""SGLang's ``radix_eviction_policy``: the node with the least rank is evicted first."""
+
+
+class RadixOrder:
+    """Leaves of the tree that no request holds, by rank: a heap whose outdated entries stay until they come up."""
+
+    reads_priorities = False
+
+    def __init__(self, policy: str) -> None:
+        """Raises ``ConfigError`` for a policy that SGLang doesn't have."""
+        if policy not in RANKS:
+            raise ConfigError(f"unknown radix_eviction_policy {policy!r}; choose one of {', '.join(RANKS)}")
+        self._rank = RANKS[policy]
+        self._clock = 0
+        self._entries: list[tuple[Rank, int, Extent]] = []
+        self._tickets = 0
+        self._candidates = 0
+        self._released: dict[Extent, None] = {}
+        """Every extent without a reference, leaf or not."""
+
+    # -- uses, reported by the tree -------------------------------------------------------------------------------
+
+    def create(self, extent: Extent, priority: int) -> None:
+        """``extent`` becomes a node."""
+        self._clock += STEP
+        extent.history = NodeUse(self._clock, 1, priority)
+
+    def use(self, extent: Extent) -> None:
+        """An insert reaches ``extent``."""
+        self._clock += STEP
+        use_of(extent).accessed = self._clock
+
+    def insert_along(self, extent: Extent, priority: int, counts: bool, used: bool = True) -> None:
+        """An insert comes along all of ``extent``: a hit if it ``counts``. Unless ``used``, it was split off just now."""
+        use = extent.history
+        if not isinstance(use, NodeUse):
+            use = use_of(extent)
+        if used:
+            self._clock += STEP
+            use.accessed = self._clock
+        if priority > use.priority:
+            use.priority = priority
+        if counts:
+            use.hits += 1
+        if use.ticket:
+            self._enter(extent)
+
+    def use_path(self, nodes: list[Node]) -> None:
+        """A match ends with the last of ``nodes``, which lead there from the root."""
+        self._clock += STEP
+        accessed = self._clock
+        for node in reversed(nodes):
+            extent = node.copies[0]
+            use = extent.history
+            if not isinstance(use, NodeUse):
+                use = use_of(extent)
+            use.accessed = accessed
+            accessed -= 1
+            if use.ticket:
+                self._enter(extent)
+
+    def split(self, front: Extent, extent: Extent) -> None:
+        """``front`` was split off the node of ``extent``: both count as used, the later part last."""
+        self._clock += 2 * STEP
+        use_of(front).accessed = self._clock - STEP
+        use = use_of(extent)
+        use.accessed = self._clock
+        if use.ticket:
+            self._enter(extent)
+
+    def expose(self, extent: Extent) -> None:
+        """The last child of ``extent`` was evicted."""
+        if not extent.refs:
+            self._add(extent)
+
+    # -- as EvictionOrder says --------------------------------------------------------------------------------------
+
+    def push(self, extent: Extent) -> None:
+        self._released[extent] = None
+        if extent.node is not None and not extent.node.kids:
+            self._add(extent)
+
+    def push_front(self, extent: Extent) -> None:
+        self.push(extent)
+
+    def remove(self, extent: Extent) -> None:
+        del self._released[extent]
+        history = use_of(extent)
+        if history.ticket:
+            history.ticket = 0
+            self._candidates -= 1
+
+    def insert_after(self, extent: Extent, front: Extent) -> None:
+        self._released[front] = None  # ``extent`` continues it, so it is no leaf
+
+    def expire(self) -> None:
+        """No priority runs out."""
+
+    def first(self) -> Extent | None:
+        """The next victim, if there is one."""
+        entries = self._entries
+        while entries:
+            _, ticket, extent = entries[0]
+            history = extent.history
+            if history is not None and history.ticket == ticket:
+                if extent.node is not None and not extent.node.kids:
+                    return extent
+                history.ticket = 0  # something continues it since
+                self._candidates -= 1
+            heapq.heappop(entries)
+        return None
+
+    def head(self) -> Extent:
+        extent = self.first()
+        if extent is None:
+            raise IndexError("no extent is left to evict")
+        return extent
+
+    def __iter__(self) -> Iterator[Extent]:
+        kids = {extent.node: extent.node.kids for extent in self._released if extent.node is not None}
+        heap = [(self._rank(use_of(e)), at, e) for at, e in enumerate(self._released) if e.node and not kids[e.node]]
+        heapq.heapify(heap)
+        at = len(kids)
+        while heap:
+            extent = heapq.heappop(heap)[2]
+            yield extent
+            parent = extent.node.parent if extent.node is not None else None
+            if parent is not None and parent in kids:
+                kids[parent] -= 1
+                if not kids[parent]:
+                    at += 1
+                    heapq.heappush(heap, (self._rank(use_of(parent.copies[0])), at, parent.copies[0]))
+
+    def _add(self, extent: Extent) -> None:
+        history = use_of(extent)
+        if not history.ticket:
+            self._candidates += 1
+        self._enter(extent)
+
+    def _enter(self, extent: Extent) -> None:
+        entries = self._entries
+        if len(entries) > 64 + 2 * self._candidates:
+            self._entries = entries = [entry for entry in entries if use_of(entry[2]).ticket == entry[1]]
+            heapq.heapify(entries)
+        self._tickets += 1
+        use = use_of(extent)
+        use.ticket = self._tickets
+        heapq.heappush(entries, (self._rank(use), self._tickets, extent))
+
+
+def use_of(extent: Extent) -> NodeUse:
+    """The use of a node's extent; of one that was never inserted, none."""
+    history = extent.history
+    if not isinstance(history, NodeUse):
+        history = extent.history = NodeUse()
+    return history
