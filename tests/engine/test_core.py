@@ -143,7 +143,7 @@ def test_what_it_is_not_modelled_with_is_refused():
         make_core(replace(AHEAD, speculative=SpeculativeConfig(num_speculative_tokens=1)))
     with pytest.raises(ConfigError, match="async_scheduling is not modelled with lower tiers"):
         make_core(replace(AHEAD, tiers=OffloadConfig(tiers=(TierConfig(num_blocks=9),)), bytes_per_block=1))
-    with pytest.raises(ConfigError, match="async_scheduling is modelled for backend vllm, not for trtllm"):
+    with pytest.raises(ConfigError, match="async_scheduling is modelled for backends vllm and sglang, not for trtllm"):
         make_core(replace(AHEAD, backend="trtllm"))
     with pytest.raises(KvyardError, match="async_scheduling is on or off for all ranks"):
         Ranks([make_core(AHEAD), make_core(replace(AHEAD, async_scheduling=False))])

@@ -65,7 +65,7 @@ def make_core(
         batcher = Batcher([spec.meta for spec in specs], stream=name, with_tokens=with_tokens)
     speculative = config.speculative
     clock = VirtualClock()
-    manager = make_manager(config, clock.now, batcher)
+    manager = make_manager(config, clock.now, batcher, alone=peer is None and source is None)
     timing = make_timing(config.timing, config.capacity_tokens)
     offload: Offload | None = None
     if config.tiers is not None:
@@ -109,8 +109,11 @@ def make_core(
     )
 
 
-def make_manager(config: EngineConfig, now: Callable[[], int], sink: Sink | None = None) -> BlockManager:
-    """The block manager of such a rank. Raises ``ConfigError``."""
+def make_manager(
+    config: EngineConfig, now: Callable[[], int], sink: Sink | None = None, *, alone: bool = True
+) -> BlockManager:
+    """The block manager of such a rank; ``alone``: no prompt comes from elsewhere. Raises ``ConfigError``."""
+    tree = BACKENDS.get(config.backend).tree
     return BlockManager(
         config.num_gpu_blocks + 1,
         config.specs,
@@ -125,6 +128,7 @@ def make_manager(config: EngineConfig, now: Callable[[], int], sink: Sink | None
         hints=config.heed_hints,
         sink=sink,
         now=now,
+        radix=tree(config) if tree is not None and alone else None,
     )
 
 
@@ -170,10 +174,12 @@ def _scheduler(
     if loads is not None:
         waiting = loads.queue(waiting)
     jobs = Lifecycle(manager, waiting, batch, blocks, loads=loads, speculative=speculative, watcher=watcher)
-    limits: list[tuple[int, str]] = []
+    policy = backend.policy(jobs, config)
+    limits: list[tuple[int, int, str]] = []
     if backend.spare_blocks is not None:
-        tokens = (config.num_gpu_blocks - backend.spare_blocks) * manager.groups[0].block_size
-        limits.append((tokens, f"the {config.num_gpu_blocks} blocks there are"))
+        page = manager.groups[0].block_size
+        tokens = (config.num_gpu_blocks - backend.spare_blocks) * page - policy.spare_tokens
+        limits.append((tokens, page if policy.spare_tokens else 1, f"the {config.num_gpu_blocks} blocks there are"))
     if config.max_model_len is not None:
-        limits.append((config.max_model_len, f"max_model_len {config.max_model_len}"))
-    return Scheduler(jobs, backend.policy(jobs, config), limits, config.role)
+        limits.append((config.max_model_len, 1, f"max_model_len {config.max_model_len}"))
+    return Scheduler(jobs, policy, limits, config.role)

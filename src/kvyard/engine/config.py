@@ -123,7 +123,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def tokens_per_pass(self) -> int:
         """How many prompt tokens one pass computes at most."""
         if self.backend == "sglang":
-            return (self.sglang or SglangSettings()).chunked_prefill_size
+            chunk = (self.sglang or SglangSettings()).chunked_prefill_size
+            return chunk if chunk > 0 else (self.sglang or SglangSettings()).max_prefill_tokens
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens
 
     @property
@@ -197,8 +198,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for name, reason in (("tiers", "lower tiers"), ("speculative", "draft tokens")):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"async_scheduling is not modelled with {reason}: turn one of them off")
-            if self.backend != "vllm":
-                raise ConfigError(f"async_scheduling is modelled for backend vllm, not for {self.backend}")
+            if self.backend == "trtllm":
+                raise ConfigError("async_scheduling is modelled for backends vllm and sglang, not for trtllm")
         BACKENDS.get(self.backend).check(self)
         self.timing.check()
 

@@ -399,6 +399,7 @@ class EngineCore:
         self.busy_ns += end - self._start
         self._ends = _NEVER
         self._batch = None
+        self.scheduler.policy.computed(batch)
         jobs.come_down(end)
         self._announce(end)
         if self._decided:

@@ -26,6 +26,11 @@ class DecodeBlocks:
         self._manager = manager
         self._batch = batch
         self._defers = defers
+        self._inserts = manager.tree is not None
+        self.headroom = False
+        """Whether a decode pass evicts until there is a block for every job in it, needed or not: SGLang's way."""
+        self._roomy = -1
+        """The last pass that this was done for."""
         self._size = manager.groups[0].block_size
 
     @staticmethod
@@ -48,13 +53,14 @@ class DecodeBlocks:
 
     def evict_none(self, passes: int) -> bool:
         """Whether so many passes can't need more blocks than there are without a name."""
-        return self._batch.count * (passes // self._size + 1) <= self._manager.pool.unnamed
+        blocks = passes // self._size + 1 + self.headroom
+        return self._batch.count * blocks <= self._manager.pool.unnamed
 
     # -- jobs that come and go --------------------------------------------------------------------------------------
 
     def arrive(self, job: Job) -> None:
         """Note whether what ``job`` completes while decoding may be registered late."""
-        job.defers = self._defers and isinstance(job.chain, TraceChain)
+        job.defers = self._inserts or (self._defers and isinstance(job.chain, TraceChain))
 
     def join(self, job: Job) -> None:
         """``job`` has its first token and decodes from the next pass on."""
@@ -72,6 +78,8 @@ class DecodeBlocks:
     def close(self, job: Job) -> None:
         """``job`` is about to give its blocks back: first register those of them that were put off."""
         self.settle((job,))
+        if self._inserts:
+            return  # nothing gets a name but by an insert
         if job.defers and job.state is JobState.DECODE and job.num_computed_tokens > job.registered_until:
             self._manager.cache(job, min(job.num_computed_tokens, job.num_tokens - 1))
 
@@ -110,18 +118,32 @@ class DecodeBlocks:
         """Pass ``tick`` of a plan has begun, and those before ``until`` are certain: take the blocks of it, or of all of them
         (``together``). Returns the next pass that needs any, or ``until``.
         """
+        batch = self._batch
         if self.together:
+            if self.headroom and until - 1 > self._roomy:
+                # What the last of these passes evicts for includes what those before it do.
+                self._take_before(until - 1)
+                self._manager.pool.make_room(batch.count)
+                self._roomy = until - 1
             self._take_before(until)
             return until
-        batch = self._batch
         batch.advance(tick - batch.tick)
+        if self.headroom and tick > self._roomy:
+            self.make_headroom()
         for job in batch.due():
             if not self.take(job):
                 raise AssertionError(f"{job} was promised a block and there is none")
         following = batch.next_touch()
+        if self.headroom and self._manager.pool.unnamed < batch.count:
+            following = tick + 1
         if following is None or following >= until:
             return until
         return following if following > tick else tick + 1
+
+    def make_headroom(self) -> None:
+        """Evict until there is a block for every job in the pass ``tick`` (``headroom``)."""
+        self._manager.pool.make_room(self._batch.count)
+        self._roomy = self._batch.tick
 
     def _take_before(self, tick: int) -> None:
         """Take what jobs need in passes before ``tick``. There must be enough."""

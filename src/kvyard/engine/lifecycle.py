@@ -5,6 +5,8 @@ blocks, lower tiers and counts, and what the watcher is told. Which job takes wh
 policy that forms passes, and by the clients.
 """
 
+from collections.abc import Callable, Sequence
+
 from kvyard.blocks import BlockManager, Hit
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
@@ -52,6 +54,8 @@ class Lifecycle:
         self.endings = 0
         """Jobs that have ended in any way."""
         self._serial = 0
+        self.finishing: Callable[[Job], None] | None = None
+        """Called for a job that has its last token, before its blocks are freed."""
 
     @property
     def idle(self) -> bool:
@@ -121,12 +125,18 @@ class Lifecycle:
 
     # -- back -------------------------------------------------------------------------------------------------------
 
-    def preempt(self, job: Job, now: int, to_front: bool = True) -> None:
-        """Take everything from ``job``; it goes back to the queue and will compute again what isn't cached any more."""
+    def preempt(self, job: Job, now: int, to_front: bool = True, keeps_in_flight: bool = True) -> None:
+        """Take everything from ``job``; it goes back to the queue and will compute again what isn't cached any more. Its token
+        in flight, if there is one, counts if it ``keeps_in_flight``.
+        """
         self.preemptions += 1
         job.preemptions += 1
         if job.end >= 0 and self.batch.in_flight(job):
-            self.flights[-1].owed.append(job)
+            flight = self.flights[-1]
+            if keeps_in_flight:
+                flight.owed.append(job)
+            elif job in flight.first:
+                flight.first.remove(job)
         self._stop(job)
         job.awaits = 0
         if self.loads is not None:
@@ -138,6 +148,19 @@ class Lifecycle:
         else:
             self.waiting.push(job)
         self.watcher.preempted(job, now)
+
+    def renumber(self, jobs: Sequence[Job]) -> None:
+        """Have ``jobs``, all of those that decode in lockstep, stand in this order behind all others that run."""
+        for job in jobs:
+            del self.running[job.serial]
+            job.awaits = self.batch.in_flight(job)
+            self.blocks.settle((job,))
+            self.batch.leave(job)
+        for job in jobs:
+            self._serial += 1
+            job.serial = self._serial
+            self.running[job.serial] = job
+            self.blocks.join(job)
 
     def untangle(self, now: int) -> bool:
         """Nothing runs and no job could be let in. If that is because waiting jobs hold loaded blocks, and no transfer will
@@ -299,6 +322,8 @@ class Lifecycle:
     def _finish(self, job: Job, end: int) -> None:
         del self.running[job.serial]
         self.blocks.close(job)
+        if self.finishing is not None:
+            self.finishing(job)
         job.state = JobState.FINISHED
         self._release(job, end)
         self.watcher.ended(job, end, "")

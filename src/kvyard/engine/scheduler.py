@@ -16,8 +16,10 @@ from kvyard.engine.role import Role
 class Scheduler:
     """What the core asks, for one engine."""
 
-    def __init__(self, jobs: Lifecycle, policy: PassMaker, limits: Sequence[tuple[int, str]], role: Role) -> None:
-        """``limits``: how many tokens a request may have, prompt and output together, and what sets each limit."""
+    def __init__(self, jobs: Lifecycle, policy: PassMaker, limits: Sequence[tuple[int, int, str]], role: Role) -> None:
+        """``limits``: how many tokens a request may have, prompt and output together, where the prompt counts in multiples of a
+        page, and what sets each limit.
+        """
         self.jobs = jobs
         self.policy = policy
         self.role = role
@@ -35,8 +37,8 @@ class Scheduler:
 
     def add(self, job: Job, now: int) -> None:
         """``job`` has arrived. Its output is cut to what there is room for; one that can never be served is turned away."""
-        for tokens, where in self._limits:
-            room = tokens - job.num_prompt_tokens
+        for tokens, page, where in self._limits:
+            room = tokens - -(-job.num_prompt_tokens // page) * page
             if room < 1:
                 self.jobs.reject(job, now, f"its prompt of {job.num_prompt_tokens} tokens leaves no room in {where}")
                 return

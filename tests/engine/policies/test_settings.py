@@ -11,12 +11,12 @@ from kvyard.engine.build import make_core
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.policies.mixed import MixedPasses
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
-from kvyard.engine.policies.sglang import ApartPasses
+from kvyard.engine.policies.sglang import SglangPasses
 from kvyard.errors import KvyardError
 
 
 @pytest.mark.parametrize(
-    ("backend", "policy", "size"), [("vllm", MixedPasses, 64), ("sglang", ApartPasses, 1), ("trtllm", MixedPasses, 32)]
+    ("backend", "policy", "size"), [("vllm", MixedPasses, 64), ("sglang", SglangPasses, 1), ("trtllm", MixedPasses, 32)]
 )
 def test_each_backend_has_its_policy_and_block_size(backend, policy, size):
     core = make_core(EngineConfig(backend=backend))

@@ -24,3 +24,5 @@ class SchedulerBackend(NamedTuple, Generic[Config]):
     """What makes passes of an engine's jobs."""
     spare_blocks: int | None = None
     """Where a request may grow no larger than the pool: how many blocks less than that, for rounding."""
+    tree: Callable[[Config], str | None] | None = None
+    """The eviction policy of a radix tree that blocks are cached in, where that is the backend's way."""

@@ -11,6 +11,9 @@ from kvyard.engine.passes import Pass
 class PassMaker:
     """Makes passes of the jobs of a ``Lifecycle``, by taking them through it."""
 
+    spare_tokens = 0
+    """Tokens that must be left of the pool's for a request alone in it, its prompt in whole pages, to be admitted."""
+
     def __init__(self, jobs: Lifecycle) -> None:
         self.jobs = jobs
         self.horizon = Horizon(jobs.manager, jobs.batch, jobs.blocks, jobs.loads, jobs.waiting, jobs.running)

@@ -1,12 +1,10 @@
-"""SGLang's way: prompts first, admission by a budget of tokens, retraction when decoding runs out of memory.
+"""SGLang's scheduling as Dynamo's mocker simulates it: prompts first, admission by a budget of tokens, retraction.
 
 A pass either extends (computes prompts) or decodes, never both; while a prompt can get in, decoding waits. A prompt gets in
 if it fits into what is free after setting aside a share of the output that running requests may still produce
-(``NewTokenRatio``). When that was too little, the request with the least output goes back to the queue's end.
-
-Pages are the block manager's blocks, and its cached blocks stand for the radix tree. Three things differ from a tree: copies of
-one text computed side by side stay two copies until evicted, eviction takes single blocks rather than whole leaves, and it goes
-by when a block was last let go.
+(``NewTokenRatio``). When that was too little, the request with the least output goes back to the queue's end. Blocks are
+cached and evicted as vLLM's are. It also serves engines that hand prompts over to each other, which SGLang's own rules
+(``kvyard.engine.policies.sglang``) aren't modelled for.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,23 +18,10 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.load_source import AT_ONCE, NO_ROOM
 from kvyard.engine.passes import Chunk, Pass
-from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.policies.settings import SglangSettings
-from kvyard.engine.queue import ArrivalQueue, Queue
+from kvyard.engine.queue import ArrivalQueue
 
-UNUSED = {
-    "max_loras": "a limit of adapters per pass is modelled for vllm",
-    "max_num_batched_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
-    "long_prefill_token_threshold": "it has sglang.chunked_prefill_size",
-    "long_prefill_token_threshold_adaptive": "it has sglang.chunked_prefill_size",
-    "max_num_scheduled_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
-    "enable_chunked_prefill": "its prompts are always cut at sglang.chunked_prefill_size",
-    "scheduling_policy": "it has sglang.schedule_policy",
-    "preemption_mode": "it retracts the request with the least output",
-    "scheduler_reserve_full_isl": "it admits by a budget of free tokens",
-    "watermark": "it admits by a budget of free tokens",
-}
 FIRST = 0.7
 LOWEST_SHARE = 0.14
 DECAY_PASSES = 600
@@ -88,7 +73,7 @@ class PrefixQueue(ArrivalQueue):
     strict = False
 
 
-class ApartPasses(PassMaker):
+class MockerPasses(PassMaker):
     """Extend passes and decode passes, first in first out or longest prefix first."""
 
     def __init__(self, jobs: Lifecycle, config: EngineConfig) -> None:
@@ -101,7 +86,7 @@ class ApartPasses(PassMaker):
         self._ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._page = jobs.manager.groups[0].block_size
         self._max_seqs = config.max_num_seqs
-        self._sorts = isinstance(jobs.waiting, PrefixQueue)
+        self._sorts = settings.schedule_policy == "lpm" and config.enable_prefix_caching
         self._verbose: set[Job] = set()
         """Jobs that may produce more tokens than count."""
         self._head: tuple[Job, int] | None = None
@@ -388,19 +373,3 @@ class ApartPasses(PassMaker):
         for job, new, past in done.chunks:
             if not job.state.ended:
                 self.jobs.manager.cache(job, past + new)
-
-
-def queue(config: EngineConfig) -> Queue:
-    """In order of arrival; ``lpm`` chooses from it by what is cached."""
-    sorts = config.sglang is not None and config.sglang.schedule_policy == "lpm" and config.enable_prefix_caching
-    return PrefixQueue() if sorts else ArrivalQueue()
-
-
-def check(config: EngineConfig) -> None:
-    """Raise ``ConfigError`` for what it isn't modelled with."""
-    config.check_plain_model()
-    config.refuse(UNUSED)
-    (config.sglang or SglangSettings()).check(config.specs[0].block_size)
-
-
-SGLANG = SchedulerBackend(block_size=1, check=check, queue=queue, policy=ApartPasses, spare_blocks=1)

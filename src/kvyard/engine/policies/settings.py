@@ -10,12 +10,28 @@ from kvyard.blocks.spec import ConfigError
 class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the ``sglang`` backend admits requests. Names and defaults are SGLang's."""
 
-    schedule_policy: Literal["fifo", "lpm"] = "fifo"
-    """Who is next: the first to come, or the one with the longest cached prefix."""
+    schedule_policy: Literal["fifo", "lpm", "dfs-weight", "lof", "random", "hrrn", "shortest-prefill-first"] = "fifo"
+    """Who is next: the first to come (SGLang's fcfs), the one with the longest cached prefix, ..."""
     max_prefill_tokens: int = 16384
     """Prompt tokens in a pass, all requests together."""
     chunked_prefill_size: int = 8192
-    """Prompt tokens in a pass that requests can be cut at."""
+    """Prompt tokens in a pass that requests can be cut at; -1 never cuts them."""
+    enable_mixed_chunk: bool = False
+    """Whether requests decode in passes that compute prompts."""
+    prefill_max_requests: int | None = None
+    """Requests whose prompts are in a pass."""
+    ignore_eos: bool = False
+    """Whether answers are known to have all their tokens, so that room is set aside for all of them."""
+    radix_eviction_policy: Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"] = "lru"
+    """Which leaves of the radix tree are evicted first."""
+    enable_priority_scheduling: bool = False
+    """Whether those with a higher priority go first."""
+    schedule_low_priority_values_first: bool = False
+    """Whether a lower value is a higher priority."""
+    disable_priority_preemption: bool = False
+    """Whether nobody is preempted for one with a higher priority."""
+    priority_scheduling_preemption_threshold: int = 10
+    """By how much a priority must be higher for that."""
     clip_max_new_tokens: int = 4096
     """Room is set aside for at most this many output tokens per request, however many it may produce."""
     schedule_conservativeness: float = 1.0
@@ -27,13 +43,16 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def check(self, block_size: int) -> None:
         """Raise ``ConfigError`` if a value makes no sense for pages of ``block_size`` tokens."""
-        for name in ("max_prefill_tokens", "chunked_prefill_size", "clip_max_new_tokens"):
+        chunk = self.chunked_prefill_size
+        for name in ("max_prefill_tokens", "clip_max_new_tokens", *(("chunked_prefill_size",) if chunk != -1 else ())):
             if getattr(self, name) < 1:
                 raise ConfigError(f"sglang.{name} must be at least 1, got {getattr(self, name)}")
         if self.schedule_conservativeness < 0:
             raise ConfigError(
                 f"sglang.schedule_conservativeness must not be negative, got {self.schedule_conservativeness}"
             )
+        if chunk == -1:
+            return
         if self.chunked_prefill_size % block_size:
             raise ConfigError(
                 f"sglang.chunked_prefill_size ({self.chunked_prefill_size}) must be a multiple of the page size "

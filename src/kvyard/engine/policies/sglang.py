@@ -1,0 +1,803 @@
+"""SGLang's scheduling, as its ``Scheduler`` and ``PrefillAdder`` decide: held to logs of both (``tests/golden/sglang``).
+
+A pass extends (computes prompts) or decodes; while a prompt can get in, decoding waits, unless the two are mixed. A prompt
+gets in if it fits whole, with its answer and a page to spare, into what is free after a share of the output that running
+requests may still produce is set aside (``NewTokenRatio``), even where only a chunk of it is computed at first. Once one did
+not fit, the batch counts as full until a request leaves it. When the share was too little, requests with the least output go
+back to the queue.
+
+What is cached is a radix tree (``kvyard.blocks.radix``).
+"""
+
+import random
+from collections.abc import Iterator
+
+from kvyard.blocks import Hit
+from kvyard.blocks.extent import Node
+from kvyard.blocks.radix import RadixGroup
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.job import Job, JobState
+from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.passes import Chunk, Pass
+from kvyard.engine.policies.backend import SchedulerBackend
+from kvyard.engine.policies.maker import PassMaker
+from kvyard.engine.policies.mocker import MockerPasses, PrefixQueue
+from kvyard.engine.policies.settings import SglangSettings
+from kvyard.engine.queue import ArrivalQueue, Queue
+from kvyard.hashing import TokenChain
+
+UNUSED = {
+    "max_loras": "a limit of adapters per pass is modelled for vllm",
+    "max_num_batched_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
+    "long_prefill_token_threshold": "it has sglang.chunked_prefill_size",
+    "long_prefill_token_threshold_adaptive": "it has sglang.chunked_prefill_size",
+    "max_num_scheduled_tokens": "it has sglang.max_prefill_tokens and sglang.chunked_prefill_size",
+    "enable_chunked_prefill": "it has sglang.chunked_prefill_size, which -1 turns off",
+    "scheduling_policy": "it has sglang.schedule_policy",
+    "preemption_mode": "it retracts the request with the least output",
+    "scheduler_reserve_full_isl": "it admits by a budget of free tokens",
+    "watermark": "it admits by a budget of free tokens",
+}
+FIRST = 0.7
+LOWEST_SHARE = 0.14
+DECAY_PASSES = 600
+LOOK_AHEAD = 20
+"""Decode steps per request that a retraction makes room for."""
+LONGEST_SORTED = 128
+"""With more waiting than this, policies that go by the cache are first come, first served."""
+SAME_START = 32
+"""Requests that have at most this many tokens cached and share this many first tokens: one goes first, the others later."""
+REFRESH_INTERVAL = 32
+"""Waiting requests count as uses of what is cached for them once in this many attempts to admit one."""
+BY_CACHE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
+"""Schedule policies that match every waiting request before they choose."""
+
+
+NO_TOKENS = -1
+"""A prompt doesn't fit."""
+
+
+class NewTokenRatio:
+    """Share of the output that running requests may still produce for which room is set aside.
+
+    Setting aside all of it would waste most; setting aside none would retract often. So the share falls with every decode
+    pass in which nothing was retracted; a retraction sets it to what the running requests have shown to need. It is a running
+    sum, as SGLang's is: a product would round differently.
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        self._first = min(FIRST * conservativeness, 1.0)
+        self._floor = min(self._first * LOWEST_SHARE, 1.0)
+        self._step = (self._first - self._floor) / DECAY_PASSES
+        self.current = self._first
+
+    def decay(self, passes: int) -> None:
+        """``passes`` decode passes retracted nothing."""
+        while passes and self.current > self._floor:
+            self.current = max(self.current - self._step, self._floor)
+            passes -= 1
+
+    def reset(self) -> None:
+        """All requests are gone."""
+        self.current = self._first
+
+    def estimate(self, produced: int, wanted: int, requests: int) -> None:
+        """A request was retracted: start again from what the rest have produced so far, out of the ``wanted`` tokens they may
+        produce in all.
+        """
+        self.current = min(1.0, (produced + LOOK_AHEAD * requests) / (wanted + 1))
+
+
+class WaitingQueue:
+    """Jobs in the order in which they were last sorted; who comes, or comes back, goes to the end."""
+
+    strict = False
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.entries: dict[Job, int] = {}
+        """When each job came or came back, as a number."""
+        self._entered = 0
+        self.processed = 0
+        """Prompt tokens computed so far, the axis by which ``hrrn`` ages requests."""
+        self.arrivals: dict[Job, int] = {}
+        """Those that had been computed when each job came."""
+
+    def push(self, job: Job) -> None:
+        self._note(job)
+        self.jobs.append(job)
+
+    def push_front(self, job: Job) -> None:
+        self._note(job)
+        self.jobs.insert(0, job)
+
+    def _note(self, job: Job) -> None:
+        self._entered += 1
+        self.entries[job] = self._entered
+        self.arrivals[job] = self.processed
+
+    def peek(self) -> Job:
+        return self.jobs[0]
+
+    def pop(self) -> Job:
+        job = self.jobs[0]
+        self.remove(job)
+        return job
+
+    def remove(self, job: Job) -> None:
+        self.jobs.remove(job)
+        del self.entries[job], self.arrivals[job]
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
+
+
+class Budget:
+    """Tokens that one batch of prompts may still take: ``PrefillAdder`` and its ``PrefillBudget``."""
+
+    def __init__(self, free: int, page: int, aside: float, inputs: int, chunk: int | None, mixed: int) -> None:
+        """``free`` tokens could be had at once, of which ``aside`` are for the answers of running requests; ``mixed`` of these
+        decode in the batch.
+        """
+        self.free = free
+        self.page = page
+        self.total = mixed + aside
+        """Tokens spoken for, answers included."""
+        self.current: float = mixed
+        """Tokens spoken for in this batch."""
+        self.inputs = inputs - mixed
+        self.chunk = chunk - mixed if chunk is not None else None
+
+    @property
+    def spent(self) -> bool:
+        """True if the batch has as many tokens as it may have, though more would fit."""
+        if self.free - self.total <= 0 or self.free - self.current <= 0:
+            return False
+        return self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0)
+
+    @property
+    def open(self) -> bool:
+        """True if another prompt may be tried."""
+        return self.free - self.total > 0 and self.free - self.current > 0 and not self.spent
+
+    def pages(self, tokens: int) -> int:
+        """``tokens`` in whole pages, as tokens."""
+        return -(-tokens // self.page) * self.page
+
+    def continued(self) -> int:
+        """Tokens that a prompt which is partly computed may have: what is free, unless that is nothing."""
+        assert self.chunk is not None
+        room = min(self.chunk, int(self.free - self.total))
+        return room if room > 0 else self.chunk
+
+    def fits(self, left: int, answer: int, locked: int) -> bool:
+        """True if ``left`` prompt tokens and the answer fit, with a page to spare, once ``locked`` free pages are held."""
+        return left + answer + self.page < self.free - locked * self.page - self.total
+
+    def price(self, left: int, answer: int, locked: int, *, first: bool) -> int:
+        """Return how many of the ``left`` tokens of a prompt are computed in this batch: ``NO_TOKENS`` if it doesn't fit whole,
+        0 if the batch has as much as it may have. ``first``: the batch has no other prompt.
+        """
+        if not self.fits(left, answer, locked):
+            return NO_TOKENS
+        charged = self.pages(left)
+        if self.chunk is None:
+            return left if first or charged < self.inputs else 0
+        if charged <= self.chunk:
+            return left
+        return max(0, self.chunk // self.page * self.page)
+
+    def price_known(self, left: int, remaining: int, occupied: int, known: "KnownEnds") -> int:
+        """Like ``price`` without prefix caching, where all answers are known to have all their tokens: a prompt fits if there
+        is room whenever a request ends.
+        """
+        paged = self.pages(left) + self.page
+        if paged > min(self.free - self.current, self.free - self.total):
+            return NO_TOKENS
+        known.add(remaining, occupied)
+        if not known.fit(self.free - self.current - paged):
+            return NO_TOKENS
+        if self.chunk is None or left <= self.chunk:
+            return left
+        return max(0, self.chunk)
+
+    def charge(self, tokens: int, answer: int) -> None:
+        """A prompt computes ``tokens`` in this batch and has ``answer`` tokens set aside."""
+        charged = self.pages(tokens)
+        self.total += charged + self.page + answer
+        self.current += charged + self.page
+        self.inputs -= charged
+        if self.chunk is not None:
+            self.chunk -= charged
+
+
+class KnownEnds:
+    """When requests end that are known to have all their tokens, the next one first."""
+
+    def __init__(self, running: list[tuple[float, int]]) -> None:
+        self._running = running
+        self._ends: list[tuple[float, int]] | None = None
+
+    def add(self, left: float, occupied: int) -> None:
+        """A request with ``left`` tokens to produce is about to be admitted. SGLang puts the latest to end before the last."""
+        if self._ends is None:
+            self._ends = [end for end in [(left, occupied), *self._running] if end[0] > 0]
+            self._ends.sort(key=lambda end: end[0])
+        elif left > 0:
+            at = next((at for at, end in enumerate(self._ends) if left <= end[0]), max(0, len(self._ends) - 1))
+            self._ends.insert(at, (left, occupied))
+
+    def fit(self, free: float) -> bool:
+        """True if ``free`` tokens suffice until each of them ends."""
+        ends = self._ends or []
+        freed = 0
+        for at, (left, occupied) in enumerate(ends):
+            others = len(ends) - at
+            if free + freed - left * others <= others:
+                return False
+            freed += occupied
+        return True
+
+
+class SglangPasses(PassMaker):
+    """Extend passes and decode passes."""
+
+    spare_tokens = 1
+
+    def __init__(self, jobs: Lifecycle, config: EngineConfig) -> None:
+        super().__init__(jobs)
+        settings = self._settings = config.sglang or SglangSettings()
+        self._page = jobs.manager.groups[0].block_size
+        self._max_seqs = config.max_num_seqs
+        self._ahead = config.decides_ahead
+        """Whether the tokens of the last pass are not known yet when the next one is formed."""
+        chunk = settings.chunked_prefill_size
+        self._chunk_size = chunk if chunk > 0 else None
+        self._clip = settings.clip_max_new_tokens
+        self._ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self._policy = settings.schedule_policy
+        self._random = random.Random(config.seed)
+        self._preempts = settings.enable_priority_scheduling and not settings.disable_priority_preemption
+        self._tree: RadixGroup | None = jobs.manager.tree if jobs.manager.caching else None
+        waiting = jobs.waiting
+        assert isinstance(waiting, WaitingQueue)
+        self._waiting = waiting
+        self._running: list[Job] = []
+        """The decode batch, in SGLang's order."""
+        self._mixes = settings.enable_mixed_chunk and self._chunk_size is not None
+        self._extended_tokens = 0
+        """Tokens of the last pass that extended."""
+        self._extended: list[Job] = []
+        """The jobs of the last pass, if that extended; they are not in the decode batch yet."""
+        self._chunked: Job | None = None
+        """The job whose prompt goes on in the next pass."""
+        self._stash = 0
+        """Tokens of its prompt that are computed and not in the tree yet."""
+        self._full = False
+        """Whether no prompt is tried until a request leaves the batch."""
+        self._attempts = 0
+        self._tick = jobs.batch.tick
+        """Decode passes that the ratio knows of."""
+        self._endings = 0
+        """Jobs that had ended when the decode batch was last looked through."""
+        self._published: set[Job] = set()
+        """Jobs whose prompts were inserted at the end of this pass."""
+        self._cached: dict[Job, int] = {}
+        """Tokens that were last found cached of each waiting job, where the policy goes by that."""
+        self._entries: dict[Job, int] = {}
+        """When each running job last came to the queue; for preemption."""
+        self._tried: dict[Job, tuple[int, int]] = {}
+        """Tokens of each job, and how many of these were cached, when it was last tried; for preemption."""
+        self._founding = 0
+        """Tokens of the extend pass that the decode batch began with. SGLang counts them again with each decode pass."""
+        jobs.finishing = self._finishing
+        jobs.blocks.headroom = self._tree is not None and self._page > 1
+
+    @property
+    def ratio(self) -> float:
+        """Share of the running requests' output that room is set aside for."""
+        return self._ratio.current
+
+    def decoding(self) -> list[Job]:
+        """The jobs that decode in the pass that was last formed, in SGLang's order."""
+        return [job for job in [*self._extended, *self._running] if job.end >= 0 and not job.state.ended]
+
+    # -- a pass -----------------------------------------------------------------------------------------------------
+
+    def form(self, now: int, longest: int) -> Pass | None:
+        jobs = self.jobs
+        jobs.manager.begin_step()
+        self._merge()
+        chunks = self._admit(now)
+        batch = jobs.batch
+        if chunks:
+            tokens = sum([new for _, new, _ in chunks])
+            self._extended = [job for job, _, _ in chunks]
+            mixed = self._mixes and self._mix()
+            self._extended_tokens = tokens + (batch.count if mixed else 0)
+            self._waiting.processed += self._extended_tokens
+            return Pass(chunks, batch.count, batch.context, batch.longest()) if mixed else Pass(chunks, 0, 0)
+        if not self._running:
+            if not jobs.waiting and not jobs.flights and self._chunked is None:
+                self._ratio.reset()
+            return None
+        took_pages = self._decode(now)
+        if took_pages is None:
+            return None
+        self._waiting.processed += self._founding
+        passes = 1
+        if self._ahead:
+            pass  # a plan would have to know what is in flight
+        elif self._chunked is None and (not jobs.waiting or (self._full and not self._preempts)):
+            passes = self.horizon.passes(longest, took_pages)
+        return Pass((), batch.count, batch.context, batch.longest(), stable_for=passes)
+
+    def _merge(self) -> None:
+        """Take what became of the last pass into account: its prompts join the decode batch, ended requests leave it."""
+        batch = self.jobs.batch
+        passed = batch.tick - self._tick
+        if passed > 0:
+            # The first pass of a plan was counted when it was formed.
+            self._ratio.decay(passed)
+            self._waiting.processed += passed * self._founding
+        self._tick = batch.tick
+        chunked = self._chunked
+        if chunked is not None and chunked.state.ended:
+            chunked = self._chunked = None
+        if chunked is not None and self._stash:
+            self._insert(chunked, self._stash)
+            self._stash = 0
+        if self._extended:
+            joined = [job for job in self._extended if job is not chunked and not job.state.ended]
+            if len(joined) < len(self._extended):
+                self._full = False
+            if joined:
+                if not self._running:
+                    self._running, self._full = joined, False
+                    self._founding = self._extended_tokens
+                else:
+                    self._running = self._running + joined
+            self._extended = []
+        if self._endings != self.jobs.endings:
+            self._endings = self.jobs.endings
+            still = [job for job in self._running if job.state < JobState.FINISHED]
+            if len(still) < len(self._running):
+                self._running, self._full = still, False
+
+    # -- prompts ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, now: int) -> list[Chunk]:
+        """Let prompts in, in order, until one has to wait; returns the chunks to compute."""
+        running, waiting = self._running, self._waiting
+        if self._preempts or not running:
+            self._full = False
+        if (self._full or not waiting) and self._chunked is None:
+            return []
+        if self._rows() <= 0 and self._chunked is None and not self._preempts:
+            self._full = True
+            return []
+        self._sort()
+        settings, pool = self._settings, self.jobs.manager.pool
+        mixed = len(running) if self._mixes else 0
+        budget = Budget(
+            pool.free * self._page, self._page, self._aside(), settings.max_prefill_tokens, self._chunk_size, mixed
+        )
+        chunks: list[Chunk] = []
+        if self._chunked is not None:
+            self._continue(self._chunked, budget, chunks)
+        most = settings.prefill_max_requests
+        held = len(chunks)
+        known = KnownEnds(self._ends(chunks)) if settings.ignore_eos and not self.jobs.manager.caching else None
+        for _ in range(len(waiting)):
+            job = waiting.jobs[0]  # those before it are in the batch
+            if budget.spent:
+                break
+            if len(chunks) >= self._rows(held, len(chunks) - held):
+                self._full = True
+            if self._full and not (self._preempts and self._make_way(job, budget, now)):
+                break
+            hit = self._match(job, job.num_tokens - 1)
+            self._tried[job] = (job.num_tokens, hit.tokens)
+            if most is not None and len(chunks) >= most:
+                break
+            left = job.num_tokens - hit.tokens
+            if known is not None:
+                new = budget.price_known(left, job.remaining, job.num_tokens, known)
+            elif (
+                self._chunked is not None
+                and self._policy == "shortest-prefill-first"
+                and budget.chunk is not None
+                and budget.pages(left) > budget.chunk
+            ):
+                # One prompt at a time goes on in the next pass.
+                new = (
+                    0 if budget.fits(left, min(job.remaining, self._clip), hit.groups[0].free_blocks(0)) else NO_TOKENS
+                )
+            else:
+                locked = hit.groups[0].free_blocks(0)
+                new = budget.price(left, min(job.remaining, self._clip), locked, first=not chunks)
+            if new == NO_TOKENS:
+                self._full = bool(chunks) or bool(running)
+                break
+            if not new:
+                break
+            self._start(job, hit, now)
+            budget.free = pool.free * self._page
+            whole = new == job.num_tokens - hit.tokens
+            budget.charge(new, min(job.max_tokens, self._clip) if whole else 0)
+            chunks.append((job, new, hit.tokens))
+            if not whole:
+                self._chunked = job
+            if not budget.open:
+                if not budget.spent:
+                    self._full = True
+                break
+        self._take(chunks)
+        return chunks
+
+    def _rows(self, held: int = 0, started: int = 0) -> int:
+        """How many requests may be in the batch being formed; ``held`` of them ran before, ``started`` have begun with it."""
+        rows = self._max_seqs - len(self.jobs.running) + started
+        return min(self._max_seqs - len(self._running), rows + held)
+
+    def _aside(self) -> float:
+        """Tokens set aside for the answers of running requests."""
+        # One by one, as SGLang adds them up: a product would round differently.
+        aside = 0.0
+        if self._ahead:
+            for job in self._running:
+                aside += self._aside_for(job)
+            return aside
+        ratio = 1.0 if self._settings.ignore_eos else self._ratio.current
+        clip, tick = self._clip, self.jobs.batch.tick
+        for job in self._running:
+            left = job.end - tick
+            aside += (left if left < clip else clip) * ratio
+        return aside
+
+    def _aside_for(self, job: Job) -> float:
+        ratio = 1.0 if self._settings.ignore_eos else self._ratio.current
+        return min(self._remaining(job), self._clip) * ratio
+
+    def _remaining(self, job: Job) -> int:
+        """Tokens that a running request has still to produce, those in flight included."""
+        if job.end < 0:
+            return 1
+        batch = self.jobs.batch
+        left = job.end - batch.tick
+        return left + batch.in_flight(job) if self._ahead else left
+
+    def _continue(self, job: Job, budget: Budget, chunks: list[Chunk]) -> None:
+        """The next chunk of a prompt. It is cut at what is free, unless that is nothing."""
+        past = job.num_computed_tokens
+        left = job.num_tokens - past
+        room = budget.continued()
+        if self._policy == "shortest-prefill-first" and budget.chunk is not None:
+            room = min(room, self._spare_for_shorter(left, budget.chunk))
+        new = min(left, room)
+        budget.charge(new, 0 if left > room else min(job.max_tokens, self._clip))
+        chunks.append((job, new, past))
+        if left <= room:
+            self._chunked = None
+
+    def _spare_for_shorter(self, left: int, chunk: int) -> int:
+        """Tokens of the next chunk of a prompt with ``left`` tokens to go, so that shorter prompts fit beside it."""
+        page, reserved = self._page, 0
+        if chunk < 2 * page:
+            return chunk
+        for job in self._waiting:
+            work = max(1, job.num_tokens - self._cached[job])
+            charged = -(-work // page) * page
+            if work >= left or reserved + charged > chunk - page:
+                break
+            reserved += charged
+        return (chunk - reserved) // page * page if reserved else chunk
+
+    def _ends(self, chunks: list[Chunk]) -> list[tuple[float, int]]:
+        """Of the requests in the batch, the tokens left of each answer and the tokens each occupies."""
+        running: list[tuple[float, int]] = [(self._remaining(job), self._length(job)) for job in self._running]
+        return running + [(job.remaining, job.num_tokens) for job, _, _ in chunks]
+
+    def _length(self, job: Job) -> int:
+        return job.num_prompt_tokens + self._produced(job)
+
+    # -- preemption -------------------------------------------------------------------------------------------------
+
+    def _make_way(self, job: Job, budget: Budget, now: int) -> bool:
+        """Preempt running requests whose priorities are low enough for ``job``, if it fits then; returns whether it does."""
+        settings, jobs = self._settings, self.jobs
+        sign = 1 if settings.schedule_low_priority_values_first else -1
+        order = sorted(self._running, key=lambda one: (one.priority * -sign, -self._entries[one]))
+        tokens, cached = self._tried.get(job, (0, 0))
+        missing = tokens - cached + min(job.max_tokens, self._clip) - (budget.free - budget.total)
+        victims: list[Job] = []
+        for victim in order:
+            if (job.priority - victim.priority) * -sign <= settings.priority_scheduling_preemption_threshold:
+                break
+            victims.append(victim)
+            missing -= self._aside_for(victim)
+            if missing <= 0:
+                break
+        if not victims or missing > 0:
+            return False
+        left = len(self._running)
+        for victim in [one for one in self._running if one in victims]:
+            budget.total -= self._aside_for(victim)
+            left -= 1
+            self._send_back(victim, left, now)
+        self._running = [one for one in self._running if one not in victims]
+        for victim in victims:
+            self._waiting.push(victim)
+        budget.free = jobs.manager.pool.free * self._page
+        return True
+
+    def _send_back(self, job: Job, left: int, now: int) -> None:
+        """Take everything from ``job``, and evict for the ``left`` requests of the batch; it is in no queue then."""
+        jobs = self.jobs
+        jobs.preempt(job, now, to_front=False, keeps_in_flight=False)
+        self._waiting.remove(job)
+        self._tried[job] = (self._tried.get(job, (0, 0))[0], 0)
+        jobs.manager.pool.make_room(-(-left * LOOK_AHEAD // self._page))
+
+    def _start(self, job: Job, hit: Hit, now: int) -> None:
+        """``job`` leaves the queue and holds what is cached of it."""
+        jobs = self.jobs
+        if hit.tokens:
+            taken = jobs.manager.allocate(job, 0, hit, delay_caching=True)
+            assert taken is not None
+        if self._preempts:
+            self._entries[job] = self._waiting.entries[job]
+        jobs.waiting.remove(job)
+        jobs.start(job, hit.tokens, now)
+
+    def _take(self, chunks: list[Chunk]) -> None:
+        """Take the pages of all chunks. SGLang evicts for a page more than each request needs."""
+        if not chunks:
+            return
+        manager, page = self.jobs.manager, self._page
+        tokens = sum([new for _, new, _ in chunks]) + (len(chunks) * page if page > 1 else 0)
+        manager.pool.make_room(-(-tokens // page))
+        for job, new, _ in chunks:
+            taken = manager.allocate(job, new, delay_caching=True)
+            assert taken is not None, f"{job} was left without a page"
+        chunked = self._chunked
+        if chunked is not None:
+            self._stash = next((past + new for job, new, past in chunks if job is chunked), 0)
+
+    # -- the tree ---------------------------------------------------------------------------------------------------
+
+    def _match(self, job: Job, tokens: int) -> Hit:
+        return self._tree.match(job, tokens) if self._tree is not None else self.jobs.manager.lookup(job)
+
+    def _insert(self, job: Job, tokens: int) -> None:
+        if self._tree is not None:
+            self._tree.insert(job, tokens, job.priority)
+        elif self.jobs.manager.caching:
+            self.jobs.manager.cache(job, tokens)
+
+    def computed(self, done: Pass) -> None:
+        """Prompts that are computed can be found from now on; chunks of them from the next pass on."""
+        self._published.clear()
+        for job, new, past in done.chunks:
+            if job.running and past + new >= job.num_tokens and not job.state.ended:
+                self._insert(job, past + new)
+                self._published.add(job)
+
+    def _finishing(self, job: Job) -> None:
+        """``job`` has its last token: what it computed can be found from now on."""
+        if job not in self._published:
+            self._insert(job, job.num_computed_tokens)
+
+    # -- order ------------------------------------------------------------------------------------------------------
+
+    def _sort(self) -> None:
+        """Bring those that wait into the order of the policy."""
+        waiting, settings, policy = self._waiting, self._settings, self._policy
+        jobs = waiting.jobs
+        by_cache = policy in BY_CACHE and self._tree is not None
+        if by_cache and policy in ("lpm", "hrrn") and len(jobs) > LONGEST_SORTED:
+            by_cache = False
+        elif policy == "lof":
+            sign = 1 if settings.schedule_low_priority_values_first else -1
+            if settings.enable_priority_scheduling:
+                jobs.sort(key=lambda job: (job.priority * sign, -job.max_tokens))
+            else:
+                jobs.sort(key=lambda job: -job.max_tokens)
+        elif policy == "random":
+            self._random.shuffle(jobs)
+        elif policy == "fifo" and settings.enable_priority_scheduling:
+            sign = 1 if settings.schedule_low_priority_values_first else -1
+            entries = waiting.entries
+            jobs.sort(key=lambda job: (job.priority * sign, entries[job]))
+        if by_cache:
+            self._sort_by_cache(jobs)
+        else:
+            self._refresh(jobs)
+
+    def _sort_by_cache(self, jobs: list[Job]) -> None:
+        cached: dict[Job, int] = {}
+        later: set[Job] = set()
+        starts: set[object] = set()
+        ends: list[Node | None] = []
+        for job in jobs:
+            hit = self._match(job, job.num_tokens)
+            found = hit.tokens
+            ends.append(hit.groups[0].nodes[-1] if found else None)
+            cached[job] = min(found, job.num_tokens - 1)
+            if found <= SAME_START and job.num_tokens >= SAME_START:
+                start = self._start_of(job)
+                if start in starts:
+                    later.add(job)
+                elif start is not None:
+                    starts.add(start)
+        if self._policy == "dfs-weight":
+            assert self._tree is not None
+            jobs[:] = [jobs[at] for at in self._tree.order_by_weight(ends)]
+        elif self._policy == "lpm":
+            jobs.sort(key=lambda job: (job in later, -cached[job] if job not in later else 0))
+        elif self._policy == "hrrn":
+            jobs.sort(key=lambda job: self._response_ratio(job, cached[job], job in later))
+        else:
+            entries = self._waiting.entries
+            jobs.sort(key=lambda job: (job in later, max(1, job.num_tokens - cached[job]), entries[job]))
+        self._cached = cached
+
+    def _start_of(self, job: Job) -> object:
+        """The first tokens of ``job``, or their name; ``None`` if neither is known."""
+        chain = job.chain
+        if isinstance(chain, TokenChain):
+            return tuple(chain.tokens[:SAME_START])
+        blocks = -(-SAME_START // self._page)
+        return chain.keys[blocks - 1] if len(chain.keys) >= blocks else None
+
+    def _response_ratio(self, job: Job, cached: int, later: bool) -> tuple[float, str]:
+        if later:
+            return float("inf"), job.id
+        uncached = max(0, job.num_prompt_tokens - cached)
+        if not uncached:
+            return -float("inf"), job.id
+        return -max(0, self._waiting.processed - self._waiting.arrivals[job]) / uncached, job.id
+
+    def _refresh(self, jobs: list[Job]) -> None:
+        """Now and then count those that wait as users of what is cached for them, the next one last."""
+        tree = self._tree
+        if tree is None or not jobs or self._settings.radix_eviction_policy != "lru":
+            return
+        self._attempts += 1
+        if self._attempts % REFRESH_INTERVAL == 1:
+            for job in reversed(jobs[:LONGEST_SORTED]):
+                tree.match(job, job.num_tokens)
+
+    # -- decode passes ----------------------------------------------------------------------------------------------
+
+    def _decode(self, now: int) -> bool | None:
+        """Provide for a decode pass, retracting until the rest of the batch fits. Returns whether a job needed a page; ``None``
+        if nothing decodes.
+        """
+        jobs = self.jobs
+        ending = self._leave_ending()
+        if not self._running:
+            return None
+        due = jobs.blocks.due()
+        if self._has_room(len(due)):
+            self._ratio.decay(1)
+        elif ending:
+            # What ends with the pass in flight makes room.
+            for job in due:
+                jobs.batch.watch(job, jobs.batch.tick)
+            return None
+        else:
+            due = self._retract(due, now)
+            if not self._running:
+                return None
+        self._tick = jobs.batch.tick + 1
+        self._take_decoding(due)
+        return bool(due)
+
+    def _leave_ending(self) -> bool:
+        """Requests whose last token is in flight leave the batch, though their pages are still theirs. Returns whether there
+        are any.
+        """
+        if not self._ahead:
+            return False
+        still = [job for job in self._running if job.end >= 0]
+        ending = len(still) < len(self._running)
+        if ending:
+            self._running, self._full = still, False
+        return ending
+
+    def _has_room(self, pages: int) -> bool:
+        pool = self.jobs.manager.pool
+        pool.make_room(pages)
+        return pool.unnamed >= pages if self._tree is not None else pool.free >= pages
+
+    def _take_decoding(self, due: list[Job]) -> None:
+        """Take the pages of a decode pass. SGLang evicts for a page for each request, whether it needs one or not."""
+        jobs = self.jobs
+        if jobs.blocks.headroom:
+            jobs.blocks.make_headroom()
+        for job in due:
+            taken = jobs.blocks.take(job)
+            assert taken, f"{job} was left without a page"
+
+    def _retract(self, due: list[Job], now: int) -> list[Job]:
+        """Send those with the least output back to the queue until the rest fits. Returns the rest of ``due``."""
+        jobs = self.jobs
+        needing = set(due)
+        kept = sorted(self._running, key=lambda job: (self._produced(job), -job.num_prompt_tokens), reverse=True)
+        retracted: list[Job] = []
+        while len(kept) > 1 and (not retracted or not self._has_room(len(needing))):
+            victim = kept.pop()
+            needing.discard(victim)
+            retracted.append(victim)
+            self._send_back(victim, len(kept), now)
+        for victim in retracted:
+            self._waiting.push(victim)
+        if len(kept) == 1 and not self._has_room(len(needing)):
+            # SGLang gives it up: a prompt under way holds the rest, and is not retracted.
+            needing.discard(kept[0])
+            jobs.drop(kept.pop(), now)
+        self._running = kept
+        self._full = False
+        jobs.renumber(kept)
+        produced = sum([self._produced(job) for job in kept])
+        self._ratio.estimate(produced, sum([job.max_tokens for job in kept]), len(kept))
+        return [job for job in kept if job in needing]
+
+    def _produced(self, job: Job) -> int:
+        return job.max_tokens - self._remaining(job)
+
+    def _mix(self) -> bool:
+        """Let the decode batch take part in an extend pass; false if there is none, or no room for it."""
+        jobs = self.jobs
+        self._leave_ending()
+        if not self._running:
+            return False
+        # From here on they stand behind the prompts of this batch.
+        jobs.renumber(self._running)
+        due = jobs.blocks.due()
+        if not self._has_room(len(due)):
+            for job in due:
+                jobs.batch.watch(job, jobs.batch.tick)
+            return False
+        self._take_decoding(due)
+        self._tick = jobs.batch.tick + 1
+        self._extended += self._running
+        self._running = []
+        return True
+
+
+def queue(config: EngineConfig) -> Queue:
+    """Kept in the order in which it was last sorted; by arrival for the mocker's rules."""
+    if _as_mocker(config):
+        sorts = config.sglang is not None and config.sglang.schedule_policy == "lpm" and config.enable_prefix_caching
+        return PrefixQueue() if sorts else ArrivalQueue()
+    return WaitingQueue()
+
+
+def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
+    """SGLang's own rules, or those of Dynamo's mocker."""
+    return MockerPasses(jobs, config) if jobs.loads is not None or _as_mocker(config) else SglangPasses(jobs, config)
+
+
+def _as_mocker(config: EngineConfig) -> bool:
+    return config.role != "both" or (config.sglang is not None and config.sglang.books_sampled)
+
+
+def tree(config: EngineConfig) -> str | None:
+    """The eviction policy of the radix tree; ``None`` where blocks are cached as vLLM's."""
+    plain = config.eviction == "lru" and not config.heed_hints and config.enable_prefix_caching
+    return (config.sglang or SglangSettings()).radix_eviction_policy if plain and not _as_mocker(config) else None
+
+
+def check(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` for what it isn't modelled with."""
+    config.check_plain_model()
+    config.refuse(UNUSED)
+    (config.sglang or SglangSettings()).check(config.specs[0].block_size)
+
+
+SGLANG = SchedulerBackend(block_size=1, check=check, queue=queue, policy=policy, spare_blocks=1, tree=tree)
