@@ -1,7 +1,8 @@
-"""``kvyard conform``: do our block manager and our engine do what vLLM's did, operation by operation and step by step?"""
+"""``kvyard conform``: do our block manager and our engine do what vLLM's and SGLang's did, step by step?"""
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from kvyard.lab.conform import Difference, LogError, Verdict
 from kvyard.lab.conform import conform as compare_blocks
 from kvyard.lab.conform.scheduler import conform as compare_steps
 from kvyard.lab.conform.scheduler import is_scheduler_log
+from kvyard.lab.conform.sglang import conform as compare_batches
+from kvyard.lab.conform.sglang import is_sglang_log
 
 SHOWN = 400
 """Characters shown of each result: enough to see a queue differ, short enough for a terminal."""
@@ -18,19 +21,21 @@ SHOWN = 400
 
 def conform(
     files: Annotated[
-        list[Path], typer.Argument(help="Logs recorded from a real vLLM, plain, .xz or .gz.", show_default=False)
+        list[Path],
+        typer.Argument(help="Logs recorded from a real vLLM or SGLang, plain, .xz or .gz.", show_default=False),
     ],
 ) -> None:
-    """Replay logs of a real vLLM and compare every result.
+    """Replay logs of a real vLLM or SGLang and compare every result.
 
     Of its block manager: hits, block ids, failures, hashes, reference counts, the order of free blocks, and events. Of its
-    scheduler: who computes what in each step, hits, preemptions, ends, instants, and the order of free blocks. Exit code 0: all
-    are identical. 1: some differ; the first difference of each is shown. 2: none differs, but some can't be replayed.
+    scheduler: who computes what in each step, hits, preemptions, ends, instants, and the order of free blocks. Of
+    SGLang's: batches, cached tokens, retractions, free, evictable and protected pages, ends, and events. Exit code 0: all are
+    identical. 1: some differ; the first difference of each is shown. 2: none differs, but some can't be replayed.
     """
     verdicts = []
     for path in files:
         try:
-            verdict = (compare_steps if is_scheduler_log(path) else compare_blocks)(path)
+            verdict = _compare(path)(path)
         except LogError as bad:
             typer.echo(f"Error: {bad}", err=True)
             continue
@@ -50,6 +55,13 @@ def conform(
         raise typer.Exit(1)
     if unread:
         raise typer.Exit(2)
+
+
+def _compare(path: Path) -> Callable[[Path], Verdict]:
+    """The comparison for the kind of log that ``path`` is."""
+    if is_sglang_log(path):
+        return compare_batches
+    return compare_steps if is_scheduler_log(path) else compare_blocks
 
 
 def _line(verdict: Verdict) -> str:

@@ -17,7 +17,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from kvyard.blocks import GroupSpec
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig, SpeculativeConfig
+from kvyard.engine.core import EventBatcher
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Pass
 from kvyard.engine.timing import Durations, TimingConfig
@@ -33,6 +34,9 @@ from kvyard.errors import KvyardError
 from kvyard.hashing import PLAIN, Namespace, TokenChain, algorithm
 from kvyard.lab.conform import Difference, LogError, Verdict
 from kvyard.lab.conform.scripted_loads import LoadScript, ScriptedLoads
+
+if TYPE_CHECKING:
+    from kvyard.lab.conform.sglang import SglangLog
 
 FORMAT = "scheduler-log/1"
 SHOWN_BEFORE = 3
@@ -185,12 +189,17 @@ def read_lines(path: Path) -> list[Record]:
 
 def is_scheduler_log(path: Path) -> bool:
     """Whether the first line of a file, plain or packed, says so; also false for one that can't be read."""
+    first = read_first_line(path)
+    return isinstance(first, dict) and "format" in first
+
+
+def read_first_line(path: Path) -> object:
+    """The first line of a file of JSON lines, plain, .xz or .gz; ``None`` if it can't be read."""
     try:
         with _open(path) as lines:
-            first = json.loads(next(iter(lines), "null"))
+            return json.loads(next(iter(lines), "null"))
     except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError, RecursionError):
-        return False
-    return isinstance(first, dict) and "format" in first
+        return None
 
 
 def _open(path: Path) -> IO[str]:
@@ -241,7 +250,7 @@ class LoggedRun(Watcher):
 
     wants_tokens = True
 
-    def __init__(self, log: SchedulerLog, *, plans: bool) -> None:
+    def __init__(self, log: SchedulerLog | SglangLog, *, plans: bool, batcher: EventBatcher | None = None) -> None:
         self.steps: list[Record] = []
         """What was decided, in the shape of the log's steps. Of a plan, its first pass."""
         self.passes: list[tuple[int, int, int]] = []
@@ -252,6 +261,7 @@ class LoggedRun(Watcher):
         self.core = make_core(
             log.config,
             watcher=self,
+            batcher=batcher,
             plans=plans,
             source=None if scripts is None else lambda manager: ScriptedLoads(manager, log.config, scripts),
         )

@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Record what the scheduler of an installed SGLang decides, batch by batch, in virtual time, for ``kvyard conform`` to compare.
+
+Run it with the Python of an environment that has SGLang (docs/fidelity.md says how to make one). No GPU and no model: the
+real scheduler, schedule policy, prefill adder, radix tree, allocators and result processing (``sglang_under_test.py`` names
+every part that is real and every stand-in), made-up tokens for every batch, and a clock that moves by a formula. The loops
+are those of ``Scheduler.event_loop_normal`` and ``event_loop_overlap``.
+
+    record_sglang.py --list
+    record_sglang.py --all OUT                      one log of every family
+    record_sglang.py --all OUT --seeds 5-9          five of every family
+    record_sglang.py OUT --family retract-p16 --seed 3
+    record_sglang.py OUT retract-p16@3 lpm@1        these logs
+    record_sglang.py OUT --admission 8000           answers of the prefill adder in random states
+
+The format is described in tests/golden/sglang/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import random
+import sys
+import zlib
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from sglang_families import FAMILIES, admission_state, workload
+from sglang_under_test import SglangUnderTest, admit, import_sglang
+
+FORMAT = "sglang-log/1"
+TIERS = {"GPU": "device", "CPU_PINNED": "host", "DISK": "storage"}
+
+Step = dict[str, Any]
+
+
+class EventNumbers:
+    """Events with block hashes replaced by numbers in order of first appearance, so that logs don't depend on the hash."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def write(self, events: list[Any]) -> list[list[Any]]:
+        """Each event as ``["stored", tier, parent, numbers, CRC-32 of the tokens]`` or ``["removed", tier, numbers]``."""
+        written: list[list[Any]] = []
+        for event in events:
+            kind = type(event).__name__
+            if kind == "BlockStored":
+                parent = None if event.parent_block_hash is None else self._number(event.parent_block_hash)
+                tokens = ",".join(map(str, event.token_ids))
+                numbers = self._runs(event.block_hashes)
+                written.append(["stored", _tier(event), parent, numbers, zlib.crc32(tokens.encode())])
+            elif kind == "BlockRemoved":
+                written.append(["removed", _tier(event), self._runs(event.block_hashes)])
+        return written
+
+    def _number(self, block_hash: int) -> int:
+        return self._numbers.setdefault(block_hash, len(self._numbers))
+
+    def _runs(self, hashes: list[int]) -> list[list[int]]:
+        runs: list[list[int]] = []
+        for number in map(self._number, hashes):
+            if runs and sum(runs[-1]) == number:
+                runs[-1][1] += 1
+            else:
+                runs.append([number, 1])
+        return runs
+
+
+def _tier(event: Any) -> str:
+    return TIERS[getattr(event.medium, "value", event.medium)]
+
+
+class Recording:
+    """One workload through one scheduler."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        timing: dict[str, int],
+        requests: list[dict[str, Any]],
+        scheduler: SglangUnderTest,
+    ) -> None:
+        self._settings = settings
+        self._timing = timing
+        self._scheduler = scheduler
+        self._requests = {request["request"]: request for request in requests}
+        self._inbox = deque(requests)
+        self._now = 0
+        self._numbers = EventNumbers()
+        self._requeued: list[tuple[str, str]] = []
+        self._past: dict[str, int] = {}
+        """Tokens of each request that have keys and values, as far as steps computed them."""
+        self.steps: list[Step] = []
+        self.ends = {
+            name: {"end": name, "at": None, "first_token": None, "output": 0, "cached": None, "retractions": 0}
+            for name in self._requests
+        }
+        self.rest: list[list[Any]] = []
+        """Events after the last step was decided on."""
+
+    def run(self) -> None:
+        """From the first arrival to the last end."""
+        random.seed(self._settings["seed"])
+        if self._settings["overlap"]:
+            self._run_overlapped()
+        else:
+            self._run_in_turn()
+        self.rest = self._numbers.write(self._scheduler.take_events())
+
+    # -- the loops of Scheduler -------------------------------------------------------------------------------------
+
+    def _run_in_turn(self) -> None:
+        scheduler = self._scheduler
+        while True:
+            self._receive()
+            batch, step = self._decide()
+            if batch is not None:
+                step["start"] = self._now
+                self._now += step["ns"]
+                self._process(batch, batch, step, self._now)
+            else:
+                scheduler.reset_if_idle()
+                if not self._skip_idle():
+                    return
+            scheduler.of_sglang.last_batch = batch
+
+    def _run_overlapped(self) -> None:
+        """A batch is decided on when the one before it starts, which is when the result of the one before that is known."""
+        scheduler = self._scheduler
+        queue = scheduler.of_sglang.result_queue
+        running: deque[tuple[Any, Any, Step, int]] = deque()
+        free_at = 0
+        while True:
+            self._receive()
+            batch, step = self._decide()
+            if batch is not None:
+                start = max(self._now, free_at)
+                step["scheduled"], step["start"] = self._now, start
+                free_at = start + step["ns"]
+                running.append((batch, batch.copy(), step, free_at))
+                queue.append((running[-1][1], None))
+            if scheduler.of_sglang.last_batch is not None:
+                done, copy, done_step, end = running.popleft()
+                queue.popleft()
+                self._now = max(self._now, end)
+                self._process(done, copy, done_step, self._now)
+            elif batch is None:
+                scheduler.reset_if_idle()
+                if not self._skip_idle():
+                    return
+            scheduler.of_sglang.last_batch = batch
+
+    def _skip_idle(self) -> bool:
+        """Go on to the next arrival; false if there is none."""
+        if not self._inbox:
+            return False
+        self._now = max(self._now, self._inbox[0]["arrival"])
+        return True
+
+    def _receive(self) -> None:
+        while self._inbox and self._inbox[0]["arrival"] <= self._now:
+            self._scheduler.add(self._inbox.popleft())
+
+    # -- a batch ----------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> tuple[Any, Step]:
+        """SGLang's next batch, if there is one, and a description of it."""
+        scheduler = self._scheduler
+        batch = scheduler.next_batch()
+        requeued = scheduler.take_requeued()
+        for _, name in requeued:
+            self.ends[name]["retractions"] += 1
+        self._requeued = [*self._requeued, *requeued]
+        if batch is None:
+            return None, {}
+        decode = batch.forward_mode.is_decode()
+        lengths = [1] * len(batch.reqs) if decode else list(batch.extend_lens)
+        prefixes = [] if decode else list(batch.prefix_lens)
+        tokens = {req.rid: count for req, count in zip(batch.reqs, lengths, strict=True)}
+        extending = 0 if decode else len(batch.reqs) - len(batch.decoding_reqs or ())
+        past: dict[str, int] = {}
+        for at, req in enumerate(batch.reqs):
+            if at < extending:
+                past[req.rid] = self._past[req.rid] = prefixes[at]
+                if self.ends[req.rid]["cached"] is None:
+                    self.ends[req.rid]["cached"] = prefixes[at]
+        context = 0
+        for name, count in tokens.items():
+            self._past[name] += count
+            context += self._past[name]
+        timing = self._timing
+        step: Step = {
+            "step": len(self.steps),
+            "start": None,
+            "ns": timing["base"]
+            + timing["per_token"] * sum(lengths)
+            + timing["per_request"] * len(tokens)
+            + timing["per_context"] * context,
+            "mode": batch.forward_mode.name.lower(),
+            "tokens": tokens,
+            **scheduler.state(),
+        }
+        for key, value in (
+            ("past", past),
+            ("retracted", [name for kind, name in self._requeued if kind == "retracted"]),
+            ("preempted", [name for kind, name in self._requeued if kind == "preempted"]),
+            ("events", self._numbers.write(scheduler.take_events())),
+        ):
+            if value:
+                step[key] = value
+        self._requeued = []
+        self.steps.append(step)
+        return batch, step
+
+    def _process(self, batch: Any, copy: Any, step: Step, end: int) -> None:
+        """The model has run a batch: every request that is not in the middle of its prompt has a token."""
+        before = {req.rid: len(req.output_ids) for req in copy.reqs}
+        sampled = [self._requests[req.rid]["output"][0] + before[req.rid] for req in copy.reqs]
+        finished = {req.rid for req in copy.reqs if req.finished()}
+        self._scheduler.process(copy, self._scheduler.result(sampled))
+        for req in copy.reqs:
+            note = self.ends[req.rid]
+            if len(req.output_ids) > before[req.rid]:
+                note["output"] = len(req.output_ids)
+                if note["first_token"] is None:
+                    note["first_token"] = end
+            if req.finished() and req.rid not in finished:
+                note["at"] = end
+                step.setdefault("finished", []).append(req.rid)
+
+
+def record(name: str, seed: int, out: Path, version: str) -> str:
+    """Write one log; returns a line about it."""
+    settings, timing, requests = workload(name, seed)
+    recording = Recording(settings, timing, requests, SglangUnderTest(settings))
+    recording.run()
+    header = {
+        "format": FORMAT,
+        "sglang": version,
+        "family": name,
+        "seed": seed,
+        "config": settings,
+        "timing": timing,
+    }
+    lines = [header, *requests, *recording.steps, *recording.ends.values(), {"rest": recording.rest}]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    path = out / f"{name}@{seed}.jsonl.xz"
+    path.write_bytes(lzma.compress(text.encode(), preset=9))
+    retracted = sum(end["retractions"] for end in recording.ends.values())
+    removed = sum(
+        count
+        for step in recording.steps
+        for event in step.get("events", ())
+        if event[0] == "removed"
+        for _, count in event[-1]
+    )
+    left = sum(end["at"] is None for end in recording.ends.values())
+    line = (
+        f"{path.name}: {len(requests)} requests, {len(recording.steps)} steps, {retracted} retracted, {removed} evicted"
+    )
+    return line + (f", {left} UNFINISHED" if left else "")
+
+
+def record_admission(states: int, out: Path, version: str) -> str:
+    """Write the answers of ``PrefillAdder`` in random states, which ``admission_state`` makes from their numbers."""
+    lines = [{"format": "sglang-admission/1", "sglang": version}]
+    lines += [{"state": seed, "answers": admit(admission_state(seed))} for seed in range(states)]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    path = out / "admission.jsonl.xz"
+    path.write_bytes(lzma.compress(text.encode(), preset=9))
+    return f"{path.name}: {states} states"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [--all] OUT [LOG ...]",
+    )
+    parser.add_argument("out", nargs="?", type=Path, help="the folder to write to")
+    parser.add_argument("logs", nargs="*", metavar="FAMILY@SEED", help="logs to record")
+    parser.add_argument("--all", action="store_true", help="logs of every family")
+    parser.add_argument("--family", "--families", dest="families", metavar="A,B", help="logs of these families")
+    parser.add_argument("--seed", "--seeds", dest="seeds", default="1", metavar="FIRST-LAST", help="seeds [default: 1]")
+    parser.add_argument("--admission", type=int, metavar="STATES", help="answers of the prefill adder in random states")
+    parser.add_argument("--list", action="store_true", help="list the families")
+    args = parser.parse_args()
+    if args.list:
+        for name, change in FAMILIES.items():
+            print(f"{name:20s} {(change.__doc__ or '').splitlines()[0]}")
+        return 0
+    chosen = list(FAMILIES) if args.all else args.families.split(",") if args.families else []
+    try:
+        first, _, last = args.seeds.partition("-")
+        jobs = [(name, seed) for name in chosen for seed in range(int(first), int(last or first) + 1)]
+        jobs += [(name, int(seed)) for name, _, seed in (log.rpartition("@") for log in args.logs)]
+    except ValueError:
+        parser.error("a log is FAMILY@SEED, and seeds are FIRST-LAST, in whole numbers")
+    unknown = sorted({name for name, _ in jobs} - set(FAMILIES))
+    if unknown:
+        parser.error(f"no family is called {', '.join(unknown)}; --list names them")
+    if args.out is None or not (jobs or args.admission):
+        parser.error("give the folder to write to, and logs, --family or --all")
+    args.out.mkdir(parents=True, exist_ok=True)
+    version = import_sglang()
+    if args.admission:
+        SglangUnderTest(workload("radix-p16", 1)[0])  # publishes a configuration
+        print(record_admission(args.admission, args.out, version), flush=True)
+    for name, seed in jobs:
+        print(record(name, seed, args.out, version), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,461 @@
+"""Workloads for logs of SGLang's scheduler: families of settings and requests, each a function of a seed.
+
+A family is a function that changes a ``Plan`` before its requests are drawn. Texts share prefixes as conversations and system
+prompts do: a later request may continue an earlier one, answer included.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+FAMILIES: dict[str, Callable[[Plan], None]] = {}
+DEFAULTS: dict[str, Any] = {
+    "page_size": 16,
+    "num_tokens": 4096,
+    "max_running_requests": 16,
+    "max_prefill_tokens": 16384,
+    "chunked_prefill_size": 8192,
+    "enable_mixed_chunk": False,
+    "schedule_policy": "fcfs",
+    "schedule_conservativeness": 1.0,
+    "disable_radix_cache": False,
+    "radix_eviction_policy": "lru",
+    "overlap": False,
+    "enable_priority_scheduling": False,
+    "ignore_eos": False,
+}
+FRESH = 1 << 20
+"""Token ids of answers and of texts that no other request has begin here."""
+SPACING = 1 << 14
+
+
+@dataclass
+class Plan:
+    """Settings of a log, and the ranges that its requests are drawn from."""
+
+    rng: random.Random
+    settings: dict[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
+    requests: tuple[int, int] = (16, 40)
+    prompt: tuple[int, int] = (20, 600)
+    """Tokens of a text that is new in a request."""
+    output: tuple[int, int] = (1, 80)
+    gap_ns: tuple[int, int] = (0, 40_000_000)
+    burst: float = 0.3
+    """Share of requests that arrive at the same instant as the one before."""
+    shared: float = 0.5
+    """Share of requests that begin with a system prompt."""
+    continued: float = 0.35
+    """Share of requests that continue an earlier request."""
+    repeated: float = 0.05
+    """Share of requests that repeat an earlier prompt."""
+    priorities: tuple[int, int] | None = None
+
+
+def family(change: Callable[[Plan], None]) -> Callable[[Plan], None]:
+    FAMILIES[change.__name__.replace("_", "-")] = change
+    return change
+
+
+def workload(name: str, seed: int) -> tuple[dict[str, Any], dict[str, int], list[dict[str, Any]]]:
+    """Settings, clock and requests of one log."""
+    rng = random.Random(f"{name}@{seed}")
+    plan = Plan(rng)
+    FAMILIES[name](plan)
+    plan.settings["seed"] = seed
+    timing = {
+        "base": rng.randrange(2_000_000, 9_000_000),
+        "per_token": rng.randrange(2_000, 40_000),
+        "per_request": rng.randrange(10_000, 100_000),
+        "per_context": rng.randrange(0, 200),
+    }
+    return plan.settings, timing, _requests(plan)
+
+
+def _requests(plan: Plan) -> list[dict[str, Any]]:
+    rng = plan.rng
+    capacity = plan.settings["num_tokens"] - 2 * plan.settings["page_size"] - 1
+    systems = [[at * SPACING, rng.randint(8, 300)] for at in range(rng.randint(1, 4))]
+    made: list[dict[str, Any]] = []
+    now = 0
+    for at in range(rng.randint(*plan.requests)):
+        fresh = FRESH + 2 * at * SPACING
+        if rng.random() >= plan.burst:
+            now += rng.randint(*plan.gap_ns)
+        prompt: list[list[int]] = []
+        draw = rng.random()
+        if made and draw < plan.continued:
+            earlier = rng.choice(made)
+            prompt = [*earlier["prompt"], [earlier["output"][0], rng.randint(1, earlier["output"][1])]]
+        elif made and draw < plan.continued + plan.repeated:
+            prompt = [list(run) for run in rng.choice(made)["prompt"]]
+        elif rng.random() < plan.shared:
+            system = rng.choice(systems)
+            prompt = [[system[0], rng.randint(1, system[1])] if rng.random() < 0.3 else list(system)]
+        if not prompt or rng.random() < 0.9:
+            prompt = [*prompt, [fresh, rng.randint(*plan.prompt)]]
+        output = rng.randint(*plan.output)
+        length = sum(count for _, count in prompt)
+        if length + output > capacity:
+            prompt, length = [[fresh, min(plan.prompt[0], capacity // 4)]], min(plan.prompt[0], capacity // 4)
+            output = max(1, min(output, capacity - length))
+        made.append(
+            {
+                "request": f"r{at}",
+                "arrival": now,
+                "prompt": prompt,
+                "output": [fresh + SPACING, output],
+                "priority": rng.randint(*plan.priorities) if plan.priorities is not None else None,
+                "ignore_eos": plan.settings["ignore_eos"],
+            }
+        )
+    return made
+
+
+def _set(plan: Plan, **settings: Any) -> None:
+    plan.settings.update(settings)
+
+
+def _tight(plan: Plan, page: int = 16, pages: tuple[int, int] | None = None) -> None:
+    """A pool that a few requests fill, so that the tree is evicted from."""
+    tokens = plan.rng.randint(*(pages or (1400 // page, 2600 // page))) * page
+    _set(plan, page_size=page, num_tokens=tokens)
+
+
+# -- the tree ---------------------------------------------------------------------------------------------------------
+
+
+@family
+def radix_p1(plan: Plan) -> None:
+    """A tree of single tokens in a large pool."""
+    _set(plan, page_size=1, num_tokens=8192)
+
+
+@family
+def radix_p16(plan: Plan) -> None:
+    """A tree of pages of 16 in a large pool."""
+    _set(plan, page_size=16, num_tokens=8192)
+
+
+@family
+def radix_p64(plan: Plan) -> None:
+    """A tree of pages of 64 in a large pool."""
+    _set(plan, page_size=64, num_tokens=16384)
+
+
+@family
+def radix_split(plan: Plan) -> None:
+    """Texts that part within each other's runs, page by page."""
+    _tight(plan, 1)
+    plan.shared, plan.continued, plan.repeated, plan.prompt = 1.0, 0.5, 0.2, (1, 60)
+
+
+@family
+def radix_off(plan: Plan) -> None:
+    """Without prefix caching."""
+    _tight(plan)
+    _set(plan, disable_radix_cache=True)
+
+
+def _evicting(policy: str, page: int) -> None:
+    def change(plan: Plan) -> None:
+        _tight(plan, page)
+        _set(plan, radix_eviction_policy=policy)
+        plan.gap_ns = (0, 120_000_000)
+        if policy == "priority":
+            plan.priorities = (0, 3)
+
+    change.__doc__ = f"Eviction {policy} in a small pool of pages of {page}."
+    FAMILIES[f"evict-{policy}-p{page}"] = change
+
+
+for _policy in ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru"):
+    for _page in (1, 16):
+        _evicting(_policy, _page)
+_evicting("lru", 64)
+
+
+# -- admission --------------------------------------------------------------------------------------------------------
+
+
+@family
+def admit_p1(plan: Plan) -> None:
+    """More requests than fit, single tokens."""
+    _tight(plan, 1)
+    plan.gap_ns, plan.output = (0, 5_000_000), (1, 200)
+
+
+@family
+def admit_p16(plan: Plan) -> None:
+    """More requests than fit, pages of 16."""
+    _tight(plan, 16)
+    plan.gap_ns, plan.output = (0, 5_000_000), (1, 200)
+
+
+@family
+def admit_p64(plan: Plan) -> None:
+    """More requests than fit, pages of 64."""
+    _tight(plan, 64, (24, 60))
+    plan.gap_ns, plan.output = (0, 5_000_000), (1, 200)
+
+
+@family
+def admit_rows(plan: Plan) -> None:
+    """More requests than may run at once."""
+    _set(plan, max_running_requests=plan.rng.randint(1, 5))
+    plan.gap_ns = (0, 10_000_000)
+
+
+@family
+def admit_cap(plan: Plan) -> None:
+    """A small limit of prompt tokens in a batch."""
+    _set(plan, max_prefill_tokens=plan.rng.randint(64, 600), chunked_prefill_size=None)
+    plan.gap_ns = (0, 5_000_000)
+
+
+@family
+def admit_few(plan: Plan) -> None:
+    """A limit of prompts in a batch."""
+    _set(plan, prefill_max_requests=plan.rng.randint(1, 3))
+    plan.gap_ns = (0, 5_000_000)
+
+
+@family
+def admit_bold(plan: Plan) -> None:
+    """Little room is set aside for answers."""
+    _tight(plan, 16)
+    _set(plan, schedule_conservativeness=plan.rng.choice([0.1, 0.3, 0.6]))
+    plan.gap_ns, plan.output = (0, 5_000_000), (40, 300)
+
+
+@family
+def admit_timid(plan: Plan) -> None:
+    """All answers have room set aside."""
+    _tight(plan, 16)
+    _set(plan, schedule_conservativeness=plan.rng.choice([1.2, 1.5, 3.0]))
+    plan.gap_ns, plan.output = (0, 5_000_000), (40, 300)
+
+
+# -- chunks -----------------------------------------------------------------------------------------------------------
+
+
+def _chunked(name: str, page: int, *, mixed: bool = False, tight: bool = False, doc: str) -> None:
+    def change(plan: Plan) -> None:
+        if tight:
+            _tight(plan, page)
+        _set(
+            plan,
+            page_size=page,
+            chunked_prefill_size=plan.rng.choice([2, 4, 8, 12]) * max(page, 16),
+            enable_mixed_chunk=mixed,
+        )
+        plan.gap_ns, plan.output = (0, 20_000_000), (1, 120)
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+for _page in (1, 16, 64):
+    _chunked(f"chunk-p{_page}", _page, doc=f"Prompts in chunks, pages of {_page}.")
+    _chunked(f"chunk-tight-p{_page}", _page, tight=True, doc=f"Prompts in chunks in a small pool, pages of {_page}.")
+    _chunked(f"mixed-p{_page}", _page, mixed=True, doc=f"Chunks and decodes in one batch, pages of {_page}.")
+_chunked("mixed-tight-p16", 16, mixed=True, tight=True, doc="Chunks and decodes in one batch in a small pool.")
+_chunked(
+    "mixed-tight-p1", 1, mixed=True, tight=True, doc="Chunks and decodes in one batch in a small pool, single tokens."
+)
+
+
+# -- retraction -------------------------------------------------------------------------------------------------------
+
+
+def _retracting(name: str, page: int, doc: str, **settings: Any) -> None:
+    def change(plan: Plan) -> None:
+        _tight(plan, page)
+        _set(plan, schedule_conservativeness=plan.rng.choice([0.05, 0.2, 0.4]), **settings)
+        plan.gap_ns, plan.output, plan.prompt = (0, 8_000_000), (100, 500), (20, 200)
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+for _page in (1, 16, 64):
+    _retracting(f"retract-p{_page}", _page, f"Answers that outgrow the pool, pages of {_page}.")
+_retracting("retract-chunk", 16, "Answers that outgrow the pool while prompts come in chunks.", chunked_prefill_size=64)
+_retracting(
+    "retract-mixed",
+    16,
+    "Answers that outgrow the pool, chunks and decodes in one batch.",
+    chunked_prefill_size=64,
+    enable_mixed_chunk=True,
+)
+_retracting("retract-lpm", 16, "Answers that outgrow the pool, longest prefix first.", schedule_policy="lpm")
+_retracting("retract-off", 16, "Answers that outgrow the pool without prefix caching.", disable_radix_cache=True)
+
+
+@family
+def decay(plan: Plan) -> None:
+    """Long answers, so that the share of output set aside falls to its floor."""
+    _tight(plan, 16, (200, 300))
+    plan.requests, plan.output, plan.gap_ns = (10, 20), (300, 900), (0, 900_000_000)
+
+
+# -- policies ---------------------------------------------------------------------------------------------------------
+
+
+def _policy_family(name: str, policy: str, doc: str, **settings: Any) -> None:
+    def change(plan: Plan) -> None:
+        _tight(plan, plan.rng.choice([1, 16]))
+        _set(plan, schedule_policy=policy, **settings)
+        plan.gap_ns, plan.requests = (0, 4_000_000), (20, 50)
+        if settings.get("enable_priority_scheduling"):
+            plan.priorities = (0, 30)
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+_policy_family("lpm", "lpm", "Longest cached prefix first.")
+_policy_family("lpm-chunk", "lpm", "Longest cached prefix first, prompts in chunks.", chunked_prefill_size=128)
+_policy_family("dfs-weight", "dfs-weight", "The heaviest branch of the tree first.")
+_policy_family("lof", "lof", "Longest answer first.")
+_policy_family("random", "random", "Any order.")
+_policy_family("hrrn", "hrrn", "Highest response ratio next.")
+_policy_family("shortest", "shortest-prefill-first", "The shortest prompt first.")
+_policy_family(
+    "shortest-chunk", "shortest-prefill-first", "The shortest prompt first, in chunks.", chunked_prefill_size=128
+)
+_policy_family("priority", "fcfs", "By priority, with preemption.", enable_priority_scheduling=True)
+_policy_family(
+    "priority-rows",
+    "fcfs",
+    "By priority, with preemption for a row.",
+    enable_priority_scheduling=True,
+    max_running_requests=4,
+)
+_policy_family(
+    "priority-low",
+    "fcfs",
+    "Low values first, with preemption.",
+    enable_priority_scheduling=True,
+    schedule_low_priority_values_first=True,
+    max_running_requests=5,
+    priority_scheduling_preemption_threshold=3,
+)
+_policy_family(
+    "priority-wait",
+    "fcfs",
+    "By priority, without preemption.",
+    enable_priority_scheduling=True,
+    disable_priority_preemption=True,
+)
+_policy_family("priority-lof", "lof", "By priority, then longest answer first.", enable_priority_scheduling=True)
+
+
+@family
+def lpm_crowd(plan: Plan) -> None:
+    """Longest cached prefix first, with more waiting than are sorted."""
+    _set(plan, schedule_policy="lpm", max_running_requests=4)
+    plan.requests, plan.gap_ns, plan.output, plan.prompt = (140, 180), (0, 200_000), (1, 20), (1, 120)
+
+
+@family
+def twins(plan: Plan) -> None:
+    """Longest cached prefix first; many begin alike with nothing cached yet."""
+    _set(plan, schedule_policy="lpm", page_size=plan.rng.choice([1, 16]))
+    plan.shared, plan.continued, plan.gap_ns, plan.burst = 1.0, 0.1, (0, 50_000_000), 0.8
+
+
+@family
+def refresh(plan: Plan) -> None:
+    """Requests that wait long enough to have their prefixes touched, in a pool that is evicted from."""
+    _tight(plan, 1)
+    _set(plan, max_running_requests=3)
+    plan.requests, plan.gap_ns, plan.output = (50, 80), (0, 500_000), (1, 30)
+
+
+# -- answers of known length ------------------------------------------------------------------------------------------
+
+
+@family
+def ignore_eos(plan: Plan) -> None:
+    """Answers have room set aside in full."""
+    _tight(plan, 16)
+    _set(plan, ignore_eos=True)
+    plan.gap_ns, plan.output = (0, 5_000_000), (1, 200)
+
+
+@family
+def ignore_eos_off(plan: Plan) -> None:
+    """Answers of known length without prefix caching: admission looks at when each request ends."""
+    _tight(plan, plan.rng.choice([1, 16]))
+    _set(plan, ignore_eos=True, disable_radix_cache=True)
+    plan.gap_ns, plan.output = (0, 5_000_000), (1, 300)
+
+
+# -- overlap ----------------------------------------------------------------------------------------------------------
+
+
+def _overlapping(name: str, doc: str, page: int = 16, *, outgrow: bool = False, **settings: Any) -> None:
+    def change(plan: Plan) -> None:
+        _tight(plan, page)
+        _set(plan, overlap=True, **settings)
+        plan.gap_ns = (0, 15_000_000)
+        if outgrow:
+            _set(plan, schedule_conservativeness=plan.rng.choice([0.05, 0.2, 0.4]))
+            plan.output, plan.prompt = (100, 500), (20, 200)
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+_overlapping("overlap-p1", "A batch is decided on while the one before it runs, single tokens.", 1)
+_overlapping("overlap-p16", "A batch is decided on while the one before it runs.")
+_overlapping("overlap-p64", "A batch is decided on while the one before it runs, pages of 64.", 64)
+_overlapping("overlap-chunk", "Overlap with chunks.", chunked_prefill_size=64)
+_overlapping(
+    "overlap-mixed", "Overlap with chunks and decodes in one batch.", chunked_prefill_size=64, enable_mixed_chunk=True
+)
+_overlapping("overlap-retract", "Overlap where answers outgrow the pool.", outgrow=True)
+_overlapping("overlap-retract-p1", "Overlap where answers outgrow the pool, single tokens.", 1, outgrow=True)
+_overlapping("overlap-lpm", "Overlap, longest prefix first.", schedule_policy="lpm")
+
+
+# -- states of admission ----------------------------------------------------------------------------------------------
+
+
+def admission_state(seed: int) -> dict[str, Any]:
+    """A batch that decodes, a prompt under way or none, prompts that wait, and what there is for them."""
+    rng = random.Random(f"admission@{seed}")
+    page = rng.choice([1, 16, 64])
+    pages = rng.choice([64, 400, 2000]) * 16 // page
+    free = rng.randint(0, pages)
+    off = rng.random() < 0.2
+    chunk = rng.choice([None, rng.randint(1, 12) * max(page, 32)])
+    running = [[rng.randint(1, 900), rng.randint(0, 200), rng.randint(201, 900)] for _ in range(rng.randint(0, 12))]
+    waiting = []
+    for _ in range(rng.randint(1, 8)):
+        prompt, output = rng.randint(1, 1500), rng.choice([0, 0, 0, rng.randint(1, 100)])
+        cached = 0 if off or rng.random() < 0.5 else rng.randint(0, (prompt + output - 1) // page) * page
+        waiting.append([prompt, output, output + rng.choice([1, rng.randint(1, 800), 5000]), cached])
+    chunked = None
+    if chunk is not None and rng.random() < 0.4:
+        prompt = rng.randint(2, 3000)
+        chunked = [prompt, rng.randint(1, prompt - 1), rng.randint(1, 800)]
+    evictable = 0 if off else pages - free
+    held = sum(cached for *_, cached in waiting)
+    return {
+        "page": page,
+        "free": free,
+        "evictable": max(evictable, -(-held // page)),
+        "disable_radix_cache": off,
+        "ignore_eos": rng.random() < 0.4,
+        "ratio": rng.choice([0.7, 0.098, rng.random()]),
+        "inputs": rng.choice([16384, rng.randint(1, 2000)]),
+        "chunk": chunk,
+        "mixed": chunk is not None and rng.random() < 0.3,
+        "running": running,
+        "waiting": waiting,
+        "chunked": chunked,
+    }

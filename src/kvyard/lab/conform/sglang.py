@@ -1,0 +1,321 @@
+"""Conformance of ``backend=sglang``: logs of a real SGLang scheduler, replayed through our engine and compared batch by batch.
+
+A log is like one of vLLM's scheduler (``kvyard.lab.conform.scheduler``) with SGLang's settings: what each batch computes and
+in which order, how much of each prompt was cached, who was retracted, pages that are free, evictable and protected, the share
+of output set aside, and every KV event with its parent and its place.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.passes import Pass
+from kvyard.engine.policies.settings import SglangSettings
+from kvyard.engine.policies.sglang import SglangPasses
+from kvyard.errors import KvyardError
+from kvyard.events.types import EventBatch, Tier
+from kvyard.hashing import Key, Run
+from kvyard.lab.conform import Difference, LogError, Verdict
+from kvyard.lab.conform.scheduler import MALFORMED, LoggedRun, LogTiming, Record, read_first_line, read_lines
+
+FORMAT = "sglang-log/1"
+SHOWN_BEFORE = 3
+"""Steps shown that led to a difference."""
+COMPARED = (
+    "start",
+    "scheduled",
+    "ns",
+    "mode",
+    "tokens",
+    "order",
+    "past",
+    "requeued",
+    "running",
+    "waiting",
+    "free",
+    "evictable",
+    "protected",
+    "ratio",
+    "events",
+    "finished",
+)
+OF_PLANS = ("tokens", "past", "requeued", "running", "waiting", "free", "evictable", "protected", "ratio")
+"""Fields that the first pass of a plan has in common with the same pass by itself."""
+SAME_NAMES = (
+    "max_prefill_tokens",
+    "schedule_conservativeness",
+    "enable_mixed_chunk",
+    "ignore_eos",
+    "radix_eviction_policy",
+    "enable_priority_scheduling",
+)
+OPTIONAL = (
+    "prefill_max_requests",
+    "schedule_low_priority_values_first",
+    "disable_priority_preemption",
+    "priority_scheduling_preemption_threshold",
+)
+
+
+class EventNumbers:
+    """A sink that writes events as a log does: blocks are numbers, in order of first appearance."""
+
+    pending = False
+
+    def __init__(self) -> None:
+        self._numbers: dict[Key, int] = {}
+        self._events: list[tuple[str, str, Key | None, list[Key], list[int]]] = []
+
+    def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
+        parent = run.chain.keys[run.start - 1] if run.start else None
+        hashes = [run.chain.keys[at] for at in range(run.start, run.stop)]
+        tokens = list(run.chain.tokens_of(run.start, run.stop) or ())
+        last = self._events[-1] if self._events else None
+        # SGLang continues the event before, if that is where the new one continues.
+        if last is not None and last[:2] == ("stored", tier.label) and last[3][-1] == parent:
+            last[3].extend(hashes)
+            last[4].extend(tokens)
+        else:
+            self._events.append(("stored", tier.label, parent, hashes, tokens))
+
+    def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
+        hashes = [run.chain.keys[at] for at in range(run.start, run.stop)]
+        before = self._events[-1] if self._events else None
+        if before is not None and before[:2] == ("removed", tier.label):
+            before[3].extend(hashes)
+        else:
+            self._events.append(("removed", tier.label, None, hashes, []))
+
+    def cleared(self, tier: Tier | None = None) -> None:
+        """A log has no such event."""
+
+    def end_iteration(self, now: int) -> EventBatch | None:
+        return None
+
+    def take(self) -> list[list[Any]]:
+        """The events since the last call."""
+        written: list[list[Any]] = []
+        for kind, tier, parent, hashes, tokens in self._events:
+            if kind == "stored":
+                before = None if parent is None else self._number(parent)
+                crc = zlib.crc32(",".join(map(str, tokens)).encode())
+                written.append([kind, tier, before, self._runs(hashes), crc])
+            else:
+                written.append([kind, tier, self._runs(hashes)])
+        self._events.clear()
+        return written
+
+    def _number(self, key: Key) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _runs(self, hashes: Sequence[Key]) -> list[list[int]]:
+        runs: list[list[int]] = []
+        for number in map(self._number, hashes):
+            if runs and sum(runs[-1]) == number:
+                runs[-1][1] += 1
+            else:
+                runs.append([number, 1])
+        return runs
+
+
+class SglangLog:
+    """One recorded run."""
+
+    timed = True
+    cut = False
+    has_line = False
+
+    def __init__(self, path: Path) -> None:
+        """Raises ``LogError`` for a file that can't be read or isn't such a log."""
+        self.name = path.name.removesuffix(".xz").removesuffix(".jsonl")
+        lines = read_lines(path)
+        try:
+            self.header: Record = lines[0]
+            if self.header["format"] != FORMAT:
+                raise LogError(f"{path}: is of format {self.header['format']!r}, not {FORMAT!r}")
+            self.requests = [
+                {"abort": None, **line, "priority": line["priority"] or 0} for line in lines if "request" in line
+            ]
+            self.steps = [line for line in lines if "step" in line]
+            self.ends = {line["end"]: line for line in lines if "end" in line}
+            self.rest = next(line["rest"] for line in lines if "rest" in line)
+            self.config = engine_config(self.header["config"], LogTiming(**self.header["timing"]))
+        except (*MALFORMED, StopIteration, msgspec.ValidationError) as bad:
+            raise LogError(f"{path}: is no log of SGLang's scheduler: {bad!r}") from bad
+
+    def scripts(self) -> None:
+        """Nothing is loaded from elsewhere."""
+
+
+def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
+    """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
+    page = config["page_size"]
+    policy = config["schedule_policy"]
+    made = EngineConfig(
+        backend="sglang",
+        block_size=page,
+        num_gpu_blocks=config["num_tokens"] // page,
+        max_num_seqs=config["max_running_requests"],
+        enable_prefix_caching=not config["disable_radix_cache"],
+        async_scheduling=config["overlap"],
+        seed=config["seed"],
+        timing=timing,
+        sglang=msgspec.convert(
+            {
+                "schedule_policy": "fifo" if policy == "fcfs" else policy,
+                "chunked_prefill_size": config["chunked_prefill_size"] or -1,
+                **{name: config[name] for name in SAME_NAMES},
+                **{name: config[name] for name in OPTIONAL if name in config},
+            },
+            SglangSettings,
+        ),
+    )
+    try:
+        made.check()
+    except KvyardError as refused:
+        raise LogError(f"this configuration can't be replayed: {refused}") from refused
+    return made
+
+
+class SglangRun(LoggedRun):
+    """A log's requests through our engine."""
+
+    def __init__(self, log: SglangLog, *, plans: bool) -> None:
+        self.numbers = EventNumbers()
+        super().__init__(log, plans=plans, batcher=self.numbers)
+        self.rest: list[list[Any]] = []
+        """Events after the last pass was decided on."""
+
+    def go(self) -> None:
+        super().go()
+        self.rest = self.numbers.take()
+
+    def decided(self, made: Pass, now: int) -> None:
+        scheduler = self.core.scheduler
+        pool = scheduler.manager.pool
+        policy = scheduler.policy
+        assert isinstance(policy, SglangPasses)
+        tokens = {job.id: new for job, new, _ in made.chunks}
+        if made.decoding:
+            tokens |= {job.id: 1 for job in policy.decoding()}
+        held = sum(len(extent.ids) for extent in pool.maps[0].extents() if extent.refs)
+        unnamed = pool.unnamed if scheduler.manager.caching else pool.free
+        self.steps.append(
+            {
+                "scheduled": now,
+                "mode": "decode" if not made.chunks else "mixed" if made.decoding else "extend",
+                "tokens": tokens,
+                "past": {job.id: past for job, _, past in made.chunks},
+                "requeued": self._next.pop("preempted", []),
+                "running": len(scheduler.running),
+                "waiting": len(scheduler.waiting),
+                "free": unnamed,
+                "evictable": pool.free - unnamed,
+                "protected": held,
+                "ratio": policy.ratio,
+                "events": self.numbers.take(),
+                "finished": [],
+            }
+        )
+        self._next.clear()
+
+
+def conform(path: Path) -> Verdict:
+    """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
+    log = SglangLog(path)
+    try:
+        difference = _first_difference(log)
+    except MALFORMED as bad:
+        raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
+    return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
+
+
+def is_sglang_log(path: Path) -> bool:
+    """True if the first line of a file, plain or packed, is the header of such a log."""
+    header = read_first_line(path)
+    return isinstance(header, dict) and header.get("format") == FORMAT
+
+
+def _first_difference(log: SglangLog) -> Difference | None:
+    stepped = SglangRun(log, plans=False)
+    stepped.go()
+    difference = _steps(log, stepped) or _ends(log, stepped)
+    if difference is None:
+        planned = SglangRun(log, plans=True)
+        planned.go()
+        difference = _planned(log, stepped, planned) or _ends(log, planned)
+    return difference
+
+
+def _difference(log: SglangLog, step: int, field: str, recorded: object, ours: object) -> Difference:
+    op = log.steps[step] if step < len(log.steps) else {"step": step}
+    return Difference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
+
+
+def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
+    for at, (recorded, ours) in enumerate(zip(log.steps, run.steps)):
+        start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
+        theirs = {"scheduled": recorded["start"], "past": {}, "events": [], "finished": [], **recorded}
+        theirs["requeued"] = [*recorded.get("retracted", ()), *recorded.get("preempted", ())]
+        theirs["order"] = list(recorded["tokens"])
+        mine = ours | {"start": start, "ns": ns, "order": list(ours["tokens"])}
+        for field in COMPARED:
+            if theirs[field] != mine[field]:
+                return _difference(log, at, field, theirs[field], mine[field])
+    if len(log.steps) != len(run.steps):
+        return _difference(log, min(len(log.steps), len(run.steps)), "number of steps", len(log.steps), len(run.steps))
+    return None if run.rest == log.rest else _difference(log, len(log.steps), "events at the end", log.rest, run.rest)
+
+
+def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> Difference | None:
+    """What a run with plans shows against one without, which was found to be the log's."""
+    for at, (alone, of_plan) in enumerate(zip(stepped.passes, planned.passes)):
+        if alone != of_plan:
+            return _difference(log, at, "planned pass", alone, of_plan)
+    if len(stepped.passes) != len(planned.passes):
+        return _difference(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
+    singles = enumerate(stepped.steps)
+    for ours in planned.steps:
+        at, single = next(
+            ((at, step) for at, step in singles if step["scheduled"] == ours["scheduled"]), (len(log.steps), {})
+        )
+        for field in OF_PLANS:
+            if single.get(field) != ours[field]:
+                return _difference(log, at, f"{field} of a plan", single.get(field), ours[field])
+    events = [_flat([event for step in run.steps for event in step["events"]] + run.rest) for run in (stepped, planned)]
+    return None if events[0] == events[1] else _difference(log, len(log.steps), "events of plans", *events)
+
+
+def _flat(events: list[list[Any]]) -> list[tuple[Any, ...]]:
+    """Events block by block, however they were put together."""
+    return [
+        (kind, tier, low + at) for kind, tier, *rest in events for low, count in _numbers(rest) for at in range(count)
+    ]
+
+
+def _numbers(rest: list[Any]) -> list[list[int]]:
+    numbers: list[list[int]] = rest[1] if len(rest) > 1 else rest[0]
+    return numbers
+
+
+def _ends(log: SglangLog, run: SglangRun) -> Difference | None:
+    for name, end in log.ends.items():
+        job = run.jobs[name]
+        ours = {
+            "end": name,
+            "at": run.ended_at.get(name),
+            "first_token": run.first_tokens.get(name),
+            "output": job.output,
+            "cached": job.cached_tokens if job.cached_tokens >= 0 else None,
+            "retractions": job.preemptions,
+        }
+        for field, value in ours.items():
+            if end[field] != value:
+                return _difference(log, len(log.steps), f"{field} of {name}", end, ours)
+    return None
