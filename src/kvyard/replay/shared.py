@@ -26,7 +26,7 @@ class SharedTiers:
         if not engines:
             return
         if indexer is not None:
-            self._feed = indexer.attach(POOL, engines[0].specs, LOWER_TIERS)
+            self._feed = indexer.attach(POOL, engines[0].specs, LOWER_TIERS[: config.depth])
         self._timeline = Timeline(self._feed)
 
     def timeline(self, engine: EngineConfig) -> Timeline | None:
