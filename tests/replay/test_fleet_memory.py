@@ -11,10 +11,10 @@ SETTINGS: dict[str, object] = {"workers": 3, "dp_size": 2, "host_bytes": "4GiB",
 
 def test_private_tiers_are_of_each_rank_and_shared_ones_of_all() -> None:
     config = make_config(SETTINGS)
-    assert lower_bytes(config, [3]) == [3 * 2 * 4 * GIB, 0, 0]
-    assert lower_bytes(config, [1.5]) == [1.5 * 2 * 4 * GIB, 0, 0]
+    assert lower_bytes(config, [3]) == [3 * 2 * 4 * GIB, 0, 0, 0]
+    assert lower_bytes(config, [1.5]) == [1.5 * 2 * 4 * GIB, 0, 0, 0]
     shared = make_config({**SETTINGS, "host_scope": "shared"})
-    assert lower_bytes(shared, [3]) == lower_bytes(shared, [9]) == [4 * GIB, 0, 0]
+    assert lower_bytes(shared, [3]) == lower_bytes(shared, [9]) == [4 * GIB, 0, 0, 0]
 
 
 def test_order_and_price_go_by_the_same_bytes() -> None:

@@ -70,8 +70,8 @@ def test_from_a_file() -> None:
         ({"tiers": [{"num_blocks": 1, "link": "string"}]}, "unknown link preset 'string'"),
         ({"tiers": [{"num_blocks": 1}], "policy": "never"}, "unknown policy 'never'"),
         ({}, "missing required field `tiers`"),
-        ({"tiers": []}, "tiers must be 1 to 3"),
-        ({"tiers": [{"num_blocks": 1}] * 4}, "tiers must be 1 to 3"),
+        ({"tiers": []}, "tiers must be 1 to 4"),
+        ({"tiers": [{"num_blocks": 1}] * 5}, "tiers must be 1 to 4"),
         ({"tiers": 3}, "Expected `array`"),
     ],
 )

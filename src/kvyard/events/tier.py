@@ -72,7 +72,7 @@ TIERS = (
         place="storage",
         medium="STORAGE",
         media=(
-            *("storage", "g3", "disk", "fs", "file", "nvme", "ssd", "obj", "object", "object_store", "external"),
+            *("storage", "g3", "disk", "fs", "file", "nvme", "ssd", "external"),
             *("shared_storage", "cpu_tier2"),
         ),
         service_name="disk",
@@ -100,6 +100,22 @@ TIERS = (
         latency_ns=5_000_000,
         price=0.00003,  # 0.023 a month
     ),
+    TierEntry(
+        label="object",
+        place="object storage",
+        medium="OBJ",
+        media=("obj", "object", "object_store", "g5"),  # vLLM's and NIXL's word, and llm-d's
+        service_name="object",
+        metric_source="external_unspecified",
+        credit=0.25,
+        color="green",
+        stores="object_spills",
+        loads="object_fetches",
+        scope="shared",
+        gb_s=1,  # a dozen connections to S3, by what AWS says of one
+        latency_ns=30_000_000,  # AWS: a median of tens of milliseconds for small requests
+        price=0.00003,  # 0.023 a month
+    ),
 )
 """Closest to the compute first."""
 
@@ -114,7 +130,9 @@ class Tier(IntEnum):
     G3 = 3
     """Storage of one worker, or shared by the fleet."""
     G4 = 4
-    """Remote storage, such as an object store."""
+    """Remote storage: another machine's memory or disks, over the network."""
+    G5 = 5
+    """An object store. (Dynamo's block manager, which knows no remote tier before it, calls this G4.)"""
 
     @property
     def entry(self) -> TierEntry:

@@ -41,6 +41,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host_credit: Annotated[float, Setting("What a block in host memory is worth.")] = Tier.G2.entry.credit
     storage_credit: Annotated[float, Setting("What a block in storage is worth.")] = Tier.G3.entry.credit
     remote_credit: Annotated[float, Setting("What a block in remote storage is worth.")] = Tier.G4.entry.credit
+    object_credit: Annotated[float, Setting("What a block in object storage is worth.")] = Tier.G5.entry.credit
     prefill_scale: Annotated[float, Setting("What a block to compute costs, against one that is held.")] = 1.0
     held_weight: Annotated[float, Setting("What a block that is held costs.")] = 1.0
     request_weight: Annotated[float, Setting("What an active request costs by itself, in blocks.")] = 0.0

@@ -206,7 +206,7 @@ class TestTolerance:
         ("medium", "tier"),
         [
             (None, 1), ("GPU", 1), ("gpu", 1), ("CPU", 2), ("cpu", 2), ("CPU_PINNED", 2), ("cpu-pinned", 2), ("host", 2),
-            ("CPU_TIER1", 2), ("CPU_TIER2", 3), ("STORAGE", 3), ("DISK", 3), ("FS", 3), ("OBJ", 3), ("OBJECT_STORE", 3),
+            ("CPU_TIER1", 2), ("CPU_TIER2", 3), ("STORAGE", 3), ("DISK", 3), ("FS", 3), ("OBJ", 5), ("OBJECT_STORE", 5),
             ("EXTERNAL", 3), ("Shared Storage", 3), ("quantum", None), ("", None),
         ],
     )  # fmt: skip

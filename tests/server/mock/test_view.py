@@ -36,6 +36,7 @@ def test_counts_add_up() -> None:
             "host": 0,
             "storage": 0,
             "remote": 0,
+            "object": 0,
             "elsewhere": 0,
             "computed": 108,
         }
