@@ -422,6 +422,29 @@ _overlapping("overlap-retract-p1", "Overlap where answers outgrow the pool, sing
 _overlapping("overlap-lpm", "Overlap, longest prefix first.", schedule_policy="lpm")
 
 
+# -- many retractions -------------------------------------------------------------------------------------------------
+
+
+def _outgrowing(name: str, page: int, doc: str, **settings: Any) -> None:
+    def change(plan: Plan) -> None:
+        _set(plan, page_size=page, num_tokens=plan.rng.randint(1500 // page, 2500 // page) * page, **settings)
+        _set(plan, schedule_conservativeness=plan.rng.choice([0.0, 0.01, 0.05]), max_running_requests=32)
+        plan.requests, plan.gap_ns, plan.burst = (20, 36), (0, 30_000_000), 0.7
+        plan.prompt, plan.output, plan.shared, plan.continued = (5, 60), (60, 200), 0.2, 0.1
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+for _page in (1, 16):
+    _outgrowing(f"outgrow-p{_page}", _page, f"Many short prompts whose answers outgrow the pool, pages of {_page}.")
+    _outgrowing(f"overlap-outgrow-p{_page}", _page, f"The same with overlap, pages of {_page}.", overlap=True)
+_outgrowing("outgrow-chunk", 16, "The same with small chunks.", chunked_prefill_size=32)
+_outgrowing(
+    "outgrow-mixed", 16, "The same, chunks and decodes in one batch.", chunked_prefill_size=64, enable_mixed_chunk=True
+)
+
+
 # -- states of admission ----------------------------------------------------------------------------------------------
 
 

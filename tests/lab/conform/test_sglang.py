@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from kvyard.blocks.eviction.radix import RadixOrder
+from kvyard.blocks.pool import Pool
+from kvyard.blocks.radix import RadixGroup
 from kvyard.cli.app import main
-from kvyard.engine.policies.sglang import NO_TOKENS, Budget, KnownEnds
+from kvyard.engine.decode_blocks import DecodeBlocks
+from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.policies import sglang as policy
+from kvyard.engine.policies.sglang import NO_TOKENS, Budget, KnownEnds, NewTokenRatio, SglangPasses
 from kvyard.lab.conform import LogError
 from kvyard.lab.conform.scheduler import Record, read_lines
 from kvyard.lab.conform.sglang import conform, is_sglang_log
@@ -28,8 +36,6 @@ def load_families() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
@@ -130,3 +136,121 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         conform(other)
     with pytest.raises(LogError, match="is no log of SGLang's scheduler"):
         conform(changed(tmp_path, "format", 0, config={}))
+
+
+def _no_page_to_spare(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Budget,
+        "fits",
+        lambda self, left, answer, locked: left + answer < self.free - locked * self.page - self.total,
+    )
+
+
+def _only_a_chunk_must_fit(patch: pytest.MonkeyPatch) -> None:
+    fits = Budget.fits
+    patch.setattr(
+        Budget,
+        "fits",
+        lambda self, left, answer, locked: fits(
+            self, min(left, self.chunk), answer if left <= self.chunk else 0, locked
+        ),
+    )
+
+
+def _less_look_ahead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policy, "LOOK_AHEAD", 10)
+
+
+def _splits_touch_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixOrder, "split", lambda self, front, extent: None)
+
+
+def _answers_stay_with_prompts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixGroup, "_use_prompt", lambda self, path, prompt, priority: None)
+
+
+def _prompts_evict_what_they_need(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pool, "make_room", lambda self, count, make=Pool.make_room: make(self, count - 1))
+
+
+def _decodes_evict_what_they_need(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DecodeBlocks, "make_headroom", lambda self: None)
+
+
+def _waiting_requests_touch_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SglangPasses, "_refresh", lambda self, jobs: None)
+
+
+def _longest_answers_are_retracted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SglangPasses, "_produced", lambda self, job: -job.max_tokens + self._remaining(job))
+
+
+def _full_batches_are_tried_again(patch: pytest.MonkeyPatch) -> None:
+    merge = SglangPasses._merge
+
+    def forgetful(self: SglangPasses) -> None:
+        merge(self)
+        self._full = False
+
+    patch.setattr(SglangPasses, "_merge", forgetful)
+
+
+def _every_insert_is_a_hit(patch: pytest.MonkeyPatch) -> None:
+    along = RadixOrder.insert_along
+    patch.setattr(
+        RadixOrder,
+        "insert_along",
+        lambda self, extent, priority, counts, used=True: along(self, extent, priority, True, used),
+    )
+
+
+def _idle_keeps_the_ratio(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(NewTokenRatio, "reset", lambda self: None)
+
+
+def _tokens_in_flight_survive_retraction(patch: pytest.MonkeyPatch) -> None:
+    preempt = Lifecycle.preempt
+    patch.setattr(
+        Lifecycle,
+        "preempt",
+        lambda self, job, now, to_front=True, keeps_in_flight=True: preempt(self, job, now, to_front, True),
+    )
+
+
+def _mixed_batches_keep_their_order(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lifecycle, "renumber", lambda self, jobs: None)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "families"),
+    [
+        (_no_page_to_spare, ["admit-p64", "admit-p16"]),
+        (_only_a_chunk_must_fit, ["chunk-tight-p16", "chunk-tight-p64"]),
+        (_less_look_ahead, ["outgrow-p16"]),
+        (_splits_touch_nothing, ["radix-split"]),
+        (_answers_stay_with_prompts, ["evict-priority-p1", "outgrow-p1"]),
+        (_prompts_evict_what_they_need, ["evict-lru-p16"]),
+        (_decodes_evict_what_they_need, ["evict-lru-p16"]),
+        (_waiting_requests_touch_nothing, ["refresh"]),
+        (_longest_answers_are_retracted, ["outgrow-p16"]),
+        (_full_batches_are_tried_again, ["admit-p16"]),
+        (_every_insert_is_a_hit, ["evict-lfu-p16", "evict-lfu-p1"]),
+        (_idle_keeps_the_ratio, ["evict-lru-p1"]),
+        (_tokens_in_flight_survive_retraction, ["overlap-outgrow-p16"]),
+        (_mixed_batches_keep_their_order, ["mixed-p64", "mixed-tight-p1", "mixed-tight-p16"]),
+    ],
+)
+def test_a_rule_that_is_left_out_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, mutate: Callable[[pytest.MonkeyPatch], None], families: list[str]
+) -> None:
+    mutate(monkeypatch)
+    logs = [path for path in LOGS if path.name.split("@", maxsplit=1)[0] in families]
+    assert len(logs) == len(families)
+    assert any(_differs(path) for path in logs)
+
+
+def _differs(path: Path) -> bool:
+    try:
+        return conform(path).difference is not None
+    except (LogError, AssertionError):
+        return True
