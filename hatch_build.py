@@ -31,7 +31,7 @@ MODULES = {
     "cache_map coordinator eviction/lru eviction/priority extent fine group manager pool registration "
     "request rule spans step table",
     "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
-    "speculative policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm "
+    "speculative stores policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm "
     "timing/polynomial_model",
     "events": "batcher",
     "hashing": "chain digest_keys stretches",

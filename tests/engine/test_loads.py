@@ -138,54 +138,54 @@ def with_two_stored():
     """An engine whose host has two prompts; of the first, a block is left on the device."""
     core = make_core(ROOMY)
     drive(core, [Row(0, 640, 1, (1, 11)), Row(10**9, 640, 1, (2, 12))])
-    loads = core.scheduler.loads
-    assert isinstance(loads, Loads) and not loads.parked
-    return core, loads
+    jobs = core.scheduler.jobs
+    assert isinstance(jobs.loads, Loads) and not jobs.parked
+    return core, jobs
 
 
 def test_a_job_is_parked_until_its_blocks_have_landed():
-    core, loads = with_two_stored()
+    core, jobs = with_two_stored()
     now, job = 2 * 10**9, prompt("a", 1)
     core.submit(job, now)
     assert not core.begin(now)
-    assert loads.parked == {"a": job} and job.state is JobState.LOADING and not core.scheduler.waiting
+    assert jobs.parked == {"a": job} and job.state is JobState.LOADING and not core.scheduler.waiting
     landed = core.next_decision()
     assert landed is not None and landed > now
     core.begin(landed)
-    assert not loads.parked and job.state is JobState.PREFILL
+    assert not jobs.parked and job.state is JobState.PREFILL
     assert job.external_tokens == 640 - 16 - job.cached_tokens
 
 
 def test_one_that_waits_for_the_same_blocks_asks_again_when_they_are_here():
-    core, loads = with_two_stored()
+    core, jobs = with_two_stored()
     now, first, second = 2 * 10**9, prompt("a", 1), prompt("b", 1)
     core.submit(first, now)
     core.submit(second, now)
     core.begin(now)
-    assert set(loads.parked) == {"a", "b"}
+    assert set(jobs.parked) == {"a", "b"}
     landed = core.next_decision()
     core.begin(landed)
-    assert not loads.parked and list(core.scheduler.running.values()) == [first, second]
+    assert not jobs.parked and list(core.scheduler.running.values()) == [first, second]
     assert (second.cached_tokens, second.external_tokens) == (624, 0), "what came for the other one is here now"
 
 
 def test_without_room_it_waits_for_those_that_run_and_computes_when_nothing_does():
-    core, loads = with_two_stored()
+    core, jobs = with_two_stored()
     job = prompt("a", 1)
     taken = core.scheduler.manager.pool.take(30)
     hit = core.scheduler.manager.lookup(job)
-    assert loads.ask(job, hit, 0, others_run=True) == NO_ROOM
-    assert loads.ask(job, hit, 0, others_run=False) == NO_HELP
-    assert not loads.parked and taken
+    assert jobs.loads.ask(job, hit, 0, True, 0) == NO_ROOM
+    assert jobs.loads.ask(job, hit, 0, False, 0) == NO_HELP
+    assert not jobs.parked and taken
 
 
 def test_a_job_that_gave_its_loaded_blocks_back_may_be_barred():
-    core, loads = with_two_stored()
+    core, jobs = with_two_stored()
     now, job = 2 * 10**9, prompt("a", 1)
     core.submit(job, now)
     core.begin(now)
     core.cancel(job, now)
-    assert not loads.parked
+    assert not jobs.parked
     again = prompt("b", 1)
-    loads.give_back(again, now, bar=True)
-    assert loads.ask(again, core.scheduler.manager.lookup(again), now, others_run=False) == NO_HELP
+    jobs.loads.preempted(again, now, bar=True)
+    assert jobs.loads.ask(again, core.scheduler.manager.lookup(again), now, False, 0) == NO_HELP

@@ -10,12 +10,14 @@ from kvyard.engine.config import BACKENDS, EngineConfig
 from kvyard.engine.core import EngineCore, EventBatcher
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
-from kvyard.engine.handovers import HandoverLoads, HandoverPeer
-from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.handovers import EngineHandovers, HandoverPeer
+from kvyard.engine.lifecycle import Lifecycle, Transfers
 from kvyard.engine.load_source import LoadSource
 from kvyard.engine.loads import Loads
+from kvyard.engine.queue import ArrivalQueue, Queue
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.speculative import SpeculativeBatch
+from kvyard.engine.stores import Stores
 from kvyard.engine.timing import TimingModel, make_timing
 from kvyard.engine.watcher import NO_WATCHER, Watcher
 from kvyard.events.batcher import Batcher
@@ -38,7 +40,7 @@ def make_core(
     bulk: bool = False,
     timeline: Timeline | None = None,
     ranks: int = 1,
-    source: Callable[[BlockManager], LoadSource] | None = None,
+    source: Callable[[BlockManager, Queue], tuple[LoadSource, Queue]] | None = None,
     foresight: bool = False,
     peer: HandoverPeer | None = None,
     host_link: LinkMaker = make_link,
@@ -47,7 +49,8 @@ def make_core(
 
     ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
     ``bulk`` lets events of several passes come out together (see ``DecodeBlocks``). ``plans=False`` computes one pass at a
-    time. It is one of so many ``ranks`` of its engine. ``source`` makes what loads come from instead of lower tiers. With
+    time. It is one of so many ``ranks`` of its engine. ``source`` makes what loads come from instead of lower tiers, and the
+    queue of jobs that wait. With
     ``foresight`` jobs know what comes after them (``RequestFacts.next_uses``). With a ``peer``, prompts may be handed over to
     and from other engines. ``host_link`` makes the link to host memory. Raises ``ConfigError`` for a config that can't be
     honoured.
@@ -87,15 +90,22 @@ def make_core(
             f"{name or 'an engine'} can't have loads from elsewhere beside lower tiers, drafts or asynchronous scheduling"
         )
     batch = DecodeBatch(needs_longest=timing.needs_longest)
-    loads: LoadSource | None = source(manager) if source is not None else None
+    backend = BACKENDS.get(config.backend)
+    waiting = backend.queue(config)
+    loads: LoadSource | None = None
+    stores: Stores | None = None
+    handovers: EngineHandovers | None = None
+    if source is not None:
+        loads, waiting = source(manager, waiting)
     if offload is not None:
-        loads = Loads(offload, batch, whole=config.scheduler_reserve_full_isl)
-    handovers: HandoverLoads | None = None
+        tier_loads = Loads(offload, whole=config.scheduler_reserve_full_isl)
+        loads, stores = tier_loads, Stores(tier_loads, batch)
     if peer is not None:
-        loads = handovers = HandoverLoads(
-            manager, peer, loads, whole=config.scheduler_reserve_full_isl, in_order=config.backend != "sglang"
-        )
-    scheduler = _scheduler(config, manager, batch, loads, watcher, bulk=bulk and plans and not ahead)
+        handovers = EngineHandovers(manager, peer, whole=config.scheduler_reserve_full_isl)
+        if config.backend == "sglang" and isinstance(waiting, ArrivalQueue):
+            waiting.strict = False  # jobs that compute their prompts don't wait behind those that don't
+    transfers = Transfers(loads, handovers, stores)
+    scheduler = _scheduler(config, manager, waiting, batch, transfers, watcher, bulk=bulk and plans and not ahead)
     return EngineCore(
         scheduler,
         timing,
@@ -105,7 +115,6 @@ def make_core(
         plans=plans,
         depth=2 if ahead else 1,
         name=name,
-        handovers=handovers,
     )
 
 
@@ -146,14 +155,16 @@ def prefill_ns(timing: TimingModel, tokens_per_pass: int, tokens: int, past: int
 def _scheduler(
     config: EngineConfig,
     manager: BlockManager,
+    waiting: Queue,
     batch: DecodeBatch,
-    loads: LoadSource | None,
+    transfers: Transfers,
     watcher: Watcher,
     *,
     bulk: bool,
 ) -> Scheduler:
+    stores = transfers.stores
     # Whether lower tiers must see each pass of a decode batch by itself.
-    exacting = loads is not None and (loads.cleans or loads.stores_output)
+    exacting = stores is not None and (stores.cleans or stores.stores_output)
     speculative: SpeculativeBatch | None = None
     if config.speculative is not None:
         rates = config.speculative.acceptance_rates[: config.speculative.num_speculative_tokens]
@@ -167,13 +178,10 @@ def _scheduler(
         defers=manager.caching
         and speculative is None
         and not any(group.restless or group.forgets for group in manager.groups)
-        and not (loads is not None and loads.stores_output),
+        and not (stores is not None and stores.stores_output),
     )
     backend = BACKENDS.get(config.backend)
-    waiting = backend.queue(config)
-    if loads is not None:
-        waiting = loads.queue(waiting)
-    jobs = Lifecycle(manager, waiting, batch, blocks, loads=loads, speculative=speculative, watcher=watcher)
+    jobs = Lifecycle(manager, waiting, batch, blocks, transfers, speculative=speculative, watcher=watcher)
     policy = backend.policy(jobs, config)
     limits: list[tuple[int, int, str]] = []
     if backend.spare_blocks is not None:

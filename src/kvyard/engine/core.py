@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 
 from kvyard.clock import VirtualClock
-from kvyard.engine.handovers import HandoverLoads
+from kvyard.engine.handovers import EngineHandovers
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Flight, Pass
 from kvyard.engine.scheduler import Scheduler
@@ -71,7 +71,6 @@ class EngineCore:
         plans: bool = True,
         depth: int = 1,
         name: str = "",
-        handovers: HandoverLoads | None = None,
     ) -> None:
         """``batcher`` is the sink of every tier's map, where events are wanted; ``clock``, if any, is told the time, for
         eviction orders that go by it; ``depth`` is how long the queue of decided passes may be.
@@ -89,9 +88,7 @@ class EngineCore:
         self.timing = timing
         self.batcher = batcher
         self.offload = offload
-        self.handovers = handovers
-        """Where prompts come from other engines and go there, if they do."""
-        self._loads = scheduler.loads
+        self._loads = scheduler.jobs.loads
         self._clock = clock
         self.busy_ns = 0
         """How long passes took that are over, in all."""
@@ -114,6 +111,11 @@ class EngineCore:
         self._first = 0
         """The number of the plan's first pass."""
         self._cancelled: list[Job] = []
+
+    @property
+    def handovers(self) -> EngineHandovers | None:
+        """Where prompts come from other engines and go there, if they do."""
+        return self.scheduler.jobs.handovers
 
     @property
     def watcher(self) -> Watcher:
@@ -144,7 +146,7 @@ class EngineCore:
             self.cut(now)
         elif self._ends and (
             job.state in (JobState.PREFILL, JobState.DECODE)
-            or (self._loads is not None and self._loads.drops_with_pass(job))
+            or (self._loads is not None and self._loads.in_line and bool(job.tables))
         ):
             self.cut(now)
             if self._ends:
@@ -158,8 +160,8 @@ class EngineCore:
         ):
             self.cut(now)  # it may have been in the way of others
         self._tell_time(now)
-        if self._loads is not None and not self._ends:
-            self._loads.free_ended(now)
+        if not self._ends:
+            self.scheduler.jobs.free_ended(now)
         self.scheduler.jobs.drop(job, now)
 
     def next_decision(self) -> int | None:
@@ -470,10 +472,10 @@ class EngineCore:
         """
         if self._ends:
             return len(self._ends) == 1 and self._ends[0] > now and not self.ahead
-        if self._loads is None or self.offload is not None or not self.scheduler.jobs.idle:
+        if self.handovers is None or self.offload is not None or not self.scheduler.jobs.idle:
             return False
         self._tell_time(now)
-        self._loads.free_ended(now)
+        self.scheduler.jobs.free_ended(now)
         return True
 
     def next_landing(self) -> int | None:

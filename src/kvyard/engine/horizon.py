@@ -10,8 +10,8 @@ from kvyard.blocks import BlockManager
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.job import Job, JobState
-from kvyard.engine.load_source import LoadSource
 from kvyard.engine.queue import Queue
+from kvyard.engine.stores import Stores
 from kvyard.hashing import TraceChain
 
 
@@ -23,14 +23,18 @@ class Horizon:
         manager: BlockManager,
         batch: DecodeBatch,
         blocks: DecodeBlocks,
-        loads: LoadSource | None,
         waiting: Queue,
         running: Mapping[int, Job],
+        *,
+        stores: Stores | None,
+        may_load: bool,
     ) -> None:
+        """``may_load``: waiting jobs may load what they lack."""
         self._manager = manager
         self._batch = batch
         self._blocks = blocks
-        self._loads = loads
+        self._stores = stores
+        self._may_load = may_load
         self._waiting = waiting
         self._running = running
         self._stepwise = any(group.restless for group in manager.groups)
@@ -46,22 +50,21 @@ class Horizon:
         """
         if most == 1 or self._stepwise or (self._reads_queue and self._waiting):
             return 1
-        batch, loads, pool = self._batch, self._loads, self._manager.pool
-        cleans = loads is not None and loads.cleans
-        if cleans and loads is not None and (took_blocks or loads.stalled or loads.cleaning):
+        batch, stores, pool = self._batch, self._stores, self._manager.pool
+        cleans = stores is not None and stores.cleans
+        if cleans and stores is not None and (took_blocks or stores.stalled or stores.cleaning):
             return 1
         end = batch.next_end()
         assert end is not None
         passes = min(most, end - batch.tick)
         # A block taken may be of the head's own prefix, and that it then asks lower tiers for.
-        asks = loads is not None
-        if passes > 1 and (cleans or (self._waiting and (asks or not self._only_shrinks()))):
+        if passes > 1 and (cleans or (self._waiting and (self._may_load or not self._only_shrinks()))):
             touch = batch.next_touch()
             if touch is not None:
                 # A pass that sees to blocks may free or register some, and that may let a job in: it must be formed.
                 passes = min(passes, max(1, touch - batch.tick))
-        if passes > 1 and loads is not None and loads.stores_output:
-            passes = min(passes, loads.quiet_passes(in_lockstep(self._running)))
+        if passes > 1 and stores is not None and stores.stores_output:
+            passes = min(passes, stores.quiet_passes(in_lockstep(self._running)))
         if passes > 1:
             room = pool.free // (batch.count * len(self._manager.groups))
             if passes // self._unit + 1 > room:

@@ -6,17 +6,31 @@ policy that forms passes, and by the clients.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from kvyard.blocks import BlockManager, Hit
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
+from kvyard.engine.handovers import EngineHandovers
 from kvyard.engine.horizon import in_lockstep
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.load_source import NO_HELP, LoadSource
 from kvyard.engine.passes import Flight, Pass
 from kvyard.engine.queue import Queue
 from kvyard.engine.speculative import SpeculativeBatch
+from kvyard.engine.stores import Stores
 from kvyard.engine.watcher import Watcher
+
+
+class Transfers(NamedTuple):
+    """How blocks come to one device and leave it, besides being computed and evicted."""
+
+    loads: LoadSource | None = None
+    """Where the rest of a prompt is loaded from."""
+    handovers: EngineHandovers | None = None
+    """Prompts that go to other workers, and come from there."""
+    stores: Stores | None = None
+    """Computed blocks that go to lower tiers."""
 
 
 class Lifecycle:
@@ -28,8 +42,8 @@ class Lifecycle:
         waiting: Queue,
         batch: DecodeBatch,
         blocks: DecodeBlocks,
+        transfers: Transfers,
         *,
-        loads: LoadSource | None,
         speculative: SpeculativeBatch | None,
         watcher: Watcher,
     ) -> None:
@@ -42,7 +56,13 @@ class Lifecycle:
         self.batch = batch
         """Those of them that decode in lockstep."""
         self.blocks = blocks
-        self.loads = loads
+        self.parked: dict[str, Job] = {}
+        """Jobs in no queue, because their blocks are in flight."""
+        self.loads = transfers.loads
+        self.handovers = transfers.handovers
+        self.stores = transfers.stores
+        self.may_load = transfers.loads is not None or transfers.handovers is not None
+        """True if a waiting job may have to wait for blocks in flight."""
         self.speculative = speculative
         """Those of them that decode with drafts, if that is how this engine decodes."""
         self.watcher = watcher
@@ -60,7 +80,13 @@ class Lifecycle:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits, loads included."""
-        return not (self.running or self.waiting or (self.loads is not None and self.loads.parked))
+        return not (self.running or self.waiting or self.parked)
+
+    @property
+    def leaving(self) -> dict[str, Job]:
+        """Jobs that have ended, whose blocks are still in use."""
+        leaving = self.loads.leaving if self.loads is not None else {}
+        return leaving if self.handovers is None else {**leaving, **self.handovers.leaving}
 
     def lockstep(self) -> list[Job]:
         """The jobs that take part in every decode pass, in order of admission."""
@@ -75,21 +101,47 @@ class Lifecycle:
 
     def land(self, now: int) -> None:
         """Transfers that have ended by ``now`` take effect: who waited for them goes to the front."""
+        loads, handovers, stores = self.loads, self.handovers, self.stores
+        if handovers is not None:
+            handovers.free_ended()
+        if loads is not None:
+            if stores is not None:
+                stores.mark()
+            self._wait_again(loads.land(now))
+            if stores is not None:
+                stores.resume()
+        if handovers is not None:
+            self._wait_again(handovers.land())
+
+    def _wait_again(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            del self.parked[job.id]
+            self.waiting.push_front(job)
+
+    def free_ended(self, now: int) -> None:
+        """Give back blocks of ended jobs that no transfer uses any more by ``now``."""
         if self.loads is not None:
-            for job in self.loads.land(now):
-                self.waiting.push_front(job)
+            self.loads.free_ended(now)
+        if self.handovers is not None:
+            self.handovers.free_ended()
 
     def load(self, job: Job, hit: Hit, now: int) -> int:
         """Have a waiting ``job`` wait for what lower tiers, or another worker, have of its prompt. The answer is that of
         ``LoadSource.ask``: from 0 on, it has left the queue.
         """
-        if self.loads is None:
+        loads, others_run = self.loads, bool(self.running)
+        if job.received and self.handovers is not None:
+            tokens = self.handovers.ask(job, hit, now, others_run)
+        elif loads is not None:
+            backlog = 0
+            if loads.weighs:
+                backlog = sum([one.num_tokens - one.num_computed_tokens for one in self.prefilling.values()])
+            tokens = loads.ask(job, hit, now, others_run, backlog)
+        else:
             return NO_HELP
-        if self.loads.weighs:
-            self.loads.backlog = sum([one.num_tokens - one.num_computed_tokens for one in self.prefilling.values()])
-        tokens = self.loads.ask(job, hit, now, bool(self.running))
         if tokens > NO_HELP:
             self.waiting.remove(job)
+            self.parked[job.id] = job
             self.watcher.loading(job, now, tokens)
         return tokens
 
@@ -101,7 +153,7 @@ class Lifecycle:
         job.running = True
         job.num_computed_tokens = past
         self.running[job.serial] = self.prefilling[job.serial] = job
-        if self.loads is not None:
+        if self.loads is not None and not job.received:
             self.loads.admitted(job)
         cached = past - job.loaded
         if job.cached_tokens < 0:
@@ -120,8 +172,8 @@ class Lifecycle:
             self.speculative.join(job)
         else:
             self.blocks.join(job)
-        if self.loads is not None:
-            self.loads.entered(job, now)
+        if self.handovers is not None:
+            self.handovers.entered(job, now)
 
     # -- back -------------------------------------------------------------------------------------------------------
 
@@ -140,7 +192,7 @@ class Lifecycle:
         self._stop(job)
         job.awaits = 0
         if self.loads is not None:
-            self.loads.forget(job, now)
+            self.loads.preempted(job, now)
         self.manager.preempt(job)
         job.state = JobState.WAITING
         if to_front:
@@ -166,14 +218,20 @@ class Lifecycle:
         """Nothing runs and no job could be let in. If that is because waiting jobs hold loaded blocks, and no transfer will
         ever change it, take the blocks of the last such job; returns whether there was one.
         """
-        loads = self.loads
-        if loads is None or self.running or not loads.can_give_back():
+        loads, handovers = self.loads, self.handovers
+        if not self.may_load or self.running or (handovers is not None and self.parked):
+            return False
+        if loads is not None and (loads.in_line or loads.earliest_deadline() is not None):
             return False
         for job in reversed(list(self.waiting)):
             if job.tables:
                 self.preemptions += 1
                 job.preemptions += 1
-                loads.give_back(job, now, bar=len(self.manager.requests) == 1)
+                if job.received:
+                    job.received = False
+                    job.loaded = 0
+                elif loads is not None:
+                    loads.preempted(job, now, bar=len(self.manager.requests) == 1)
                 self.manager.preempt(job)
                 self.watcher.preempted(job, now)
                 return True
@@ -195,8 +253,7 @@ class Lifecycle:
         if job.state is JobState.WAITING:
             self.waiting.remove(job)
         elif job.state is JobState.LOADING:
-            assert self.loads is not None
-            del self.loads.parked[job.id]
+            del self.parked[job.id]
         else:
             self._stop(job)
         self._release(job, now)
@@ -205,15 +262,15 @@ class Lifecycle:
 
     def complete(self, done: Pass, end: int) -> None:
         """The pass ``done`` is over at ``end``, its lockstep part included (``DecodeBatch.advance`` was called)."""
-        loads, speculative, watcher = self.loads, self.speculative, self.watcher
+        stores, speculative, watcher = self.stores, self.speculative, self.watcher
         joining: list[Job] = []
         finished: list[Job] = []
         for job, new, past in done.chunks:
             if job.state.ended:
                 continue  # it was given up in this pass
             job.num_computed_tokens = min(past + new, job.num_tokens)  # made-up drafts may come after those it knows
-            if loads is not None:
-                loads.store(job, end)
+            if stores is not None:
+                stores.store(job, end)
             if past + new >= job.num_tokens:
                 del self.prefilling[job.serial]
                 job.emit(1)
@@ -227,14 +284,14 @@ class Lifecycle:
                 if job.state.ended:
                     continue
                 produced = speculative.verify(job, tokens)
-                if loads is not None:
-                    loads.store(job, end)
+                if stores is not None:
+                    stores.store(job, end)
                 watcher.produced(job, produced, end)
                 if job.output >= job.max_tokens:
                     del speculative.jobs[job.serial]
                     finished.append(job)
-        if loads is not None and loads.stores_output:
-            loads.store_output(self.lockstep(), end)
+        if stores is not None and stores.stores_output:
+            stores.store_output(self.lockstep(), end)
         finished += self.batch.finished()
         for job in joining:
             if job.output >= job.max_tokens:
@@ -336,18 +393,14 @@ class Lifecycle:
                 del self.speculative.jobs[job.serial]
             elif job.end >= 0:
                 self.batch.leave(job)
-            elif self.loads is not None:
-                self.loads.stalled.pop(job.serial, None)
+            elif self.stores is not None:
+                self.stores.stalled.pop(job.serial, None)
         self.blocks.close(job)
 
     def _release(self, job: Job, now: int) -> None:
         self.endings += 1
-        loads = self.loads
-        if loads is not None:
-            loads.forget(job, now)
-            if self.manager.hints and job.tables:
-                loads.claim(job, now)
-        if job.tables and (loads is None or not loads.keeps(job, now)):
+        kept = self.loads is not None and self.loads.ended(job, now)
+        if job.tables and not kept and (self.handovers is None or not self.handovers.keeps(job)):
             self.manager.free(job)
         if self.speculative is not None:
             self.speculative.forget(job)
@@ -358,8 +411,7 @@ class Lifecycle:
         """Raise ``AssertionError``, saying what is wrong, unless every job is in one place and the blocks add up."""
         self.blocks.settle(self.running.values())
         self.manager.check_integrity()
-        parked = self.loads.parked.values() if self.loads is not None else ()
-        places = [*self.waiting, *parked, *self.running.values()]
+        places = [*self.waiting, *self.parked.values(), *self.running.values()]
         assert len({id(job) for job in places}) == len(places), "a job is in two places (I9)"
         for job in places:
             assert not job.state.ended, f"{job} has ended and is still here (I9)"
@@ -371,7 +423,7 @@ class Lifecycle:
         longest = max((job.base + batch.tick - job.joined + 1 for job in decoding), default=0)
         assert batch.longest() in (0, longest), f"the longest is {longest}, not {batch.longest()}"
         assert list(self.running) == sorted(self.running), "the running are out of order"
-        leaving = self.loads.leaving if self.loads is not None else {}
+        leaving = self.leaving
         for holder in self.manager.requests.values():
             assert holder in places or holder.id in leaving, f"{holder} holds blocks and is nowhere"
 

@@ -28,7 +28,7 @@ class Scheduler:
         self.manager = jobs.manager
         self.waiting = jobs.waiting
         self.running = jobs.running
-        self.loads = jobs.loads
+        self.stores = jobs.stores
         self.batch = jobs.batch
         self.blocks = jobs.blocks
         self._limits = limits
@@ -61,8 +61,8 @@ class Scheduler:
             # other's way. So try once more.
             before = jobs.preemptions
             made = policy.form(now, longest)
-        if jobs.loads is not None:
-            jobs.loads.formed()
+        if jobs.stores is not None:
+            jobs.stores.formed()
         return made
 
     def complete(self, done: Pass, end: int) -> None:
@@ -77,12 +77,12 @@ class Scheduler:
     @property
     def restless(self) -> bool:
         """Whether a pass formed once more may be another, though nothing happens until then."""
-        return len(self.waiting) > 0 or (self.loads is not None and self.loads.cleaning)
+        return len(self.waiting) > 0 or (self.stores is not None and self.stores.cleaning)
 
     @property
     def disturbed(self) -> bool:
         """Whether a shared tier has changed since the last pass was formed, and a job here may be about to ask for it."""
-        return self.loads is not None and self.loads.disturbed(len(self.waiting) > 0)
+        return self.stores is not None and self.stores.disturbed(len(self.waiting) > 0)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless every job is in one place and the blocks add up."""

@@ -9,7 +9,7 @@ request starts over, and nothing stays behind.
 """
 
 from kvyard.blocks.use import RequestFacts
-from kvyard.engine.handovers import HandoverLoads, HandoverPeer
+from kvyard.engine.handovers import EngineHandovers, HandoverPeer
 from kvyard.engine.job import Job
 from kvyard.replay.config import HandoverConfig
 from kvyard.replay.record import Record, Stages
@@ -211,7 +211,7 @@ class WorkerPeer(HandoverPeer):
         self._handovers.entered(self._handovers.in_flight[job.id], now)
 
 
-def _loads(place: tuple[Worker, int]) -> HandoverLoads:
+def _loads(place: tuple[Worker, int]) -> EngineHandovers:
     worker, rank = place
     loads = worker.cores[rank].handovers
     assert loads is not None

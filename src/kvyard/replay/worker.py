@@ -152,8 +152,7 @@ class SampleSeries:
                 scheduler = core.scheduler
                 sample.running += len(scheduler.running)
                 sample.waiting += len(scheduler.waiting)
-                if scheduler.loads is not None:
-                    sample.loading += len(scheduler.loads.parked)
+                sample.loading += len(scheduler.jobs.parked)
                 sample.device += scheduler.manager.usage
                 sample.filled += _filled(scheduler.manager.pool)
                 if core.offload is not None:

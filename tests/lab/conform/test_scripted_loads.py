@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
 from kvyard.engine.queue import Queue
-from kvyard.lab.conform import scheduler as conforming
+from kvyard.lab.conform import scripted_loads
 from kvyard.lab.conform.scheduler import LoggedRun, SchedulerLog, conform
-from kvyard.lab.conform.scripted_loads import HoldersFirst, ScriptedLoads
+from kvyard.lab.conform.scripted_loads import HoldersFirst, ScriptedLoads, scripted
 
 LOGS = Path(__file__).resolve().parents[2] / "golden" / "scheduler"
 NAMES = sorted(path.name.removesuffix(".jsonl.xz") for path in LOGS.glob("connector-*.xz"))
@@ -56,8 +57,9 @@ class ReservesNothing(ScriptedLoads):
 
 
 class LoadsOutOfLine(ScriptedLoads):
-    def parked_in_line(self) -> int:
-        return 0
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.in_line = False
 
 
 class KeepsForNoTransfer(ScriptedLoads):
@@ -75,11 +77,6 @@ class KeepsWhatIsStale(ScriptedLoads):
         kept = super().keeps(job, now)
         job.num_computed_tokens = computed
         return kept
-
-
-class DropsInsidePasses(ScriptedLoads):
-    def drops_with_pass(self, job: Job) -> bool:
-        return False
 
 
 class FreesAfterDrops(ScriptedLoads):
@@ -101,11 +98,11 @@ class ComputesLastBlockAgain(ScriptedLoads):
 
 
 class LoadsNothingAtOnce(ScriptedLoads):
-    def ask(self, job: Job, hit: Hit, now: int, others_run: bool) -> int:
+    def ask(self, job: Job, hit: Hit, now: int, others_run: bool, backlog: int) -> int:
         script = self._scripts[job.id]
         if script.load_ns is None:
             self._scripts = {**self._scripts, job.id: script._replace(load_ns=1)}
-        return super().ask(job, hit, now, others_run)
+        return super().ask(job, hit, now, others_run, backlog)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +115,14 @@ class LoadsNothingAtOnce(ScriptedLoads):
         (LoadsOutOfLine, "connector-threshold@3"),
         (KeepsForNoTransfer, "connector-mixed@1"),
         (KeepsWhatIsStale, "connector-swa@10"),
-        (DropsInsidePasses, "connector-inside@3"),
+        (LoadsOutOfLine, "connector-inside@3"),
         (FreesAfterDrops, "connector-boundary@11"),
         (ComputesLastBlockAgain, "connector-async@1"),
         (LoadsNothingAtOnce, "connector-priority@2"),
     ],
 )
 def test_a_broken_rule_is_seen(monkeypatch: pytest.MonkeyPatch, mutant: type[ScriptedLoads], name: str) -> None:
-    monkeypatch.setattr(conforming, "ScriptedLoads", mutant)
+    monkeypatch.setattr(scripted_loads, "ScriptedLoads", mutant)
     assert conform(log_of(name)).difference is not None
 
 
@@ -134,8 +131,8 @@ def test_the_invariants_hold_to_the_end(name: str) -> None:
     run = LoggedRun(SchedulerLog(log_of(name)), plans=True)
     run.go()
     run.core.check_integrity()
-    loads = run.core.scheduler.loads
-    assert loads is not None and not (loads.parked or loads.leaving)
+    jobs = run.core.scheduler.jobs
+    assert jobs.loads is not None and not (jobs.parked or jobs.leaving)
     pool = run.core.scheduler.manager.pool
     assert pool.free == pool.num_blocks - 1
 
@@ -152,4 +149,4 @@ def test_what_it_cannot_be_combined_with_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"can't have loads from elsewhere beside lower tiers, drafts or asynchronous"
     ):
-        make_core(config, source=lambda manager: ScriptedLoads(manager, config, {}))
+        make_core(config, source=lambda manager, waiting: scripted(manager, waiting, config, {}))

@@ -16,7 +16,15 @@ class PassMaker:
 
     def __init__(self, jobs: Lifecycle) -> None:
         self.jobs = jobs
-        self.horizon = Horizon(jobs.manager, jobs.batch, jobs.blocks, jobs.loads, jobs.waiting, jobs.running)
+        self.horizon = Horizon(
+            jobs.manager,
+            jobs.batch,
+            jobs.blocks,
+            jobs.waiting,
+            jobs.running,
+            stores=jobs.stores,
+            may_load=jobs.may_load,
+        )
 
     def form(self, now: int, longest: int) -> Pass | None:
         """Decide what the pass that starts at ``now`` computes, take its blocks, and say for how many passes, up to

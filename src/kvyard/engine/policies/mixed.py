@@ -169,7 +169,7 @@ class MixedPasses(PassMaker):
         self._surely_fits = self._usable // len(full) * min(full) if full else UNLIMITED
         """So many tokens fit into the pool in any case; of more, it has to be worked out."""
         self._blocked: BlockedHead | None = None
-        if admission.waits_for_free_blocks and jobs.blocks.ahead and jobs.loads is None:
+        if admission.waits_for_free_blocks and jobs.blocks.ahead and not jobs.may_load:
             self._blocked = BlockedHead()
         # Of the pass being formed.
         self._left = 0
@@ -194,7 +194,7 @@ class MixedPasses(PassMaker):
         if self._without:
             self._take_back()
         if self._chunk.threshold:
-            loading = jobs.loads.parked_in_line() if jobs.loads is not None else 0
+            loading = len(jobs.parked) if jobs.loads is not None and jobs.loads.in_line else 0
             self._chunk.begin_pass(len(running) + len(jobs.waiting) + loading)
         before = jobs.preemptions
         self._chunks, self._drafted = [], []
@@ -318,11 +318,11 @@ class MixedPasses(PassMaker):
     def _provide(self, job: Job, new: int, now: int) -> bool:
         """Get blocks for a running job, preempting others for it; false if it was itself the one to go."""
         jobs = self.jobs
-        loads, lookahead = jobs.loads, self._lookahead
+        stores, lookahead = jobs.stores, self._lookahead
         in_lockstep = job.state is JobState.DECODE and jobs.speculative is None
-        if loads is not None and loads.cleans and loads.must_wait(job, new + lookahead, now):
+        if stores is not None and stores.cleans and stores.must_wait(job, new + lookahead, now):
             if in_lockstep:
-                loads.stall(job)
+                stores.stall(job)
             return False
         while True:
             if in_lockstep:
@@ -358,7 +358,7 @@ class MixedPasses(PassMaker):
     def _admit(self, budget: int, chunks: list[Chunk], now: int) -> None:
         """Let waiting jobs in, in their order, until one has to wait."""
         jobs, blocked = self.jobs, self._blocked
-        waiting, running, manager, loads = jobs.waiting, jobs.running, jobs.manager, jobs.loads
+        waiting, running, manager, loads, stores = jobs.waiting, jobs.running, jobs.manager, jobs.loads, jobs.stores
         adapters, speculative = self._adapters, jobs.speculative
         computes_prompts = len(chunks) > 0
         skipped: list[Job] = []
@@ -381,7 +381,7 @@ class MixedPasses(PassMaker):
             if not past:
                 hit = manager.lookup(job)
                 past = hit.tokens
-                if loads is not None:
+                if jobs.may_load:
                     if job.received and not self._admission.can_reserve(job, hit):
                         break
                     on_the_way = jobs.load(job, hit, now)
@@ -394,7 +394,7 @@ class MixedPasses(PassMaker):
                     elif hit.version != manager.pool.version:  # making room in lower tiers may have moved things here
                         hit = manager.lookup(job)
                         past = hit.tokens
-            elif loads is not None:
+            elif loads is not None and not job.received:
                 loads.receive(job)
                 past = job.num_computed_tokens
             new = self._chunk.cut(job, past, budget)
@@ -414,7 +414,7 @@ class MixedPasses(PassMaker):
                 if new + filler > budget:
                     break
                 new += filler
-            if new <= 0 or (loads is not None and loads.cleans and loads.must_wait(job, new, now, hit)):
+            if new <= 0 or (stores is not None and stores.cleans and stores.must_wait(job, new, now, hit)):
                 break
             if not self._admission.enter(job, new, hit):
                 if not running and not manager.requests and manager.pool.free == self._usable:

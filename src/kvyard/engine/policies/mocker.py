@@ -103,7 +103,7 @@ class MockerPasses(PassMaker):
     def form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs
         jobs.manager.begin_step()
-        receives = jobs.loads is not None
+        receives = jobs.may_load
         if receives:
             self._reserve(now)
         if jobs.waiting or jobs.prefilling:
@@ -181,8 +181,8 @@ class MockerPasses(PassMaker):
         """
         batch, clip = self.jobs.batch, self._clip
         tokens = batch.ends - batch.count * batch.tick
-        if self.jobs.loads is not None:
-            coming = [*self.jobs.loads.parked.values(), *(job for job in self.jobs.waiting if job.num_computed_tokens)]
+        if self.jobs.may_load:
+            coming = [*self.jobs.parked.values(), *(job for job in self.jobs.waiting if job.num_computed_tokens)]
             tokens += sum([min(job.remaining, clip) for job in coming])
         for job in list(self._verbose):
             if job.state is JobState.DECODE:
@@ -197,7 +197,7 @@ class MockerPasses(PassMaker):
         """
         yield from list(self.jobs.prefilling.values())
         waiting = self.jobs.waiting
-        if self.jobs.loads is not None:
+        if self.jobs.may_load:
             yield from [job for job in waiting if not job.received]
             return
         if self._sorts:
@@ -233,15 +233,14 @@ class MockerPasses(PassMaker):
         the budget that prompts get in by.
         """
         jobs = self.jobs
-        loads, page = jobs.loads, self._page
-        assert loads is not None
+        page = self._page
         self._blocked = 0
         self._at_once.clear()
         arriving = [job for job in jobs.waiting if job.received]
         if not arriving:
             return
         budget = self._budget()
-        there = len(jobs.running) + len(loads.parked) + sum([job.num_computed_tokens > 0 for job in arriving])
+        there = len(jobs.running) + len(jobs.parked) + sum([job.num_computed_tokens > 0 for job in arriving])
         for job in arriving:
             if job.num_computed_tokens:
                 continue

@@ -780,7 +780,7 @@ def queue(config: EngineConfig) -> Queue:
 
 def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
     """SGLang's own rules, or those of Dynamo's mocker."""
-    return MockerPasses(jobs, config) if jobs.loads is not None or _as_mocker(config) else SglangPasses(jobs, config)
+    return MockerPasses(jobs, config) if jobs.may_load or _as_mocker(config) else SglangPasses(jobs, config)
 
 
 def _as_mocker(config: EngineConfig) -> bool:

@@ -70,8 +70,8 @@ class FitsToTheEnd(AdmissionRule):
         """The blocks that running jobs have yet to take, and those whose prompts come from other workers."""
         jobs = self._jobs
         certain = list(jobs.running.values())
-        if jobs.loads is not None:
-            certain += jobs.loads.parked.values()
+        if jobs.may_load:
+            certain += jobs.parked.values()
             certain += [job for job in jobs.waiting if job.tables]
         return sum([self._to_the_end(job) - job.tables[0].length - len(job.ahead) for job in certain])
 

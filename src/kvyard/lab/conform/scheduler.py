@@ -33,7 +33,7 @@ from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
 from kvyard.hashing import PLAIN, Namespace, TokenChain, algorithm
 from kvyard.lab.conform import Difference, LogError, Verdict
-from kvyard.lab.conform.scripted_loads import LoadScript, ScriptedLoads
+from kvyard.lab.conform.scripted_loads import LoadScript, scripted
 
 if TYPE_CHECKING:
     from kvyard.lab.conform.sglang import SglangLog
@@ -263,7 +263,9 @@ class LoggedRun(Watcher):
             watcher=self,
             batcher=batcher,
             plans=plans,
-            source=None if scripts is None else lambda manager: ScriptedLoads(manager, log.config, scripts),
+            source=None
+            if scripts is None
+            else lambda manager, waiting: scripted(manager, waiting, log.config, scripts),
         )
         self._plans = plans
         self._has_line = log.has_line
@@ -369,7 +371,7 @@ class LoggedRun(Watcher):
                 "scheduled": now,
                 "tokens": {name: count for _, name, count in sorted(chunks + decoding)},
                 "running": len(scheduler.running),
-                "waiting": len(scheduler.waiting) + (len(scheduler.loads.parked) if scheduler.loads is not None else 0),
+                "waiting": len(scheduler.waiting) + len(scheduler.jobs.parked),
                 "free": pool.free,
                 "line": zlib.crc32(",".join(map(str, pool.line())).encode()) if self._has_line else None,
                 **self._next,

@@ -78,12 +78,15 @@ class ScriptedLoads(LoadSource):
     def __init__(self, manager: BlockManager, config: EngineConfig, scripts: Mapping[str, LoadScript]) -> None:
         """``scripts`` has every job's, by id."""
         super().__init__()
+        self.in_line = True
         self._manager = manager
         self._whole = config.scheduler_reserve_full_isl
         self._by_priority = config.scheduling_policy == "priority"
         self._scripts = scripts
+        self._jobs: dict[str, Job] = {}
+        """Jobs that load."""
         self._loads: dict[str, int] = {}
-        """When the load of each parked job is done, and of those that were given up meanwhile."""
+        """When the load of each of them is done, and of those that were given up meanwhile."""
         self._sends: dict[str, int] = {}
         """When the blocks of each job that has finished go back."""
         self._started: dict[str, int] = {}
@@ -93,11 +96,12 @@ class ScriptedLoads(LoadSource):
         """Jobs that wait and whose loaded blocks aren't registered yet."""
 
     def queue(self, waiting: Queue) -> Queue:
+        """``waiting`` with those first that hold loaded blocks."""
         return HoldersFirst(waiting, self._started, by_priority=self._by_priority)
 
     # -- prompts ----------------------------------------------------------------------------------------------------
 
-    def ask(self, job: Job, hit: Hit, now: int, others_run: bool) -> int:
+    def ask(self, job: Job, hit: Hit, now: int, others_run: bool, backlog: int) -> int:
         script = self._scripts[job.id]
         job.loaded = max(0, script.tokens - hit.tokens)
         if not job.loaded:
@@ -118,7 +122,7 @@ class ScriptedLoads(LoadSource):
             return NO_ROOM
         job.num_computed_tokens = hit.tokens + job.loaded
         job.state = JobState.LOADING
-        self.parked[job.id] = job
+        self._jobs[job.id] = job
         self._loads[job.id] = now + script.load_ns
         self._count += 1
         self._started[job.id] = self._count
@@ -139,7 +143,7 @@ class ScriptedLoads(LoadSource):
         back: list[Job] = []
         for id_ in _due(self._loads, now):
             del self._loads[id_]
-            job = self.parked.pop(id_)
+            job = self._jobs.pop(id_)
             job.state = JobState.WAITING
             self._landed.add(id_)
             back.append(job)
@@ -157,12 +161,13 @@ class ScriptedLoads(LoadSource):
                 job.num_computed_tokens -= 1
                 job.loaded -= 1
 
-    def parked_in_line(self) -> int:
-        return len(self.parked)
-
     # -- the ways out -----------------------------------------------------------------------------------------------
 
+    def ended(self, job: Job, now: int) -> bool:
+        return bool(job.tables) and self.keeps(job, now)
+
     def keeps(self, job: Job, now: int) -> bool:
+        """True if the blocks of a ``job`` that holds some are read or filled beyond its end."""
         self._landed.discard(job.id)
         self._manager.drop_stale(job, job.num_computed_tokens)
         send_ns = self._scripts[job.id].send_ns
@@ -178,10 +183,16 @@ class ScriptedLoads(LoadSource):
             for id_ in _due(transfers, now):
                 if id_ in self.leaving:
                     del transfers[id_]
+                    self._jobs.pop(id_, None)
                     self._manager.free(self.leaving.pop(id_))
 
-    def drops_with_pass(self, job: Job) -> bool:
-        return bool(job.tables)
+
+def scripted(
+    manager: BlockManager, waiting: Queue, config: EngineConfig, scripts: Mapping[str, LoadScript]
+) -> tuple[LoadSource, Queue]:
+    """Loads by ``scripts``, and the queue that goes with them: a ``source`` of ``make_core``."""
+    loads = ScriptedLoads(manager, config, scripts)
+    return loads, loads.queue(waiting)
 
 
 def _due(transfers: dict[str, int], now: int) -> list[str]:

@@ -158,7 +158,7 @@ class Autoscaler(Listener):
         mine = [scaled for scaled in self._workers if scaled.worker.role == role]
         counts = {life: sum(scaled.life is life for scaled in mine) for life in WorkerLife}
         cores = [core for scaled in mine if scaled.life is WorkerLife.ACTIVE for core in scaled.worker.cores]
-        loading = [core.scheduler.loads.parked for core in cores if core.scheduler.loads is not None]
+        loading = [core.scheduler.jobs.parked for core in cores]
         return RoleState(
             role=role,
             active=counts[WorkerLife.ACTIVE],
@@ -221,9 +221,7 @@ class Autoscaler(Listener):
 def _rests(worker: Worker) -> bool:
     """True if nothing of ``worker`` moves any more."""
     for core in worker.cores:
-        loads = core.scheduler.loads
-        if core.busy or (
-            loads is not None and (loads.leaving or loads.parked or loads.earliest_deadline() is not None)
-        ):
+        jobs = core.scheduler.jobs
+        if core.busy or jobs.parked or jobs.leaving or core.next_landing() is not None:
             return False
     return True

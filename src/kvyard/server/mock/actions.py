@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from kvyard.engine.handovers import HandoverLoads
+from kvyard.engine.handovers import EngineHandovers
 from kvyard.engine.job import Job
 from kvyard.engine.ranks import Ranks
 
@@ -41,7 +41,7 @@ ACTIONS: Mapping[str, Callable[[Ranks, Job, int, int], None]] = {
 }
 
 
-def _loads(engine: Ranks, rank: int) -> HandoverLoads:
+def _loads(engine: Ranks, rank: int) -> EngineHandovers:
     found = engine.cores[rank].handovers
     assert found is not None
     return found

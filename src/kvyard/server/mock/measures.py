@@ -94,7 +94,7 @@ class MockMetrics(Metrics):
         for rank, core in enumerate(worker.cores):
             named = {"model_name": self.model, "engine": str(rank)}
             scheduler = core.scheduler
-            parked = len(scheduler.loads.parked) if scheduler.loads is not None else 0
+            parked = len(scheduler.jobs.parked)
             yield "vllm:num_requests_running", named, len(scheduler.running)
             yield "vllm:num_requests_waiting", named, len(scheduler.waiting) + parked
             by_reason = {"capacity": len(scheduler.waiting), "deferred": parked}
