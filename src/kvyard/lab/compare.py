@@ -102,7 +102,7 @@ def _parts(value: object) -> Mapping[object, object] | None:
     """Return the settings that a setting is made of, if it is made of any."""
     if isinstance(value, Mapping):
         return value
-    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+    if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return dict(enumerate(value))
     return None
 
@@ -158,7 +158,7 @@ def _settings_table(settings: Mapping[str, Sequence[object]], runs: Sequence[str
 
 def _setting_text(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_setting_text(one)}" for name, one in value.items() if one is not None)
+        return ", ".join(f"{name} {_setting_text(part)}" for name, part in value.items() if part is not None)
     return "–" if value is None else str(value)
 
 

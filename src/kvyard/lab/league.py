@@ -80,8 +80,8 @@ def view(study: Study) -> Result:
     tables = {}
     for cell, places in cells.items():
         rows = [
-            Row(cells={"policy": f"{one.policy}{' *' if one.front else ''}"}, values=one.values, link=one.link)
-            for one in places
+            Row(cells={"policy": f"{place.policy}{' *' if place.front else ''}"}, values=place.values, link=place.link)
+            for place in places
         ]
         note = "; overloaded: its queues decide" if cell in jammed else ""
         base = places[0].values
@@ -90,18 +90,18 @@ def view(study: Study) -> Result:
     return Result(
         kind="league",
         title="Routing policies side by side",
-        about=f"{len({one.policy for places in cells.values() for one in places})} policies on {study.trace}",
+        about=f"{len({place.policy for places in cells.values() for place in places})} policies on {study.trace}",
         tables=list(tables.values()),
         rows=[
             {
                 "cell": cell,
-                "policy": one.policy,
-                "front": one.front,
-                **columns(one.values),
-                "ttft_spread_ms": one.spread,
+                "policy": place.policy,
+                "front": place.front,
+                **columns(place.values),
+                "ttft_spread_ms": place.spread,
             }
             for cell, places in cells.items()
-            for one in places
+            for place in places
         ],
         rows_key="standings",
         facts={"trace": study.trace, "overloaded": sorted(jammed), "advice": said.sentences},
@@ -113,7 +113,9 @@ def view(study: Study) -> Result:
             Section(
                 title=cell,
                 text=f"{'Overloaded: its queues decide. ' if cell in jammed else ''}{places[0].policy} {text}",
-                charts=[bars(METRICS[name], [Bar(one.policy, one.values[name]) for one in places]) for name in DRAWN],
+                charts=[
+                    bars(METRICS[name], [Bar(place.policy, place.values[name]) for place in places]) for name in DRAWN
+                ],
                 columns="three",
                 table=tables[cell],
             )
@@ -135,18 +137,12 @@ def standings(study: Study) -> dict[str, list[Standing]]:
     cells = {}
     for cell, by_policy in runs.items():
         candidates = [Candidate(policy, means(found)) for policy, found in by_policy.items()]
-        unbeaten = {one.name for one in front(candidates, FRONT)}
-        places = [
-            Standing(
-                one.name,
-                one.values,
-                spreads(by_policy[one.name])["ttft_mean"] or 0.0,
-                one.name in unbeaten,
-                links[cell, one.name],
-            )
-            for one in candidates
-        ]
-        cells[cell] = sorted(places, key=lambda one: (one.values["ttft_mean"] or 0.0, one.policy))
+        unbeaten = {candidate.name for candidate in front(candidates, FRONT)}
+        places = []
+        for candidate in candidates:
+            name, spread = candidate.name, spreads(by_policy[candidate.name])["ttft_mean"] or 0.0
+            places.append(Standing(name, candidate.values, spread, name in unbeaten, links[cell, name]))
+        cells[cell] = sorted(places, key=lambda place: (place.values["ttft_mean"] or 0.0, place.policy))
     return cells
 
 
@@ -165,7 +161,7 @@ def advice(cells: Mapping[str, Sequence[Standing]]) -> Advice:
     jammed = overloaded(cells)
     judged = {cell: places for cell, places in cells.items() if cell not in jammed} or cells
     said = least_behind(
-        {cell: [Candidate(one.policy, one.values) for one in places] for cell, places in judged.items()}
+        {cell: [Candidate(place.policy, place.values) for place in places] for cell, places in judged.items()}
     )
     left = "Overloaded loads are left out of this: their queues decide, and not the router."
     return said.also(left if said.choice and len(judged) < len(cells) else "")

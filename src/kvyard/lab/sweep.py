@@ -92,8 +92,10 @@ def advice(study: Study) -> Advice:
     for point, report in study.done:
         values = read_metrics(report)
         if values["ttft_mean"] is not None:
-            one = Candidate(point.label, values, fleet_size(point.config), violation(values, limits) if limits else 0.0)
-            fleets[foresees(point.config)].append(one)
+            fleet = Candidate(
+                point.label, values, fleet_size(point.config), violation(values, limits) if limits else 0.0
+            )
+            fleets[foresees(point.config)].append(fleet)
     if study.slo is not None:
         return answer(fleets[False], [COST], limits, wanted(study)).also(with_foresight(fleets[True]))
     said = lowest_ttft(fleets[False])
@@ -113,7 +115,7 @@ def wanted(study: Study) -> str:
 
 def _edges(study: Study, fleets: Sequence[Candidate]) -> dict[str, str]:
     """Axes with three values or more at whose last one the lowest TTFT is."""
-    best = min(fleets, key=lambda one: (one.values["ttft_mean"] or 0.0, one.cost)).name
+    best = min(fleets, key=lambda fleet: (fleet.values["ttft_mean"] or 0.0, fleet.cost)).name
     varied = next(point.varied for point in study.points if point.label == best)
     found = {}
     for name, values in study.grid.axes.items():
@@ -129,7 +131,7 @@ def _rows(study: Study, values: Mapping[str, Mapping[str, float | None]]) -> Ite
         yield {
             **point.varied,
             **columns(values.get(point.key, {})),
-            "timing": None if report is None else "; ".join(one.source for one in report.timing),
+            "timing": None if report is None else "; ".join(timing.source for timing in report.timing),
             "timing_error": None if report is None else report.timing_error,
             "error": "" if report is not None else study.failures.get(point.key, "not run yet"),
             "report": f"points/{point.key}.json",
@@ -153,11 +155,11 @@ def _lines(study: Study, along: str) -> dict[str, list[tuple[float, str]]]:
 def _charts(
     study: Study, along: str | None, values: Mapping[str, Mapping[str, float | None]]
 ) -> tuple[list[Chart], str]:
-    drawn = [METRICS[name] for name in DRAWN if any(one[name] is not None for one in values.values())]
+    drawn = [METRICS[name] for name in DRAWN if any(metrics[name] is not None for metrics in values.values())]
     if along is None:
         labels = [(", ".join(point.varied.values()), values[point.key]) for point, _ in study.done]
         return [
-            bars(metric, [Bar(name, one[metric.name]) for name, one in labels]) for metric in drawn
+            bars(metric, [Bar(name, metrics[metric.name]) for name, metrics in labels]) for metric in drawn
         ], "A bar per point."
     lines, title = _lines(study, along), axis_title(along, study.grid.axes[along])[0]
     note = "" if len(lines) <= MOST_LINES else f"The first {MOST_LINES} of {len(lines)} lines; the table has them all."

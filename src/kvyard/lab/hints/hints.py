@@ -143,8 +143,8 @@ def view(
     tables = {
         hint: Table(
             rows=[
-                Row(cells={"recall": f"{one.recall:.2f}", "false": f"{one.false:.2f}"}, values=one.values)
-                for one in points
+                Row(cells={"recall": f"{point.recall:.2f}", "false": f"{point.false:.2f}"}, values=point.values)
+                for point in points
             ],
             title=hint,
             shown=[name for name in SHOWN if name in known],
@@ -186,13 +186,14 @@ def view(
 
 def worth(points: Sequence[HintPoint]) -> str:
     """Return what a hint of middling recall is worth that is never wrong; empty if that wasn't run."""
-    right = [one for one in points if not one.false and 0 < one.recall < 1]
+    right = [point for point in points if not point.false and 0 < point.recall < 1]
     if not right:
         return ""
-    one = min(right, key=lambda point: abs(point.recall - 0.5))
-    metrics = [METRICS[name] for name in WORTH if one.values.get(name) is not None]
-    told = changes(metrics, one.values, _base(points))
-    return f"{one.hint}, given at {one.recall:.0%} of the places where it could be and never wrongly, beside no hints: {told}."
+    point = min(right, key=lambda point: abs(point.recall - 0.5))
+    metrics = [METRICS[name] for name in WORTH if point.values.get(name) is not None]
+    told = changes(metrics, point.values, _base(points))
+    given = f"{point.hint}, given at {point.recall:.0%} of the places where it could be and never wrongly"
+    return f"{given}, beside no hints: {told}."
 
 
 def fleet_words(config: ReplayConfig) -> str:
@@ -200,8 +201,8 @@ def fleet_words(config: ReplayConfig) -> str:
     workers = sum(kind.count for kind in config.workers)
     engine = config.workers[0].engine
     tiers = "".join(
-        f", {tier.place} of {one.num_blocks:,} blocks" if one.num_blocks is not None else f", {tier.place}"
-        for tier, one in (engine.tiers.levels if engine.tiers is not None else ())
+        f", {tier.place} of {store.num_blocks:,} blocks" if store.num_blocks is not None else f", {tier.place}"
+        for tier, store in (engine.tiers.levels if engine.tiers is not None else ())
     )
     sizes = f"{engine.num_gpu_blocks:,} blocks of {engine.specs[0].block_size} tokens"
     return f"{workers} workers of {sizes}{tiers}, router {config.router.policy}, eviction {engine.eviction}"
@@ -209,7 +210,7 @@ def fleet_words(config: ReplayConfig) -> str:
 
 def _base(points: Sequence[HintPoint]) -> Values:
     """Metrics without hints."""
-    return next((one.values for one in points if not one.recall and not one.false), {})
+    return next((point.values for point in points if not point.recall and not point.false), {})
 
 
 def _row(point: HintPoint, base: Values, metrics: Sequence[Metric]) -> dict[str, Any]:
@@ -223,7 +224,7 @@ def _row(point: HintPoint, base: Values, metrics: Sequence[Metric]) -> dict[str,
 
 def _tiles(points: Sequence[HintPoint]) -> Iterator[str]:
     """No hints, and the best hints there are."""
-    best = max((one for one in points if not one.false), key=lambda one: one.recall)
+    best = max((point for point in points if not point.false), key=lambda point: point.recall)
     for metric in (METRICS[name] for name in WORTH):
         old, new = _base(points).get(metric.name), best.values.get(metric.name)
         if old is not None:
@@ -233,8 +234,8 @@ def _tiles(points: Sequence[HintPoint]) -> Iterator[str]:
 
 def _lines(points: Sequence[HintPoint], name: str) -> Lines:
     lines: dict[str, list[tuple[float, float | None]]] = {}
-    for one in points:
-        lines.setdefault(f"{one.false:.0%} false", []).append((one.recall, one.values[name]))
+    for point in points:
+        lines.setdefault(f"{point.false:.0%} false", []).append((point.recall, point.values[name]))
     return lines
 
 

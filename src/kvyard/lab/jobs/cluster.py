@@ -10,14 +10,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import xxhash
 
 from kvyard import __version__
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
-from kvyard.lab.jobs.executor import ATTEMPTS, Ended, Told
+from kvyard.lab.jobs.executor import ATTEMPTS, Ended, Executor, Told
 from kvyard.lab.jobs.task import Task, outcome
 
 AUTO = "auto"
@@ -30,7 +30,7 @@ _unpacked: dict[str, tuple[Any, str]] = {}
 """In a process of a node: by digest of a trace, its folder, which goes when the process ends, and its path."""
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs replays on a Ray cluster, each on one CPU of it. Connects when it is made; use it in a ``with``."""
 
     def __init__(self, address: str = AUTO, jobs: int | None = None) -> None:
@@ -90,9 +90,6 @@ class RayExecutor:
         finally:
             for reference in at_work:
                 ray.cancel(reference, force=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /

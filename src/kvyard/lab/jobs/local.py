@@ -10,16 +10,15 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
 from threading import current_thread, main_thread
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
-from kvyard.lab.jobs.executor import ATTEMPTS, Ended, Told
+from kvyard.lab.jobs.executor import ATTEMPTS, Ended, Executor, Told
 from kvyard.lab.jobs.task import Task, outcome
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs replays on this machine. With one job at a time they run right here."""
 
     def __init__(self, jobs: int = 1) -> None:
@@ -41,14 +40,6 @@ class LocalExecutor:
             except KvyardError as error:
                 why = str(error)
             ended(task.key, why)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        pass
 
 
 def _teller(task: Task, told: Told | None) -> Any:

@@ -59,29 +59,29 @@ class Advice(msgspec.Struct, frozen=True):
 
 def choose(candidates: Sequence[C], goals: Sequence[Metric]) -> list[C]:
     """Return the best candidate that keeps the limits, by several goals the Pareto front, in the first goal's order. If none
-    keeps them, the closest. Ties go to the cheaper one, then to the lower TTFT, then to the first.
+    keeps them, the closest. Ties go to the cheaper candidate, then to the lower TTFT, then to the first.
     """
-    kept = [one for one in candidates if one.violation <= 0]
+    kept = [candidate for candidate in candidates if candidate.violation <= 0]
     if not kept:
-        return [min(candidates, key=lambda one: one.violation)] if candidates else []
+        return [min(candidates, key=lambda candidate: candidate.violation)] if candidates else []
     if len(goals) == 1:
-        return [min(kept, key=lambda one: (one.losses(goals), one.cost, _value(one, TTFT)))]
-    return sorted(front(kept, goals), key=lambda one: one.losses(goals))
+        return [min(kept, key=lambda candidate: (candidate.losses(goals), candidate.cost, _value(candidate, TTFT)))]
+    return sorted(front(kept, goals), key=lambda candidate: candidate.losses(goals))
 
 
 def front(candidates: Sequence[C], goals: Sequence[Metric]) -> list[C]:
     """Return the candidates that no other one beats: better in one of ``goals`` and worse in none."""
-    losses = [one.losses(goals) for one in candidates]
+    losses = [candidate.losses(goals) for candidate in candidates]
     return [
-        one
-        for one, own in zip(candidates, losses)
+        candidate
+        for candidate, own in zip(candidates, losses)
         if not any(other != own and all(theirs <= mine for theirs, mine in zip(other, own)) for other in losses)
     ]
 
 
 def middle(found: Sequence[C], goals: Sequence[Metric]) -> C:
     """Return the candidate of a front that is nearest to the best of each goal."""
-    losses = [one.losses(goals) for one in found]
+    losses = [candidate.losses(goals) for candidate in found]
     ends = [(min(column), max(column)) for column in zip(*losses)]
 
     def distance(at: int) -> float:
@@ -111,7 +111,7 @@ def answer(
     if len(chosen) > 1:
         said = f"{len(chosen)} of {count} points are on the Pareto front. In its middle: {best.name}"
     else:
-        kept = sum(one.violation <= 0 for one in candidates)
+        kept = sum(candidate.violation <= 0 for candidate in candidates)
         keeping = f"{kept} of {count} points keep {wanted}" if wanted else f"of {count} points"
         by = "it is the cheapest" if goals[0] is COST else f"it has the best {goals[0].name}"
         said = f"Take {best.name}: {keeping}, and {by}" if wanted else f"Take {best.name}: {keeping} {by}"
@@ -124,9 +124,9 @@ def lowest_ttft(candidates: Sequence[Candidate]) -> Advice:
     """Advise on the lowest mean TTFT, and on the cheapest candidate that is nearly as good."""
     if not candidates:
         return Advice()
-    best = min(candidates, key=lambda one: (_value(one, TTFT), one.cost))
-    near = [one for one in candidates if _value(one, TTFT) <= _value(best, TTFT) * (1 + NEAR)]
-    cheap = min(near, key=lambda one: (one.cost, _value(one, TTFT)))
+    best = min(candidates, key=lambda candidate: (_value(candidate, TTFT), candidate.cost))
+    near = [candidate for candidate in candidates if _value(candidate, TTFT) <= _value(best, TTFT) * (1 + NEAR)]
+    cheap = min(near, key=lambda candidate: (candidate.cost, _value(candidate, TTFT)))
     lowest = f"the lowest mean TTFT, {_text(best, TTFT)}"
     if cheap.cost == best.cost:
         return Advice(
@@ -140,7 +140,7 @@ def with_foresight(candidates: Sequence[Candidate]) -> str:
     """Return a sentence on the best candidate that knows the future; empty if there is none."""
     if not candidates:
         return ""
-    best = min(candidates, key=lambda one: _value(one, TTFT))
+    best = min(candidates, key=lambda candidate: _value(candidate, TTFT))
     return f"{best.name} knows the future, so nobody can have it: with foresight the mean TTFT is {_text(best, TTFT)}."
 
 
@@ -159,17 +159,17 @@ def least_behind(groups: Mapping[str, Sequence[Candidate]]) -> Advice:
     behind: dict[str, dict[str, float]] = {}
     for group, candidates in groups.items():
         least = _value(candidates[0], TTFT)
-        for one in candidates:
+        for candidate in candidates:
             if least:
-                behind.setdefault(one.name, {})[group] = _value(one, TTFT) / least - 1
+                behind.setdefault(candidate.name, {})[group] = _value(candidate, TTFT) / least - 1
     everywhere = {name: found for name, found in behind.items() if len(found) == len(groups)}
     if not everywhere:
         return Advice()
     choice = min(everywhere, key=lambda name: (fmean(everywhere[name].values()), name))
     group, candidates = next(iter(groups.items()))
-    own = next(one for one in candidates if one.name == choice)
+    own = next(candidate for candidate in candidates if candidate.name == choice)
     why = _among(own, candidates) if len(groups) == 1 else _over(choice, everywhere[choice])
-    calm = min(candidates, key=lambda one: (_value(one, TRADED), one.name))
+    calm = min(candidates, key=lambda candidate: (_value(candidate, TRADED), candidate.name))
     where = f" at {group}" if len(groups) > 1 else ""
     if calm.name == choice:
         trade = f"It costs nothing{where}: its ITL p99, {_text(own, TRADED)}, is the lowest too."
@@ -256,17 +256,17 @@ def _asked(goals: Sequence[Metric], limits: Sequence[Limit]) -> list[Metric]:
     return list(dict.fromkeys([*goals, *(WANTED[limit.name] for limit in limits)]))
 
 
-def _price(one: Candidate) -> str:
-    return f"cost {COST.text(one.cost)}" if isinstance(one.cost, float) else str(one.cost)
+def _price(candidate: Candidate) -> str:
+    return f"cost {COST.text(candidate.cost)}" if isinstance(candidate.cost, float) else str(candidate.cost)
 
 
-def _text(one: Candidate, metric: Metric) -> str:
-    return metric.text(_value(one, metric), unit=True)
+def _text(candidate: Candidate, metric: Metric) -> str:
+    return metric.text(_value(candidate, metric), unit=True)
 
 
-def _known(one: Candidate, metric: Metric) -> float | None:
-    return one.values.get(metric.name)
+def _known(candidate: Candidate, metric: Metric) -> float | None:
+    return candidate.values.get(metric.name)
 
 
-def _value(one: Candidate, metric: Metric) -> float:
-    return _known(one, metric) or 0.0
+def _value(candidate: Candidate, metric: Metric) -> float:
+    return _known(candidate, metric) or 0.0

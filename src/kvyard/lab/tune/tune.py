@@ -159,7 +159,7 @@ class _Search:
     ) -> None:
         """Give up a point that does badly on a prefix of the trace."""
         tuned = self._tuned
-        closest = min((one.violation for one in tuned.trials if one.state == "done"), default=float("inf"))
+        closest = min((trial.violation for trial in tuned.trials if trial.state == "done"), default=float("inf"))
         if violation > max(HOPELESS, closest):
             trial.state, trial.why, trial.violation = (
                 "pruned",
@@ -243,7 +243,9 @@ class _Search:
         losses = {trial.number: trial.losses(self._tuned.metrics)[0] for trial in done}
         worst = max(losses.values(), default=0.0)
         scale = max(1.0, abs(worst))
-        return {one.number: losses[one.number] if one.met else worst + scale * (1 + one.violation) for one in done}
+        return {
+            trial.number: losses[trial.number] if trial.met else worst + scale * (1 + trial.violation) for trial in done
+        }
 
     def _count(self) -> None:
         self._study.counted(self._trials, min(self._trials, self._tuned.replayed))

@@ -76,7 +76,9 @@ class Tuned(msgspec.Struct):
     def idle(self) -> int:
         """Number of latest points that needed no replay."""
         seen = {trial.number for trial in self._replayed()}
-        return len(self.trials) - max((at for at, one in enumerate(self.trials, 1) if one.number in seen), default=0)
+        return len(self.trials) - max(
+            (at for at, trial in enumerate(self.trials, 1) if trial.number in seen), default=0
+        )
 
     @property
     def exhausted(self) -> bool:
@@ -190,9 +192,8 @@ def _tested(tuned: Tuned, found: Trial) -> str:
         return "It was not tested on anything else: --test 0.3 keeps the last 30 % of the trace for that."
     if not found.test:
         return "It has not been replayed on the test part yet."
-    results = [
-        f"{one.title} {one.text(found.test.get(one.name), unit=True)}" for one in tuned.wanted if one is not COST
-    ]
+    metrics = [metric for metric in tuned.wanted if metric is not COST]
+    results = [f"{metric.title} {metric.text(found.test.get(metric.name), unit=True)}" for metric in metrics]
     requests = f"{tuned.parts.requests['test']:,} requests, later and not searched on"
     said = f"On the test part ({requests}): {', '.join(results) or 'replayed'}"
     if found.test_violation <= 0:
@@ -226,7 +227,9 @@ def _table(tuned: Tuned, title: str) -> Table:
     if len(tuned.goals) > 1 and tuned.met:
         shown = best[:: max(1, -(-len(best) // MOST_ROWS))]
     else:
-        shown = sorted(tuned.done, key=lambda one: (max(0.0, one.violation), one.losses(tuned.metrics)))[:MOST_ROWS]
+        shown = sorted(tuned.done, key=lambda trial: (max(0.0, trial.violation), trial.losses(tuned.metrics)))[
+            :MOST_ROWS
+        ]
     rows = []
     for trial in shown:
         cells = {name: str(trial.point[name]) for name in tuned.space.dimensions}
@@ -261,7 +264,7 @@ def _row(tuned: Tuned, trial: Trial) -> dict[str, Any]:
         "trial": trial.number,
         **{name: flat.get(name) for name in (*tuned.space.dimensions, *own)},
         "state": trial.state,
-        "best": any(one.number == trial.number for one in tuned.best),
+        "best": any(other.number == trial.number for other in tuned.best),
         "answer": found is not None and trial.number == found.number,
         "slo_met": trial.met if trial.state == "done" else None,
         **{name: trial.cost if name == COST.name else trial.values.get(name) for name in WANTED},
@@ -347,7 +350,7 @@ def _bars(tuned: Tuned, name: str, dimension: Choices) -> list[Bar]:
         done = [trial for trial in tuned.done if trial.point[name] == value]
         if not done:
             continue
-        best = min(done, key=lambda one: (max(0.0, one.violation), one.losses(tuned.metrics)))
+        best = min(done, key=lambda trial: (max(0.0, trial.violation), trial.losses(tuned.metrics)))
         color, remark = COLORS["met" if best.met else "missed"], ", SLO missed" if tuned.limits and not best.met else ""
         found.append(Bar(value, best.values.get(tuned.goals[0].name), color, remark))
     return found
