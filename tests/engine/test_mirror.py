@@ -48,11 +48,11 @@ CONFIGS = {
     "state": engine(FULL, STATE),
     "drafts": engine(FULL, WINDOW, speculative=SpeculativeConfig(num_speculative_tokens=3)),
     "tiers": engine(FULL, WINDOW, bytes_per_block=1 << 18, tiers=TIERS),
-    "four tiers": engine(
+    "five tiers": engine(
         FULL,
         WINDOW,
         bytes_per_block=1 << 18,
-        tiers=OffloadConfig(tiers=tuple(TierConfig(num_blocks=size, link=LINK) for size in (400, 700, 1500))),
+        tiers=OffloadConfig(tiers=tuple(TierConfig(num_blocks=size, link=LINK) for size in (400, 600, 900, 1500))),
     ),
     "chunks": engine(
         FULL,

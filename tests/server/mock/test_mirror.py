@@ -41,10 +41,10 @@ LINK = LinkConfig(outward=LANE, inward=LANE, duplex_bandwidth=3_000_000_000)
 FULL = GroupSpec(block_size=16)
 WINDOW = GroupSpec(kind="sliding_window", block_size=16, window=128)
 STATE = GroupSpec(kind="mamba", mode="align", block_size=16)
-TWO_TIERS = OffloadConfig(tiers=(TierConfig(num_blocks=700, link=LINK), TierConfig(num_blocks=1500, link=LINK)))
+FIVE_TIERS = OffloadConfig(tiers=tuple(TierConfig(num_blocks=size, link=LINK) for size in (700, 800, 1000, 1500)))
 KINDS: dict[str, dict[str, Any]] = {
     "crowded": {"groups": (FULL,), "num_gpu_blocks": 260, "scheduler_reserve_full_isl": False},
-    "tiers": {"groups": (FULL, WINDOW), "num_gpu_blocks": 500, "bytes_per_block": 1 << 18, "tiers": TWO_TIERS},
+    "tiers": {"groups": (FULL, WINDOW), "num_gpu_blocks": 500, "bytes_per_block": 1 << 18, "tiers": FIVE_TIERS},
     "state": {"groups": (FULL, STATE), "num_gpu_blocks": 500},
     "window": {"groups": (FULL, WINDOW), "num_gpu_blocks": 400, "scheduler_reserve_full_isl": False},
 }
