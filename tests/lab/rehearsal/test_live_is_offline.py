@@ -49,6 +49,11 @@ TIERS: dict[str, Any] = {"host_blocks": 800, "host_bandwidth": "1"}
 CASES: dict[str, dict[str, Any]] = {
     "ranks": {"workers": 2, "dp_size": 2, "router": "kv", "temperature": 0.5},
     "after hits": {**TIERS, "offload_policy": "after_hits", "router": "affinity", "fallback": "kv"},
+    "five tiers": {
+        **{"host_blocks": 300, "storage_blocks": 400, "remote_blocks": 500, "object_blocks": 4000},
+        **{"host_bandwidth": "1", "storage_latency": 0, "remote_latency": "1ms", "object_latency": "5ms"},
+        "object_scope": "private",
+    },
 }
 
 
