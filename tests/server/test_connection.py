@@ -1,9 +1,11 @@
-"""Clients that send half a head, read nothing, or ask for another protocol."""
+"""A client's connection: what it may send, how long it may take, and that its hang-up is noticed."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,8 +16,12 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 from tests.server.gateway import support
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked, connect, gated, plain
 from tests.server.gateway.support import eventually
+from tests.server.support import PATIENCE
 
 from kvyard.server import connection as connections
+from kvyard.server.http import Bounds, Refusal
+from kvyard.server.request import ClientGone, HttpRequest
+from kvyard.server.running import HttpServer, listen
 
 pytestmark = pytest.mark.zmq
 
@@ -148,3 +154,215 @@ def test_a_path_and_a_query_count_as_parts_of_the_head(path: int, query: int, pa
         head = b"GET /%b?%b HTTP/1.1\r\nhost: localhost\r\na: %b\r\n\r\n" % (b"p" * path, b"q" * query, b"b" * 6000)
         connection.sendall(head)
         assert connection.recv(1000).startswith(b"HTTP/1.1 404" if passes else b"HTTP/1.1 431")
+
+
+# -- what a client may send ---------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """Answers with method, path and body, once it may; notes who hung up."""
+
+    bounds = Bounds(body_bytes=1 << 20)
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.gone = 0
+        self.headers: list[dict[str, str]] = []
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def __call__(self, request: HttpRequest) -> None:
+        self.asked += 1
+        self.headers.append(dict(request))
+        try:
+            request.abandon_with_client()
+            body = await request.body(self.bounds)
+            await self.go_on.wait()
+        except Refusal as refusal:
+            request.respond(refusal.status, [(b"connection", b"close")], b"")
+        except asyncio.CancelledError:
+            self.gone += 1
+            raise
+        except ClientGone:
+            self.gone += 1
+        else:
+            if request.path == "/stream":
+                request.start(200, [])
+                await request.write(body)
+                await request.finish()
+            else:
+                request.respond(200, [], b"%b %b %b" % (request.method.encode(), request.path.encode(), body))
+
+
+def served(scenario: Callable[[Echo, HttpServer], Awaitable[None]]) -> None:
+    async def run() -> None:
+        app = Echo()
+        server = HttpServer(app, listen("127.0.0.1", 0), drain_seconds=0.1)
+        await server.start()
+        try:
+            await scenario(app, server)
+        finally:
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
+
+
+async def said(server: HttpServer, *parts: bytes) -> bytes:
+    """What is answered until the connection ends, to ``parts`` that come apart."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for part in parts:
+        writer.write(part)
+        await asyncio.sleep(0.02)
+    found = await reader.read()
+    writer.close()
+    return found
+
+
+def request_of(body: bytes = b"", path: str = "/", more: str = "connection: close\r\n") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n{more}\r\n".encode() + body
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        sent = [request_of(b"%d" % number, more="") for number in range(20)] + [request_of(b"last")]
+        found = await said(server, b"".join(sent))
+        bodies = [part.split(b"POST / ")[1] for part in found.split(b"HTTP/1.1 200 OK")[1:]]
+        assert [body.strip() for body in bodies] == [*(b"%d" % number for number in range(20)), b"last"]
+
+    served(scenario)
+
+
+def test_what_is_pipelined_is_bounded_in_number_and_bytes() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        app.go_on.clear()
+        for flood in (b"GET / HTTP/1.1\r\nhost: a\r\n\r\n" * 5000, request_of(b"x" * 1000, more="") * 200):
+            asked = app.asked
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(flood)
+            await writer.drain()
+            while app.asked == asked:
+                await asyncio.sleep(0.001)
+            (connection,) = server._state.connections
+            await asyncio.sleep(0.05)
+            assert len(connection._queue) <= connections.PIPELINED_REQUESTS
+            assert len(connection._held) <= connections.PIPELINED_BYTES
+            app.go_on.set()
+            answers = await reader.read()
+            assert 1 <= answers.count(b"HTTP/1.1 200") <= connections.PIPELINED_REQUESTS + 1
+            writer.close()
+            app.go_on.clear()
+            while server._state.connections:
+                await asyncio.sleep(0.001)
+
+    served(scenario)
+
+
+def test_answers_that_are_not_read_hold_up_what_was_pipelined() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.transport.pause_reading()
+        for _ in range(20):  # a megabyte each, of which sockets keep some
+            writer.write(request_of(b"x" * (1 << 20), more=""))
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+        (connection,) = server._state.connections
+        assert connection.transport.get_write_buffer_size() <= 3 << 20
+        writer.transport.abort()
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("name", ["x-real", "authorization", "host"])
+def test_trailers_are_no_headers(name: str) -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        head = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        found = await said(server, head + b"3\r\nabc\r\n0\r\n" + name.encode() + b": evil\r\n\r\n")
+        assert b"evil" not in str(app.headers).encode()
+        assert found.endswith(b"POST / abc")
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("trailer", [b"a: b\r\n" * 50_000, b"a: " + b"b" * 300_000])
+def test_trailers_are_bounded(trailer: bytes) -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+        assert b"HTTP/1.1 400" in await said(server, head, trailer)
+
+    served(scenario)
+
+
+def test_a_body_that_is_too_long_is_not_kept() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        part = b"40000\r\n" + b"x" * 0x40000 + b"\r\n"
+        found = await said(server, b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n", *[part] * 8)
+        assert found.startswith(b"HTTP/1.1 413")
+
+    served(scenario)
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_another_protocol_is_declined_however_its_head_is_cut(cut: int) -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        sent = request_of(b"body", more="connection: upgrade\r\nupgrade: h2c\r\n")
+        sent += request_of(b"next")
+        found = await said(server, sent[:cut], sent[cut:])
+        assert found.count(b"HTTP/1.1 200") == 2 and b"POST / body" in found and found.endswith(b"POST / next")
+
+    served(scenario)
+
+
+def test_clients_of_http_1_0() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        found = await said(server, b"POST /stream HTTP/1.0\r\ncontent-length: 3\r\n\r\nabc")
+        assert found.endswith(b"\r\n\r\nabc") and b"chunked" not in found
+        kept = b"POST / HTTP/1.0\r\nconnection: keep-alive\r\ncontent-length: 1\r\n\r\na"
+        found = await said(server, kept, b"GET / HTTP/1.0\r\n\r\n")
+        assert found.count(b"HTTP/1.1 200") == 2 and b"connection: keep-alive" in found
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhalf",
+        request_of(b"x" * 200_000, more=""),
+        request_of(b"x" * 900_000, more=""),
+        request_of(b"first", more="") + request_of(b"second"),
+        request_of(b"first", more="") + b"POST / HTTP/1.1\r\nhost: a\r\ncontent-le",
+        b"POST / HTTP/1.0\r\ncontent-length: 3\r\n\r\nabc",
+    ],
+    ids=["half a body", "200 KB", "900 KB", "pipelined", "half pipelined", "HTTP/1.0"],
+)
+@pytest.mark.parametrize("half", [False, True], ids=["closed", "half-closed"])
+def test_a_hang_up_ends_a_request_at_every_stage(sent: bytes, half: bool) -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        app.go_on.clear()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        await writer.drain()
+        while not app.asked:
+            await asyncio.sleep(0.001)
+        if half:
+            writer.write_eof()
+        else:
+            writer.close()
+        while not app.gone:
+            await asyncio.sleep(0.001)
+        assert app.asked == app.gone == 1
+        writer.close()
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nhost : a\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n"]
+)
+def test_what_is_no_request_is_refused_and_not_within_an_answer(sent: bytes) -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        assert (await said(server, sent)).startswith(b"HTTP/1.1 40")
+        found = await said(server, request_of(b"fine", more="") + sent)
+        assert found.count(b"HTTP/1.1") == 1 and found.endswith(b"POST / fine")
+
+    served(scenario)

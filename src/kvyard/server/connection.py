@@ -84,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
-        """Bytes of names and values in this head, or behind it in trailers."""
+        """Bytes of this head, or of the trailers behind it."""
         self._unparsed = 0
         """Bytes since the parser last found something: the rest is inside the parser."""
         self._in_head = False
@@ -167,7 +167,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._unparsed = 0
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + 4
         # Behind the body it is a trailer, which is no header.
         if self._in_head and self._head_bytes <= HEADER_BYTES and not self._overrun:
             self._headers.append((name.lower(), value))
