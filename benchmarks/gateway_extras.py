@@ -21,7 +21,7 @@ from kvyard.clock import SECOND, VirtualClock, WallClock
 from kvyard.index import Identity, Indexer
 from kvyard.replay.traces import open_trace
 from kvyard.router import Router, RouterConfig, RouteRequest
-from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.server.gateway.recording import ArrivedRequest, TrafficRecorder
 from kvyard.server.gateway.sharing import LoadSharing
 
 TRACE = Path(__file__).parents[1] / "examples" / "data" / "mooncake_conversation.jsonl.xz"
@@ -49,7 +49,7 @@ def recording(folder: str) -> None:
             flushed, began = 0, time.process_time()
             for number, (arrival, keys, tokens, output) in enumerate(requests):
                 clock.advance(arrival)
-                recorder.arrived(number, keys, tokens, key_tokens=KEY_TOKENS)
+                recorder.arrived(ArrivedRequest(id=number, keys=keys, num_tokens=tokens, key_tokens=KEY_TOKENS))
                 recorder.ended(number, output)
                 if arrival - flushed >= SECOND:
                     recorder.flush()

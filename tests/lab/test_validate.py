@@ -22,7 +22,7 @@ from kvyard.replay.record import Record
 from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest, open_trace
 from kvyard.replay.traces.writing import write_trace
-from kvyard.server.gateway.recording.recorder import TrafficRecorder
+from kvyard.server.gateway.recording import ArrivedRequest, TrafficRecorder
 
 MS = 1_000_000
 ENGINE = {"block_size": 16, "num_gpu_blocks": 400, "max_num_seqs": 8, "timing": "fixed:18,6"}
@@ -461,7 +461,7 @@ def test_an_engine_s_own_recording_has_no_client_in_its_times(tmp_path: Path) ->
     for engine_times in (False, True):
         path, clock = tmp_path / f"{engine_times}.jsonl", VirtualClock()
         recorder = TrafficRecorder(path, clock=clock, engine_times=engine_times)
-        recorder.arrived("a", [7], 16, key_tokens=16)
+        recorder.arrived(ArrivedRequest(id="a", keys=[7], num_tokens=16, key_tokens=16))
         clock.sleep_until(5 * MS)
         recorder.ended("a", 3, first_token=2 * MS, cached=0)
         recorder.close()

@@ -22,8 +22,8 @@ import msgspec
 from kvyard.clock import MS, SECOND, Clock
 from kvyard.errors import KvyardError
 from kvyard.hashing import wire_hash
+from kvyard.server.gateway.recording import ArrivedRequest, TrafficRecorder
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
-from kvyard.server.gateway.recording.recorder import TrafficRecorder
 from kvyard.vllm.recording_file import RecordingFile
 from kvyard.vllm.stretches import Stretches
 
@@ -178,7 +178,7 @@ class EngineRecorder:
         self._waiting.append(request)
         keys = [wire_hash(key) for key in hashes]
         tail = tokens[len(keys) * self._size :] if keys or len(tokens) < self._size else None
-        self._trace.arrived(id_, keys, len(tokens), key_tokens=self._size, tail=tail)
+        self._trace.arrived(ArrivedRequest(id=id_, keys=keys, num_tokens=len(tokens), key_tokens=self._size, tail=tail))
 
     def sampled(self, id_: str) -> None:
         """The step whose output is being looked at gave the request its first token."""

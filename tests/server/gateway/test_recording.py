@@ -22,7 +22,7 @@ from kvyard.errors import KvyardError
 from kvyard.index import Identity
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.info import describe
-from kvyard.server.gateway.recording import recorder
+from kvyard.server.gateway.recording import ArrivedRequest, recorder
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
 from kvyard.server.gateway.recording.recorder import TrafficRecorder
 
@@ -40,7 +40,7 @@ class Desk:
     def arrive(self, id_: object, tokens: list[int], **more: Any) -> None:
         keys = IDENTITY.keys(tokens)
         more.setdefault("tail", tokens[len(keys) * SIZE :])
-        self.recorder.arrived(id_, keys, len(tokens), key_tokens=SIZE, **more)
+        self.recorder.arrived(ArrivedRequest(id=id_, keys=keys, num_tokens=len(tokens), key_tokens=SIZE, **more))
 
     def at(self, ms: float) -> None:
         self.clock.advance(round(ms * MS))
@@ -204,7 +204,7 @@ def test_what_is_unknown_is_shared_with_nobody(tmp_path: Path) -> None:
     for number in range(2):
         desk.arrive(number, tokens, tail=None)
         desk.recorder.ended(number, 1)
-    desk.recorder.arrived("bare", [], 200, key_tokens=SIZE)
+    desk.recorder.arrived(ArrivedRequest(id="bare", keys=[], num_tokens=200, key_tokens=SIZE))
     desk.recorder.ended("bare", 1)
     desk.recorder.close()
     one, two, bare = (row["hash_ids"] for row in rows(path))
@@ -362,11 +362,12 @@ VICTIM = """
 import sys
 from pathlib import Path
 from kvyard.clock import WallClock
-from kvyard.server.gateway.recording.recorder import TrafficRecorder
+from kvyard.server.gateway.recording import ArrivedRequest, TrafficRecorder
 
 recorder = TrafficRecorder(sys.argv[1], block_size=16, clock=WallClock())
 for number in range(10**9):
-    recorder.arrived(number, [number * 7 + at for at in range(20)], 320, key_tokens=16)
+    keys = [number * 7 + at for at in range(20)]
+    recorder.arrived(ArrivedRequest(id=number, keys=keys, num_tokens=320, key_tokens=16))
     recorder.ended(number, 5)
     if number % 7 == 0:
         recorder.flush()
@@ -394,7 +395,10 @@ def test_kvyard_reads_it_as_it_is(tmp_path: Path) -> None:
     for number in range(40):
         tokens = stem + text(number, 100)
         keys = IDENTITY.keys(tokens)
-        recorder.arrived(number, keys, 400, key_tokens=SIZE, tail=tokens[len(keys) * SIZE :], session=str(number % 5))
+        tail, session = tokens[len(keys) * SIZE :], str(number % 5)
+        recorder.arrived(
+            ArrivedRequest(id=number, keys=keys, num_tokens=400, key_tokens=SIZE, tail=tail, session=session)
+        )
         recorder.ended(number, 5)
     recorder.close()
 
@@ -414,7 +418,7 @@ def test_a_size_that_nobody_gave_is_that_of_the_keys(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     recorder = TrafficRecorder(path, clock=VirtualClock())
     for number, (model, size) in enumerate([("a", 32), ("b", 48), ("a", 32), ("b", 48)]):
-        recorder.arrived(number, [7, 8], 100, key_tokens=size, model=model)
+        recorder.arrived(ArrivedRequest(id=number, keys=[7, 8], num_tokens=100, key_tokens=size, model=model))
         recorder.ended(number, 1)
     recorder.close()
     found = rows(path)

@@ -21,7 +21,7 @@ from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.gateway.pool import Engine, EnginePool, Placement, PromptTally
 from kvyard.server.gateway.promises import Promise, PromiseTally, entered
-from kvyard.server.gateway.recording import RequestRecorder
+from kvyard.server.gateway.recording import ArrivedRequest, RequestRecorder
 from kvyard.server.metrics import Metrics, read_catalog
 
 log = logging.getLogger(__name__)
@@ -210,14 +210,16 @@ class Traffic:
         try:
             request = place.request
             self.recorder.arrived(
-                proxied.id,
-                request.keys,
-                request.num_tokens,
-                key_tokens=proxied.pool.router.block_size,
-                tail=place.tail,
-                session=request.session,
-                model=model,
-                hints=place.hints,
+                ArrivedRequest(
+                    id=proxied.id,
+                    keys=request.keys,
+                    num_tokens=request.num_tokens,
+                    key_tokens=proxied.pool.router.block_size,
+                    tail=place.tail,
+                    session=request.session,
+                    model=model,
+                    hints=place.hints,
+                )
             )
         except KvyardError as error:
             log.warning("the recording ends: %s", error)

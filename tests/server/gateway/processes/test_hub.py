@@ -32,7 +32,7 @@ from kvyard.server.gateway.processes.figures import Figures
 from kvyard.server.gateway.processes.frames import HUB, FrameKind, FrameReader, frame
 from kvyard.server.gateway.processes.hub import Hub
 from kvyard.server.gateway.processes.records import RecordedCall, ToldLog
-from kvyard.server.gateway.recording import TrafficRecorder
+from kvyard.server.gateway.recording import ArrivedRequest, TrafficRecorder
 
 pytestmark = pytest.mark.zmq
 
@@ -146,6 +146,11 @@ def test_what_is_to_be_written_waits_within_a_bound(monkeypatch: pytest.MonkeyPa
     assert 0 < log.lost < 64 and "doesn't keep up" in log.error
 
 
+def came(at: int, id_: str, tokens: int) -> RecordedCall:
+    arrived = ArrivedRequest(id=None, keys=(), num_tokens=tokens, key_tokens=1)
+    return RecordedCall(at=at, id=id_, keys=b"", arrived=arrived)
+
+
 def test_what_a_lost_process_had_under_way_does_not_hold_up_the_recording(tmp_path: Path) -> None:
     """Rows are written in order of arrival; and a request of the same name may come again."""
     clock = VirtualClock()
@@ -161,15 +166,15 @@ def test_what_a_lost_process_had_under_way_does_not_hold_up_the_recording(tmp_pa
         hub.add(number, ours)
         ends.append(theirs)
     first, second = ends
-    told(first, RecordedCall(at=10, id="lost", keys=b"", tokens=5))
-    told(second, RecordedCall(at=20, id="b", keys=b"", tokens=7))
+    told(first, came(10, "lost", 5))
+    told(second, came(20, "b", 7))
     told(second, RecordedCall(at=30, id="b", output=1))
     hub.remove(1)
     hub.flush()
     assert [json.loads(line)["input_length"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [7]
     ours, again = socket.socketpair()
     hub.add(1, ours)
-    told(again, RecordedCall(at=40, id="lost", keys=b"", tokens=5))
+    told(again, came(40, "lost", 5))
     told(again, RecordedCall(at=50, id="lost", output=1))
     hub.flush()
     assert [json.loads(line)["input_length"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [7, 5]

@@ -5,16 +5,15 @@ taken to have come when the one before it did: a trace's rows are in order of ar
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import Clock, VirtualClock
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.access_log import AccessLog
-from kvyard.server.gateway.recording import RecorderCounters, TrafficRecorder
+from kvyard.server.gateway.recording import ArrivedRequest, RecorderCounters, TrafficRecorder
 from kvyard.server.gateway.sharing.peers import packed, unpacked
 
 log = logging.getLogger(__name__)
@@ -25,19 +24,15 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a process tells of a request: that it came, or that it is over."""
+    """A process's report of a request: that it came, or that it is over."""
 
     at: int
     """When, in nanoseconds."""
     id: str
     keys: bytes | None = None
-    """Of one that came; ``None``: it is over."""
-    tokens: int = 0
-    key_tokens: int = 1
-    tail: list[int] | None = None
-    session: str | None = None
-    model: str | None = None
-    hints: Hints | None = None
+    """Of one that came, packed; ``None``: it is over."""
+    arrived: ArrivedRequest | None = None
+    """The rest of it."""
     output: int = 0
     first_token: int | None = None
     cached: int | None = None
@@ -54,30 +49,12 @@ class ToldRecorder:
         self._clock = clock
         self._tell = tell
 
-    def arrived(
-        self,
-        id_: object,
-        keys: Sequence[int],
-        num_tokens: int,
-        *,
-        key_tokens: int,
-        tail: Sequence[int] | None = None,
-        session: str | None = None,
-        model: str | None = None,
-        hints: Hints = NO_HINTS,
-    ) -> None:
+    def arrived(self, request: ArrivedRequest) -> None:
         """As ``TrafficRecorder.arrived``."""
-        call = RecordedCall(
-            at=self._clock.now(),
-            id=str(id_),
-            keys=packed(keys),
-            tokens=num_tokens,
-            key_tokens=key_tokens,
-            tail=None if tail is None else list(tail),
-            session=session,
-            model=model,
-            hints=None if hints is NO_HINTS else hints,
+        rest = msgspec.structs.replace(
+            request, id=None, keys=(), tail=None if request.tail is None else [*request.tail]
         )
+        call = RecordedCall(at=self._clock.now(), id=str(request.id), keys=packed(request.keys), arrived=rest)
         if not self._tell(encode(call)):
             self.counters.left_out += 1
 
@@ -101,21 +78,11 @@ def write_down(recorder: TrafficRecorder, clock: VirtualClock, process: int, cal
     """Record what a process tells, by ``clock``, which is the recorder's."""
     clock.advance(max(clock.now(), call.at))
     id_ = (process, call.id)
-    if call.keys is None:
+    if call.keys is None or call.arrived is None:
         recorder.ended(id_, call.output, first_token=call.first_token, cached=call.cached)
         return
-    keys = unpacked(call.keys)
     try:
-        recorder.arrived(
-            id_,
-            keys,
-            call.tokens,
-            key_tokens=call.key_tokens,
-            tail=call.tail,
-            session=call.session,
-            model=call.model,
-            hints=call.hints or NO_HINTS,
-        )
+        recorder.arrived(msgspec.structs.replace(call.arrived, id=id_, keys=unpacked(call.keys)))
     except KvyardError as error:
         log.warning("the recording ends: %s", error)
         recorder.close()

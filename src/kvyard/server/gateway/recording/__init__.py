@@ -1,6 +1,6 @@
 """Live traffic as a trace: ``recorder`` has the rows, ``prefix_ids`` makes their block ids."""
 
-from kvyard.server.gateway.recording.recorder import RecorderCounters, TrafficRecorder
-from kvyard.server.gateway.recording.request_recorder import RequestRecorder
+from kvyard.server.gateway.recording.recorder import TrafficRecorder
+from kvyard.server.gateway.recording.request_recorder import ArrivedRequest, RecorderCounters, RequestRecorder
 
-__all__ = ["RecorderCounters", "RequestRecorder", "TrafficRecorder"]
+__all__ = ["ArrivedRequest", "RecorderCounters", "RequestRecorder", "TrafficRecorder"]

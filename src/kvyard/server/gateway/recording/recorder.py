@@ -28,6 +28,7 @@ from kvyard.errors import KvyardError
 from kvyard.line_file import LineFile
 from kvyard.replay.traces.writing import hint_columns
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
+from kvyard.server.gateway.recording.request_recorder import ArrivedRequest, RecorderCounters
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +40,6 @@ ROW = 400
 """Bytes that a waiting row takes besides its ids, about."""
 SESSIONS = 1 << 16
 """How many are remembered."""
-
-
-class RecorderCounters(msgspec.Struct):
-    """What became of the requests."""
-
-    rows: int = 0
-    bytes: int = 0
-    """Written, as packed."""
-    left_out: int = 0
-    """Requests that made no token: refused, failed, or open at the end."""
-    late: int = 0
-    """Requests that were open for so long that the others couldn't wait for them."""
-    errors: int = 0
-    """Of the file system; the first ends the recording."""
 
 
 class _TraceRow(msgspec.Struct, gc=False):
@@ -165,33 +152,20 @@ class TrafficRecorder:
                 f"a recording's block size must be a multiple of the index's, {key_tokens}: {size} is none"
             )
 
-    def arrived(
-        self,
-        id_: object,
-        keys: Sequence[int],
-        num_tokens: int,
-        *,
-        key_tokens: int,
-        tail: Sequence[int] | None = None,
-        session: str | None = None,
-        model: str | None = None,
-        hints: Hints = NO_HINTS,
-    ) -> None:
-        """A request came. ``keys`` name its full blocks, of ``key_tokens`` each; ``tail`` are the tokens behind them, ``None``
-        where they aren't known. ``model`` is for gateways that serve several, whose prompts share nothing.
-
-        Raises ``KvyardError`` as ``check`` does. An id that is open already is left out.
-        """
+    def arrived(self, request: ArrivedRequest) -> None:
+        """A request came. Raises ``KvyardError`` as ``check`` does. An id that is open already is left out."""
+        key_tokens, num_tokens, model = request.key_tokens, request.num_tokens, request.model
         self.check(key_tokens)
         if self.stopped:
             return
-        if num_tokens < 1 or id_ in self._open:
+        if num_tokens < 1 or request.id in self._open:
             self.counters.left_out += 1
             return
         size = self.block_size or key_tokens
-        ids = self._ids(keys, num_tokens, size, key_tokens, tail, model)
-        entry = _TraceRow(id_, self._clock.now(), ids, num_tokens, size, session, model, hints)
-        self._open[id_] = entry
+        ids = self._ids(request.keys, num_tokens, size, key_tokens, request.tail, model)
+        now = self._clock.now()
+        entry = _TraceRow(request.id, now, ids, num_tokens, size, request.session, model, request.hints)
+        self._open[request.id] = entry
         self.waiting.append(entry)
         self._held += entry.size
         while self._held > HELD_BYTES and len(self.waiting) > 1:

@@ -1,32 +1,53 @@
-"""What takes requests down, here or in another process."""
+"""What takes requests down, here or in another process, and what it is passed of each."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from kvyard.blocks import NO_HINTS, Hints
-from kvyard.server.gateway.recording.recorder import RecorderCounters
+
+
+class RecorderCounters(msgspec.Struct):
+    """What became of the requests."""
+
+    rows: int = 0
+    bytes: int = 0
+    """Written, as packed."""
+    left_out: int = 0
+    """Requests that made no token: refused, failed, or open at the end."""
+    late: int = 0
+    """Requests that were open for so long that the others couldn't wait for them."""
+    errors: int = 0
+    """Of the file system; the first ends the recording."""
+
+
+class ArrivedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that came."""
+
+    id: object
+    keys: Sequence[int]
+    """Names of its full blocks."""
+    num_tokens: int
+    key_tokens: int
+    """Tokens of each of those blocks."""
+    tail: Sequence[int] | None = None
+    """Tokens behind them; ``None`` if they aren't known."""
+    session: str | None = None
+    model: str | None = None
+    """For gateways that serve several, whose prompts share nothing."""
+    hints: Hints = NO_HINTS
 
 
 class RequestRecorder(Protocol):
-    """What takes down requests."""
+    """Takes down requests."""
 
     stopped: str
     counters: RecorderCounters
     path: Path
 
-    def arrived(
-        self,
-        id_: object,
-        keys: Sequence[int],
-        num_tokens: int,
-        *,
-        key_tokens: int,
-        tail: Sequence[int] | None = None,
-        session: str | None = None,
-        model: str | None = None,
-        hints: Hints = NO_HINTS,
-    ) -> None: ...
+    def arrived(self, request: ArrivedRequest) -> None: ...
 
     def ended(
         self, id_: object, output_tokens: int, *, first_token: int | None = None, cached: int | None = None
