@@ -11,7 +11,7 @@ from kvyard.hashing import Namespace, Run, TokenChain
 
 FULL, SWA = 0, 1
 GROUPS = (GroupMeta(block_size=1, kind="full_attention"), GroupMeta(block_size=1, kind="sliding_window", window=8))
-G1, G2, G3, _ = Tier
+G1, G2, G3, *_ = Tier
 
 
 def block(name: int) -> Run:
@@ -141,6 +141,29 @@ class TestOrder:
         batcher.entered(block(2)[:0], FULL, G1, True)
         batcher.left(block(2), FULL, G1, True)
         assert outline(batcher.end_iteration(0)) == ["R0(2)"]
+
+    def test_the_removals_of_one_group_can_be_flushed(self, batcher):
+        batcher.left(block(1), FULL, G1, True)
+        batcher.left(block(2), SWA, G1, True)
+        batcher.left(block(3), FULL, G2, True)
+        batcher.flush_removed(FULL)
+        batcher.left(block(4), FULL, G1, True)
+        batcher.flush_removed(FULL)
+        batcher.flush_removed(FULL)
+        assert outline(batcher.end_iteration(0)) == ["R0(1)", "R0@G2(1)", "R0(1)", "R1(1)"]
+        batcher.check_integrity()
+
+    def test_a_stored_does_not_grow_over_removals_that_were_flushed(self, batcher):
+        chain = token_chain(1, 2)
+        batcher.entered(Run(chain, 0, 1), FULL, G1, True)
+        batcher.left(Run(chain, 1, 2), FULL, G1, True)
+        batcher.flush_removed(FULL)
+        batcher.entered(Run(chain, 1, 2), FULL, G1, True)
+        assert outline(batcher.end_iteration(0)) == ["S0(1)", "R0(1)", "S0(1)"]
+
+    def test_flushing_an_unknown_group_is_refused_in_words(self, batcher):
+        with pytest.raises(KvyardError, match="group 2 is unknown"):
+            batcher.flush_removed(2)
 
     def test_a_clear_flushes_everything_before_it(self, batcher):
         batcher.left(block(1), SWA, G1, True)

@@ -9,7 +9,7 @@ from kvyard.events import Batcher, Cleared, EventBatch, GroupMeta, Mirror, Remov
 from kvyard.events.outbox import Outbox
 from kvyard.hashing import Run
 
-G1, G2, G3, _ = Tier
+G1, G2, G3, *_ = Tier
 GROUPS = (GroupMeta(block_size=1), GroupMeta(block_size=1))
 
 

@@ -11,7 +11,7 @@ from kvyard.events.transport.frames import SNAPSHOT_WORD, ReplyKind, read_reply
 from kvyard.events.transport.outlet import Archive
 from kvyard.events.wire import Decoder
 
-G1, G2, G3, _ = Tier
+G1, G2, G3, *_ = Tier
 
 
 def run(names: list[int], start: int, stop: int, group: int | None = 0, tier: Tier = G1, tokens: bool = True) -> Stored:

@@ -2,8 +2,8 @@
 
 Evictions come one by one, interleaved over groups and tiers. One event each floods a consumer and, where queues count
 events, loses some. So removals wait per (group, tier), and the only things that make them leave are a Stored of the same
-(group, tier), a clear, and the end of the iteration. This keeps what a consumer relies on: inside one (group, tier) a
-Removed comes before the Stored that followed it, and a lower tier's Stored before the upper tier's Removed.
+(group, tier), ``flush_removed``, a clear, and the end of the iteration. This keeps what a consumer relies on: inside one
+(group, tier) a Removed comes before the Stored that followed it, and a lower tier's Stored before the upper tier's Removed.
 
 The batcher knows nothing of wires, queues or sockets, and never reads a clock.
 """
@@ -257,6 +257,17 @@ class Batcher:
             self._release(lane)
             lane.tail = None
         self._queue.append(Cleared(tier=tier))
+
+    def flush_removed(self, group: int) -> None:
+        """Queue the removals that wait in ``group``, in every tier; those of other groups go on waiting.
+
+        A block that is stored in the group afterwards comes behind them. Raises ``KvyardError`` for an unknown group.
+        """
+        for tier in Tier:
+            lane = self._lane(group, tier)
+            if lane.leaving is not None:
+                self._release(lane)
+                lane.tail = None  # a Stored from before the removals must not grow any more
 
     # -- iterations -------------------------------------------------------------------------------------------------
 

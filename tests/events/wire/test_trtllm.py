@@ -12,7 +12,7 @@ from kvyard.events.wire import trtllm as reading
 from kvyard.hashing import Namespace, Run, TokenChain
 from kvyard.hashing.namespace import Media
 
-G1, G2, G3, _ = Tier
+G1, G2, G3, *_ = Tier
 
 
 def tokens(*ids: int) -> list[dict]:
