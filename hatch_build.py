@@ -38,7 +38,7 @@ MODULES = {
     "index": "bits chains dedup digests hybrids memory roster rows runs views",
     "replay": "agenda arrivals fleet gaps handovers index_sync intake jobs listeners loop passes placement recorder "
     "seen shared split_placement worker worker_pool",
-    "router": "active cost inputs memory overlaps pace ranking router tally time_cost tree",
+    "router": "active cost inputs matches memory overlaps pace ranking router search time_cost tree worker",
     "tiers": "cleaner copies copy_totals layout links/fair links/fifo links/link links/sharing loader network offload policy "
     "prefix_lookup state store storer",
 }

@@ -40,9 +40,9 @@ def test_a_role_reaches_router_scheduler_and_report(monkeypatch):
     class Looking(Policy):
         needs_keys = False
 
-        def choose(self, at):
-            seen.append([at.roles[slot] for slot in at.slots])
-            return Choice(at.slots[0], 0.0, 1, "in turn")
+        def choose(self, routing):
+            seen.append([worker.role for worker in routing.workers])
+            return Choice(routing.workers[0].slot, why="in turn")
 
     monkeypatch.setattr(POLICIES, "_loaded", dict(POLICIES._loaded))
     POLICIES.register("looking", Looking)

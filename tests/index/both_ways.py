@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.levels import by_slot
+
 from kvyard.blocks import GroupSpec
 from kvyard.events import Batcher, EventBatch
 from kvyard.events.transport.frames import Frame
@@ -101,7 +103,8 @@ class BothWays:
 def reaches(index: PrefixIndex, workers: Sequence[Holder], keys: Keys, tokens: int) -> dict[Tier, list[int]]:
     """What a router is told, for every tier there is: an index knows only of those it heard of."""
     roster = index.roster(workers)
-    levels = index.reaches(roster, keys, tokens)  # type: ignore[arg-type]
+    reaches = index.reaches(roster, keys, tokens)  # type: ignore[arg-type]
+    levels = [by_slot(level, len(workers)) for level in reaches]
     known = dict(zip(roster.tiers, levels, strict=bool(levels)))
     out: dict[Tier, list[int]] = {}
     for tier in Tier:

@@ -1,4 +1,4 @@
-"""A roster: the answers of the scorer about given workers, as lists by position."""
+"""A roster: the answers of the scorer about given workers, by position."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.levels import by_slot
 
 from kvyard.blocks import GroupSpec
 from kvyard.events.types import Tier
@@ -13,7 +14,6 @@ from kvyard.hashing import Run, TraceChain
 from kvyard.index import Holder
 from kvyard.index.bits import bits
 from kvyard.index.runs import RunIndexer
-from kvyard.router.ranking import as_list
 
 GROUPS = {
     "full": (GroupSpec(block_size=4),),
@@ -48,19 +48,15 @@ def test_it_says_what_the_scorer_says(seed: int, workers: int, tokens: int) -> N
     order = [Holder("w", number) for number in range(workers)] + [Holder("", -1)]
     rng.shuffle(order)
     roster = index.roster(order)
-    levels = index.reaches(roster, TEXT.keys, tokens)  # type: ignore[arg-type]
+    reaches = index.reaches(roster, TEXT.keys, tokens)  # type: ignore[arg-type]
+    levels = [by_slot(level, len(order)) for level in reaches]
     scores = index.scorer.score(TEXT.keys, tokens, order).workers  # type: ignore[arg-type]
     assert (levels[-1] if levels else [0] * len(order)) == [scores[worker].blocks for worker in order]
     if levels:
         device = [scores[worker].tiers[Tier.G1].blocks if Tier.G1 in scores[worker].tiers else 0 for worker in order]
         assert levels[roster.tiers.index(Tier.G1)] == device
-    assert roster.alignments[order.index(Holder("", -1))] == 4 and roster.confidence is None
-    # The same the other way round, where each number of blocks has its workers.
-    assert roster.flat
-    by_length = index.levels(roster, TEXT.keys, tokens)  # type: ignore[arg-type]
-    assert (by_length is None) == (not levels)
-    for reach, lengths in zip(levels, by_length or (), strict=True):
-        assert as_list(lengths, len(order)) == reach
+    assert not roster.trust
+    for reach, lengths in zip(levels, reaches, strict=True):
         assert [blocks for blocks, _ in lengths] == sorted({blocks for blocks in reach if blocks}, reverse=True)
 
 
@@ -74,6 +70,4 @@ def test_an_end_without_its_start_counts_for_windows() -> None:
         feed.end_iteration(0)
     index.flush(0)
     roster = index.roster(order)
-    assert roster.flat
-    assert index.reaches(roster, TEXT.keys, 160) == [[20, 20, 0]]  # type: ignore[arg-type]
-    assert index.levels(roster, TEXT.keys, 160) == [[(20, 0b011)]]  # type: ignore[arg-type]
+    assert index.reaches(roster, TEXT.keys, 160) == [[(20, 0b011)]]  # type: ignore[arg-type]

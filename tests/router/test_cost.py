@@ -313,7 +313,7 @@ class TestTerms:
     def test_an_active_request_may_cost_by_itself(self) -> None:
         fleet = Fleet(request_weight=100.0)
         fleet.route(["x"], tokens=4, id_="x")
-        first = fleet.router.loads.active["x"].slot
+        first = fleet.router.loads.active["x"].worker.slot
         assert fleet.route(list("abcdefgh")).worker.name == "ba"[first]
 
     def test_output_counts_where_it_is_tracked_or_reserved(self) -> None:

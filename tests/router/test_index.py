@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.levels import by_slot
 from tests.router.support import SIZE, Fleet, chain, index_for
 
 from kvyard.blocks import GroupSpec
@@ -156,7 +157,7 @@ def test_a_roster_says_what_a_full_score_says(
     roster = indexer.roster(workers)
     keys = chain(prompt)
     tokens = len(keys) * SIZE + 1 - short
-    levels = indexer.reaches(roster, keys, tokens)
+    levels = [by_slot(level, len(workers)) for level in indexer.reaches(roster, keys, tokens)]
     scores = indexer.score_keys(keys, tokens, workers).workers
     for at, worker in enumerate(workers):
         match = scores[worker]

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.levels import by_slot
 from tests.router.support import SECOND, Fleet, chain
 
 from kvyard.hashing import TraceChain
 from kvyard.index import Holder
 from kvyard.router.memory import RoutedMemory
-from kvyard.router.tree import PrefixTree
+from kvyard.router.tree import Path, PrefixTree
+
+
+def depths(memory: RoutedMemory, found: Path, count: int) -> list[int]:
+    """The blocks of a prompt that each of ``count`` workers was sent."""
+    return by_slot(memory.tree.levels(found), count)
+
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 
@@ -56,7 +63,7 @@ def test_it_remembers_what_was_sent_within_its_time(
         keys = chain(prompt)
         found = memory.tree.find(keys)
         expected = [depth(keys, [entry[2] for entry in sent if entry[1] == other]) for other in range(3)]
-        assert (memory.tree.depths(found, 3) or [0, 0, 0]) == expected
+        assert depths(memory, found, 3) == expected
         memory.remember(slot, Lazy(keys) if lazy else keys, found, now)
         sent.append((now, slot, keys))
         memory.check_integrity()
@@ -82,7 +89,7 @@ def test_it_keeps_within_its_room_and_the_latest_always(steps: list[tuple[int, l
         memory.remember(slot, keys, memory.tree.find(keys), 0)
         memory.check_integrity()
         assert memory.tree.size <= room
-        assert (memory.tree.depths(memory.tree.find(keys), 3) or [])[slot] == len(keys)
+        assert depths(memory, memory.tree.find(keys), 3)[slot] == len(keys)
 
 
 def test_the_longest_unsent_goes_first_and_a_prefix_that_is_sent_again_stays() -> None:
@@ -92,10 +99,7 @@ def test_the_longest_unsent_goes_first_and_a_prefix_that_is_sent_again_stays() -
         memory.remember(0, keys, memory.tree.find(keys), 0)
     keys = chain("pq")
     memory.remember(0, keys, memory.tree.find(keys), 0)
-    found = {
-        prompt: (memory.tree.depths(memory.tree.find(chain(prompt)), 1) or [0])[0]
-        for prompt in ("ab", "ac", "xy", "pq")
-    }
+    found = {prompt: depths(memory, memory.tree.find(chain(prompt)), 1)[0] for prompt in ("ab", "ac", "xy", "pq")}
     # "b" was sent before "xy", and going suffices: five blocks are left, "a" among them.
     assert found == {"ab": 1, "ac": 2, "xy": 2, "pq": 2}
 
@@ -202,7 +206,7 @@ def test_what_is_taken_back_was_never_sent(steps: list[tuple[int, list[int], int
                 sent = [entry for entry in sent if entry[3] != number or not number]
         memory.check_integrity()
         most = [depth(keys, [entry[2] for entry in sent if entry[1] == other]) for other in range(3)]
-        found = memory.tree.depths(memory.tree.find(keys), 3) or [0, 0, 0]
+        found = depths(memory, memory.tree.find(keys), 3)
         assert all(one <= bound for one, bound in zip(found, most)), "something is left of what was taken back"
         exact += found == most
         assert memory.tree.size <= sum(
@@ -221,12 +225,12 @@ def test_what_others_sent_stays_when_one_is_taken_back() -> None:
     for prompt in ("ab", "abcd", "abcx", "ab"):
         keys = chain(prompt)
         numbers.append(memory.remember(0, keys, memory.tree.find(keys), 0))
-    depths = []
+    seen = []
     for number in (numbers[1], numbers[3], numbers[2], numbers[0]):
         memory.take_back(number)
         memory.check_integrity()
-        depths.append([(memory.tree.depths(memory.tree.find(chain(name)), 1) or [0])[0] for name in ("abcd", "abcx")])
-    assert depths == [[3, 4], [3, 4], [2, 2], [0, 0]]
+        seen.append([depths(memory, memory.tree.find(chain(name)), 1)[0] for name in ("abcd", "abcx")])
+    assert seen == [[3, 4], [3, 4], [2, 2], [0, 0]]
     assert not memory.tree.size
 
 
@@ -234,25 +238,25 @@ def test_what_the_index_knew_before_a_refused_prompt_is_left_to_the_index() -> N
     memory = RoutedMemory(None, 100)
     keys = chain("abc")
     memory.remember(0, keys, memory.tree.find(keys), 0)
-    memory.confirm(memory.tree.find(keys), [3])
+    memory.confirm(memory.tree.find(keys), [(3, 0b1)])
     again = memory.remember(0, keys, memory.tree.find(keys), 1)
-    assert memory.tree.depths(memory.tree.find(keys), 1) == [3]
+    assert depths(memory, memory.tree.find(keys), 1) == [3]
     memory.take_back(again)
     memory.check_integrity()
-    assert memory.tree.depths(memory.tree.find(keys), 1) == [0]
+    assert depths(memory, memory.tree.find(keys), 1) == [0]
 
 
 def test_what_the_index_knew_before_a_prompt_that_was_never_computed_it_knows_still() -> None:
     memory = RoutedMemory(None, 100)
     keys = [1, 2, 3]
     memory.remember(1, keys, memory.tree.find(keys), 0)
-    memory.confirm(memory.tree.find(keys), [0, 3])
-    assert memory.tree.depths(memory.tree.find(keys), 2) in (None, [0, 0])
+    memory.confirm(memory.tree.find(keys), [(3, 0b10)])
+    assert depths(memory, memory.tree.find(keys), 2) == [0, 0]
     longer = [*keys, 4]
     number = memory.remember(1, longer, memory.tree.find(longer), 1)
-    assert memory.tree.depths(memory.tree.find(longer), 2) == [0, 4]
+    assert depths(memory, memory.tree.find(longer), 2) == [0, 4]
     memory.take_back(number)
-    assert memory.tree.depths(memory.tree.find(keys), 2) in (None, [0, 0])
+    assert depths(memory, memory.tree.find(keys), 2) == [0, 0]
     memory.check_integrity()
 
 

@@ -68,8 +68,8 @@ class TestSimple:
 
     def test_a_policy_of_ones_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Last(Policy):
-            def choose(self, at: RoutingInput) -> Choice:
-                return Choice(at.slots[-1], 0.0, 1, "last")
+            def choose(self, routing: RoutingInput) -> Choice:
+                return Choice(routing.workers[-1].slot, why="last")
 
         monkeypatch.setattr(POLICIES, "_loaded", dict(POLICIES._loaded))
         POLICIES.register("last", Last)
@@ -96,7 +96,8 @@ class TestChance:
         for blocks, worker in ((20, "b"), (40, "c")):
             prompt = [f"{worker}{at}" for at in range(blocks)]
             fleet.route(prompt, exclude=[Holder(other) for other in "abc" if other != worker], tokens=blocks * 4)
-        fleet.router.loads.requests[:] = [0, 0, 0]
+        for worker in fleet.router.loads.workers:
+            worker.requests = 0
         counts = Counter(fleet.router.policy.choose(_routing_input(fleet)).slot for _ in range(6000))
         total = 1 + 0.3679 + 0.1353
         for slot, weight in enumerate((1, 0.3679, 0.1353)):
@@ -112,9 +113,7 @@ def _routing_input(fleet: Fleet) -> RoutingInput:
     from kvyard.router import RouteRequest
 
     router = fleet.router
-    return RoutingInput(
-        RouteRequest("q", [], 4), 0, 0, [0, 1, 2], router.loads, None, None, router._rng, ["both"] * 3, router.paces
-    )
+    return RoutingInput(RouteRequest("q", [], 4), 0, router.loads.workers, 0b111, router.loads, None, [], router._rng)
 
 
 class TestGuard:
@@ -258,9 +257,9 @@ from kvyard.router import Choice, Policy
 class Longest(Policy):
     needs_index = True
 
-    def choose(self, at):
-        has = at.overlaps.total if at.overlaps is not None else [0] * len(at.slots)
-        return Choice(max(at.slots, key=lambda slot: (has[slot], -slot)), 0.0, 1, "longest")
+    def choose(self, routing):
+        longest = routing.longest_matches[0]
+        return Choice((longest.slots & -longest.slots).bit_length() - 1, why="longest")
 """
 
 

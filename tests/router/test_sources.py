@@ -9,14 +9,15 @@ from kvyard.events.types import Tier
 from kvyard.hashing import Run, TraceChain
 from kvyard.index import Holder
 from kvyard.index.runs import RunIndexer
-from kvyard.router.request import Load
+from kvyard.router.pace import LearntPace
 from kvyard.router.sources import PeerSources, PullSource
+from kvyard.router.worker import WorkerLoad
 
 SIZE = 16
 
 
 def slow_choice(
-    reach: dict[Holder, int], target: Holder, has: int, loads: dict[Holder, Load], lead: int, tolerance: int
+    reach: dict[Holder, int], target: Holder, has: int, loads: dict[Holder, WorkerLoad], lead: int, tolerance: int
 ) -> PullSource | None:
     """The rule, said once more: by sorting everyone, the best first."""
     worth = {
@@ -53,7 +54,9 @@ def test_choices_are_those_of_a_slow_model():
         tier, lead, tolerance = random.choice([Tier.G1, Tier.G2]), random.choice([16, 100, 300]), random.randrange(3)
         sources = PeerSources(index, tier, lead, tolerance)
         sources.changed(holders)
-        loads = {one: Load(random.choice([0, 0, 500]), 0, random.randrange(3)) for one in holders}
+        loads = {holder: WorkerLoad(0, holder, "both", LearntPace(), SIZE) for holder in holders}
+        for load in loads.values():
+            load.prefill_tokens, load.requests = random.choice([0, 0, 500]), random.randrange(3)
         target, has = random.choice(holders), random.choice([0, 0, random.randrange(41)])
         # The last token of a prompt is always computed, so a prompt that ends with a block can't use that one.
         reach = {one: min(have.get((one, tier, text), 0), 39) for one in holders}

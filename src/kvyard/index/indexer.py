@@ -186,23 +186,11 @@ class Indexer:
         """Workers in an order of the caller's, to ask ``reaches`` about."""
         return Roster(self.scorer, workers)
 
-    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
-        """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
+    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
+        """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
         if self._dirty:
             self._update_trust()
         return roster.reaches(keys, tokens)
-
-    def levels(
-        self, roster: Roster, keys: Sequence[int], tokens: int | None = None
-    ) -> list[list[tuple[int, int]]] | None:
-        """The same by lengths, where the roster is flat; see ``Roster.levels``."""
-        return roster.levels(keys, tokens)
-
-    def is_flat(self, roster: Roster) -> bool:
-        """Whether ``levels`` has an answer about ``roster`` now."""
-        if self._dirty:
-            self._update_trust()
-        return roster.flat
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""

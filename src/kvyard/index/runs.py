@@ -304,19 +304,9 @@ class RunIndexer:
             self._narrow[tiers] = scorer
         return Roster(scorer, workers)
 
-    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
-        """Per tier and worker of ``roster`` how many blocks of a prompt it could use; see ``Roster.reaches``."""
+    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
+        """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
         return roster.reaches(keys, tokens)
-
-    def levels(
-        self, roster: Roster, keys: Sequence[int], tokens: int | None = None
-    ) -> list[list[tuple[int, int]]] | None:
-        """The same by lengths, where the roster is flat; see ``Roster.levels``."""
-        return roster.levels(keys, tokens)
-
-    def is_flat(self, roster: Roster) -> bool:
-        """Whether ``levels`` has an answer about ``roster`` now."""
-        return roster.flat
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all parts agree with themselves."""

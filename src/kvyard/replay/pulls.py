@@ -13,8 +13,8 @@ from kvyard.index.runs import RunIndexer
 from kvyard.replay.config import PullConfig
 from kvyard.replay.worker import Worker
 from kvyard.router import Decision
-from kvyard.router.request import Load
 from kvyard.router.sources import PeerSources
+from kvyard.router.worker import WorkerLoad
 from kvyard.tiers.fabric import Fabric
 from kvyard.tiers.pulls import Expectation, Pulls
 
@@ -70,7 +70,7 @@ class FleetPulls:
             return None
         return self.pulls.fabric.alone_ms(tokens * self._token_bytes)
 
-    def expect(self, job: Job, decision: Decision, load_of: Callable[[Holder], Load]) -> None:
+    def expect(self, job: Job, decision: Decision, load_of: Callable[[Holder], WorkerLoad]) -> None:
         """``job`` goes to the worker that was decided on: choose from whom it may pull."""
         if not self._known:
             self._known = True

@@ -22,7 +22,7 @@ from kvyard.replay.worker_pool import WorkerPool
 from kvyard.router import RouteRequest
 from kvyard.router.deciders import Decider, Prospect, SplitInput, make_decider
 from kvyard.router.policies import make_policy
-from kvyard.router.request import Load
+from kvyard.router.worker import WorkerLoad
 
 
 class SplitRules:
@@ -145,7 +145,7 @@ class SplitPlacement(Listener):
         record.worker = worker.name_of(rank)
         worker.submit(job, now, rank)
 
-    def _load_of(self, holder: Holder) -> Load:
+    def _load_of(self, holder: Holder) -> WorkerLoad:
         """The load of a rank in the stage that it is there for."""
         return (self.prefill_pool if holder in self.prefill_pool else self.decode_pool).router.load(holder)
 

@@ -4,16 +4,19 @@
 """
 
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, Reach, RoutingInput
-from kvyard.router.overlaps import PrefixIndex
+from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.matches import Match
+from kvyard.router.overlaps import PrefixIndex, Reach
 from kvyard.router.policies import POLICIES, Policy
 from kvyard.router.request import Decision, RouteRequest
 from kvyard.router.router import Router
+from kvyard.router.worker import WorkerLoad
 
 __all__ = [
     "POLICIES",
     "Choice",
     "Decision",
+    "Match",
     "Policy",
     "PrefixIndex",
     "Reach",
@@ -21,4 +24,5 @@ __all__ = [
     "Router",
     "RouterConfig",
     "RoutingInput",
+    "WorkerLoad",
 ]

@@ -1,276 +1,168 @@
-"""What a policy gets to see: the request, the workers that may be chosen, their load, and what each has of the prompt.
-
-Figures are lists by slot (a worker's number in this router). Overlaps come from the index, with what was routed but not
-announced yet on top; or from memory alone, for engines that announce nothing. A policy doesn't see where from.
-
-In a large fleet overlaps come by lengths instead, each with the workers that have just so much: most have the same, or nothing.
-A policy that chooses by these needn't look at every worker; for all others the lists are made of them when they are asked for.
-"""
+"""What a policy decides by, and what it answers."""
 
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from kvyard.engine.role import Role
+from kvyard.clock import MS
 from kvyard.index.bits import bits
 from kvyard.router.active import ActiveLoads
+from kvyard.router.matches import CachedPrefixes, Match, longest_of, matches_of
 from kvyard.router.pace import Pace
-from kvyard.router.ranking import Levels, as_list, classes, nth_slot, of_slot
+from kvyard.router.ranking import Levels, lowest, most, nth_slot, of_slot
 from kvyard.router.request import RouteRequest
+from kvyard.router.search import Bound, Cost, Search
+from kvyard.router.worker import WorkerLoad
 
 
-class Overlaps:
-    """How many blocks of the prompt's prefix each worker has: a list by slot for the device, then for each tier below it
-    what that one adds.
-    """
+class Choice(NamedTuple):
+    """A policy's answer."""
 
-    __slots__ = ("confidence", "device", "known", "plain", "tiers", "total")
-
-    def __init__(
-        self, tiers: list[list[int]], known: list[int] | None = None, confidence: list[float] | None = None
-    ) -> None:
-        self.tiers = tiers
-        self.device = tiers[0]
-        self.known = known
-        """The part of ``device`` that events told of, where predictions add to it."""
-        self.confidence = confidence
-        """What a worker's word is worth, where not all of them are trusted in full."""
-        self.plain = len(tiers) == 1 and confidence is None
-        """Whether there is nothing but device memory, trusted in full."""
-        self.total = self.device if len(tiers) == 1 else [sum(blocks) for blocks in zip(*tiers, strict=True)]
-
-    def at(self, slot: int) -> tuple[int, ...]:
-        """One worker's, by tier."""
-        return tuple([tier[slot] for tier in self.tiers])
-
-    def predicted(self, slot: int) -> int:
-        """What of a worker's is a prediction."""
-        return self.device[slot] - self.known[slot] if self.known is not None else 0
-
-
-Parts: TypeAlias = list[tuple[tuple[int, ...], int]]
-"""Blocks by tier and the slots, as bits, that have just these."""
-
-
-class PrefixLevels:
-    """``Overlaps`` by lengths, where all of it is trusted in full."""
-
-    __slots__ = ("known", "levels", "parts", "tiers")
-
-    def __init__(self, levels: Levels, known: Levels | None = None, parts: Parts | None = None, tiers: int = 1) -> None:
-        """``levels`` are of all ``tiers`` together, ``parts`` says how much is on which. Without, all is on the device."""
-        self.levels = levels
-        self.known = known
-        """What events told of device memory, where predictions add to it."""
-        self.parts = parts
-        self.tiers = tiers
-
-    def at(self, slot: int) -> tuple[int, ...]:
-        """One worker's, by tier."""
-        if self.parts is None:
-            return (of_slot(self.levels, slot),)
-        for mine, mask in self.parts:
-            if mask >> slot & 1:
-                return mine
-        return (0,) * self.tiers
-
-    def predicted(self, slot: int) -> int:
-        """What of a worker's is a prediction."""
-        return self.at(slot)[0] - of_slot(self.known, slot) if self.known is not None else 0
-
-    def split(self, among: int) -> Parts:
-        """The set ``among`` by how many blocks its slots have on which tier, those that have nothing last; no part is empty."""
-        if self.parts is None:
-            return [((blocks,), slots) for blocks, slots in classes(self.levels, among)]
-        out: Parts = []
-        for mine, mask in self.parts:
-            found = mask & among
-            if found:
-                out.append((mine, found))
-                among ^= found
-        if among:
-            out.append(((0,) * self.tiers, among))
-        return out
-
-    def spread_out(self, count: int) -> Overlaps:
-        """The same for each of ``count`` workers."""
-        known = as_list(self.known, count) if self.known is not None else None
-        if self.parts is None:
-            return Overlaps([as_list(self.levels, count)], known)
-        tiers = [[0] * count for _ in range(self.tiers)]
-        for mine, mask in self.parts:
-            for slot in bits(mask):
-                for tier, blocks in enumerate(mine):
-                    tiers[tier][slot] = blocks
-        return Overlaps(tiers, known)
-
-
-class Reach(NamedTuple):
-    """One worker, as an index elsewhere sees it."""
-
-    tiers: tuple[int, ...]
-    """Blocks of the longest usable prefix from each of ``Tier`` and all closer ones; tiers that are left out add nothing."""
-    confidence: float = 1.0
+    slot: int
+    """The chosen worker's."""
+    cost: float = 0.0
+    """By the policy's own measure; 0 where it has none."""
+    tied: int = 1
+    """How many workers were equally good."""
+    why: str = ""
+    """A word of ``kvyard.router.explain.REASONS``."""
 
 
 class RoutingInput:
-    """One decision's inputs."""
+    """One request to be routed: the workers that may be chosen, what they have in flight, and what each has of the prompt."""
 
     __slots__ = (
-        "_overlaps",
+        "_matches",
         "_shared",
-        "among",
+        "_splits_shared",
         "blocks",
-        "capacity",
+        "eligible",
         "loads",
         "now",
-        "paces",
+        "num_tokens",
         "prefixes",
         "request",
         "rng",
-        "roles",
-        "shared_levels",
-        "slots",
-        "sparse",
         "speeds",
+        "workers",
     )
 
     def __init__(
         self,
         request: RouteRequest,
-        blocks: int,
         now: int,
-        slots: Sequence[int],
+        workers: Sequence[WorkerLoad],
+        eligible: int,
         loads: ActiveLoads,
-        shared: list[int] | None,
-        overlaps: Overlaps | None,
+        prefixes: CachedPrefixes | None,
+        shared: Levels,
         rng: Random,
-        roles: Sequence[Role],
-        paces: Sequence[Pace],
-        *,
-        sparse: bool = False,
-        among: int = 0,
-        prefixes: PrefixLevels | None = None,
-        shared_levels: Levels | None = None,
         speeds: Sequence[tuple[Pace, int]] = (),
-        capacity: int | None = None,
+        splits_shared: bool = False,
     ) -> None:
-        """With ``sparse``, overlaps and shared blocks are given by lengths, as ``prefixes`` and ``shared_levels``, and who may
-        be chosen also as the bits ``among``; ``speeds`` are
-        workers by how fast they are, and ``capacity`` the blocks that the smallest one has.
-        """
         self.request = request
-        self.blocks = blocks
+        self.num_tokens = request.num_tokens
+        self.blocks = len(request.keys)
+        """Full blocks of the prompt."""
         self.now = now
-        self.slots = slots
-        """Who may be chosen; at least one."""
-        self.loads = loads
-        self._shared = shared
-        self._overlaps = overlaps
-        self.sparse = sparse
-        self.among = among
-        self.prefixes = prefixes
-        """``None`` for none anywhere."""
-        self.speeds = speeds
-        """Every pace with the slots, as bits, that have it."""
-        self.capacity = capacity
-        """No worker has room for fewer blocks, where that is known."""
-        self.shared_levels: Levels = shared_levels if shared_levels is not None else []
+        """Nanoseconds."""
+        self.workers = workers
+        """Those that may be chosen, by slot; at least one."""
+        self.eligible = eligible
+        """Their slots, as bits."""
         self.rng = rng
-        self.roles = roles
-        """Per slot, what the worker does of a request."""
-        self.paces = paces
-        """Per slot, how fast the worker is."""
+        """The router's seeded generator: all chance comes from here."""
+        self.loads = loads
+        """Everyone's books, including workers that may not be chosen."""
+        self.prefixes = prefixes
+        """What caches hold; ``None`` where no worker has any of the prompt. Policies read ``matches``."""
+        self._shared = shared
+        self.speeds = speeds
+        """Every pace with the slots, as bits, of the workers that have it; for policies with ``needs_pace``."""
+        self._splits_shared = splits_shared
+        self._matches: list[Match] | None = None
 
     @property
-    def overlaps(self) -> Overlaps | None:
-        """``None`` for none anywhere."""
-        if self._overlaps is None and self.prefixes is not None:
-            self._overlaps = self.prefixes.spread_out(len(self.loads.prefill))
-        return self._overlaps
+    def matches(self) -> list[Match]:
+        """All workers that may be chosen, grouped by what they have of the prompt."""
+        if self._matches is None:
+            shared = self._shared if self._splits_shared else []
+            self._matches = matches_of(
+                self.prefixes, self.eligible, self.num_tokens, self.loads.block_size, shared, self.speeds
+            )
+        return self._matches
 
     @property
-    def shared(self) -> list[int] | None:
-        """Per slot, blocks of this prompt that active requests hold there; ``None`` for none anywhere."""
-        if self._shared is None and self.shared_levels:
-            self._shared = as_list(self.shared_levels, len(self.loads.prefill))
-        return self._shared
+    def longest_matches(self) -> list[Match]:
+        """Those of ``matches`` with the most cached tokens."""
+        return longest_of(self.matches)
 
-    def closed(self) -> Sequence[int]:
-        """Slots that may not be chosen, of workers that are excluded, draining or gone."""
-        count = len(self.loads.prefill)
-        if len(self.slots) == count:
-            return ()
-        if self.sparse:
-            return bits(((1 << count) - 1) ^ self.among)
-        return sorted(set(range(count)).difference(self.slots))
+    @property
+    def mean_requests(self) -> float:
+        """Requests in flight per worker, over those that may be chosen."""
+        requests = len(self.loads.active) - sum([worker.requests for worker in self.closed()])
+        return requests / len(self.workers)
 
-    def may_choose(self, slot: int) -> bool:
-        """Whether ``slot`` is one of ``slots``."""
-        return bool(self.among >> slot & 1) if self.sparse else slot in self.slots
+    def match_of(self, slot: int) -> Match:
+        """The match of one worker that may be chosen."""
+        return next(match for match in self.matches if match.slots >> slot & 1)
 
-    def tiers_at(self, slot: int) -> tuple[int, ...]:
-        """Blocks of the prompt's prefix that a worker has, by tier."""
-        if self.sparse:
-            return self.prefixes.at(slot) if self.prefixes is not None else ()
-        return self._overlaps.at(slot) if self._overlaps is not None else ()
+    def workers_of(self, matches: Sequence[Match]) -> list[WorkerLoad]:
+        """The workers of some matches."""
+        workers = self.loads.workers
+        return [workers[slot] for match in matches for slot in bits(match.slots)]
 
-    def predicted_at(self, slot: int) -> int:
-        """What of that is a prediction."""
-        if self.sparse:
-            return self.prefixes.predicted(slot) if self.prefixes is not None else 0
-        return self._overlaps.predicted(slot) if self._overlaps is not None else 0
+    def closed(self) -> list[WorkerLoad]:
+        """Workers that may not be chosen: excluded, draining or gone."""
+        workers = self.loads.workers
+        if len(self.workers) == len(workers):
+            return []
+        return [workers[slot] for slot in bits(((1 << len(workers)) - 1) ^ self.eligible)]
 
-    def shared_at(self, slot: int) -> int:
-        """Blocks of this prompt that active requests hold at a worker."""
-        if self.sparse:
-            return of_slot(self.shared_levels, slot)
-        return self._shared[slot] if self._shared is not None else 0
+    def tiers(self, slot: int) -> tuple[int, ...]:
+        """Cached blocks of the prompt at a worker, by tier; empty where no worker has any."""
+        return self.prefixes.of(slot) if self.prefixes is not None else ()
 
-    def cached(self, slot: int) -> int:
-        """Tokens of the prompt that a worker needn't compute, whichever of its tiers has them; never the last one."""
-        if self.sparse:
-            blocks = of_slot(self.prefixes.levels, slot) if self.prefixes is not None else 0
-            return self.tokens_of(blocks)
-        overlaps = self.overlaps
-        if overlaps is None:
-            return 0
-        tokens = overlaps.total[slot] * self.loads.block_size
-        if overlaps.confidence is not None:
-            tokens = int(overlaps.confidence[slot] * tokens)
-        return min(tokens, self.request.num_tokens - 1)
+    def shared_blocks(self, slot: int) -> int:
+        """Blocks of the prompt that requests in flight hold at a worker."""
+        return of_slot(self._shared, slot)
 
-    def tokens_of(self, blocks: int) -> int:
-        """Tokens that a worker needn't compute which has so many blocks of the prompt."""
-        return min(blocks * self.loads.block_size, self.request.num_tokens - 1)
+    @property
+    def most_shared_blocks(self) -> int:
+        """The most that these are at any worker that may be chosen."""
+        return most(self._shared, self.eligible)[0]
 
-    def work(self, slot: int) -> int:
-        """Tokens that a worker would have computed by the time of this request's first token: those that wait, and its own."""
-        return self.loads.prefill[slot] + self.request.num_tokens - self.cached(slot)
+    def mean_age_ms(self, worker: WorkerLoad) -> float:
+        """Mean milliseconds that the requests in flight on a worker have been there."""
+        return self.loads.mean_age(worker, self.now) / MS
 
+    def cheapest(
+        self,
+        cost: Cost,
+        why: str,
+        matches: Sequence[Match] | None = None,
+        bound: Bound | None = None,
+        same_rank_same_cost: bool = False,
+    ) -> Choice:
+        """The worker of least cost, of all or of some ``matches``; of equals each has the same chance. ``bound`` and
+        ``same_rank_same_cost`` are a policy's, where it has a rank.
+        """
+        search = Search(self.loads, cost, bound, same_rank_same_cost)
+        search.look(self.matches if matches is None else matches)
+        return self.draw(search.tied, search.best, why)
 
-class Choice(NamedTuple):
-    """What a policy says."""
+    def least(self, cost: Cost, matches: Sequence[Match] | None = None) -> tuple[float, int]:
+        """The least cost, and the slots, as bits, of the workers that have it."""
+        search = Search(self.loads, cost, None, False)
+        search.look(self.matches if matches is None else matches)
+        return search.best, search.tied
 
-    slot: int
-    cost: float
-    tied: int
-    why: str
-
-
-def least(slots: Sequence[int], costs: Sequence[float], rng: Random, why: str) -> Choice:
-    """The least cost; among equals each has the same chance."""
-    low = min(costs)
-    if costs.count(low) == 1:
-        return Choice(slots[costs.index(low)], low, 1, why)
-    equals = [slot for slot, cost in zip(slots, costs) if cost == low]
-    return Choice(equals[_draw(len(equals), rng)], low, len(equals), why)
-
-
-def least_of(slots: int, cost: float, rng: Random, why: str) -> Choice:
-    """One of those who cost least, given as bits; each has the same chance, by the draw that ``least`` makes."""
-    count = slots.bit_count()
-    return Choice(nth_slot(slots, _draw(count, rng) if count > 1 else 0), cost, count, why)
+    def draw(self, slots: int, cost: float, why: str) -> Choice:
+        """One of equally good workers, given as bits, each with the same chance."""
+        count = slots.bit_count()
+        if count == 1:
+            return Choice(lowest(slots), cost, 1, why)
+        return Choice(nth_slot(slots, _draw(count, self.rng)), cost, count, why)
 
 
 def _draw(count: int, rng: Random) -> int:

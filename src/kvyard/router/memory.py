@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kvyard.index.bits import bits
 from kvyard.router.tree import Path, PrefixTree, PromptStretch
 
 _FEW = 8
@@ -88,20 +87,10 @@ class RoutedMemory:
                 tree.settle(node if node.held else parent)
             node = parent
 
-    def confirm(self, found: Path, reach: Sequence[int]) -> None:
-        """The index knows of the first ``reach`` blocks of a prompt, by slot: what ends within them counts no longer."""
-        path, at = found
-        node = path[-1]
-        if node.stop != at:
-            return
-        known = 0
-        for slot in bits(node.mask):
-            if reach[slot] >= at:
-                known |= 1 << slot
-        self._strike(node, known)
-
-    def confirm_levels(self, found: Path, reach: Sequence[tuple[int, int]]) -> None:
-        """``confirm`` by numbers of blocks, most first, each with the slots that have just so many, as bits."""
+    def confirm(self, found: Path, reach: Sequence[tuple[int, int]]) -> None:
+        """The index knows of these numbers of blocks of a prompt, most first, each with the slots, as bits, that have as many:
+        what ends within them counts no longer.
+        """
         path, at = found
         node = path[-1]
         if node.stop != at:

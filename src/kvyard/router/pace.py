@@ -6,7 +6,6 @@ others (``RelativePace``).
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import exp, log
 from typing import Protocol
 
@@ -26,6 +25,14 @@ class Pace(Protocol):
 
     capacity: int | None
     """Blocks on the device; ``None`` where that isn't known."""
+
+    @property
+    def least_per_token(self) -> float:
+        """Milliseconds that no prompt token takes less than, whatever it is computed with; 0 where that isn't known."""
+
+    @property
+    def least_step(self) -> float:
+        """Milliseconds that no pass that decodes takes less than; 0 where that isn't known."""
 
     def prefill(self, tokens: int) -> float:
         """Computing so many prompt tokens, in as few passes as they need; 0 for none."""
@@ -71,9 +78,6 @@ class ModelPace:
         slopes = [(after - before) / self._step for before, after in zip(self._times[1:], self._times[2:])]
         self.least_per_token = max(0.0, min([(self._times[1] - self._fixed) / self._step, *slopes]))
         """No token takes less, whatever it is computed with."""
-        times = [self._fixed, *self._times[1:]]
-        self.rises = all(before <= after for before, after in pairwise(times))
-        """Whether more tokens never take less; of measured passes that isn't certain."""
         # A longer context never makes a pass of the polynomial shorter; of other models that isn't certain.
         self.least_step = timing.pass_ns((), 1, 0, 0) / NS_PER_MS if isinstance(timing, PolynomialModel) else 0.0
         """No pass that decodes takes less."""
@@ -167,6 +171,9 @@ class LearntPace:
         self.fixed = 0.0
         """Milliseconds of a prompt however short."""
         self.per_token = 1e3 / tokens_per_s
+        self.least_per_token = 0.0
+        """Set by the ``PaceBook``, which sees to it that it holds."""
+        self.least_step = 0.0
         self.per_pair = 0.0
         # Weighted sums of 1, x, p, y, xx, xp, pp, xy, py: made-up requests of the speed that it starts with.
         self._sums = [0.0] * 9
@@ -255,11 +262,21 @@ class RelativePace:
 
     def __init__(self, usual: LearntPace) -> None:
         self.capacity: int | None = None
-        self.factor = 1.0
+        self.least_step = 0.0
         self._usual = usual
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all differences."""
+        self.factor = 1.0
         self._weight = 0.0
         self._sum = 0.0
         self._squares = 0.0
+
+    @property
+    def least_per_token(self) -> float:
+        """The usual worker's: it holds while this one doesn't differ."""
+        return self._usual.least_per_token
 
     def prefill(self, tokens: int) -> float:
         return self.factor * self._usual.prefill(tokens)
@@ -319,9 +336,6 @@ class PaceBook:
         """and those that differ from it."""
         self._given: list[tuple[Pace, int]] | None = None
         self._speeds: list[tuple[Pace, int]] | None = None
-        self.capacity: int | None = None
-        """No worker has room for fewer blocks; ``None`` where that isn't known of any. As of ``speeds``."""
-        self._floor = 0.0
 
     def put(self, slot: int, pace: Pace | None) -> None:
         """A worker takes ``slot``, the next one or one that is free; without a pace it starts as the usual one."""
@@ -353,8 +367,6 @@ class PaceBook:
             self._speeds = [*self._given, *[(self.all[slot], 1 << slot) for slot in bits(self._apart)]]
             if self._alike:
                 self._speeds.append((self._usual, self._alike))
-            sizes = [pace.capacity for pace, _ in self._speeds if pace.capacity is not None]
-            self.capacity = min(sizes) if sizes else None
         return self._speeds
 
     def _by_pace(self) -> list[tuple[Pace, int]]:
@@ -369,23 +381,14 @@ class PaceBook:
                 found[at] = (pace, found[at][1] | 1 << slot)
         return found
 
-    def floor(self) -> float:
-        """Milliseconds: no token of a prompt takes less at any worker that has the usual pace or a model's, as long as
-        ``is_above_floor``; 0 where that can't be said.
-        """
-        least: list[float] = [self._usual.per_token / self._SLOWER] if self._alike else []
-        for pace, _ in self.speeds:
-            if isinstance(pace, ModelPace):
-                least.append(pace.least_per_token)
-            elif not isinstance(pace, RelativePace | LearntPace):
-                least.append(0.0)
-        self._floor = min(least) if least else 0.0
-        return self._floor
+    def set_floor(self) -> None:
+        """Set ``least_per_token`` of the learnt paces by what is learnt so far."""
+        self._usual.least_per_token = self._usual.per_token / self._SLOWER
 
     @property
     def is_above_floor(self) -> bool:
-        """Whether ``floor`` still holds. What is learnt may get faster."""
-        return not self._alike or self._usual.per_token >= self._floor
+        """True if ``least_per_token`` of the learnt paces still holds: they may turn out to be faster."""
+        return not self._alike or self._usual.per_token >= self._usual.least_per_token
 
     def observe(self, slot: int, tokens: int, ms: float, pairs: int) -> None:
         """``Pace.observe`` of that worker."""
@@ -410,4 +413,9 @@ class PaceBook:
         self._seen[slot] = self._count
         other = self._count % len(self.all)  # each in its turn
         if 0 <= self._seen[other] < self._count - self.FORGOTTEN:
-            self.put(other, None)
+            self._learnt[other].reset()
+            self._seen[other] = self._count
+            if self._apart >> other & 1:
+                self._alike ^= 1 << other
+                self._apart ^= 1 << other
+                self._speeds = None

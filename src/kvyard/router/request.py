@@ -76,13 +76,3 @@ class Decision(Candidate, frozen=True, kw_only=True, gc=False):
     def overlap(self) -> int:
         """The prefix that the chosen worker has, from all tiers."""
         return sum(self.tiers)
-
-
-class Load(msgspec.Struct, frozen=True):
-    """How much one worker has to do, as the router counts it."""
-
-    prefill_tokens: int
-    """Of requests whose prefill isn't done, net of their overlap."""
-    blocks: int
-    """Held by active requests, each block once."""
-    requests: int

@@ -21,17 +21,18 @@ from kvyard.router import journal as did
 from kvyard.router.active import Active, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
-from kvyard.router.inputs import Choice, RoutingInput, least
+from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
 from kvyard.router.pace import Pace, PaceBook, pairs_of
-from kvyard.router.policies import Policy, load_of, make_policy
-from kvyard.router.ranking import lowest, most
-from kvyard.router.request import Candidate, Decision, Load, RouteRequest
+from kvyard.router.policies import load_of, make_policy
+from kvyard.router.ranking import lowest
+from kvyard.router.request import Candidate, Decision, RouteRequest
 from kvyard.router.tree import Path
+from kvyard.router.worker import NOBODY, WorkerLoad
 
 LARGE = 64
-"""From so many workers on it pays to choose among candidates."""
+"""Workers from which on it pays to keep them in the order of a policy's rank."""
 
 
 class Router:
@@ -53,8 +54,8 @@ class Router:
         for a policy that needs an index and has none, and for block sizes that differ.
 
         ``journal`` is told every call that counts, and what was decided; with ``whole`` all keys of every prompt, so that the
-        journal alone is enough to decide again. From ``large`` workers on, a policy that can do so chooses among candidates
-        instead of looking at all of them; the choice is the same.
+        journal alone is enough to decide again. From ``large`` workers on, they are kept in the order of the policy's rank,
+        if it has one, and not all of them are looked at; the choice is the same.
         """
         self.config = config
         self.policy = make_policy(config)
@@ -78,23 +79,17 @@ class Router:
         if not alone and self.policy.needs_index and config.predicted_ttl_s > 0:
             memory = RoutedMemory(from_seconds(config.predicted_ttl_s), config.remembered_blocks)
         self.overlaps = OverlapView(self.block_size, indexer, memory, alone)
-        self._workers: list[Holder | None] = []
-        """By slot; ``None`` where a slot is free."""
         self._free: list[int] = []
-        """Those slots, as a heap."""
-        self._roles: list[Role] = []
-        """By slot."""
+        """Slots of workers that left, as a heap."""
         self._paces = PaceBook()
-        self.paces = self._paces.all
-        """By slot."""
         self._slots: dict[Holder, int] = {}
         self._draining: set[int] = set()
-        self._open: list[int] = []
-        """Slots that may be chosen, in order, as of when it was last asked; see ``_settle``."""
+        self._open: list[WorkerLoad] = []
+        """Workers that may be chosen, by slot; see ``_settle``."""
+        self._open_slots = 0
+        """Their slots, as bits."""
         self._settled = True
         self._large = large
-        self._among = 0
-        """The same as bits, where the policy chooses among candidates."""
         self._journal = journal
         self._whole = whole
         self._note(did.Began, config=config, seed=seed, block_size=self.block_size)
@@ -117,17 +112,16 @@ class Router:
             raise KvyardError(f"{holder} can't be routed to: name its workers")
         slot = self._slots.get(holder)
         if slot is None:
-            if self._free:
-                slot = heappop(self._free)
-                self._workers[slot] = holder
-            else:
-                slot = len(self._workers)
-                self._workers.append(holder)
-                self._roles.append(role)
-                self.loads.grow(slot + 1)
-            self._slots[holder] = slot
+            workers = self.loads.workers
+            slot = heappop(self._free) if self._free else len(workers)
             self._paces.put(slot, pace)
-        self._roles[slot] = role
+            joined = WorkerLoad(slot, holder, role, self._paces.all[slot], self.block_size)
+            if slot == len(workers):
+                workers.append(joined)
+            else:
+                workers[slot] = joined
+            self._slots[holder] = slot
+        self.loads.workers[slot].role = role
         self._draining.discard(slot)
         self._settled = False
         self._note(did.Joined, worker=holder, role=role)
@@ -144,14 +138,15 @@ class Router:
         lost: list[object] = []
         for holder in self._named(worker):
             slot = self._slots.pop(holder)
-            ids = [id_ for id_, entry in self.loads.active.items() if entry.slot == slot]
+            left = self.loads.workers[slot]
+            ids = [id_ for id_, entry in self.loads.active.items() if entry.worker is left]
             for id_ in ids:
                 self.loads.end(id_)
             lost += ids
             self.overlaps.gone(slot)
             self.policy.gone(slot)
             self._draining.discard(slot)
-            self._workers[slot] = None
+            left.name = NOBODY
             heappush(self._free, slot)
             self._note(did.Left, worker=holder, under_way=tuple(map(str, ids)))
         self._settled = False
@@ -174,27 +169,34 @@ class Router:
         """
         try:
             self._refuse_twice(request)
-            slots = self._eligible(exclude)
+            workers, slots = self._eligible(exclude)
         except KvyardError as error:
             if self._journal is not None:
                 self._journal(did.NotRouted(**self._asked(request, now, exclude), why=str(error)))
             raise
         self._forget_stale(now)
         found = self.loads.tree.find(request.keys)
-        at = self._look(request, now, slots, found, self._rng, known)
-        choice = self._guard(at) or self.policy.choose(at)
-        prefill = self._new_tokens(at, choice.slot)
-        record = _decision(self.policy, at, choice, prefill, self._workers, detail)
-        entry = self._begin(request, choice.slot, found, prefill, now)
+        routing = self._look(request, now, workers, slots, found, self._rng, known)
+        choice = self._guard(routing) or self.policy.choose(routing)
+        worker = self.loads.workers[choice.slot]
+        tiers = routing.tiers(choice.slot)
+        prefill = self._new_tokens(request, tiers)
+        decision = self._decision(routing, choice, worker, tiers, prefill, detail)
+        entry = self._begin(request, worker, found, prefill, now)
         if self.policy.needs_pace:
             cached = request.num_tokens - prefill
-            self.loads.attends(entry, pairs_of(prefill, cached), self.paces[choice.slot].past(prefill, cached))
+            self.loads.attends(entry, pairs_of(prefill, cached), worker.pace.past(prefill, cached))
         entry.sent = self.overlaps.sent(choice.slot, request.keys, now)
-        self.policy.routed(at, choice)
+        if self.policy.routed(routing, choice) and self.loads.ranking is not None:
+            self.loads.rank_by(self.policy.rank)
+        else:
+            self.loads.rerank(worker)
         if self._journal is not None:
-            brief = replace(record, candidates=()) if detail else record  # their figures follow from what came before
+            brief = (
+                replace(decision, candidates=()) if detail else decision
+            )  # their figures follow from what came before
             self._journal(did.Routed(**self._asked(request, now, exclude), decision=brief))
-        return record
+        return decision
 
     def preview(
         self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), known: Known | None = None
@@ -202,13 +204,14 @@ class Router:
         """What ``route`` would decide, with everyone's figures, without booking anything or using up any chance."""
         if self._journal is not None:
             self._journal(did.Previewed(**self._asked(request, now, exclude)))
-        slots = self._eligible(exclude)
+        workers, slots = self._eligible(exclude)
         rng = Random()
         rng.setstate(self._rng.getstate())
-        at = self._look(request, now, slots, self.loads.tree.find(request.keys), rng, known)
-        choice = self._guard(at) or self.policy.choose(at)
-        prefill = self._new_tokens(at, choice.slot)
-        return _decision(self.policy, at, choice, prefill, self._workers, True)
+        routing = self._look(request, now, workers, slots, self.loads.tree.find(request.keys), rng, known)
+        choice = self._guard(routing) or self.policy.choose(routing)
+        tiers = routing.tiers(choice.slot)
+        prefill = self._new_tokens(request, tiers)
+        return self._decision(routing, choice, self.loads.workers[choice.slot], tiers, prefill, True)
 
     def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
         """Take in a request that another router, in another gateway, has routed: its load counts here too, and so does what it
@@ -218,7 +221,9 @@ class Router:
         slot = self._slots[self._named(worker)[0]]
         found = self.loads.tree.find(request.keys)
         prefill = request.num_tokens if new_tokens is None else new_tokens
-        entry = self._begin(request, slot, found, prefill, now)
+        booked = self.loads.workers[slot]
+        entry = self._begin(request, booked, found, prefill, now)
+        self.loads.rerank(booked)
         entry.sent = self.overlaps.heard(slot, request.keys, now)
         if self._journal is not None:
             self._journal(did.Booked(**self._asked(request, now), worker=worker, new_tokens=new_tokens))
@@ -232,8 +237,8 @@ class Router:
             return False
         if self.policy.needs_pace and seen:
             # Prompts are computed one after the other: from the first token before this one on it was its turn.
-            began = max(entry.since, self.loads.computing_since[entry.slot])
-            self._paces.observe(entry.slot, entry.prefill_tokens, (now - began) / MS, entry.pairs)
+            began = max(entry.since, entry.worker.computing_since)
+            self._paces.observe(entry.worker.slot, entry.prefill_tokens, (now - began) / MS, entry.pairs)
         self.loads.prefill_done(entry, now)
         if self._journal is not None:
             self._note(did.FirstToken, at=now, id=str(id_), seen=seen)
@@ -269,68 +274,62 @@ class Router:
         """A decision in words, and with its details as a table."""
         return explain(record, self.config, self.block_size)
 
-    def load(self, worker: Holder) -> Load:
-        """What a worker has under way. Raises ``KvyardError`` for one that isn't here."""
+    def load(self, worker: Holder) -> WorkerLoad:
+        """What a worker has in flight, kept up to date. Raises ``KvyardError`` for one that isn't here."""
         self._named(worker)
-        return self.loads.of(self._slots[worker])
+        return self.loads.workers[self._slots[worker]]
 
     def pace(self, worker: Holder) -> Pace:
         """How fast a worker is taken to be. Raises ``KvyardError`` for one that isn't here."""
-        self._named(worker)
-        return self.paces[self._slots[worker]]
+        return self.load(worker).pace
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all books agree. For tests and audits."""
+        self._settle()
         self.loads.check_integrity()
         if self.overlaps.memory is not None:
             self.overlaps.memory.check_integrity()
-        self._settle()
-        assert self._open == sorted(set(self._slots.values()) - self._draining), "who may be chosen is out of date"
+        open_slots = sorted(set(self._slots.values()) - self._draining)
+        assert [worker.slot for worker in self._open] == open_slots, "who may be chosen is out of date"
+        assert self._open_slots == mask_of(open_slots), "who may be chosen is out of date"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _eligible(self, exclude: Collection[Holder]) -> list[int]:
-        """The slots that may be chosen this time. Raises ``KvyardError`` where there is none."""
+    def _eligible(self, exclude: Collection[Holder]) -> tuple[Sequence[WorkerLoad], int]:
+        """The workers that may be chosen this time, and their slots as bits. Raises ``KvyardError`` where there is none."""
         self._settle()
-        slots = self._open
+        workers, slots = self._open, self._open_slots
         if exclude:
-            shut = {self._slots.get(holder) for holder in exclude}
-            slots = [slot for slot in slots if slot not in shut]
-        if not slots:
+            workers = [worker for worker in workers if worker.name not in exclude]
+            slots = mask_of([worker.slot for worker in workers])
+        if not workers:
             raise KvyardError("no worker may be chosen: all are draining, excluded or gone")
-        return slots
+        return workers, slots
 
     def _look(
-        self, request: RouteRequest, now: int, slots: list[int], found: Path, rng: Random, known: Known | None
+        self,
+        request: RouteRequest,
+        now: int,
+        workers: Sequence[WorkerLoad],
+        slots: int,
+        found: Path,
+        rng: Random,
+        known: Known | None,
     ) -> RoutingInput:
-        if self._among and self.policy.ranked_by and self.overlaps.is_flat(known):
-            among = self._among
-            if slots is not self._open:
-                among = mask_of(slots)
-            if self.policy.needs_pace and not self._paces.is_above_floor:
-                self._rank()
-            return RoutingInput(
-                request,
-                len(request.keys),
-                now,
-                slots,
-                self.loads,
-                None,
-                None,
-                rng,
-                self._roles,
-                self.paces,
-                sparse=True,
-                among=among,
-                prefixes=self.overlaps.look_levels(request, now),
-                shared_levels=self.loads.tree.levels(found),
-                speeds=self._paces.speeds if self.policy.needs_pace else (),
-                capacity=self._paces.capacity,
-            )
-        shared = self.loads.tree.depths(found, len(self._workers))
-        overlaps = self.overlaps.look(request, now, known)
+        policy, paces = self.policy, self._paces
+        if policy.needs_pace and self.loads.ranking is not None and not paces.is_above_floor:
+            self._rank()
         return RoutingInput(
-            request, len(request.keys), now, slots, self.loads, shared, overlaps, rng, self._roles, self.paces
+            request,
+            now,
+            workers,
+            slots,
+            self.loads,
+            self.overlaps.look(request, now, known),
+            self.loads.tree.levels(found),
+            rng,
+            paces.speeds if policy.needs_pace else (),
+            policy.needs_shared,
         )
 
     def _note(self, kind: type[did.Entry], **said: Any) -> None:
@@ -352,24 +351,22 @@ class Router:
         }
         return said if exclude is None else said | {"excluded": tuple(sorted(exclude))}
 
-    def _guard(self, at: RoutingInput) -> Choice | None:
+    def _guard(self, routing: RoutingInput) -> Choice | None:
         """The least loaded, where loads are too far apart for the policy to be followed."""
         config = self.config
         if config.guard is None or not self.policy.guarded:
             return None
-        loads = load_of(config.load, at)
+        loads = [load_of(config.load, worker) for worker in routing.workers]
         high, low = max(loads), min(loads)
         if high - low <= config.guard or high <= config.guard_ratio * low:
             return None
-        return least(at.slots, loads, at.rng, "guard")
+        return routing.cheapest(lambda worker, _: load_of(config.load, worker), "guard")
 
-    def _new_tokens(self, at: RoutingInput, slot: int) -> int:
-        """What a worker has to compute of a prompt. What it must fetch counts by its credit, or not at all where the policy
-        goes by time, since a load is no work for the device.
+    def _new_tokens(self, request: RouteRequest, tiers: Sequence[int]) -> int:
+        """Tokens that a worker with ``tiers`` of a prompt has to compute. What it must fetch counts by its credit, or not at
+        all where the policy goes by time, since a load is no work for the device.
         """
-        request = at.request
         config, size = self.config, self.block_size
-        tiers = at.tiers_at(slot)
         if not tiers:
             return request.num_tokens
         cached = tiers[0] * size
@@ -382,9 +379,73 @@ class Router:
             cached = round(worth * size)
         return max(0, request.num_tokens - cached)
 
-    def _begin(self, request: RouteRequest, slot: int, found: Path, prefill: int, now: int) -> Active:
+    def _begin(self, request: RouteRequest, worker: WorkerLoad, found: Path, prefill: int, now: int) -> Active:
         reserved = int(self.config.reserve_output * (request.expected_output or 0) / self.block_size)
-        return self.loads.begin(request, slot, found, prefill, reserved, now)
+        return self.loads.begin(request, worker, found, prefill, reserved, now)
+
+    def _decision(
+        self,
+        routing: RoutingInput,
+        choice: Choice,
+        worker: WorkerLoad,
+        tiers: tuple[int, ...],
+        new_tokens: int,
+        detail: bool,
+    ) -> Decision:
+        """The record of ``choice``, made before anything is booked."""
+        request, prefixes = routing.request, routing.prefixes
+        best = regret = predicted = 0
+        best_worker: Holder | None = None
+        if prefixes is not None:
+            predicted = prefixes.predicted(choice.slot)
+            best, holders = prefixes.longest(routing.eligible)
+            if best:
+                regret = best - sum(tiers)
+                best_worker = self.loads.workers[lowest(holders)].name if regret else worker.name
+        # Named one by one, though they are a candidate's: there is one decision for each request.
+        return Decision(
+            id=request.id,
+            policy=self.policy.config.policy,
+            why=choice.why,
+            tied=choice.tied,
+            num_tokens=request.num_tokens,
+            new_tokens=new_tokens,
+            blocks=routing.blocks,
+            best=best,
+            best_worker=best_worker,
+            regret=regret,
+            candidates=self._candidates(routing) if detail else (),
+            worker=worker.name,
+            role=worker.role,
+            cost=choice.cost,
+            tiers=tiers,
+            predicted=predicted,
+            prefill_tokens=worker.prefill_tokens,
+            active_blocks=worker.blocks,
+            shared_blocks=routing.shared_blocks(choice.slot),
+            active_requests=worker.requests,
+        )
+
+    def _candidates(self, routing: RoutingInput) -> tuple[Candidate, ...]:
+        """All workers that could have been chosen."""
+        costs = self.policy.costs(routing)
+        prefixes = routing.prefixes
+        return tuple(
+            [
+                Candidate(
+                    worker=worker.name,
+                    role=worker.role,
+                    cost=costs.cost(worker, routing.match_of(worker.slot)),
+                    tiers=routing.tiers(worker.slot),
+                    predicted=prefixes.predicted(worker.slot) if prefixes is not None else 0,
+                    prefill_tokens=worker.prefill_tokens,
+                    active_blocks=worker.blocks,
+                    shared_blocks=routing.shared_blocks(worker.slot),
+                    active_requests=worker.requests,
+                )
+                for worker in routing.workers
+            ]
+        )
 
     def _refuse_twice(self, request: RouteRequest) -> None:
         if request.id in self.loads.active:
@@ -411,23 +472,21 @@ class Router:
         return found
 
     def _settle(self) -> None:
-        """See to it that all know who is there: workers come by the thousand, and then it is worked out once."""
+        """See to it that all parts know who is there: workers come by the thousand, and then it is worked out once."""
         if self._settled:
             return
         self._settled = True
-        self._open = sorted(slot for slot in self._slots.values() if slot not in self._draining)
-        self.overlaps.changed(self._workers)
-        self._among = 0
-        policy = self.policy
-        if policy.ranked_by and len(self._open) >= self._large and not self.block_size & self.block_size - 1:
-            # Of block sizes that are powers of two no cost is rounded.
-            self._among = mask_of(self._open)
+        workers = self.loads.workers
+        self._open = [workers[slot] for slot in sorted(self._slots.values()) if slot not in self._draining]
+        self._open_slots = mask_of([worker.slot for worker in self._open])
+        self.overlaps.changed([worker.name for worker in workers])
+        if self.policy.ranked and (self.loads.ranking is not None or len(self._open) >= self._large):
             self._rank()
 
     def _rank(self) -> None:
-        """Have workers in order of their load."""
-        self.loads.rank_by(self.policy.ranked_by, self._paces.floor())
-        self.policy.rank(self.loads)
+        """Put all workers in the order of the policy's rank."""
+        self._paces.set_floor()
+        self.loads.rank_by(self.policy.rank)
 
 
 def _block_size(config: RouterConfig, identity: Identity | None, remembers: bool) -> int:
@@ -440,69 +499,3 @@ def _block_size(config: RouterConfig, identity: Identity | None, remembers: bool
     if ours is None and remembers:
         raise KvyardError("approx routes by blocks and there is no index to take their size from: give block_size")
     return ours or 16
-
-
-def _decision(
-    policy: Policy, at: RoutingInput, choice: Choice, new_tokens: int, workers: list[Holder | None], detail: bool
-) -> Decision:
-    """The record of ``choice``, made before anything is booked; ``workers`` by slot."""
-    request, slot, loads = at.request, choice.slot, at.loads
-    best = regret = 0
-    best_worker: Holder | None = None
-    if at.sparse:
-        if at.prefixes is not None:
-            best, holders = most(at.prefixes.levels, at.among)
-            if best:
-                regret = best - sum(at.tiers_at(slot))
-                best_worker = workers[lowest(holders) if regret else slot]
-    elif (overlaps := at.overlaps) is not None:
-        total = overlaps.total
-        best = max(total) if len(total) == len(at.slots) else max([total[other] for other in at.slots])
-        if best:
-            regret = best - total[slot]
-            best_worker = workers[next(other for other in at.slots if total[other] == best) if regret else slot]
-    candidates: tuple[Candidate, ...] = ()
-    if detail:
-        candidates = tuple([_candidate(at, other, cost, workers) for other, cost in zip(at.slots, policy.costs(at))])
-    worker = workers[slot]
-    assert worker is not None
-    # Named one by one, though they are a candidate's: there is one decision for each request.
-    return Decision(
-        id=request.id,
-        policy=policy.config.policy,
-        why=choice.why,
-        tied=choice.tied,
-        num_tokens=request.num_tokens,
-        new_tokens=new_tokens,
-        blocks=at.blocks,
-        best=best,
-        best_worker=best_worker,
-        regret=regret,
-        candidates=candidates,
-        worker=worker,
-        role=at.roles[slot],
-        cost=choice.cost,
-        tiers=at.tiers_at(slot),
-        predicted=at.predicted_at(slot),
-        prefill_tokens=loads.prefill[slot],
-        active_blocks=loads.blocks[slot],
-        shared_blocks=at.shared_at(slot),
-        active_requests=loads.requests[slot],
-    )
-
-
-def _candidate(at: RoutingInput, slot: int, cost: float, workers: list[Holder | None]) -> Candidate:
-    """What a decision says of a worker that could have been chosen."""
-    loads, worker = at.loads, workers[slot]
-    assert worker is not None
-    return Candidate(
-        worker=worker,
-        role=at.roles[slot],
-        cost=cost,
-        tiers=at.tiers_at(slot),
-        predicted=at.predicted_at(slot),
-        prefill_tokens=loads.prefill[slot],
-        active_blocks=loads.blocks[slot],
-        shared_blocks=at.shared_at(slot),
-        active_requests=loads.requests[slot],
-    )

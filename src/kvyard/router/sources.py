@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from kvyard.events.types import Tier
 from kvyard.index import Holder, Roster
+from kvyard.index.bits import bits
 from kvyard.index.runs import RunIndexer
-from kvyard.router.request import Load
+from kvyard.router.worker import WorkerLoad
 
 
 class PullSource(NamedTuple):
@@ -40,21 +41,23 @@ class PeerSources:
         self._roster = self._index.roster(self._holders, (self._tier,))
 
     def choose(
-        self, keys: Sequence[int], num_tokens: int, target: Holder, has: int, load_of: Callable[[Holder], Load]
+        self, keys: Sequence[int], num_tokens: int, target: Holder, has: int, load_of: Callable[[Holder], WorkerLoad]
     ) -> PullSource | None:
         """The source for a prompt that goes to ``target``, which ``has`` so many blocks of it; ``None`` where it isn't worth
         it. Data-parallel ranks of one worker are no peers.
         """
         if self._roster is None:
             return None
-        levels = self._index.reaches(self._roster, keys, num_tokens)
-        if not levels:
+        reaches = self._index.reaches(self._roster, keys, num_tokens)
+        if not reaches:
             return None
         size = self._index.identity.block_size
         peers = [
-            (blocks, holder)
-            for blocks, holder in zip(levels[0], self._holders)
-            if holder.name != target.name and (blocks - has) * size >= self._min_lead
+            (blocks, self._holders[at])
+            for blocks, members in reaches[0]
+            if (blocks - has) * size >= self._min_lead
+            for at in bits(members)
+            if self._holders[at].name != target.name
         ]
         if not peers:
             return None
@@ -66,5 +69,5 @@ class PeerSources:
         return PullSource(holder, blocks * size)
 
 
-def _weight(load: Load) -> tuple[int, int]:
+def _weight(load: WorkerLoad) -> tuple[int, int]:
     return load.prefill_tokens, load.requests

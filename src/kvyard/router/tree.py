@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from kvyard.hashing.stretches import parting
-from kvyard.index.bits import bits
 
 
 class PromptStretch:
@@ -111,26 +110,9 @@ class PrefixTree:
         node.held = {}
         node.children = {}
 
-    def depths(self, found: Path, count: int) -> list[int] | None:
-        """Per slot (``count`` of them) how many blocks of the prompt it has, from the start; ``None`` where none has any."""
-        path, at = found
-        if not path:
-            return None
-        out = [0] * count
-        alive = path[0].mask
-        start = 0
-        for node in path:
-            mask = node.mask
-            if mask != alive:
-                _fill(out, alive ^ mask, start)
-                alive = mask
-            start = node.stop
-        _fill(out, alive, at)
-        return out
-
     def levels(self, found: Path) -> list[tuple[int, int]]:
-        """``depths`` the other way round: numbers of blocks, most first, each with the slots that have just so many, as bits.
-        It costs by the stretches on the way, however many slots there are.
+        """How many blocks of the prompt workers have, from the start: numbers of blocks, most first, each with the slots, as
+        bits, that have exactly as many. It costs by the stretches on the path, however many slots there are.
         """
         path, at = found
         out: list[tuple[int, int]] = []
@@ -206,8 +188,3 @@ def _keys(node: PromptStretch) -> Sequence[int]:
     """A copy of a stretch's own keys."""
     start, stop, keys = node.start - node.base, node.stop - node.base, node.keys
     return keys[start:stop] if isinstance(keys, list | array) else [keys[at] for at in range(start, stop)]
-
-
-def _fill(out: list[int], workers: int, value: int) -> None:
-    for slot in bits(workers):
-        out[slot] = value

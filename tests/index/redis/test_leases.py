@@ -124,7 +124,7 @@ class TestReplicas:
                 indexer.refresh()
                 assert set(indexer.scorer.standings) == {A, Holder("b")}
                 roster = indexer.roster([Holder("b"), A])
-                assert indexer.reaches(roster, indexer.identity.keys(TEXT)) == [[5, 3]]
+                assert indexer.reaches(roster, indexer.identity.keys(TEXT)) == [[(5, 0b01), (3, 0b10)]]
                 held = {
                     key
                     for number in indexer.places.of.get(A, ())

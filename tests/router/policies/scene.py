@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from kvyard.clock import MS
+from kvyard.index import Holder
+from kvyard.index.bits import mask_of
 from kvyard.router import Choice, Policy, RouterConfig, RouteRequest, RoutingInput
 from kvyard.router.active import Active, ActiveLoads
-from kvyard.router.inputs import Overlaps
+from kvyard.router.matches import CachedPrefixes
 from kvyard.router.policies import make_policy
+from kvyard.router.worker import WorkerLoad
 
 SIZE = 16
 
@@ -23,6 +26,8 @@ class Steady:
         self.capacity = capacity
         self.per_token = per_token
         self.per_pair = per_pair
+        self.least_per_token = per_token
+        self.least_step = 0.0
 
     def prefill(self, tokens: int) -> float:
         return self.per_token * tokens
@@ -45,7 +50,7 @@ class Steady:
 
 class Scene:
     """Of each worker: tokens to prefill, requests, blocks held, blocks cached of the prompt (a list: by tier), blocks of it
-    that others use, and how many milliseconds ago its one request came.
+    that others use, and how many milliseconds ago its requests came.
     """
 
     def __init__(
@@ -67,33 +72,43 @@ class Scene:
     ) -> None:
         count = len(prefill)
         loads = ActiveLoads(SIZE)
-        loads.grow(count)
-        loads.prefill[:] = prefill
-        loads.requests[:] = requests
-        loads.blocks[:] = held
-        loads.computing_since[:] = [since] * count
-        for slot, age in enumerate(ages):
-            loads.active[slot] = Active(slot, None, 1, 1, 0, now - age * MS)
+        speeds = paces or [Steady()] * count
+        for slot in range(count):
+            worker = WorkerLoad(slot, Holder(f"w{slot}"), "both", speeds[slot], SIZE)
+            worker.prefill_tokens, worker.requests, worker.blocks = prefill[slot], requests[slot], held[slot]
+            worker.computing_since = since
+            loads.workers.append(worker)
+            for number in range(requests[slot]):
+                age = ages[slot] if slot < len(ages) else 0
+                loads.active[slot, number] = Active(worker, None, 1, 1, 0, now - age * MS)
+        loads._high = max(held)
         tiers = [list(cached)] + ([list(host)] if host is not None else [])
-        overlaps = Overlaps(tiers) if any(map(any, tiers)) else None
+        prefixes = None
+        if any(map(any, tiers)):
+            prefixes = CachedPrefixes([(blocks, 1 << slot) for slot, blocks in enumerate(zip(*tiers))], len(tiers))
         keys = [first_key * 1000 + at for at in range(tokens // SIZE)]
-        self.at = RoutingInput(
+        self.shared = list(shared or [0] * count)
+        self.routing = RoutingInput(
             RouteRequest("r", keys, tokens),
-            len(keys),
             now,
-            list(range(count)),
+            loads.workers,
+            mask_of(range(count)),
             loads,
-            list(shared) if shared is not None else None,
-            overlaps,
+            prefixes,
+            sorted([(blocks, 1 << slot) for slot, blocks in enumerate(self.shared) if blocks], reverse=True),
             Random(seed),
-            ["both"] * count,
-            list(paces or [Steady()] * count),
+            [(pace, 1 << slot) for slot, pace in enumerate(speeds)],
         )
+
+    def costs(self, policy: Policy) -> list[float]:
+        """What it costs at each worker."""
+        model, routing = policy.costs(self.routing), self.routing
+        return [model.cost(worker, routing.match_of(worker.slot)) for worker in routing.workers]
 
     def choice(self, policy: Policy) -> Choice:
         """What it says; it is told that this is what was done."""
-        made = policy.choose(self.at)
-        policy.routed(self.at, made)
+        made = policy.choose(self.routing)
+        policy.routed(self.routing, made)
         return made
 
 

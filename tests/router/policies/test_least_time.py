@@ -9,6 +9,7 @@ from tests.router.policies.scene import SIZE, Scene, Steady, pick, policy
 
 from kvyard.clock import MS
 from kvyard.engine.config import EngineConfig
+from kvyard.index import Holder
 from kvyard.router import Choice, Router, RouterConfig, RouteRequest
 from kvyard.router.pace import PEAK_TOKENS_PER_S, LearntPace, Pace, PaceBook, engine_pace, pairs_of
 from kvyard.tiers.config import OffloadConfig, TierConfig
@@ -17,40 +18,37 @@ from kvyard.tiers.links.config import LaneConfig, LinkConfig
 
 def slow(scene: Scene, interference: float = 0.2, stickiness: float = 1.0, blocking: float = 0.02) -> set[int]:
     """The rule of the module's first lines, written out for a router that has routed nothing yet; all workers it allows."""
-    at, tokens = scene.at, scene.at.request.num_tokens
-    usual = max(1.0, sum(at.loads.requests) / len(at.slots))
+    routing, tokens = scene.routing, scene.routing.num_tokens
+    workers = routing.workers
+    usual = max(1.0, sum(worker.requests for worker in workers) / len(workers))
     cached, room, beyond = {}, {}, {}
-    for slot in at.slots:
-        tiers = at.overlaps.at(slot) if at.overlaps is not None else (0,)
-        cached[slot], room[slot], beyond[slot] = min(sum(tiers) * SIZE, tokens - 1), 0.0, 0
-        others = at.loads.blocks[slot] - (at.shared[slot] if at.shared is not None else 0)
-        capacity = at.paces[slot].capacity
-        if at.loads.requests[slot] and capacity is not None and others + at.blocks > capacity:
+    for slot, worker in enumerate(workers):
+        cached[slot], room[slot], beyond[slot] = min(sum(routing.tiers(slot)) * SIZE, tokens - 1), 0.0, 0
+        others = worker.blocks - scene.shared[slot]
+        capacity = worker.pace.capacity
+        if worker.requests and capacity is not None and others + routing.blocks > capacity:
             cached[slot] = max(0, min(cached[slot], (capacity - others) * SIZE))
-            room[slot] = at.loads.mean_age(slot, at.now) / MS
-            beyond[slot] = min(tokens, (others + at.blocks - capacity) * SIZE)
-    kept = max((cached[slot] for slot in at.slots if not beyond[slot]), default=0)
-    used = min(kept, max(at.shared) * SIZE) if at.shared is not None else 0
+            room[slot] = routing.mean_age_ms(worker)
+            beyond[slot] = min(tokens, (others + routing.blocks - capacity) * SIZE)
+    kept = max((cached[slot] for slot in cached if not beyond[slot]), default=0)
+    used = min(kept, max(scene.shared) * SIZE)
     costs = {}
-    for slot in at.slots:
-        waiting, pace, requests = at.loads.prefill[slot], at.paces[slot], at.loads.requests[slot]
+    for slot, worker in enumerate(workers):
+        waiting, pace, requests = worker.prefill_tokens, worker.pace, worker.requests
 
         def alone(have: int, pace: Pace = pace) -> float:
             return pace.prefill(tokens - have) + pace.past(tokens - have, have)
 
         own = alone(cached[slot])
-        elapsed = (at.now - at.loads.computing_since[slot]) / MS if waiting else 0.0
-        wait = max(
-            0.0, pace.prefill(waiting) + at.loads.past[slot] - elapsed
-        )  # a steady pace: no cost of a pass itself
-        wait += pace.passes(waiting + tokens - cached[slot]) * pace.step(requests, at.loads.blocks[slot] * SIZE)
-        if at.overlaps is not None:
-            wait = max(wait, pace.load(at.overlaps.at(slot)[1:]))
+        elapsed = (routing.now - worker.computing_since) / MS if waiting else 0.0
+        wait = max(0.0, pace.prefill(waiting) + worker.past_ms - elapsed)  # a steady pace: no cost of a pass itself
+        wait += pace.passes(waiting + tokens - cached[slot]) * pace.step(requests, worker.blocks * SIZE)
+        wait = max(wait, pace.load(routing.tiers(slot)[1:]))
         lost = max(0.0, alone(max(cached[slot], used)) - alone(kept)) if cached[slot] < kept else 0.0
         lost += alone(tokens - beyond[slot])
         costs[slot] = wait + room[slot] + own + interference * own * requests / usual + stickiness * lost
         costs[slot] += blocking * own * (own / 1000) * requests
-    return {slot for slot in at.slots if costs[slot] == pytest.approx(min(costs.values()), abs=1e-6)}
+    return {slot for slot in costs if costs[slot] == pytest.approx(min(costs.values()), abs=1e-6)}
 
 
 def test_it_is_the_rule_over_random_scenes() -> None:
@@ -85,7 +83,7 @@ def test_a_second_long_prompt_goes_behind_the_first_and_leaves_the_rest_of_the_f
 def test_what_was_computed_meanwhile_counts() -> None:
     assert pick("least-time", prefill=(900, 1000, 2000)) == 0
     scene = Scene(prefill=(900, 1000, 2000), now=500 * MS)
-    scene.at.loads.computing_since[0] = 450 * MS
+    scene.routing.workers[0].computing_since = 450 * MS
     assert scene.choice(policy("least-time")).slot == 1
 
 
@@ -116,10 +114,10 @@ def test_a_prompt_that_does_not_fit_waits_as_long_as_those_there_have_been_there
 def test_attention_to_what_is_cached_takes_its_time() -> None:
     paces = [Steady(per_pair=0.002)] * 3
     scene = Scene(cached=(50, 0, 0), prefill=(0, 0, 0), paces=paces)  # 800 of 1600: 800 ms, and 1280 for their past
-    costs = policy("least-time").costs(scene.at)
+    costs = scene.costs(policy("least-time"))
     assert costs[0] == pytest.approx(800 + 1280)
-    scene.at.loads.prefill[0], scene.at.loads.past[0] = 10, 500.0
-    assert policy("least-time").costs(scene.at)[0] == pytest.approx(800 + 1280 + 10 + 500)
+    scene.routing.workers[0].prefill_tokens, scene.routing.workers[0].past_ms = 10, 500.0
+    assert scene.costs(policy("least-time"))[0] == pytest.approx(800 + 1280 + 10 + 500)
 
 
 def test_of_equals_the_one_with_less_new_content_is_taken() -> None:
@@ -136,7 +134,7 @@ def test_of_equals_the_one_with_less_new_content_is_taken() -> None:
 
 def test_the_guard_may_choose_before_it_did() -> None:
     one, scene = policy("least-time"), Scene()
-    one.routed(scene.at, Choice(2, 0.0, 1, "guard"))
+    one.routed(scene.routing, Choice(2, 0.0, 1, "guard"))
     assert scene.choice(one).slot != 2
 
 
@@ -168,7 +166,7 @@ def test_a_router_that_knows_nothing_learns_who_is_slow() -> None:
         now += took
         chosen.append(decision.worker.name)
     assert {*chosen[:40]} == {"slow", "fast"} and chosen[-200:].count("slow") < 10  # tried again now and then
-    fast = router.paces[1]
+    fast = router.pace(Holder("fast"))
     assert fast.prefill(1000) == pytest.approx(1000, rel=0.1)
 
 
@@ -182,7 +180,7 @@ def test_whole_answers_teach_nothing_about_first_tokens() -> None:
         router.route(RouteRequest(number, [], 1000), 0, known={})
         router.prefill_done(number, 8000 * MS, seen=False)
         router.finished(number, 8000 * MS)
-    assert router.paces[0].prefill(15_928) == pytest.approx(1000.0)
+    assert router.pace(Holder("a")).prefill(15_928) == pytest.approx(1000.0)
 
 
 class TestLearntPace:

@@ -153,19 +153,19 @@ def test_conductor_counts_a_transfer_instead_of_the_prefill_where_workers_pull()
     one = policy("conductor")
     # 800 tokens more to compute here, against 700 that wait there.
     assert Scene(**scene).choice(one).slot == 1
-    whole = one.costs(Scene(**scene).at)
+    whole = Scene(**scene).costs(one)
     one.pull_ms = lambda tokens: 3.0 if tokens >= 800 else None
     assert Scene(**scene).choice(one).slot == 0
-    costs = one.costs(Scene(**scene).at)
-    pace = Scene(**scene).at.paces[0]
+    costs = Scene(**scene).costs(one)
+    pace = Scene(**scene).routing.workers[0].pace
     assert costs[1] == whole[1] and costs[0] == pytest.approx(3.0 + pace.prefill(800))
     one.pull_ms = lambda tokens: None
-    assert one.costs(Scene(**scene).at) == whole
+    assert Scene(**scene).costs(one) == whole
     other = policy("conductor", {"balancing": 3.0})
     other.pull_ms = lambda tokens: 3.0
     some = {"cached": (20, 50, 0), "prefill": (0, 0, 0)}
-    plain = policy("conductor").costs(Scene(**some).at)
-    assert other.costs(Scene(**some).at)[:2] == plain[:2], "50 blocks are less than three times 20"
+    plain = Scene(**some).costs(policy("conductor"))
+    assert Scene(**some).costs(other)[:2] == plain[:2], "50 blocks are less than three times 20"
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES.names() if name != "approx"])
@@ -186,8 +186,8 @@ def test_figures_that_make_no_sense_are_refused(value: float) -> None:
 def test_a_choice_costs_what_its_own_measure_says(name: str) -> None:
     scene = Scene(cached=(0, 50, 20), prefill=(0, 799, 5000), requests=(1, 2, 0))
     one = policy(name)
-    choice = one.choose(scene.at)
-    assert one.costs(scene.at)[choice.slot] == choice.cost
+    choice = one.choose(scene.routing)
+    assert scene.costs(one)[choice.slot] == choice.cost
 
 
 def test_a_worker_that_is_gone_leaves_nothing_behind() -> None:

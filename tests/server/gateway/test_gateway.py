@@ -84,7 +84,7 @@ def test_two_gateways_know_of_each_others_load(tmp_path: Path) -> None:
                     assert went != busy or pool.sharing.counters.expired  # type: ignore[union-attr]
                 assert set(pool.router.workers) == {Holder("worker0"), Holder("worker1")}
             for gated in (one, other):  # what others have ended is heard of with the next beat
-                eventually(lambda gated=gated: sum(gated.gateway.members.pools["mock"].router.loads.requests) == 0)
+                eventually(lambda gated=gated: not gated.gateway.members.pools["mock"].router.loads.active)
             one.idle()
 
 

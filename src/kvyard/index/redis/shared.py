@@ -263,13 +263,9 @@ class SharedIndexer(Indexer):
         """See ``Indexer``."""
         return self._answer(super().matches, keys)
 
-    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[int]]:
+    def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
         """See ``Indexer``."""
         return self._answer(super().reaches, roster, keys, tokens)
-
-    def is_flat(self, roster: Roster) -> bool:
-        """Never: whether it is may change between two questions here."""
-        return False
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """See ``Indexer``."""

@@ -1,74 +1,118 @@
 """Routing policies: which worker gets a request. Each is one file and one entry of ``POLICIES``.
 
-A policy chooses among the slots of a ``RoutingInput`` and learns where the request went in the end. It keeps only what it needs
-for itself; load, index and decisions are the router's. What it declares of itself (``needs_index``, ``needs_keys``,
-``memory``) decides what it gets to see, in the router, in a replay and in a gateway.
+A policy states the cost of one worker, and the router searches for the least. What it declares of itself (``needs_index``,
+``needs_keys``, ``memory``) decides what it gets to see, in the router, in a replay and in a gateway. It keeps only what it
+needs for itself; load, index and decisions are the router's.
 
 An installed package adds its own by an entry point of the group ``kvyard.policies``, a program by ``POLICIES.register``.
 """
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable
+from math import inf
+from typing import ClassVar, Protocol
 
 from kvyard.registry import Options, Registry, defaults
-from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.matches import Match
 from kvyard.router.memory import RoutedMemory
+from kvyard.router.worker import WorkerLoad
+
+
+class CostModel(Protocol):
+    """The costs of one request. A policy is one itself, unless costs need figures that are worked out once per request."""
+
+    def cost(self, worker: WorkerLoad, match: Match) -> float:
+        """The cost of ``worker``, which has ``match`` of the prompt."""
+
+    def at_least(self, match: Match, bucket: int, figure: float) -> float:
+        """A lower bound; see ``Policy.at_least``."""
 
 
 class Policy:
-    """The interface, and a policy that has nothing to remember."""
+    """A rule that chooses a worker.
+
+    Most policies are a ``cost``: the worker of least cost is chosen, in a fleet of any size, by a look at every worker. One
+    that is to serve thousands of workers adds ``rank`` and ``at_least``, and few are looked at. One that isn't the least cost
+    of all workers has a ``choose`` of its own.
+
+    A policy reads three things, which ``docs/routing.md`` lists. ``RoutingInput`` is the request: ``num_tokens``, ``blocks``
+    (full blocks of the prompt), ``now`` (nanoseconds), ``rng``, the ``workers`` that may be chosen, and ``matches``. A
+    ``WorkerLoad`` is a worker: ``slot``, ``name``, ``role``, ``pace``, ``block_size``, ``requests``, ``queued``,
+    ``prefill_tokens``, ``blocks``. A ``Match`` is what a group of workers have of the prompt: ``cached_tokens``,
+    ``new_tokens``, ``tiers`` (cached blocks by tier), ``slots`` (the group, as bits).
+    """
 
     needs_index = False
     """Whether it reads overlaps that an index knows, and can't do without one."""
     needs_keys = True
     """Whether it reads the prompt: overlaps, or load in blocks that prompts share. Without, a replay works out no keys."""
     needs_pace = False
-    """Whether it reads how fast workers are, so that they should be watched."""
+    """Whether it reads how fast workers are, so that they are watched; matches are split by it."""
+    needs_shared = False
+    """Whether it reads ``Match.shared_blocks``; matches are split by it."""
     guarded = False
     """Whether the imbalance guard may overrule it."""
-    ranked_by: int = 0
-    """The order of loads (``kvyard.router.active``) by which it chooses in a large fleet without a look at every worker: it
-    then has an input that is ``sparse``. 0 where it looks at all of them."""
+    ranked = False
+    """Whether it has a ``rank`` and a bound."""
+    same_rank_same_cost = False
+    """Whether workers of one match (and pace) and one rank cost exactly the same. Idle ones always do."""
+    why = "cost"
+    """The reason that decisions give, a word of ``kvyard.router.explain.REASONS``."""
     OPTIONS: ClassVar[Options] = {}
     """Numbers of this policy alone that ``RouterConfig.options`` may set."""
 
     memory: RoutedMemory | None = None
     """Where overlaps come from, instead of the index."""
     pull_ms: Callable[[int], float | None] | None = None
-    """Where workers pull from each other: how long so many tokens take, ``None`` for too few to be pulled."""
+    """Where workers pull from each other: milliseconds to pull a number of tokens, ``None`` for too few to be pulled."""
 
     def __init__(self, config: RouterConfig) -> None:
         """The options of ``config`` have been checked by ``make_policy``."""
         self.config = config
         self.options = {**defaults(self.OPTIONS), **config.options}
 
-    def choose(self, at: RoutingInput) -> Choice:
-        """One of ``at.slots``. Changes nothing that ``routed`` couldn't."""
+    def cost(self, worker: WorkerLoad, match: Match) -> float:
+        """The cost of ``worker``, which has ``match`` of the prompt, by the policy's own measure; 0 where it has none."""
+        return 0.0
+
+    def rank(self, worker: WorkerLoad) -> tuple[int, float]:
+        """A bucket (there should be few) and a figure, both 0 or more, by which the router keeps workers in order in a large
+        fleet. It depends on the worker's load and on the policy's own figures of it, which change in ``routed`` alone.
+        """
         raise NotImplementedError
 
-    def costs(self, at: RoutingInput) -> list[float]:
-        """What each of ``at.slots`` would cost by the policy's own measure, for explanations; 0 where it has none."""
-        return [0.0] * len(at.slots)
+    def at_least(self, match: Match, bucket: int, figure: float) -> float:
+        """A lower bound: no worker of ``match`` in ``bucket`` costs less whose figure is ``figure`` or more. It doesn't fall
+        from one bucket to the next for a figure of 0.
+        """
+        return -inf
 
-    def routed(self, at: RoutingInput, choice: Choice) -> None:
-        """The request went to ``choice.slot``: this policy's choice, or the guard's."""
+    def costs(self, routing: RoutingInput) -> CostModel:
+        """Where costs of this request come from; by default the policy's own ``cost`` and ``at_least``."""
+        return self
 
-    def rank(self, loads: ActiveLoads) -> None:
-        """Loads are in the order of ``ranked_by`` from now on: give workers the weights that they have by now."""
+    def choose(self, routing: RoutingInput) -> Choice:
+        """One of ``routing.workers``: that of least cost. Changes nothing; ``routed`` does."""
+        costs = self.costs(routing)
+        bound = costs.at_least if self.ranked else None
+        return routing.cheapest(costs.cost, self.why, None, bound, self.same_rank_same_cost)
+
+    def routed(self, routing: RoutingInput, choice: Choice) -> bool | None:
+        """Note that the request went to ``choice.slot``: this policy's choice, or the guard's. Returns True if ranks of other
+        workers have changed too.
+        """
+        return None
 
     def gone(self, slot: int) -> None:
-        """The worker in that slot won't come back: another one may get its number."""
+        """Forget the worker in that slot, which left: another one may get its number."""
 
 
-def load_of(kind: str, at: RoutingInput) -> Sequence[float]:
-    """Per worker that may be chosen, how much it has to do; ``kind`` is ``RouterConfig.load``."""
-    loads = at.loads
+def load_of(kind: str, worker: WorkerLoad) -> float:
+    """How much a worker has to do; ``kind`` is ``RouterConfig.load``."""
     if kind == "blocks":
-        return [loads.prefill[slot] / loads.block_size + loads.blocks[slot] for slot in at.slots]
-    figures = loads.requests if kind == "requests" else loads.prefill
-    return [float(figures[slot]) for slot in at.slots]
+        return worker.prefill_tokens / worker.block_size + worker.blocks
+    return float(worker.requests if kind == "requests" else worker.prefill_tokens)
 
 
 _HERE = "kvyard.router.policies"

@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from kvyard.clock import from_seconds
-from kvyard.router.active import ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
-from kvyard.router.policies import POLICIES, Policy
+from kvyard.router.policies import POLICIES, CostModel, Policy
+from kvyard.router.worker import WorkerLoad
 
 
 class Affinity(Policy):
@@ -18,43 +18,44 @@ class Affinity(Policy):
         self.needs_index = self.fallback.needs_index
         self.needs_keys = self.fallback.needs_keys
         self.needs_pace = self.fallback.needs_pace
+        self.needs_shared = self.fallback.needs_shared
         self.memory = self.fallback.memory
-        self.ranked_by = self.fallback.ranked_by
+        self.ranked = self.fallback.ranked
         self._ttl = from_seconds(config.session_ttl_s)
         self._bound: dict[str, tuple[int, int]] = {}
-        """Per session its slot and when it was last heard of; in that order."""
+        """Per session its slot and the time of its latest request; in that order."""
 
     def __len__(self) -> int:
         """How many sessions are remembered."""
         return len(self._bound)
 
-    def choose(self, at: RoutingInput) -> Choice:
-        session = at.request.session
+    def choose(self, routing: RoutingInput) -> Choice:
+        session = routing.request.session
         known = self._bound.get(session) if session is not None else None
-        if known is not None and known[1] + self._ttl > at.now and at.may_choose(known[0]):
+        if known is not None and known[1] + self._ttl > routing.now and routing.eligible >> known[0] & 1:
             return Choice(known[0], 0.0, 1, "session")
-        return self.fallback.choose(at)
+        return self.fallback.choose(routing)
 
-    def costs(self, at: RoutingInput) -> list[float]:
-        return self.fallback.costs(at)
+    def costs(self, routing: RoutingInput) -> CostModel:
+        return self.fallback.costs(routing)
 
-    def routed(self, at: RoutingInput, choice: Choice) -> None:
-        self.fallback.routed(at, choice)
-        session = at.request.session
+    def rank(self, worker: WorkerLoad) -> tuple[int, float]:
+        return self.fallback.rank(worker)
+
+    def routed(self, routing: RoutingInput, choice: Choice) -> bool | None:
+        session = routing.request.session
         bound = self._bound
         if session is not None:
             known = bound.pop(session, None)
             # The guard sends one request elsewhere, not the session.
-            stays = known is not None and choice.why == "guard" and at.may_choose(known[0])
-            bound[session] = (known[0] if stays and known is not None else choice.slot, at.now)
+            stays = known is not None and choice.why == "guard" and routing.eligible >> known[0] & 1
+            bound[session] = (known[0] if stays and known is not None else choice.slot, routing.now)
         while bound:
             oldest = next(iter(bound))
-            if len(bound) <= self.config.sessions and bound[oldest][1] + self._ttl > at.now:
+            if len(bound) <= self.config.sessions and bound[oldest][1] + self._ttl > routing.now:
                 break
             del bound[oldest]
-
-    def rank(self, loads: ActiveLoads) -> None:
-        self.fallback.rank(loads)
+        return self.fallback.routed(routing, choice)
 
     def gone(self, slot: int) -> None:
         self.fallback.gone(slot)

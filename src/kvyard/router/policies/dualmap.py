@@ -6,11 +6,9 @@ requests that wait don't move to their other worker: this router routes once. ``
 
 from typing import ClassVar
 
-from kvyard.index.bits import mask_of
 from kvyard.registry import Option, Options
-from kvyard.router.active import UNORDERED
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput, least
+from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy
 from kvyard.router.policies.ring import HashRing
 
@@ -18,7 +16,6 @@ from kvyard.router.policies.ring import HashRing
 class DualMap(Policy):
     needs_index = True
     needs_pace = True
-    ranked_by = UNORDERED
     OPTIONS: ClassVar[Options] = {
         "tokens": Option(1024, "Tokens of the prefix that is hashed."),
         "slo_ms": Option(2000.0, "Time to first token that is promised, in milliseconds."),
@@ -28,18 +25,21 @@ class DualMap(Policy):
         super().__init__(config)
         self._ring = HashRing()
 
-    def choose(self, at: RoutingInput) -> Choice:
-        blocks = min(at.blocks, max(1, int(self.options["tokens"]) // at.loads.block_size))
-        key = at.request.keys[blocks - 1] if blocks else at.rng.randrange(1 << 62)
-        among = at.among if at.sparse else mask_of(at.slots)
-        first = self._ring.first(key, among)
-        others = among ^ 1 << first
+    def choose(self, routing: RoutingInput) -> Choice:
+        blocks = min(routing.blocks, max(1, int(self.options["tokens"]) // routing.loads.block_size))
+        key = routing.request.keys[blocks - 1] if blocks else routing.rng.randrange(1 << 62)
+        first = self._ring.first(key, routing.eligible)
+        others = routing.eligible ^ 1 << first
         slots = [first, self._ring.first(~key, others)] if others else [first]
-        times = [at.paces[slot].prefill(at.work(slot)) for slot in slots]
-        if len(slots) == 2:
-            second = slots[1]
-            here = at.cached(first) >= at.cached(second)
-            place = 0 if here else 1
-            if at.cached(first) != at.cached(second) and times[place] <= self.options["slo_ms"]:
+        matches = [routing.match_of(slot) for slot in slots]
+        workers = [routing.loads.workers[slot] for slot in slots]
+        times = [
+            worker.pace.prefill(worker.prefill_tokens + match.new_tokens) for worker, match in zip(workers, matches)
+        ]
+        if len(slots) == 2 and matches[0].cached_tokens != matches[1].cached_tokens:
+            place = 0 if matches[0].cached_tokens > matches[1].cached_tokens else 1
+            if times[place] <= self.options["slo_ms"]:
                 return Choice(slots[place], times[place], 1, "match")
-        return least(slots, times, at.rng, "time")
+        soonest = [slot for slot, ms in zip(slots, times) if ms == min(times)]
+        slot = soonest[routing.rng.randrange(len(soonest))] if len(soonest) > 1 else soonest[0]
+        return Choice(slot, min(times), len(soonest), "time")

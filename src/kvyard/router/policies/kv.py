@@ -1,22 +1,32 @@
 """``kv``: the least cost, by what the index knows and what was routed since."""
 
-from kvyard.router.active import BLOCKS
 from kvyard.router.config import RouterConfig
-from kvyard.router.cost import cheapest, costs, has_candidates
+from kvyard.router.cost import BlockCost, block_rank, drawn, is_exact
 from kvyard.router.inputs import Choice, RoutingInput
-from kvyard.router.policies import Policy
+from kvyard.router.policies import CostModel, Policy
+from kvyard.router.worker import WorkerLoad
 
 
 class Kv(Policy):
     needs_index = True
+    needs_shared = True
     guarded = True
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
-        self.ranked_by = BLOCKS if has_candidates(config) else 0
+        self.ranked = not config.temperature
+        self._is_exact = is_exact(config)
 
-    def costs(self, at: RoutingInput) -> list[float]:
-        return costs(self.config, at)
+    def costs(self, routing: RoutingInput) -> CostModel:
+        return BlockCost(self.config, routing)
 
-    def choose(self, at: RoutingInput) -> Choice:
-        return cheapest(self.config, at, "cost")
+    def rank(self, worker: WorkerLoad) -> tuple[int, float]:
+        return block_rank(self.config, worker)
+
+    def choose(self, routing: RoutingInput) -> Choice:
+        config, size = self.config, routing.loads.block_size
+        costs = BlockCost(config, routing)
+        if config.temperature and len(routing.workers) > 1:
+            return drawn(routing, costs, config.temperature)
+        exact = self._is_exact and not size & size - 1
+        return routing.cheapest(costs.cost, self.why, None, costs.at_least if self.ranked else None, exact)

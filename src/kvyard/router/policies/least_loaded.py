@@ -1,20 +1,20 @@
 """``least-loaded``: the worker that has least to do, by ``RouterConfig.load``."""
 
-from kvyard.router.active import BLOCKS, REQUESTS, TOKENS
-from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput, least, least_of
+from kvyard.router.matches import Match
 from kvyard.router.policies import Policy, load_of
+from kvyard.router.worker import WorkerLoad
 
 
 class LeastLoaded(Policy):
-    def __init__(self, config: RouterConfig) -> None:
-        super().__init__(config)
-        self.ranked_by = {"requests": REQUESTS, "tokens": TOKENS, "blocks": BLOCKS}[config.load]
+    ranked = True
+    same_rank_same_cost = True
+    why = "load"
 
-    def choose(self, at: RoutingInput) -> Choice:
-        if at.sparse:
-            assert at.loads.ranking is not None
-            _, figure, slots = at.loads.ranking.least(at.among)
-            load = figure / at.loads.block_size if self.ranked_by == BLOCKS else int(figure)
-            return least_of(slots, load, at.rng, "load")
-        return least(at.slots, load_of(self.config.load, at), at.rng, "load")
+    def cost(self, worker: WorkerLoad, match: Match) -> float:
+        return load_of(self.config.load, worker)
+
+    def rank(self, worker: WorkerLoad) -> tuple[int, float]:
+        return 0, load_of(self.config.load, worker)
+
+    def at_least(self, match: Match, bucket: int, figure: float) -> float:
+        return figure

@@ -27,17 +27,19 @@ from typing import ClassVar
 
 from kvyard.clock import from_seconds
 from kvyard.registry import Option, Options
-from kvyard.router.active import WEIGHT, ActiveLoads
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput, least
-from kvyard.router.policies import Policy
-from kvyard.router.time_cost import TimeCost
+from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.policies import CostModel, Policy
+from kvyard.router.time_cost import TimeCost, time_rank
+from kvyard.router.worker import WorkerLoad
 
 
 class LeastTime(Policy):
     needs_index = True
     needs_pace = True
     guarded = True
+    ranked = True
+    why = "time"
     OPTIONS: ClassVar[Options] = {
         "interference": Option(0.2, "Weight of what a prompt costs requests that decode there."),
         "blocking": Option(0.02, "Weight of what a prompt costs requests that arrive while it is computed."),
@@ -55,54 +57,31 @@ class LeastTime(Policy):
         self._renewal = from_seconds(max(self.options["renewal_s"], 1e-6))
         self._since = 0
         """What ``when`` is counted from."""
-        self._loads: ActiveLoads | None = None
-        """What keeps workers in order, where there are many."""
-        self.ranked_by = WEIGHT
 
-    def choose(self, at: RoutingInput) -> Choice:
-        if at.sparse:
-            capacity = at.capacity
-            if capacity is None or at.loads.most_blocks(at.blocks, capacity) + at.blocks <= capacity:
-                return self._cost(at).least(at.speeds, "time")
-        return least(at.slots, self.costs(at), at.rng, "time")
+    def costs(self, routing: RoutingInput) -> CostModel:
+        computed = self._computed(len(routing.loads.workers))
+        total = self._all - sum([computed[worker.slot] for worker in routing.closed()])
+        return TimeCost(routing, computed, total, self.options)
 
-    def costs(self, at: RoutingInput) -> list[float]:
-        """Per worker that may be chosen, milliseconds."""
-        return self._cost(at).all()
+    def rank(self, worker: WorkerLoad) -> tuple[int, float]:
+        return time_rank(worker, self._computed(worker.slot + 1)[worker.slot])
 
-    def _cost(self, at: RoutingInput) -> TimeCost:
-        of = self.options
-        computed = self._computed(len(at.loads.prefill))
-        total = self._all - sum([computed[slot] for slot in at.closed()])
-        return TimeCost(at, computed, total, of["interference"], of["blocking"], of["renewal"], of["stickiness"])
-
-    def rank(self, loads: ActiveLoads) -> None:
-        self._loads = loads
-        for slot, new in enumerate(self._computed(len(loads.prefill))):
-            loads.weigh(slot, new)
-
-    def routed(self, at: RoutingInput, choice: Choice) -> None:
-        passed = (at.now - self._since) / self._renewal
-        if passed > 100:  # far below what a float can hold
+    def routed(self, routing: RoutingInput, choice: Choice) -> bool:
+        passed = (routing.now - self._since) / self._renewal
+        rescaled = passed > 100  # far below what a float can hold
+        if rescaled:
             left = exp(-min(passed, 700.0))
             self._new = [left * tokens for tokens in self._new]
             self._all = sum(self._new)
-            self._since, passed = at.now, 0.0
-            if self._loads is not None:
-                self.rank(self._loads)
-        new = (at.request.num_tokens - at.cached(choice.slot)) * exp(passed)
+            self._since, passed = routing.now, 0.0
+        new = routing.match_of(choice.slot).new_tokens * exp(passed)
         self._computed(choice.slot + 1)[choice.slot] += new
         self._all += new
-        self._weigh(choice.slot)
+        return rescaled
 
     def gone(self, slot: int) -> None:
         self._computed(slot + 1)[slot] = 0.0
         self._all = sum(self._new)
-        self._weigh(slot)
-
-    def _weigh(self, slot: int) -> None:
-        if self._loads is not None:
-            self._loads.weigh(slot, self._new[slot])
 
     def _computed(self, slots: int) -> list[float]:
         """The tokens computed, of ``slots`` workers at least."""

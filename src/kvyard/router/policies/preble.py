@@ -9,20 +9,17 @@ from collections import deque
 from typing import ClassVar
 
 from kvyard.clock import from_seconds
-from kvyard.index.bits import bits
 from kvyard.registry import Option, Options
-from kvyard.router.active import REQUESTS, ActiveLoads
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput, least, least_of
+from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.matches import Match
 from kvyard.router.policies import Policy
-from kvyard.router.ranking import classes, lowest, most
-from kvyard.router.tally import Tally
+from kvyard.router.worker import WorkerLoad
 
 
 class Preble(Policy):
     needs_index = True
     needs_pace = True
-    ranked_by = REQUESTS
     OPTIONS: ClassVar[Options] = {
         "match": Option(0.5, "Share of the prompt that a worker must have to be taken for it."),
         "window_s": Option(180.0, "Seconds of work that count for a worker."),
@@ -33,72 +30,34 @@ class Preble(Policy):
         super().__init__(config)
         self._window: deque[tuple[int, int, float]] = deque()
         """(when, slot, milliseconds), oldest first."""
-        self._work = Tally()
+        self._work: dict[int, float] = {}
+        """The sum of these milliseconds, by slot."""
 
-    def choose(self, at: RoutingInput) -> Choice:
-        if at.sparse:
-            return self._candidate(at)
-        slots = at.slots
-        cached = [at.cached(slot) for slot in slots]
-        best = max(cached)
-        if best > self.options["match"] * at.request.num_tokens:
-            slots = [slot for slot, tokens in zip(slots, cached) if tokens == best]
-            return least(slots, [self._work.of(slot) for slot in slots], at.rng, "match")
-        return least(slots, [self._work.of(slot) + self._own(at, slot) for slot in slots], at.rng, "time")
+    def choose(self, routing: RoutingInput) -> Choice:
+        work, tokens = self._work, routing.num_tokens
+        longest = routing.longest_matches
+        if longest[0].cached_tokens > self.options["match"] * tokens:
+            return routing.cheapest(lambda worker, _: work.get(worker.slot, 0.0), "match", longest)
+        return routing.cheapest(
+            lambda worker, match: work.get(worker.slot, 0.0) + self._own(worker, match, tokens), "time"
+        )
 
-    def _candidate(self, at: RoutingInput) -> Choice:
-        """The same, by workers in order of their work: of those that have equally much and are equally fast, none costs less
-        than its work and the prefill.
-        """
-        tokens = at.request.num_tokens
-        levels = at.prefixes.levels if at.prefixes is not None else []
-        blocks, holders = most(levels, at.among)
-        if holders and at.tokens_of(blocks) > self.options["match"] * tokens:
-            work, found = self._work.least(holders)
-            return least_of(found, work, at.rng, "match")
-        ranking = at.loads.ranking
-        assert ranking is not None
-        fewest, idle = ranking.counted(at.among)[0]
-        if fewest:
-            idle = 0
-        low, found = 0.0, 0
-        for pace, members in at.speeds:
-            for blocks, mine in classes(levels, at.among & members):
-                prefill = pace.prefill(tokens - at.tokens_of(blocks))
-                for work, slot, several in self._work.in_order(mine):
-                    if found and work + prefill > low:
-                        break
-                    # Those without any request differ in nothing else.
-                    alike = several & idle
-                    parts = [(lowest(alike), alike)] if alike else []
-                    parts += [(one, 1 << one) for one in (bits(several ^ alike) if slot < 0 else (slot,))]
-                    for one, slots in parts:
-                        cost = work + self._own(at, one)
-                        if not found or cost < low:
-                            low, found = cost, slots
-                        elif cost == low:
-                            found |= slots
-        return least_of(found, low, at.rng, "time")
-
-    def routed(self, at: RoutingInput, choice: Choice) -> None:
-        slot, oldest = choice.slot, at.now - from_seconds(self.options["window_s"])
-        own = self._own(at, slot)
-        self._window.append((at.now, slot, own))
-        self._work.add(slot, own)
+    def routed(self, routing: RoutingInput, choice: Choice) -> None:
+        slot, oldest = choice.slot, routing.now - from_seconds(self.options["window_s"])
+        own = self._own(routing.loads.workers[slot], routing.match_of(slot), routing.num_tokens)
+        self._window.append((routing.now, slot, own))
+        self._work[slot] = self._work.get(slot, 0.0) + own
         while self._window[0][0] < oldest:
             _, slot, own = self._window.popleft()
-            self._work.add(slot, -own)
-
-    def rank(self, loads: ActiveLoads) -> None:
-        self._work.rank(len(loads.prefill))
+            self._work[slot] = self._work.get(slot, 0.0) - own
 
     def gone(self, slot: int) -> None:
-        self._work.forget(slot)
-        self._window = deque(one for one in self._window if one[1] != slot)
+        self._work.pop(slot, None)
+        self._window = deque(entry for entry in self._window if entry[1] != slot)
 
-    def _own(self, at: RoutingInput, slot: int) -> float:
+    def _own(self, worker: WorkerLoad, match: Match, tokens: int) -> float:
         """Milliseconds of this request there: its prefill, and its share of the passes that decode it."""
-        pace, running = at.paces[slot], at.loads.requests[slot] + 1
-        context = at.loads.blocks[slot] * at.loads.block_size + at.request.num_tokens
+        pace, running = worker.pace, worker.requests + 1
+        context = worker.blocks * worker.block_size + tokens
         decode = self.options["decode_tokens"] * pace.step(running, context) / running
-        return pace.prefill(at.request.num_tokens - at.cached(slot)) + decode
+        return pace.prefill(match.new_tokens) + decode

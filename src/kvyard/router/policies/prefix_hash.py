@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from kvyard.index.bits import mask_of
 from kvyard.registry import Option, Options
-from kvyard.router.active import REQUESTS
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy
@@ -16,7 +15,6 @@ from kvyard.router.policies.ring import HashRing
 
 
 class PrefixHash(Policy):
-    ranked_by = REQUESTS
     OPTIONS: ClassVar[Options] = {
         "tokens": Option(256, "Tokens of the prefix that is hashed."),
         "overload": Option(1.25, "Times the mean of requests beyond which a worker is passed over."),
@@ -26,23 +24,12 @@ class PrefixHash(Policy):
         super().__init__(config)
         self._ring = HashRing()
 
-    def choose(self, at: RoutingInput) -> Choice:
-        blocks = min(at.blocks, max(1, int(self.options["tokens"]) // at.loads.block_size))
-        key = at.request.keys[blocks - 1] if blocks else 0
-        loads, slots = at.loads, at.slots
+    def choose(self, routing: RoutingInput) -> Choice:
+        blocks = min(routing.blocks, max(1, int(self.options["tokens"]) // routing.loads.block_size))
+        key = routing.request.keys[blocks - 1] if blocks else 0
+        workers = routing.workers
         # With this request, as a mean without it would be 0 for the first.
-        if at.sparse:
-            under_way, among = loads.total - sum([loads.requests[slot] for slot in at.closed()]), at.among
-        else:
-            under_way, among = sum([loads.requests[slot] for slot in slots]), mask_of(slots)
-        most = max(1.0, self.options["overload"] * (under_way + 1) / len(slots))
-        fits = 0
-        if at.sparse:
-            assert loads.ranking is not None
-            for requests, having in loads.ranking.counted(among):
-                if requests + 1 > most:
-                    break
-                fits |= having
-        else:
-            fits = mask_of([slot for slot in slots if loads.requests[slot] + 1 <= most])
-        return Choice(self._ring.first(key, fits or among), 0.0, 1, "hash")
+        requests = sum([worker.requests for worker in workers]) + 1
+        most = max(1.0, self.options["overload"] * requests / len(workers))
+        fits = mask_of([worker.slot for worker in workers if worker.requests + 1 <= most])
+        return Choice(self._ring.first(key, fits or routing.eligible), 0.0, 1, "hash")

@@ -7,5 +7,6 @@ from kvyard.router.policies import Policy
 class Random(Policy):
     needs_keys = False
 
-    def choose(self, at: RoutingInput) -> Choice:
-        return Choice(at.slots[at.rng.randrange(len(at.slots))], 0.0, len(at.slots), "random")
+    def choose(self, routing: RoutingInput) -> Choice:
+        workers = routing.workers
+        return Choice(workers[routing.rng.randrange(len(workers))].slot, 0.0, len(workers), "random")

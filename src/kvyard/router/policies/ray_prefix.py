@@ -7,17 +7,13 @@ below, a match of 10 % is good enough. It matches the text that it sent; here th
 from typing import ClassVar
 
 from kvyard.registry import Option, Options
-from kvyard.router.active import REQUESTS, ActiveLoads
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput, least, least_of
+from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy
-from kvyard.router.ranking import most
-from kvyard.router.tally import Tally
 
 
 class RayPrefix(Policy):
     needs_index = True
-    ranked_by = REQUESTS
     OPTIONS: ClassVar[Options] = {
         "imbalance": Option(10, "Difference in requests up to which queues count as even."),
         "match": Option(0.1, "Share of the prompt that a worker must have to be taken for it."),
@@ -25,45 +21,29 @@ class RayPrefix(Policy):
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
-        self._sent = Tally()
+        self._sent: dict[int, float] = {}
+        """Tokens that each worker was sent to compute so far, by slot."""
 
-    def choose(self, at: RoutingInput) -> Choice:
-        if at.sparse:
-            return self._candidate(at)
-        requests, slots = at.loads.requests, at.slots
-        loads = [requests[slot] for slot in slots]
-        if max(loads) - min(loads) > self.options["imbalance"]:
-            return self._of_two(at)
-        cached = [at.cached(slot) for slot in slots]
-        best = max(cached)
-        if best >= self.options["match"] * at.request.num_tokens:
-            holders = [slot for slot, tokens in zip(slots, cached) if tokens == best]
-            return least(holders, [float(requests[slot]) for slot in holders], at.rng, "match")
-        return least(slots, [self._sent.of(slot) for slot in slots], at.rng, "room")
+    def choose(self, routing: RoutingInput) -> Choice:
+        requests = [worker.requests for worker in routing.workers]
+        if max(requests) - min(requests) > self.options["imbalance"]:
+            return self._of_two(routing)
+        longest = routing.longest_matches
+        if longest[0].cached_tokens >= self.options["match"] * routing.num_tokens:
+            return routing.cheapest(lambda worker, _: float(worker.requests), "match", longest)
+        return routing.cheapest(lambda worker, _: self._sent.get(worker.slot, 0.0), "room")
 
-    def _candidate(self, at: RoutingInput) -> Choice:
-        """The same, by workers in order of requests, and of what they were sent."""
-        ranking = at.loads.ranking
-        assert ranking is not None
-        counts = ranking.counted(at.among)
-        if counts[-1][0] - counts[0][0] > self.options["imbalance"]:
-            return self._of_two(at)
-        blocks, holders = most(at.prefixes.levels, at.among) if at.prefixes is not None else (0, 0)
-        if at.tokens_of(blocks) >= self.options["match"] * at.request.num_tokens:
-            _, requests, found = ranking.least(holders or at.among)  # without a holder all have nothing
-            return least_of(found, requests, at.rng, "match")
-        sent, found = self._sent.least(at.among)
-        return least_of(found, sent, at.rng, "room")
+    def _of_two(self, routing: RoutingInput) -> Choice:
+        """The one of two workers, drawn by chance, that has fewer requests."""
+        two = routing.rng.sample(routing.workers, min(2, len(routing.workers)))
+        fewest = min([worker.requests for worker in two])
+        idler = [worker.slot for worker in two if worker.requests == fewest]
+        slot = idler[routing.rng.randrange(len(idler))] if len(idler) > 1 else idler[0]
+        return Choice(slot, float(fewest), len(idler), "load")
 
-    def _of_two(self, at: RoutingInput) -> Choice:
-        two = at.rng.sample(at.slots, min(2, len(at.slots)))
-        return least(two, [float(at.loads.requests[slot]) for slot in two], at.rng, "load")
-
-    def routed(self, at: RoutingInput, choice: Choice) -> None:
-        self._sent.add(choice.slot, at.request.num_tokens - at.cached(choice.slot))
-
-    def rank(self, loads: ActiveLoads) -> None:
-        self._sent.rank(len(loads.prefill))
+    def routed(self, routing: RoutingInput, choice: Choice) -> None:
+        new = routing.match_of(choice.slot).new_tokens
+        self._sent[choice.slot] = self._sent.get(choice.slot, 0.0) + new
 
     def gone(self, slot: int) -> None:
-        self._sent.forget(slot)
+        self._sent.pop(slot, None)

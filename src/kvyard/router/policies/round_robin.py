@@ -1,10 +1,9 @@
 """``round-robin``: one worker after the other, in the order in which they were added."""
 
-from bisect import bisect_left
-
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.policies import Policy
+from kvyard.router.ranking import lowest
 
 
 class RoundRobin(Policy):
@@ -14,11 +13,10 @@ class RoundRobin(Policy):
         super().__init__(config)
         self._next = 0
 
-    def choose(self, at: RoutingInput) -> Choice:
+    def choose(self, routing: RoutingInput) -> Choice:
         # By turn rather than by count, so that one that is left out for a while doesn't shift the others' turns.
-        slots = at.slots
-        place = bisect_left(slots, self._next)
-        return Choice(slots[place if place < len(slots) else 0], 0.0, 1, "turn")
+        due = routing.eligible >> self._next << self._next
+        return Choice(lowest(due or routing.eligible), 0.0, 1, "turn")
 
-    def routed(self, at: RoutingInput, choice: Choice) -> None:
+    def routed(self, routing: RoutingInput, choice: Choice) -> None:
         self._next = choice.slot + 1

@@ -1,4 +1,4 @@
-"""Scan = candidates: in a large fleet a policy chooses without a look at every worker, and chooses the same."""
+"""A search by rank finds what a look at every worker finds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.router.support import SIZE, chain, index_for
 
 from kvyard.blocks import GroupSpec
 from kvyard.engine.config import EngineConfig
-from kvyard.engine.timing.fixed import FixedModel, FixedTiming
 from kvyard.events.types import EventBatch, Removed, Stored, Tier
 from kvyard.index import Holder, Source
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import make_report
 from kvyard.replay.run import as_config, limited
-from kvyard.router import POLICIES, Router, RouterConfig, RouteRequest, ranking, time_cost
-from kvyard.router.pace import ModelPace, Pace, engine_pace
-from kvyard.router.ranking import Ranking, classes, most, nth_slot
+from kvyard.router import POLICIES, Match, Router, RouterConfig, RouteRequest, RoutingInput, WorkerLoad, search
+from kvyard.router.pace import Pace, engine_pace
+from kvyard.router.policies import make_policy
+from kvyard.router.ranking import Ranking, most, nth_slot
 
 MS = 1_000_000
 NEVER = 1 << 40
@@ -33,7 +33,10 @@ KINDS = st.sampled_from((1, 2, 3, 0))
 CONFIGS: list[dict[str, Any]] = [
     {"policy": "kv"},
     {"policy": "kv", "predicted_ttl_s": 0.0},
-    {"policy": "kv", "overlap_credit": 0.5},  # looks at all
+    {"policy": "kv", "overlap_credit": 0.5},
+    {"policy": "kv", "overlap_decay": 0.7},
+    {"policy": "kv", "prefill_scale": 1.7, "held_weight": 0.3, "request_weight": 0.1},
+    {"policy": "kv", "held_weight": 0.0, "overlap_credit": 2.0},
     {"policy": "kv", "track_output": True, "reserve_output": 0.5},
     {"policy": "approx"},
     {"policy": "affinity", "fallback": "kv"},
@@ -45,27 +48,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"policy": "least-loaded", "load": "requests"},
     {"policy": "least-loaded", "load": "tokens"},
     {"policy": "least-loaded", "load": "blocks"},
-    {"policy": "least-prefill"},
-    {"policy": "round-robin"},
-    {"policy": "lmetric"},
-    {"policy": "longest-match"},
-    {"policy": "sticky", "options": {"affinity": 0.5, "saturated_s": 0.002}},
-    {"policy": "load-aware", "options": {"beta": 0.3}},
-    {"policy": "aibrix", "options": {"imbalance": 3}},
-    {"policy": "conductor"},
-    {"policy": "cache-aware", "options": {"match": 0.3, "imbalance": 4}},
-    {"policy": "cache-aware", "options": {"match": 0.9, "imbalance": 1, "imbalance_ratio": 3}},
-    {"policy": "ray-prefix", "options": {"match": 0.4, "imbalance": 3}},
-    {"policy": "ray-prefix", "options": {"match": 0}},
-    {"policy": "preble"},
-    {"policy": "preble", "options": {"match": 1, "window_s": 3.0}},
-    {"policy": "preble", "options": {"match": 1, "window_s": 0.1, "decode_tokens": 0}},
-    {"policy": "llm-d-blend"},
-    {"policy": "llm-d-blend", "options": {"prefix": 0.1, "cache": 50.0, "no_hit": 0.5}},
-    {"policy": "llm-d-blend", "options": {"queue": 20.0}},
-    {"policy": "dualmap", "options": {"tokens": 32}},
-    {"policy": "prefix-hash", "options": {"tokens": 32}},
-    {"policy": "kv", "host_credit": 0.3},  # looks at all: sums are rounded
+    {"policy": "kv", "host_credit": 0.3},  # sums are rounded
     {"policy": "kv", "guard": 3.0},
     {"policy": "kv", "host_credit": 1, "storage_credit": 0, "remote_credit": 0},
 ]
@@ -78,7 +61,7 @@ def paces(kinds: int) -> list[Pace]:
 
 
 class Pair:
-    """Two routers over one index that are told the same: one looks at every worker, one doesn't."""
+    """Two routers over one index that get the same calls: one looks at every worker, one searches by rank."""
 
     def __init__(self, workers: int, seed: int, kinds: int, config: dict[str, Any], tiers: int = 1) -> None:
         """``tiers``: 1 for device memory alone, 2 for host memory too, 3 for a pool as well that every second worker shares;
@@ -96,9 +79,6 @@ class Pair:
         self.seqs = dict.fromkeys([*self.names, "pool"], 0)
         made = RouterConfig(**config)
         self.routers = [Router(made, (), self.indexer, seed, large=large) for large in (NEVER, 1)]
-        for router in self.routers:
-            if config["policy"] == "conductor":
-                router.policy.pull_ms = lambda tokens: tokens / 7 if tokens > SIZE and seed % 2 else None
         speeds = paces(kinds)
         for at, name in enumerate(self.names):
             for router in self.routers:
@@ -116,25 +96,23 @@ class Pair:
         return (0, 1) if worker in self.hybrid else (None,)
 
     def both(self, ask: str, *args: Any, **kwargs: Any) -> Any:
-        """What both say, which is the same."""
-        scan, candidates = [getattr(router, ask)(*args, **kwargs) for router in self.routers]
-        assert scan == candidates
+        """The answer of both, which must be equal."""
+        scan, ranked = [getattr(router, ask)(*args, **kwargs) for router in self.routers]
+        assert scan == ranked
         return scan
 
 
 def compare(workers: int, seed: int, kinds: int, config: dict[str, Any], tiers: int, steps: int) -> None:
-    """Sets of workers are small here. So in three of four walks they are searched by loads, as large ones are; not where that
-    is compiled.
+    """Matches are small here. So in three of four walks they are searched by rank, as large ones are; not where that is
+    compiled.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in (ranking, time_cost):
-            patch.setattr(module, "FEW", 1 if seed % 4 else ranking.FEW)
+        patch.setattr(search, "FEW", 1 if seed % 4 else search.FEW)
         drive(Pair(workers, seed, kinds, config, tiers), random.Random(seed), steps)
 
 
-def drive(pair: Pair, rng: random.Random, steps: int) -> set[bool]:
-    """A walk of requests, first tokens, ends, events and workers that come and go. Returns which ways were taken."""
-    ways: set[bool] = set()
+def drive(pair: Pair, rng: random.Random, steps: int) -> None:
+    """A walk of requests, first tokens, ends, events and workers that come and go."""
     prompts = [chain([f"s{at % 3}", *(f"p{at}.{block}" for block in range(rng.randrange(1, 12)))]) for at in range(9)]
     prompts += [chain(["s0", *(f"p0.{block}" for block in range(5)), f"q{at}"]) for at in range(4)]
     under_way: list[str] = []
@@ -150,7 +128,6 @@ def drive(pair: Pair, rng: random.Random, steps: int) -> set[bool]:
                 pair.both("preview", request, now, exclude=exclude)
                 pair.both("route", request, now, exclude=exclude, detail=rng.random() < 0.2)
                 under_way.append(request.id)  # type: ignore[arg-type]
-                ways.add(bool(pair.routers[1]._among))
         elif what < 0.65 and under_way:
             pair.both("prefill_done", rng.choice(under_way), now)
         elif what < 0.7 and under_way:
@@ -188,13 +165,12 @@ def drive(pair: Pair, rng: random.Random, steps: int) -> set[bool]:
                             router.add_worker(name)
     for router in pair.routers:
         router.check_integrity()
-    return ways
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 1 << 30), workers=st.sampled_from((3, 9, 70)), kinds=KINDS, tiers=st.integers(1, 4))
-def test_scan_is_candidates(config: dict[str, Any], seed: int, workers: int, kinds: int, tiers: int) -> None:
+def test_a_search_by_rank_is_a_scan(config: dict[str, Any], seed: int, workers: int, kinds: int, tiers: int) -> None:
     compare(workers, seed, kinds, config, tiers, 60)
 
 
@@ -202,25 +178,49 @@ def test_scan_is_candidates(config: dict[str, Any], seed: int, workers: int, kin
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 30), workers=st.integers(3, 150), kinds=KINDS, tiers=st.integers(1, 4))
-def test_scan_is_candidates_at_length(config: dict[str, Any], seed: int, workers: int, kinds: int, tiers: int) -> None:
+def test_a_search_by_rank_is_a_scan_at_length(
+    config: dict[str, Any], seed: int, workers: int, kinds: int, tiers: int
+) -> None:
     compare(workers, seed, kinds, config, tiers, 250)
 
 
-@pytest.mark.parametrize("tiers", [1, 2, 3, 4])
-def test_the_walk_takes_both_ways(tiers: int) -> None:
-    pair = Pair(9, 1, 1, {"policy": "kv"}, tiers)
-    assert drive(pair, random.Random(1), 60) == {True}
-    assert not pair.routers[0]._among
-    assert pair.routers[1].overlaps.is_flat(None)
+def test_one_of_them_ranks_and_the_other_does_not() -> None:
+    pair = Pair(9, 1, 1, {"policy": "kv"})
+    drive(pair, random.Random(1), 20)
+    assert [router.loads.ranking is not None for router in pair.routers] == [False, True]
 
 
-@pytest.mark.parametrize("policy", ["least-time", "conductor"])
-def test_workers_that_turn_out_to_be_slow(policy: str) -> None:
-    pair = Pair(12, 3, 0, {"policy": policy})
+def test_few_of_many_workers_are_looked_at() -> None:
+    """Costs are asked of a fleet of 400: of the worker that has the prompt, and of few others."""
+    pair = Pair(400, 1, 1, {"policy": "least-time"})
+    looked: list[int] = []
+    costs_of = pair.routers[1].policy.costs
+
+    def counted(routing: RoutingInput) -> object:
+        costs = costs_of(routing)
+
+        class Counted:
+            at_least = staticmethod(costs.at_least)
+
+            @staticmethod
+            def cost(worker: WorkerLoad, match: Match) -> float:
+                looked.append(worker.slot)
+                return costs.cost(worker, match)
+
+        return Counted()
+
+    pair.routers[1].policy.costs = counted  # type: ignore[method-assign, assignment]
+    for step in range(200):
+        keys = chain([f"f{step % 20}.{at}" for at in range(9)])
+        pair.both("route", RouteRequest(step, keys, len(keys) * SIZE), step * MS)
+    assert len(looked) < 200 * 20
+
+
+def test_workers_that_turn_out_to_be_slow() -> None:
+    pair = Pair(12, 3, 0, {"policy": "least-time"})
     rng, now = random.Random(3), 0
     with pytest.MonkeyPatch.context() as patch:
-        for module in (ranking, time_cost):
-            patch.setattr(module, "FEW", 1)
+        patch.setattr(search, "FEW", 1)
         for step in range(150):
             keys = chain([f"u{step}.{at}" for at in range(rng.randrange(1, 9))])
             decision = pair.both("route", RouteRequest(step, keys, len(keys) * SIZE), now)
@@ -232,15 +232,6 @@ def test_workers_that_turn_out_to_be_slow(policy: str) -> None:
     apart = [worker for worker in pair.names if pair.routers[1].pace(Holder(worker)).prefill(1000) != usual(pair)]
     assert 0 < len(apart) < 12
     assert all(len(router._paces.speeds) == 1 + len(apart) for router in pair.routers)
-
-
-def test_workers_of_equal_work_with_different_requests() -> None:
-    pair = Pair(4, 0, 1, {"policy": "preble"})
-    for number, name in enumerate(pair.names):
-        for router in pair.routers:  # another router's requests are no work of this one's
-            keys = chain([f"{name}.{at}" for at in range(3 + (3 - number) * 200)])
-            router.book(RouteRequest(name, keys, len(keys) * SIZE), Holder(name), 0)
-    assert pair.both("route", RouteRequest("r", chain(["r"]), SIZE), 0).worker == Holder("w3")
 
 
 def usual(pair: Pair) -> float:
@@ -263,39 +254,22 @@ def test_what_is_predicted_of_the_device_adds_no_more_below() -> None:
     assert tiers == [(2, 2, 0, 4), (5, 0, 0, 3), (7, 0, 0, 1), (9, 0, 0, 0)]
 
 
-class Dip(FixedModel):
-    """Measured passes: three steps of tokens take less than two, and than one."""
-
-    def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
-        return {256: 2 * MS, 512: 10 * MS, 768: MS, 1024: 12 * MS}.get(sum(new for new, _ in prefills), 0)
-
-
-def test_conductor_where_more_tokens_take_less() -> None:
-    pair = Pair(3, 0, 1, {"policy": "conductor"})
-    pace = ModelPace(Dip(FixedTiming(prefill_ms=1, decode_ms=1)), 1024, 4096)
-    for number, name in enumerate(pair.names, 1):
-        for router in pair.routers:
-            router.remove_worker(name)
-            router.add_worker(name, pace=pace)
-            router.book(RouteRequest(name, chain([name]), 256 * number, None, 1), Holder(name), 0, 256 * number)
-    assert pair.both("route", RouteRequest("new", chain(["new"]), 256, None, 1), 0).worker == Holder(pair.names[2])
-    assert pair.routers[1]._among
-
-
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), max_size=60), st.integers(0, (1 << 301) - 1))
-def test_a_ranking_finds_the_least_of_any_set(ranks: list[tuple[int, int]], among: int) -> None:
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), max_size=60))
+def test_a_ranking_keeps_workers_in_order(ranks: list[tuple[int, int]]) -> None:
     ranking = Ranking()
     of: dict[int, int] = {}
     for slot, rank in ranks:
         ranking.put(slot, rank // 4, rank % 4 / 2)
         of[slot] = rank
     ranking.check_integrity()
-    wanted = [slot for slot in of if among >> slot & 1]
-    if wanted:
-        low = min(of[slot] for slot in wanted)
-        mask = sum(1 << slot for slot in wanted)
-        assert ranking.least(mask) == (low // 4, low % 4 / 2, sum(1 << slot for slot in wanted if of[slot] == low))
+    found: dict[int, int] = {}
+    for number in ranking.order:
+        for figure, slots in ranking.buckets[number].slots():
+            found[number * 4 + int(2 * figure)] = slots
+    assert list(found) == sorted(set(of.values()))
+    for rank, slots in found.items():
+        assert slots == sum(1 << slot for slot in of if of[slot] == rank)
 
 
 @settings(max_examples=20)
@@ -305,32 +279,35 @@ def test_slots_of_a_set_by_number(slots: set[int]) -> None:
     assert [nth_slot(mask, at) for at in range(len(slots))] == sorted(slots)
 
 
-def test_classes() -> None:
+def test_the_most_blocks_of_a_set() -> None:
     levels = [(7, 0b1100), (2, 0b0010)]
-    assert classes(levels, 0b10111) == [(7, 0b100), (2, 0b10), (0, 0b10001)]
+    assert most(levels, 0b10111) == (7, 0b100)
     assert most(levels, 0b10011) == (2, 0b10)
     assert most(levels, 0b10001) == (0, 0)
+
+
+RANKED = [name for name in POLICIES.names() if make_policy(RouterConfig(policy=name)).ranked]
 
 
 class ScanningFleet(Fleet):
     """One whose router looks at every worker."""
 
-    def _make_router(self, config: RouterConfig, number: int, reads: bool = True) -> Router:
-        made = super()._make_router(config, number, reads)
+    def _make_router(self, config: RouterConfig, number: int, reads_index: bool = True) -> Router:
+        made = super()._make_router(config, number, reads_index)
         return Router(made.config, (), self.indexer, seed=self.config.seed + number, large=NEVER)
 
 
 @pytest.mark.slow
 @pytest.mark.source  # it derives from a compiled class
-@pytest.mark.parametrize("policy", sorted(set(POLICIES.names()) - {"random", "round-robin"}))  # these look at none
-def test_scan_is_candidates_on_a_trace_with_512_workers(policy: str) -> None:
+@pytest.mark.parametrize("policy", RANKED)
+def test_a_search_by_rank_is_a_scan_on_a_trace_with_512_workers(policy: str) -> None:
     compare_fleets({"router": policy, "block_size": 64, "num_gpu_blocks": 2048}, 2000)
 
 
 @pytest.mark.slow
 @pytest.mark.source
-@pytest.mark.parametrize("policy", ["kv", "least-time", "cache-aware"])
-def test_scan_is_candidates_for_a_hybrid_model_with_512_workers(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["kv", "least-time"])
+def test_a_search_by_rank_is_a_scan_for_a_hybrid_model_with_512_workers(policy: str) -> None:
     groups = [{"kind": "full", "block_size": 64}, {"kind": "sliding_window", "block_size": 64, "window": 1024}]
     compare_fleets({"router": policy, "groups": groups, "num_gpu_blocks": 4096}, 600)
 
@@ -342,5 +319,5 @@ def compare_fleets(settings: dict[str, Any], requests: int) -> None:
         fleet = kind(config)
         fleet.run(limited(CONVERSATION, requests))
         reports.append(msgspec.json.encode(make_report(fleet)))
-    assert fleet.router._among, "it chose among candidates"
+    assert fleet.router.loads.ranking is not None
     assert reports[0] == reports[1]

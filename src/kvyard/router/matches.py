@@ -1,0 +1,172 @@
+"""Matches: what workers have of one prompt, as groups of workers that have the same of it.
+
+In a large fleet most workers have the same of a prompt, or nothing, so a policy looks at few groups. A set of workers is an
+integer, as everywhere in the index: slots are bits.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kvyard.router.pace import Pace
+from kvyard.router.ranking import Levels, of_slot
+
+Groups: TypeAlias = list[tuple[tuple[int, ...], int]]
+"""Blocks by tier, and the slots, as bits, of the workers that have exactly these; no slot twice."""
+
+
+class CachedPrefixes:
+    """What each worker has cached of one prompt's prefix."""
+
+    __slots__ = ("announced", "groups", "tiers", "trust")
+
+    def __init__(
+        self, groups: Groups, tiers: int = 1, announced: Levels | None = None, trust: Sequence[tuple[float, int]] = ()
+    ) -> None:
+        """``groups`` has all workers that have any of it, on ``tiers`` tiers."""
+        self.groups = groups
+        self.tiers = tiers
+        self.announced = announced
+        """Blocks in device memory that events told of, where ``groups`` has predictions too."""
+        self.trust = trust
+        """Workers, as bits, whose streams are trusted in part, by how far."""
+
+    def of(self, slot: int) -> tuple[int, ...]:
+        """One worker's blocks, by tier."""
+        for tiers, slots in self.groups:
+            if slots >> slot & 1:
+                return tiers
+        return (0,) * self.tiers
+
+    def predicted(self, slot: int) -> int:
+        """Of one worker's blocks in device memory, those that no event told of yet."""
+        if self.announced is None:
+            return 0
+        return self.of(slot)[0] - of_slot(self.announced, slot)
+
+    def longest(self, among: int) -> tuple[int, int]:
+        """The most blocks that a worker of the set ``among`` has, and the workers that have as many; 0 and none for nothing."""
+        best = holders = 0
+        for tiers, slots in self.groups:
+            blocks = sum(tiers) if len(tiers) > 1 else tiers[0]
+            if blocks >= best and slots & among:
+                holders = slots & among if blocks > best else holders | slots & among
+                best = blocks
+        return (best, holders) if best else (0, 0)
+
+
+class Match:
+    """What some workers have of the prompt: the same for each of them."""
+
+    __slots__ = ("cached_tokens", "confidence", "new_tokens", "pace", "shared_blocks", "slots", "tiers")
+
+    def __init__(self, slots: int, tiers: tuple[int, ...], cached_tokens: int, num_tokens: int) -> None:
+        self.slots = slots
+        """The workers, as bits by slot."""
+        self.tiers = tiers
+        """Cached blocks of the prompt: in device memory, predictions included, and what each lower tier adds. Empty where no
+        worker has any."""
+        self.cached_tokens = cached_tokens
+        """Tokens that needn't be computed, whichever tier has them; never the prompt's last."""
+        self.new_tokens = num_tokens - cached_tokens
+        """Tokens left to compute."""
+        self.confidence = 1.0
+        """How far the stream is trusted that told of ``tiers``; ``cached_tokens`` has it in it."""
+        self.shared_blocks = 0
+        """Blocks of the prompt that requests in flight hold there; for policies with ``needs_shared``."""
+        self.pace: Pace | None = None
+        """How fast each of the workers is; for policies with ``needs_pace``."""
+
+
+def matches_of(
+    prefixes: CachedPrefixes | None,
+    among: int,
+    num_tokens: int,
+    block_size: int,
+    shared: Levels,
+    speeds: Sequence[tuple[Pace, int]],
+) -> list[Match]:
+    """The workers of the set ``among`` by what they have of the prompt; and by the blocks of it that are ``shared`` with
+    requests in flight there, and by ``speeds``, where these are given. No match is empty.
+    """
+    if prefixes is None:
+        found = [Match(among, (), 0, num_tokens)]
+    else:
+        found = []
+        for tiers, slots in prefixes.groups:
+            slots &= among
+            if slots:
+                among ^= slots
+                blocks = sum(tiers) if len(tiers) > 1 else tiers[0]
+                found.append(Match(slots, tiers, min(blocks * block_size, num_tokens - 1), num_tokens))
+        if among:
+            found.append(Match(among, (0,) * prefixes.tiers, min(0, num_tokens - 1), num_tokens))
+        if prefixes.trust:
+            found = _by_trust(found, prefixes.trust, num_tokens, block_size)
+    if shared:
+        found = _by_shared(found, shared, num_tokens)
+    if len(speeds) == 1:
+        for match in found:
+            match.pace = speeds[0][0]
+    elif speeds:
+        found = _by_pace(found, speeds, num_tokens)
+    return found
+
+
+def _part(match: Match, slots: int, num_tokens: int) -> Match:
+    part = Match(slots, match.tiers, match.cached_tokens, num_tokens)
+    part.confidence, part.shared_blocks = match.confidence, match.shared_blocks
+    return part
+
+
+def _by_trust(
+    matches: list[Match], trust: Sequence[tuple[float, int]], num_tokens: int, block_size: int
+) -> list[Match]:
+    out: list[Match] = []
+    for match in matches:
+        left = match.slots
+        for confidence, members in trust:
+            slots = left & members
+            if slots:
+                tokens = min(int(confidence * (sum(match.tiers) * block_size)), num_tokens - 1)
+                part = Match(slots, match.tiers, tokens, num_tokens)
+                part.confidence = confidence
+                out.append(part)
+                left ^= slots
+        if left:
+            out.append(_part(match, left, num_tokens))
+    return out
+
+
+def _by_shared(matches: list[Match], shared: Levels, num_tokens: int) -> list[Match]:
+    out: list[Match] = []
+    for match in matches:
+        for blocks, members in shared:
+            slots = match.slots & members
+            if slots:
+                if slots == match.slots:
+                    match.shared_blocks = blocks
+                    break
+                part = _part(match, slots, num_tokens)
+                part.shared_blocks = blocks
+                out.append(part)
+                match.slots ^= slots
+        out.append(match)
+    return out
+
+
+def _by_pace(matches: list[Match], speeds: Sequence[tuple[Pace, int]], num_tokens: int) -> list[Match]:
+    out: list[Match] = []
+    for match in matches:
+        for pace, members in speeds:
+            slots = match.slots & members
+            if slots:
+                part = _part(match, slots, num_tokens)
+                part.pace = pace
+                out.append(part)
+    return out
+
+
+def longest_of(matches: Sequence[Match]) -> list[Match]:
+    """Those of ``matches`` that have the most cached tokens."""
+    most = max([match.cached_tokens for match in matches])
+    return [match for match in matches if match.cached_tokens == most]
