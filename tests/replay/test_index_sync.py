@@ -20,7 +20,7 @@ from kvyard.replay.run import as_config, limited
 def make_fleet(config: ReplayConfig, follows: bool) -> Fleet:
     """A fleet that visits those whose caches may have changed, or everyone."""
     fleet = Fleet(config)
-    assert fleet.index_sync is not None and fleet.index_sync.follows
+    assert fleet.index_sync.follows
     fleet.index_sync.follows = follows
     return fleet
 

@@ -139,8 +139,8 @@ class Fleet:
             self.records,
             self._unplaced,
             self.placement,
-            index_sync=self.index_sync,
-            autoscaler=self.autoscaler,
+            self.index_sync,
+            self.autoscaler,
         )
         self.listeners.append(intake)
         loop = Loop(
@@ -226,9 +226,7 @@ class Fleet:
             router.policy.pull_ms = self.pulls.pull_ms
         return router
 
-    def _make_index_sync(self, split: SplitRules | None) -> IndexSync | None:
-        if self.indexer is None:
-            return None
+    def _make_index_sync(self, split: SplitRules | None) -> IndexSync:
         if split is None:
             return IndexSync(self.indexer, self.workers, follows=not self._shared.active)
         # Hand-overs change the caches of two workers in between passes, too.

@@ -12,13 +12,13 @@ from kvyard.replay.worker import Worker
 
 
 class IndexSync:
-    """Between the workers of a fleet and the index."""
+    """Between the workers of a fleet and the index; without an index there is nothing to do."""
 
-    def __init__(self, indexer: RunIndexer, workers: Sequence[Worker], follows: bool) -> None:
+    def __init__(self, indexer: RunIndexer | None, workers: Sequence[Worker], follows: bool) -> None:
         """``follows``: caches change by a worker's own passes alone, and by what begins or ends one of them. Then ``workers``
         are all workers, by number.
         """
-        self.follows = follows
+        self.follows = follows and indexer is not None
         self._indexer = indexer
         self._workers = workers
         self._changes: list[tuple[int, int]] = []
@@ -27,6 +27,8 @@ class IndexSync:
 
     def catch_up(self, now: int) -> None:
         """Let the index see everything that is visible by ``now``."""
+        if self._indexer is None:
+            return
         if self.follows:
             changes = self._changes
             while changes and changes[0][0] <= now:

@@ -21,8 +21,7 @@ class Intake(Listener):
         records: Records,
         unplaced: list[Record],
         placement: Placement,
-        *,
-        index_sync: IndexSync | None,
+        index_sync: IndexSync,
         autoscaler: Autoscaler | None,
     ) -> None:
         """``unplaced`` are requests that came when no worker took any, or have lost theirs."""
@@ -42,8 +41,7 @@ class Intake(Listener):
 
     def arrive(self, now: int) -> None:
         """Requests come, and are routed by all that is visible by now."""
-        if self._index_sync is not None:
-            self._index_sync.catch_up(now)
+        self._index_sync.catch_up(now)
         arrivals, placement = self._arrivals, self._placement
         while requests := arrivals.take(now):
             for request in requests:
@@ -67,8 +65,7 @@ class Intake(Listener):
     def place_unplaced(self, now: int) -> None:
         """Place the requests that wait for a worker, if any is there."""
         if self._unplaced and self._placement.open:
-            if self._index_sync is not None:
-                self._index_sync.catch_up(now)
+            self._index_sync.catch_up(now)
             records = self._unplaced.copy()
             self._unplaced.clear()
             for record in records:

@@ -17,7 +17,7 @@ class Passes:
         workers: Sequence[Worker],
         touched: set[int],
         shared: SharedTiers,
-        index_sync: IndexSync | None,
+        index_sync: IndexSync,
         *,
         pulling: bool,
         steady: bool,
@@ -49,7 +49,7 @@ class Passes:
         if self._shared.active:
             self._start_together(ready, now)
             return
-        follows = self._index_sync if self._index_sync is not None and self._index_sync.follows else None
+        follows = self._index_sync.follows
         done = 0
         while done < len(ready):
             number = ready[done]
@@ -58,8 +58,8 @@ class Passes:
             if worker.alive:
                 worker.engine.begin(now)
                 self._agenda.put(worker.engine.next_decision(), PASS_END, number)
-                if follows is not None:
-                    follows.follow(worker)
+                if follows:
+                    self._index_sync.follow(worker)
             if self._pulling and touched:
                 # If one that is pulled from has a pass to start too, it starts in its turn.
                 later = [other for other in touched if other > number]

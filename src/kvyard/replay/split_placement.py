@@ -56,7 +56,7 @@ class SplitPlacement(Listener):
         agenda: Agenda,
         *,
         block_size: int,
-        index_sync: IndexSync | None,
+        index_sync: IndexSync,
         pulls: FleetPulls | None,
     ) -> None:
         self.prefill_pool = prefill_pool
@@ -157,7 +157,7 @@ class SplitPlacement(Listener):
     def hand_over(self, now: int) -> None:
         computed, self._computed = self._computed, []
         reserves_first = self._rules.reserves_first
-        if computed and not reserves_first and self._rules.reads_decode_caches and self._index_sync is not None:
+        if computed and not reserves_first and self._rules.reads_decode_caches:
             self._index_sync.catch_up(now)
         for hand in computed:
             if hand.stages.held < 0:
