@@ -44,7 +44,7 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     model: str | None = None
     root_session_id: str | None = None
     block_size: int | None = None
-    retention: "int | list[_Kept]" = []
+    retention: "int | tuple[_Kept, ...]" = ()
     tool_call: bool = False
     conversation: str | int | None = None
     session_end: bool = False
@@ -119,28 +119,31 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             arrival,
             tokens_in,
             tokens_out,
-            ids,
-            size if ids is not None else 0,
-            None,
-            None,
-            session,
-            delay,
-            wait_for,
-            found.priority,
-            found.lora,
-            found.salt,
-            found.model,
-            found.root_session_id,
-            found.tool_call,
-            _hints(found),
+            ids=ids,
+            id_block_size=size if ids is not None else 0,
+            session=session,
+            delay=delay,
+            after=wait_for,
+            priority=found.priority,
+            lora=found.lora,
+            salt=found.salt,
+            model=found.model,
+            root=found.root_session_id,
+            tool_call=found.tool_call,
+            hints=_hints(found),
         )
 
     return reading.rows(row)
 
 
 def _hints(row: _MooncakeRow) -> Hints:
-    plain = row.conversation is None and row.ttl is None and not row.session_end and row.ttl_then == "ordinary"
-    if plain and row.retention == []:
+    if (
+        row.conversation is None
+        and row.ttl is None
+        and row.retention == ()
+        and not row.session_end
+        and row.ttl_then == "ordinary"
+    ):
         return NO_HINTS
     ttl = None if row.ttl is None else span(row.ttl, MS, "ttl")
     name = "" if row.conversation is None else str(row.conversation)
@@ -150,9 +153,9 @@ def _hints(row: _MooncakeRow) -> Hints:
         raise BadRow(f"hints: {wrong}") from None
 
 
-def _retention(given: int | list[_Kept]) -> tuple[Retention, ...]:
+def _retention(given: int | tuple[_Kept, ...]) -> tuple[Retention, ...]:
     if isinstance(given, int):
-        given = [_Kept(priority=given)]
+        given = (_Kept(priority=given),)
     try:
         return tuple(
             Retention(
