@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -15,7 +15,7 @@ from kvyard.cli.app import INTERRUPTED, OUTPUT
 from kvyard.cli.outputs import say_written, words_beside
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, read_trace, with_reading
 from kvyard.cli.serving import read_token
-from kvyard.cli.settings import with_settings
+from kvyard.cli.settings import with_fields, with_settings
 from kvyard.cli.study import Ray, executor
 from kvyard.errors import KvyardError
 from kvyard.files import STDOUT, check_outputs, is_regular, partial_name
@@ -32,25 +32,41 @@ if TYPE_CHECKING:
 LIVE = "Live runs"
 
 
-@with_settings(SETTINGS)
-@with_reading(CHAIN_IDS, block_size="--trace-block-size")
-def replay(
-    trace: TraceFile,
-    settings: Mapping[str, object],
-    reading: Mapping[str, Any],
-    slo: Slo = None,
-    bounds: Annotated[bool, typer.Option("--bounds", help="Also say what caches could have reached at best.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write the report as JSON.", rich_help_panel=OUTPUT)] = None,
+class Results(NamedTuple):
+    """Where results of a replay go."""
+
+    report: Annotated[Path | None, typer.Option(help="Write the report as JSON.", rich_help_panel=OUTPUT)] = None
     per_request: Annotated[
         Path | None, typer.Option(help="Write a row per request: .jsonl or .parquet.", rich_help_panel=OUTPUT)
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the report as a page, one file.", rich_help_panel=OUTPUT)
-    ] = None,
+    ] = None
+    html: Annotated[Path | None, typer.Option(help="Write the report as a page, one file.", rich_help_panel=OUTPUT)] = (
+        None
+    )
     as_json: Annotated[
         bool, typer.Option("--json", help="Write the report as JSON to stdout, and no table.", rich_help_panel=OUTPUT)
-    ] = False,
-    label: Annotated[str, typer.Option(help="What to call the run.", rich_help_panel=OUTPUT)] = "",
+    ] = False
+    label: Annotated[str, typer.Option(help="What to call the run.", rich_help_panel=OUTPUT)] = ""
+    quiet: Quiet = False
+
+    @property
+    def paths(self) -> tuple[Path | None, Path | None, Path | None]:
+        return self.report, self.per_request, self.html
+
+    def checked(self, trace: Path) -> Results:
+        """These with what ``--json`` stands for. Raises ``KvyardError`` for what couldn't be written after the run."""
+        if self.as_json and self.report is not None:
+            raise KvyardError("--json writes the report to stdout: leave it or --report out")
+        results = self._replace(report=Path(STDOUT)) if self.as_json else self
+        rows = results.per_request
+        if rows is not None and rows.suffix not in (".jsonl", ".parquet") and is_regular(rows):
+            raise KvyardError(f"--per-request {rows}: let its name end in .jsonl or .parquet")
+        check_outputs(*results.paths, reads=[trace])
+        return results
+
+
+class LiveFlags(NamedTuple):
+    """How a live run is driven."""
+
     live: Annotated[
         str | None,
         typer.Option(
@@ -58,23 +74,23 @@ def replay(
             help="Drive an OpenAI endpoint with the trace, or a mock fleet with a gateway before it.",
             rich_help_panel=LIVE,
         ),
-    ] = None,
+    ] = None
     speed: Annotated[
         float | None,
         typer.Option(help="With --live: how fast the endpoint's time passes, if it is a mock's.", rich_help_panel=LIVE),
-    ] = None,
+    ] = None
     timeout: Annotated[
         float | None,
         typer.Option(help="With --live: seconds that a request may take, 600 by default.", rich_help_panel=LIVE),
-    ] = None,
+    ] = None
     served_model_name: Annotated[
         str | None,
         typer.Option(help="With --live URL: the model to ask for, unless the first it serves.", rich_help_panel=LIVE),
-    ] = None,
+    ] = None
     token_file: Annotated[
         Path | None,
         typer.Option(help="With --live URL: a file with the bearer token; or set KVYARD_TOKEN.", rich_help_panel=LIVE),
-    ] = None,
+    ] = None
     any_length: Annotated[
         bool,
         typer.Option(
@@ -82,13 +98,13 @@ def replay(
             help="With --live URL: let answers end when they like, up to the recorded length.",
             rich_help_panel=LIVE,
         ),
-    ] = False,
+    ] = False
     vocabulary: Annotated[
         int | None,
         typer.Option(
             help="With --live URL: token ids of prompts are below this. [default: 32000]", rich_help_panel=LIVE
         ),
-    ] = None,
+    ] = None
     prove: Annotated[
         bool,
         typer.Option(
@@ -96,13 +112,33 @@ def replay(
             help="With --live self: repeat the run in virtual time, and compare decisions.",
             rich_help_panel=LIVE,
         ),
-    ] = False,
+    ] = False
+
+
+class PoolFlags(NamedTuple):
+    """How pools share this machine, or a cluster."""
+
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", help="Of a fleet of pools: so many at a time; by default one per core."),
-    ] = None,
-    ray: Ray = None,
-    quiet: Quiet = False,
+    ] = None
+    ray: Ray = None
+
+
+@with_settings(SETTINGS)
+@with_reading(CHAIN_IDS, block_size="--trace-block-size")
+@with_fields("results", Results)
+@with_fields("endpoint", LiveFlags)
+@with_fields("at_a_time", PoolFlags)
+def replay(
+    trace: TraceFile,
+    settings: Mapping[str, object],
+    reading: Mapping[str, Any],
+    results: Results,
+    endpoint: LiveFlags,
+    at_a_time: PoolFlags,
+    slo: Slo = None,
+    bounds: Annotated[bool, typer.Option("--bounds", help="Also say what caches could have reached at best.")] = False,
 ) -> None:
     """Replay a trace through a fleet of simulated workers, and say what its users would have seen.
 
@@ -116,24 +152,17 @@ def replay(
     from kvyard.replay.report.slo import read_slo
     from kvyard.replay.settings import make_config
 
-    own = {"speed": speed, "timeout": timeout, "served_model_name": served_model_name, "token_file": token_file}
-    check_flags(
-        live, settings, {**own, "vocabulary": vocabulary, "any_length": any_length, "prove": prove, "bounds": bounds}
-    )
-    if as_json:
-        if report is not None:
-            raise KvyardError("--json writes the report to stdout: leave it or --report out")
-        report = Path(STDOUT)
-    check_results(trace, report, per_request, html)
+    live = endpoint.live
+    check_flags(endpoint, settings, bounds)
+    results = results.checked(trace)
     read_slo(slo)
     if settings.get("pools") is not None:
         if live is not None or bounds:
             flag = "--live" if live is not None else "--bounds"
             raise KvyardError(f"{flag} is for a fleet without pools: leave it out, or replay one pool by itself")
-        pooled = _replay_pools(trace, settings, reading, slo, label, per_request, jobs, ray, quiet)
-        _finish(pooled, report, per_request, html, quiet, as_json)
+        _finish(_replay_pools(trace, settings, reading, slo, results, at_a_time), results)
         return
-    for name, value in (("--jobs", jobs), ("--ray", ray)):
+    for name, value in (("--jobs", at_a_time.jobs), ("--ray", at_a_time.ray)):
         if value is not None:
             raise KvyardError(f"{name} is for fleets of pools, which a file names in [[pools]]: leave it out")
     made = make_config(settings)
@@ -143,8 +172,9 @@ def replay(
             "Sessions of this trace have no common clock, so all of them start at once: --concurrency N lets N run.",
             err=True,
         )
+    label = results.label
     passed = "simulated in" if live is None else "passed, in"
-    with nullcontext() if quiet else Bar(source, made.limit, passed=passed) as bar:
+    with nullcontext() if results.quiet else Bar(source, made.limit, passed=passed) as bar:
         if live is None:
             from kvyard.replay.run import replay as run
 
@@ -155,31 +185,35 @@ def replay(
                         bar.told(came, through, now)
                     obey()
 
+                rows = results.per_request
                 done: ReplayOutcome = run(
-                    source, config=made, slo=slo, label=label, bounds=bounds, progress=told, per_request=per_request
+                    source, config=made, slo=slo, label=label, bounds=bounds, progress=told, per_request=rows
                 )
         else:
-            given = {"speed": speed, "timeout_s": timeout}
+            given = {"speed": endpoint.speed, "timeout_s": endpoint.timeout}
             pace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
             progress = None if bar is None else bar.told
             if live == SELF:
                 from kvyard.lab.rehearsal.run import rehearse
 
-                rehearsed = rehearse(source, made, **pace, proven=prove, slo=slo, label=label, progress=progress)
+                rehearsed = rehearse(
+                    source, made, **pace, proven=endpoint.prove, slo=slo, label=label, progress=progress
+                )
                 done = rehearsed.run
             else:
                 from kvyard.replay.live.config import LiveConfig
                 from kvyard.replay.live.run import replay_live
 
                 driving = chosen(DrivingConfig, SETTINGS.parse(settings))
-                if vocabulary is not None:
-                    pace["vocabulary"] = vocabulary
-                config = LiveConfig(model=served_model_name, exact=not any_length, **pace, **driving)
-                token = read_token(token_file)
+                if endpoint.vocabulary is not None:
+                    pace["vocabulary"] = endpoint.vocabulary
+                model, exact = endpoint.served_model_name, not endpoint.any_length
+                config = LiveConfig(model=model, exact=exact, **pace, **driving)
+                token = read_token(endpoint.token_file)
                 done = replay_live(source, live, config, token=token, slo=slo, label=label, progress=progress)
-    _finish(done, report, per_request, html, quiet, as_json)
-    if prove:
-        with words_beside(report, per_request, html):
+    _finish(done, results)
+    if endpoint.prove:
+        with words_beside(*results.paths):
             say_proof(rehearsed.proof)
 
 
@@ -188,28 +222,25 @@ def _replay_pools(
     settings: Mapping[str, object],
     reading: Mapping[str, Any],
     slo: str | None,
-    label: str,
-    per_request: Path | None,
-    jobs: int | None,
-    ray: str | None,
-    quiet: bool,
+    results: Results,
+    at_a_time: PoolFlags,
 ) -> PooledRun:
     """Replay a fleet of pools; exits with ``INTERRUPTED`` on Ctrl-C, with nothing written."""
     from kvyard.lab.pools import common_limit, replay_pools
     from kvyard.replay.progress import Bar
 
-    bar = nullcontext() if quiet else Bar(read_trace(trace, reading), common_limit(settings))
+    bar = nullcontext() if results.quiet else Bar(read_trace(trace, reading), common_limit(settings))
     try:
-        with _ended_by(signal.default_int_handler), executor(jobs, ray) as crew, bar as shown:
+        with _ended_by(signal.default_int_handler), executor(at_a_time.jobs, at_a_time.ray) as crew, bar as shown:
             told = None if shown is None else shown.told
             return replay_pools(
                 trace,
                 settings,
                 slo=slo,
-                label=label,
+                label=results.label,
                 executor=crew,
                 progress=told,
-                per_request=per_request,
+                per_request=results.per_request,
                 **reading,
             )
     except KeyboardInterrupt:
@@ -217,39 +248,25 @@ def _replay_pools(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _finish(
-    done: ReplayOutcome,
-    report: Path | None,
-    per_request: Path | None,
-    html: Path | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+def _finish(done: ReplayOutcome, results: Results) -> None:
     """Write files and print the table; exits with ``INTERRUPTED`` where it didn't go to the end."""
     from kvyard.lab.pools import PooledRun
     from kvyard.replay.run import SimulatedRun
 
     streamed = isinstance(done, SimulatedRun | PooledRun)  # then requests were written while it ran
-    done.save(report, None if streamed else per_request, html)
-    if not quiet and not as_json:
-        with words_beside(report, per_request, html):
+    done.save(results.report, None if streamed else results.per_request, results.html)
+    if not results.quiet and not results.as_json:
+        with words_beside(*results.paths):
             done.show()
-    if not quiet:
+    if not results.quiet:
         _say_more(done)
-        rows = per_request
+        rows = results.per_request
         if rows is not None and not done.complete and is_regular(rows):
             rows = partial_name(rows.resolve() if rows.is_symlink() else rows)  # a link is written through
-        say_written([report, rows, html])
+        say_written([results.report, rows, results.html])
     if not done.complete:
         typer.echo("Interrupted: the report covers what had happened until then.", err=True)
         raise typer.Exit(INTERRUPTED)
-
-
-def check_results(trace: Path, report: Path | None, per_request: Path | None, html: Path | None) -> None:
-    """Raise ``KvyardError`` now for what couldn't be written after the run."""
-    if per_request is not None and per_request.suffix not in (".jsonl", ".parquet") and is_regular(per_request):
-        raise KvyardError(f"--per-request {per_request}: let its name end in .jsonl or .parquet")
-    check_outputs(report, per_request, html, reads=[trace])
 
 
 def _say_more(done: ReplayOutcome) -> None:
@@ -315,18 +332,16 @@ DIFFERS = 1
 """The exit code where live and offline differ."""
 
 
-def check_flags(live: str | None, settings: Mapping[str, object], given: Mapping[str, object]) -> None:
-    """Raise ``KvyardError``, naming it, for a flag that makes no sense with or without ``--live``.
-
-    ``given`` has the flags of live runs, and ``bounds``, false or ``None`` where they weren't used.
-    """
-    used = {name for name, value in given.items() if value is not None and value is not False}
+def check_flags(endpoint: LiveFlags, settings: Mapping[str, object], bounds: bool) -> None:
+    """Raise ``KvyardError``, naming it, for a flag that makes no sense with or without ``--live``."""
+    live = endpoint.live
+    used = {name for name, value in endpoint._asdict().items() if value is not None and value is not False}
     if live is None:
         for name in ("speed", "timeout", *AT_AN_ENDPOINT, "prove"):
             if name in used:
                 raise KvyardError(f"--{name.replace('_', '-')} is for live runs: add --live URL, or --live self")
         return
-    if "bounds" in used:
+    if bounds:
         raise KvyardError("--bounds needs a simulated run: leave it out with --live")
     for name in settings:
         if name in NOT_LIVE:

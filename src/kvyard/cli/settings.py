@@ -7,7 +7,7 @@ file. Values stay text here: what they mean is the business of ``kvyard.settings
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
@@ -82,6 +82,22 @@ def with_group(name: str, *options: inspect.Parameter) -> Callable[[Command], Co
             group = {one.name: given.pop(one.name) for one in options}
             command(**given, **{name: group})
 
+        return with_parameters(command, run, [name], options)
+
+    return decorate
+
+
+def with_fields(name: str, kind: Any) -> Callable[[Command], Command]:
+    """Gives a command an option for each field of ``kind``, a named tuple. It gets their values as one of these, ``name``."""
+    hints = get_type_hints(kind, include_extras=True)
+
+    def decorate(command: Command) -> Command:
+        def run(**given: Any) -> None:
+            command(**given, **{name: kind(**{field: given.pop(field) for field in hints})})
+
+        defaults = kind._field_defaults
+        kept = inspect.Parameter.KEYWORD_ONLY
+        options = [inspect.Parameter(one, kept, default=defaults[one], annotation=hints[one]) for one in hints]
         return with_parameters(command, run, [name], options)
 
     return decorate
