@@ -93,7 +93,8 @@ def with_fields(name: str, kind: Any) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         def run(**given: Any) -> None:
-            command(**given, **{name: kind(**{field: given.pop(field) for field in hints})})
+            group = kind(**{field: given.pop(field) for field in hints})
+            command(**given, **{name: group})
 
         defaults = kind._field_defaults
         kept = inspect.Parameter.KEYWORD_ONLY
