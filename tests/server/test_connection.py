@@ -19,6 +19,7 @@ from tests.server.gateway.support import eventually
 from tests.server.support import PATIENCE
 
 from kvyard.server import connection as connections
+from kvyard.server.held import HeldBytes
 from kvyard.server.http import Bounds, Refusal
 from kvyard.server.request import ClientGone, HttpRequest
 from kvyard.server.running import HttpServer, listen
@@ -165,6 +166,7 @@ class Echo:
     bounds = Bounds(body_bytes=1 << 20)
 
     def __init__(self) -> None:
+        self.held = HeldBytes(4 << 20)
         self.asked = 0
         self.gone = 0
         self.headers: list[dict[str, str]] = []
@@ -203,6 +205,7 @@ def served(scenario: Callable[[Echo, HttpServer], Awaitable[None]]) -> None:
             await scenario(app, server)
         finally:
             await server.stop()
+        assert app.held.bytes == 0, "all that was held is given back"
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
@@ -364,5 +367,32 @@ def test_what_is_no_request_is_refused_and_not_within_an_answer(sent: bytes) -> 
         assert (await said(server, sent)).startswith(b"HTTP/1.1 40")
         found = await said(server, request_of(b"fine", more="") + sent)
         assert found.count(b"HTTP/1.1") == 1 and found.endswith(b"POST / fine")
+
+    served(scenario)
+
+
+def test_unfinished_bodies_are_counted_and_bounded_in_all() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        head, opened = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n", []
+        for _ in range(8):
+            opened.append(await asyncio.open_connection("127.0.0.1", server.port))
+            opened[-1][1].write(head + b"f0000\r\n" + b"x" * 0xF0000)
+        # A megabyte each, of which four have room: the others are told so before their end, and hold nothing.
+        answers = [reader for reader, _ in opened]
+        waiting = {asyncio.ensure_future(reader.read()) for reader in answers}
+        refused: set[asyncio.Future[bytes]] = set()
+        while len(refused) < 4:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            refused |= done
+        assert all(one.result().startswith(b"HTTP/1.1 429") for one in refused)
+        assert 3 << 20 < app.held.bytes <= app.held.limit
+        assert b"HTTP/1.1 429" in await said(server, request_of(b"x" * 600_000)), (
+            "announced, and too long for what is left"
+        )
+        for _, writer in opened:
+            writer.close()
+        await asyncio.gather(*waiting)
+        while app.held.bytes:
+            await asyncio.sleep(0.001)
 
     served(scenario)

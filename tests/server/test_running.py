@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from kvyard.errors import KvyardError
+from kvyard.server.held import HeldBytes
 from kvyard.server.http import Bounds
 from kvyard.server.request import HttpRequest
 from kvyard.server.running import HttpServer, is_loopback, listen, url_of
@@ -69,6 +70,7 @@ class Waiting:
     """Answers when it may."""
 
     bounds = Bounds()
+    held = HeldBytes()
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()

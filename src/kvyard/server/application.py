@@ -11,6 +11,7 @@ import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.openai import ErrorBody
+from kvyard.server.held import HeldBytes
 from kvyard.server.http import (
     JSON,
     Bounds,
@@ -46,6 +47,7 @@ class Application:
         *,
         title: str,
         bounds: Bounds,
+        held: HeldBytes | None = None,
         token: str | None = None,
         door: Callable[[str], None] | None = None,
         guard: GuardCheck | None = None,
@@ -54,13 +56,14 @@ class Application:
         openai: bool = False,
         vllm: bool = False,
     ) -> None:
-        """``door`` takes the Authorization header and raises ``Refusal`` for those who may not enter; with it, ``token`` isn't
-        looked at. ``guard`` is asked about requests that no token protects. ``unknown``, of any method, is for paths that no
-        other is for. ``seen`` is told the path, status and seconds of every answered request. With ``openai``, refusals are
-        written as clients of OpenAI read them. With ``vllm``, routes that aren't there and methods that aren't for them are
-        answered as vLLM does, whose routes don't take HEAD.
+        """``held`` bounds what requests may have in all. ``door`` takes the Authorization header and raises ``Refusal`` for
+        those who may not enter; with it, ``token`` isn't looked at. ``guard`` is asked about requests that no token protects.
+        ``unknown``, of any method, is for paths that no other is for. ``seen`` is told the path, status and seconds of every
+        answered request. With ``openai``, refusals are written as clients of OpenAI read them. With ``vllm``, routes that
+        aren't there and methods that aren't for them are answered as vLLM does, whose routes don't take HEAD.
         """
         self.bounds = bounds
+        self.held = held or HeldBytes()
         self._token = token
         self._door = door
         self._guard = guard

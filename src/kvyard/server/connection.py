@@ -1,8 +1,8 @@
 """A client's connection: it reads requests, has them answered one after the other, and bounds what a client makes it hold.
 
 This is the only place where bytes of a client come in and where its hang-up is noticed. Heads, trailers and pipelined
-requests are bounded here, bodies by the application's ``Bounds``. A hang-up cancels the task of a request whose operation is
-``abandoned_with_client``, at whatever stage it is.
+requests are bounded here, bodies by the application's ``Bounds``, and all of it together by its ``HeldBytes``. A hang-up
+cancels the task of a request whose operation is ``abandoned_with_client``, at whatever stage it is.
 
 It is built on httptools' parser and asyncio's protocols alone: general servers read ahead of answers that nobody takes, and
 have no public place to bound that.
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from kvyard.errors import KvyardError
+from kvyard.server.held import HeldBytes
 from kvyard.server.http import Bounds, Refusal, openai_error_response
 from kvyard.server.request import HttpRequest
 from kvyard.server.transports import untie
@@ -45,6 +46,7 @@ class Application(Protocol):
     """Answers requests."""
 
     bounds: Bounds
+    held: HeldBytes
 
     def __call__(self, request: HttpRequest) -> Awaitable[None]: ...
 
@@ -55,6 +57,7 @@ class ServerState:
     def __init__(self, app: Application, keep_alive_seconds: float) -> None:
         self.app = app
         self.bounds = app.bounds
+        self.held = app.held
         self.keep_alive_seconds = keep_alive_seconds
         self.ending = False
         """True once connections are to close after the request they have."""
@@ -111,8 +114,13 @@ class ClientConnection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._parser = None  # it refers to us
+        self._overrun = True
+        self._hold(b"")
+        for request in (*self._queue, *((self._arriving,) if self._arriving is not None else ())):
+            if request is not self.request:
+                request.release()
         self._queue.clear()
-        self._held, self._overrun = b"", True
+        self._arriving = None
         state = self._state
         state.connections.discard(self)
         if not state.connections:
@@ -144,10 +152,11 @@ class ClientConnection(asyncio.Protocol):
             return
         if self.request is not None and self._arriving is None:
             # Not parsed before the answer is out, but read on: this is how a hang-up is noticed.
-            if len(self._held) + len(data) > PIPELINED_BYTES:
-                self._overrun, self._held = True, b""
+            if len(self._held) + len(data) > PIPELINED_BYTES or not self._state.held.has_room(len(data)):
+                self._overrun = True
+                self._hold(b"")
             else:
-                self._held += data
+                self._hold(self._held + data)
             return
         self._feed(data)
 
@@ -190,7 +199,9 @@ class ClientConnection(asyncio.Protocol):
             self._headers,
             old=parser.get_http_version() == "1.0",
             keep_alive=bool(parser.should_keep_alive()),
+            held=self._state.held,
         )
+        request.hold(self._head_bytes)
         self._arriving = request
         if self._head_bytes > HEADER_BYTES:
             self._refuse(request, 431, f"headers are longer than {HEADER_BYTES} bytes")
@@ -231,6 +242,10 @@ class ClientConnection(asyncio.Protocol):
             self._malformed(431, f"headers are longer than {HEADER_BYTES} bytes")
         elif self._in_head and self._late is None:
             self._late = self._loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _hold(self, data: bytes) -> None:
+        self._state.held.bytes += len(data) - len(self._held)
+        self._held = data
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Have the request parsed as one that asks for no other protocol, which it may ignore. Java's client asks for HTTP/2
@@ -282,7 +297,8 @@ class ClientConnection(asyncio.Protocol):
         if self.transport.is_closing() or self.writable is not None:
             return
         while self.request is None and self._arriving is None and not self._queue and self._held:
-            data, self._held = self._held, b""
+            data = self._held
+            self._hold(b"")
             self._feed(data)
         if self.request is not None:
             return
@@ -314,6 +330,7 @@ class ClientConnection(asyncio.Protocol):
         request.keep_alive = False
         status, headers, body = openai_error_response(Refusal(status, error, fix="send less" if status == 431 else ""))
         request.respond(status, headers, body)
+        request.release()
         self._close(linger=True)
 
     def _malformed(self, status: int, error: str) -> None:
@@ -322,7 +339,9 @@ class ClientConnection(asyncio.Protocol):
         if self._arriving is not None and self._arriving is self.request:
             self._arriving.body_malformed(error)
             return
-        self._refuse(HttpRequest(self, "", "", b"", [], old=False, keep_alive=False), status, error)
+        self._refuse(
+            HttpRequest(self, "", "", b"", [], old=False, keep_alive=False, held=self._state.held), status, error
+        )
 
     # -- its end --------------------------------------------------------------------------------------------------------
 

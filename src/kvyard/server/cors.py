@@ -30,6 +30,7 @@ class Cors:
         """``origins`` are such as https://chat.example.org, or ``*`` for any."""
         self.app = app
         self.bounds = app.bounds
+        self.held = app.held
         self._any = ANY in origins
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
 

@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from kvyard.clock import SECOND, WallClock
+from kvyard.server.held import HeldBytes
 from kvyard.server.http import Bounds, Refusal
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class HttpRequest(Mapping[str, str]):
         "_connection",
         "_found",
         "_head",
+        "_held",
+        "_holds",
         "_malformed",
+        "_no_room",
         "_old",
         "_size",
         "_too_long",
@@ -81,6 +85,7 @@ class HttpRequest(Mapping[str, str]):
         *,
         old: bool,
         keep_alive: bool,
+        held: HeldBytes,
     ) -> None:
         """``old``: it is of HTTP/1.0."""
         self.method = method
@@ -110,8 +115,12 @@ class HttpRequest(Mapping[str, str]):
         self._found: dict[str, str] | None = None
         self._body: list[bytes] = []
         self._size = 0
+        self._held = held
+        self._holds = 0
+        """Bytes that are counted for it."""
         self._arrived = self._too_long = False
         self._malformed = ""
+        self._no_room = False
         self._waiting: asyncio.Future[None] | None = None
         self._head = b""
         """The head of the answer, until something follows it."""
@@ -151,6 +160,8 @@ class HttpRequest(Mapping[str, str]):
         announced = self.get("content-length", "")
         if announced.isdecimal() and int(announced) > bounds.body_bytes:
             raise _too_long(bounds)
+        if announced.isdecimal() and not self._held.has_room(int(announced) - self._size):
+            self._no_room = True
         if not self._stopped():
             if self.get("expect", "").lower() == "100-continue" and not self._old:
                 self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -162,6 +173,9 @@ class HttpRequest(Mapping[str, str]):
                 raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
         if self._too_long:
             raise _too_long(bounds)
+        if self._no_room:
+            self.release()
+            raise self._held.refusal(self.path, self._size)
         if self._malformed:
             raise Refusal(400, self._malformed, Connection="close")
         if not self._arrived:
@@ -171,7 +185,7 @@ class HttpRequest(Mapping[str, str]):
 
     def _stopped(self) -> bool:
         """True if nothing more of the body is waited for."""
-        return self._arrived or self._too_long or bool(self._malformed)
+        return self._arrived or self._too_long or self._no_room or bool(self._malformed)
 
     async def _more(self) -> None:
         self._waiting = asyncio.get_running_loop().create_future()
@@ -183,11 +197,27 @@ class HttpRequest(Mapping[str, str]):
     def add_body(self, data: bytes, most: int) -> None:
         """A part of the body is here, of which ``most`` bytes are kept."""
         self._size += len(data)
-        if self._size > most:
-            self._too_long, self._body = True, []
+        if self.finished or self._too_long or self._no_room:
+            return
+        self._too_long = self._size > most
+        self._no_room = not self._held.has_room(len(data))
+        if self._too_long or self._no_room:
+            self.release()
             self._wake()
-        elif not self.finished:
+        else:
+            self.hold(len(data))
             self._body.append(data)
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are held for it until it is over."""
+        self._holds += size
+        self._held.bytes += size
+
+    def release(self) -> None:
+        """Let go of what is held for it."""
+        self._body = []
+        self._held.bytes -= self._holds
+        self._holds = 0
 
     def body_complete(self) -> None:
         """All of the body is here."""
@@ -316,8 +346,8 @@ class HttpRequest(Mapping[str, str]):
             self.task.cancel("the server ends")
 
     def close(self) -> None:
-        """Let go of the body, and say that the request is over."""
-        self._body = []
+        """Let go of what is held, and say that the request is over."""
+        self.release()
         ended, self.on_end = self.on_end, None
         if ended is not None:
             ended(self)

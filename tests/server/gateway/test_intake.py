@@ -66,7 +66,7 @@ def test_all_bodies_together_are_bounded() -> None:
         for thread in threads:
             thread.join(PATIENCE)
         gate.idle()
-        assert gate.gateway.traffic.held == 0
+        assert gate.gateway.held.bytes == 0
         assert gate.complete(long).status_code == 200
         assert gate.metrics()['kvyard_gateway_requests_total{model="",outcome="refused"}'] == 1
 

@@ -249,7 +249,7 @@ def test_comings_and_goings() -> None:
         assert not failed and set(answered) == {200}
         ways = (counters.finished, counters.refused, counters.failed, counters.broken, counters.cancelled)
         assert counters.requests == sum(ways) and not counters.failed and not counters.broken
-        assert gated.gateway.traffic.held == 0
+        eventually(lambda: gated.gateway.held.bytes == 0)
         # Whoever hung up has ended the engine's work too.
         eventually(lambda: all(one["running"] + one["waiting"] == 0 for one in served.get("/admin/workers")))
 

@@ -34,6 +34,7 @@ from kvyard.server.gateway.slices import SliceWatch
 from kvyard.server.gateway.tracing import Tracing
 from kvyard.server.gateway.traffic import GatewayMetrics, P, Traffic
 from kvyard.server.health import HealthReason, say_health
+from kvyard.server.held import HeldBytes
 from kvyard.server.http import Refusal
 from kvyard.server.running import AsyncService
 from kvyard.server.supervisor import Supervisor, Work
@@ -77,6 +78,8 @@ class Gateway(AsyncService):
         self.health = EngineHealth(config, self.clock)
         self.metrics = GatewayMetrics()
         self.traffic = Traffic(self.clock, self.metrics)
+        self.held = HeldBytes(config.held_bytes)
+        self.held.on_refused = self.traffic.crowded_out
         self.keys = None if config.keys_file is None else KeyRing(read_keys(config.keys_file), self.clock.now)
         self.tracing = None if config.traces is None else Tracing.to(config.traces)
         self.supervisor = Supervisor()

@@ -111,10 +111,10 @@ class RequestIntake(msgspec.Struct, eq=False):
         method: str = "POST",
         estimate: int = 0,
     ) -> ProxiedRequest:
-        """Admit a request, whatever it is: ``find`` says where it may go. ``size`` are the bytes of it that stay here,
+        """Admit a request, whatever it is: ``find`` says where it may go. ``size`` are the bytes of its body,
         ``estimate`` its tokens where ``find`` doesn't know them. Raises ``Refusal``; else ``end`` must be called for it.
         """
-        traffic, most = self.proxy.traffic, self.config.held_bytes
+        traffic = self.proxy.traffic
         received = self.proxy.clock.now()
         traffic.counters.requests += 1
         key: AccessKey | None = None
@@ -122,10 +122,6 @@ class RequestIntake(msgspec.Struct, eq=False):
         try:
             if self.keys is not None:
                 key = self.keys.find(headers.get("authorization", ""))
-            if traffic.held + size > most:
-                raise Refusal(
-                    429, f"the requests that are here have {most} bytes already", fix="try again later", Retry_After="1"
-                )
             id_, name, pool, place = await find(key)
             if key is not None:
                 ticket = await self._ticket(key, name, place.request.num_tokens or estimate)

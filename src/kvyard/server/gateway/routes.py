@@ -364,9 +364,12 @@ def assemble(
     if keys is not None and channel is not None:
         intake.rates = SharedRates(channel, keys)
 
+    held = gateway.held
+
     def configured(changed: GatewayConfig) -> None:
         intake.config = changed
         proxy.retries = changed.retries
+        held.limit = changed.held_bytes
 
     gateway.reloading.changed.append(configured)
     routes = GatewayRoutes(gateway, intake, admin_token, closed, Networks(config.networks))
@@ -379,6 +382,7 @@ def assemble(
         [*(routes.passed() if proxies else ()), *routes.own()],
         title=title,
         bounds=config.limits,
+        held=held,
         token=token,
         door=None if keys is None else keys.check,
         guard=guard,

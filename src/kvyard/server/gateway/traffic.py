@@ -173,8 +173,6 @@ class Traffic:
         self.first_bytes = LatencyWindow()
         self.recorder: RequestRecorder | None = None
         self.access_log: AccessLog | None = None
-        self.held = 0
-        """Bytes of the bodies of all requests that are under way."""
         self._clock = clock
         self._metrics = metrics
         self._ids = count(1)
@@ -200,9 +198,13 @@ class Traffic:
         # Its model's name is any client's invention, so it is no label.
         self._metrics.requests["", "refused"].inc()
 
+    def crowded_out(self, path: str, size: int) -> None:
+        """A request was refused before it was read: there was no room for it."""
+        self.counters.requests += 1
+        self.refused(path, 429, size)
+
     def began(self, proxied: RequestRecord, place: Placement, model: str | None) -> None:
         """A request that can be routed is here; ``model`` is given if there are several."""
-        self.held += proxied.size
         self._active.add(proxied.id)
         self.counters.under_way += 1
         if self.recorder is None:
@@ -331,7 +333,6 @@ class Traffic:
         counters = self.counters
         self._unmet(proxied, UNMET[outcome])
         counters.under_way -= 1
-        self.held -= proxied.size
         setattr(counters, outcome, getattr(counters, outcome) + 1)
         self._active.discard(proxied.id)
         if self.recorder is not None:
