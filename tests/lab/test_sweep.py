@@ -233,7 +233,7 @@ def test_points_have_pages_that_lead_there_and_back(done: Study) -> None:
     links = re.findall(r'<a href="(runs/[0-9a-f]+[.]html)">', text)
     assert len(links) == 6
     for link in links:
-        assert '<a href="../sweep.html">All points of the sweep</a>' in (done.folder / link).read_text()
+        assert '<a href="../sweep.html">All runs of the sweep</a>' in (done.folder / link).read_text()
 
 
 def test_axes_are_in_the_unit_that_was_written() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from kvyard.lab.study import Result, Row, Section, Study, Table, columns, own_options
 from kvyard.lab.study.advice import Advice, Candidate, front, least_behind
 from kvyard.lab.study.charts import Bar, bars
-from kvyard.lab.study.runs import first_config, notes, run_page, times, write_runs
+from kvyard.lab.study.runs import run_page
 from kvyard.lab.study.seeds import means, not_set, spreads
 from kvyard.lab.study.table import Values
 from kvyard.replay.report.metrics import METRICS, read_metrics
@@ -106,8 +106,6 @@ def view(study: Study) -> Result:
         rows_key="standings",
         facts={"trace": study.trace, "overloaded": sorted(jammed), "advice": said.sentences},
         advice=said.sentences,
-        notes=notes(study),
-        times=times(study, "league.csv"),
         legend="* no policy has both a lower mean TTFT and a lower ITL p99. Times are in ms, means over seeds.",
         sections=[
             Section(
@@ -121,8 +119,6 @@ def view(study: Study) -> Result:
             )
             for cell, places in cells.items()
         ],
-        config=first_config(study),
-        pages=lambda: write_runs(study, "league.html", "All policies of the league"),
     )
 
 

@@ -11,7 +11,7 @@ from kvyard.lab.study.advice import Advice, Candidate, answer, at_edges, lowest_
 from kvyard.lab.study.axes import axis, axis_title, number_of, words
 from kvyard.lab.study.charts import MOST_LINES, Bar, Lines, bars, curves
 from kvyard.lab.study.cost import fleet_size, foresees
-from kvyard.lab.study.runs import first_config, notes, run_page, times, write_runs
+from kvyard.lab.study.runs import run_page
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST, METRICS, read_metrics
 from kvyard.replay.report.slo import limits_of, violation
@@ -71,15 +71,11 @@ def view(study: Study) -> Result:
         rows=list(_rows(study, values)),
         facts={"trace": study.trace, "axes": study.grid.axes, "advice": said.sentences},
         advice=said.sentences,
-        notes=notes(study),
-        times=times(study, "sweep.csv"),
         tiles=list(_tiles(study, along, values)),
         sections=[
             Section(title="By metric", text=note, charts=charts),
             Section(title="All points", text=text, table=table),
         ],
-        config=first_config(study),
-        pages=lambda: write_runs(study, "sweep.html", "All points of the sweep"),
     )
 
 

@@ -13,7 +13,6 @@ from kvyard.lab.hints.caches import Prompt, reuse_without_time
 from kvyard.lab.study import Result, Row, Section, Study, Table, own_options
 from kvyard.lab.study.advice import changes
 from kvyard.lab.study.charts import Lines, curves
-from kvyard.lab.study.runs import first_config, notes, times
 from kvyard.lab.study.seeds import means, not_set, spreads
 from kvyard.lab.study.table import Values
 from kvyard.replay.config import ReplayConfig
@@ -75,7 +74,7 @@ def hints(
                 runs.setdefault(quality, []).append(read_metrics(report))
         future = TraceFuture.of(open_trace(trace, limit=made.limit, **study.reading))
         ordered = sorted(runs, key=lambda quality: (hints.index(quality[0]), quality[2], quality[1]))
-        return view(study.trace, fleet_words(made), {quality: runs[quality] for quality in ordered}, future, study)
+        return view(study.trace, fleet_words(made), {quality: runs[quality] for quality in ordered}, future)
 
     study = Study(trace, folder, result, **options)
     study.vary({"hints": list(wanted), "seed": [str(seed) for seed in seeds]}, config, settings)
@@ -125,10 +124,9 @@ def view(
     setting: str,
     runs: Mapping[tuple[str, float, float], Sequence[Values]],
     future: TraceFuture,
-    study: Study | None = None,
 ) -> Result:
     """Return the result: a table and curves by recall for each kind of hint, a line for each false rate. ``runs`` are by kind,
-    recall and false rate, ``setting`` is the fleet in words; ``study`` has the replays, if there are any.
+    recall and false rate, ``setting`` is the fleet in words.
     """
     by_hint: dict[str, list[HintPoint]] = {}
     for quality, found in runs.items():
@@ -167,8 +165,7 @@ def view(
         rows=[_row(point, _base(points), metrics) for points in by_hint.values() for point in points],
         facts={"trace": trace, "setting": setting, "last_of_conversation": shares, "advice": said},
         advice=said,
-        notes=[censoring, *(notes(study) if study is not None else ())],
-        times=times(study, "hints.csv") if study is not None else "",
+        notes=[censoring],
         legend=f"{trace}: {setting}. Times are in ms, means over seeds.",
         sections=[
             Section(
@@ -180,7 +177,6 @@ def view(
             )
             for hint, points in by_hint.items()
         ],
-        config=first_config(study) if study is not None else None,
     )
 
 

@@ -46,11 +46,6 @@ def times(study: Study, file: str) -> str:
     return f"Times: {'; '.join(some[:shown])}{more}. Differences smaller than these errors may be theirs."
 
 
-def first_config(study: Study) -> tuple[str, object] | None:
-    """Return the configuration of the first point with its heading; ``None`` if nothing has run."""
-    return ("Configuration of the first point", study.done[0][1].config) if study.done else None
-
-
 def run_page(study: Study, point: Point) -> str:
     """Return where the page of a run lies; its report's path if there are too many for pages."""
     return f"{RUNS}/{point.key}.html" if len(study.points) <= MOST_PAGES else f"points/{point.key}.json"

@@ -11,6 +11,7 @@ from kvyard.errors import KvyardError
 from kvyard.lab.jobs import Executor, LocalExecutor, Task, Told, TracePart
 from kvyard.lab.study.grid import Grid, Point, fingerprint, make_grid, point_key
 from kvyard.lab.study.result import Result
+from kvyard.lab.study.runs import notes, times, write_runs
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.files import read_report
@@ -165,9 +166,18 @@ class Study:
         return reports
 
     def result(self) -> Result:
-        """Return what came of the study, for ``show`` and ``save``."""
+        """Return what the view made of the reports, with what holds for every study: points that are missing, where times come
+        from, the first point's configuration, and pages of single runs if its tables link to them.
+        """
         assert self._view is not None
-        return self._view(self)
+        result = self._view(self)
+        result.notes = [*result.notes, *notes(self)]
+        result.times = times(self, f"{result.kind}.csv")
+        if self.done:
+            result.config = ("Configuration of the first point", self.done[0][1].config)
+        if any(row.link for table in result.tables for row in table.rows):
+            result.pages = lambda: write_runs(self, f"{result.kind}.html", f"All runs of the {result.kind}")
+        return result
 
     def show(self) -> None:
         """Print the tables and the advice."""
