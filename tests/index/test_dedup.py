@@ -10,8 +10,7 @@ from tests.index.naive import NaiveIndex
 from tests.index.support import Bench, hashes_of, nameless, removed, stored
 
 from kvyard.events.types import Cleared, Removed, Stored, Tier
-from kvyard.index import DedupFilter, Holder, Indexer, Place, Places, Source
-from kvyard.index.metrics import collect
+from kvyard.index import DedupFilter, Holder, Indexer, Place, Places, Source, metrics
 
 TEXT = list(range(100, 116))
 
@@ -192,9 +191,9 @@ class TestPool:
         bench.say(stored(TEXT, 4), removed(TEXT, 4))
         assert bench.blocks(TEXT) == 0
 
-    def test_a_clear_is_the_gpus_unless_configured(self) -> None:
-        for scope, left in (("device", 4), ("all", 0)):
-            bench = Bench(clear_scope=scope)
+    def test_a_clear_is_pod_wide_unless_configured(self) -> None:
+        for options, left in (({"clear_scope": "device"}, 4), ({"clear_scope": "all"}, 0), ({}, 0)):
+            bench = Bench(**options)
             bench.say(stored(TEXT, 4), stored(TEXT, 4, tier=Tier.G2), stored(TEXT, 4, tier=Tier.G2))
             bench.clear()
             assert bench.blocks(TEXT) == left
@@ -232,6 +231,19 @@ class TestPool:
             "uncounted_hashes_total": 0,
         }
 
+    def test_outstanding_references_are_told_by_pod(self) -> None:
+        bench = Bench(workers=("a", "b"))
+        bench.say(stored(TEXT, 4), stored(TEXT, 4))
+        bench.say(stored(TEXT, 4), stored(TEXT, 4), stored(TEXT, 4), stream="b")
+        assert _by_pod(bench.indexer) == {"a": 4, "b": 8, "other": 0}
+
+    def test_pods_beyond_the_limit_are_told_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(metrics, "MOST_PODS", 1)
+        bench = Bench(workers=("a", "b", "c"))
+        for stream in "abc":
+            bench.say(*[stored(TEXT, 4)] * (3 if stream == "b" else 2), stream=stream)
+        assert _by_pod(bench.indexer) == {"b": 8, "other": 8}
+
     def test_disabled_it_degrades_to_the_old_behaviour(self) -> None:
         bench = Bench(dedup=DedupFilter(enabled=False))
         bench.say(stored(TEXT, 4), stored(TEXT, 4), removed(TEXT, 4))
@@ -267,7 +279,16 @@ class TestPool:
 def _counts(indexer: Indexer) -> dict[str, float]:
     """The filter's metrics, by what follows their common prefix."""
     prefix = "kvcache_kvevents_dedup_"
-    return {name.removeprefix(prefix): value for name, _, value in collect(indexer) if name.startswith(prefix)}
+    totals: dict[str, float] = {}
+    for name, _, value in metrics.collect(indexer):
+        if name.startswith(prefix):
+            totals[name.removeprefix(prefix)] = totals.get(name.removeprefix(prefix), 0) + value
+    return totals
+
+
+def _by_pod(indexer: Indexer) -> dict[str, float]:
+    name = "kvcache_kvevents_dedup_outstanding_references"
+    return {labels["pod"]: value for found, labels, value in metrics.collect(indexer) if found == name}
 
 
 def test_a_line_is_logged_only_when_something_was_suppressed(caplog: pytest.LogCaptureFixture) -> None:

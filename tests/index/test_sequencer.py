@@ -46,11 +46,11 @@ def test_a_clear_heals_it_on_every_tier() -> None:
     assert world.indexer.score(TEXT).workers[Holder("a")].state == State.FRESH
 
 
-def test_a_clear_without_a_gap_empties_the_device_only() -> None:
+def test_a_clear_without_a_gap_empties_every_tier() -> None:
     world = World()
     world.say(0, stored(TEXT, 4, tier=Tier.G2))
     world.say(1, Cleared(), stored(TEXT, 4, 0, 2))
-    assert world.by_tier() == {"G1": 2, "G2": 1}
+    assert world.by_tier() == {"G1": 2}
 
 
 def test_joining_in_the_middle_earns_nothing() -> None:

@@ -52,8 +52,8 @@ class TestStream:
         bench.say(removed(TEXT, 4, 0, 3), seq=9)
         assert bench.blocks(TEXT) == 0
 
-    def test_a_clear_of_an_engine_empties_its_device_only(self) -> None:
-        bench = Bench()
+    def test_a_clear_can_be_of_the_device_only(self) -> None:
+        bench = Bench(clear_scope="device")
         bench.say(stored(TEXT, 4), stored(TEXT, 4, tier=Tier.G2))
         bench.say(Cleared())
         assert bench.by_tier(TEXT) == {"G2": 4}

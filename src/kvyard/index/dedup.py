@@ -47,6 +47,10 @@ class DedupFilter:
         """References beyond the first that haven't been taken back. With the rows: all there are."""
         return sum(sum(counts.values()) for counts in self._beyond.values())
 
+    def outstanding_at(self, places: Iterable[int]) -> int:
+        """References beyond the first at ``places`` that haven't been taken back."""
+        return sum(sum(self._beyond.get(place, {}).values()) for place in places)
+
     def count(self, place: int, key: Key) -> int:
         """How often ``key`` was announced beyond the first time."""
         return self._beyond.get(place, {}).get(key, 0)

@@ -13,7 +13,7 @@ Sample: TypeAlias = tuple[str, dict[str, str], float]
 NAMES: dict[str, str] = {
     "kvcache_kvevents_dedup_removed_hashes_suppressed_total": "Removed hashes not passed on: another announcement stands.",
     "kvcache_kvevents_dedup_removed_hashes_forwarded_total": "Removed hashes passed on to the index.",
-    "kvcache_kvevents_dedup_outstanding_references": "References beyond the first that were not taken back.",
+    "kvcache_kvevents_dedup_outstanding_references": "References beyond the first that were not taken back, by pod.",
     "kvcache_kvevents_dedup_uncounted_hashes_total": "Repetitions not counted because the filter was full.",
     "kvyard_index_blocks": "Different blocks that are held anywhere.",
     "kvyard_index_rows": "Runs of equal rows.",
@@ -34,6 +34,9 @@ NAMES: dict[str, str] = {
 }
 """Every metric and what it says. ``collect`` brings each of them, and nothing else."""
 
+MOST_PODS = 256
+"""Pods with a label of their own, those with the most references; the rest is ``other``."""
+
 
 def collect(indexer: Indexer) -> list[Sample]:
     """Every sample of an index."""
@@ -42,7 +45,7 @@ def collect(indexer: Indexer) -> list[Sample]:
     out: list[Sample] = [
         ("kvcache_kvevents_dedup_removed_hashes_suppressed_total", {}, dedup.suppressed),
         ("kvcache_kvevents_dedup_removed_hashes_forwarded_total", {}, dedup.forwarded),
-        ("kvcache_kvevents_dedup_outstanding_references", {}, indexer.dedup.outstanding),
+        *_outstanding(indexer),
         ("kvcache_kvevents_dedup_uncounted_hashes_total", {}, dedup.uncounted),
         ("kvyard_index_blocks", {}, usage.blocks),
         ("kvyard_index_rows", {}, usage.rows),
@@ -71,3 +74,15 @@ def collect(indexer: Indexer) -> list[Sample]:
             ("kvyard_index_bridge_hashes", labels, len(feed.bridge)),
         ]
     return out
+
+
+def _outstanding(indexer: Indexer) -> list[Sample]:
+    """References by pod, that is by worker or by the pool that several workers share."""
+    by_pod: dict[str, int] = {}
+    for _, feed in indexer.feeds():
+        pod = feed.holder.name
+        by_pod[pod] = by_pod.get(pod, 0) + indexer.dedup.outstanding_at(feed.places.values())
+    named = sorted(by_pod, key=lambda pod: (-by_pod[pod], pod))[:MOST_PODS]
+    rest = sum(by_pod.values()) - sum(by_pod[pod] for pod in named)
+    name = "kvcache_kvevents_dedup_outstanding_references"
+    return [*((name, {"pod": pod}, by_pod[pod]) for pod in named), (name, {"pod": "other"}, rest)]

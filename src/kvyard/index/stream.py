@@ -39,8 +39,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The holder's attention groups; left out, they are learned from events."""
     alignment: int | None = None
     """The engine's scheduler block size, where it isn't the groups' common multiple."""
-    clear_scope: str = "device"
-    """What a clear that names no tier empties: ``device``, as engines mean it, or ``all``, as kvyard's own batcher does."""
+    clear_scope: str = "all"
+    """The tiers that a clear empties if it names none: ``all`` of the pod, or the ``device``, where engines keep the rest."""
 
     def __post_init__(self) -> None:
         if bool(self.worker) == bool(self.pool):

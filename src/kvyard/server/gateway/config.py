@@ -62,7 +62,7 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
     Left out, the engine is asked, which vLLM answers since 0.32; where it doesn't, nothing is known of its cache."""
     replay: Name | list[Name] | None = None
     """Where lost events can be had again, in the same way."""
-    clear_scope: Literal["device", "all"] = "device"
+    clear_scope: Literal["device", "all"] = "all"
     groups: Annotated[list[AttentionGroup], Meta(min_length=1, max_length=64)] | None = None
     alignment: Size | None = None
 

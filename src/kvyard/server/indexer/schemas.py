@@ -110,7 +110,7 @@ class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
     """Tells several streams of one worker apart, such as an engine's and its offload connector's."""
     topic: str = ""
     dialect: Dialect = "auto"
-    clear_scope: Literal["device", "all"] = "device"
+    clear_scope: Literal["device", "all"] = "all"
     tier: TierName | None = None
     """Where everything it announces is, where its events don't say."""
     groups: Annotated[list[AttentionGroup], Meta(min_length=1, max_length=64)] | None = None
