@@ -27,6 +27,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
+    ".": "integers",
     "blocks": "agreement attention/chunked attention/cross attention/full attention/state attention/window "
     "cache_map coordinator eviction/lru eviction/priority extent fine group manager pool registration "
     "request rule spans step table",
@@ -107,7 +108,7 @@ class Progress:
 
 def module_files() -> list[str]:
     """The files that are compiled, from ``src/``."""
-    return [f"kvyard/{package}/{name}.py" for package, names in MODULES.items() for name in names.split()]
+    return [str(Path("kvyard", package, f"{name}.py")) for package, names in MODULES.items() for name in names.split()]
 
 
 def compile_modules(source: Path, target: Path, progress: Progress) -> list[Path]:

@@ -16,6 +16,7 @@ from kvyard.blocks.request import Request
 from kvyard.blocks.rule import Match
 from kvyard.blocks.spans import Spans, intersect
 from kvyard.hashing import Keys
+from kvyard.integers import ceil_div
 
 
 class Hit:
@@ -71,7 +72,7 @@ class _Members(EqualGroups):
 
     def hits(self, match: Match, all_nodes: list[list[Node]]) -> list[GroupHit]:
         """The match as each member's hit."""
-        count = -(-match.tokens // self.first.block_size)
+        count = ceil_div(match.tokens, self.first.block_size)
         tails: Sequence[Extent | None] = match.tails or [None] * len(all_nodes)
         return [GroupHit(count, match.low, nodes, tail) for nodes, tail in zip(all_nodes, tails)]
 
@@ -127,7 +128,7 @@ class Coordinator:
         for part, match, (_, all_nodes) in zip(self.parts, matches, seen):
             if part.is_full:
                 size = part.first.block_size
-                kept = -(-tokens // size) == -(-match.tokens // size)
+                kept = ceil_div(tokens, size) == ceil_div(match.tokens, size)
                 match = Match(min(match.tokens, tokens), 0, match.tails if kept else None)
             for at, group_hit in zip(part.members, part.hits(match, all_nodes)):
                 found[at] = group_hit

@@ -17,6 +17,7 @@ from kvyard.blocks.spec import ConfigError, GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.blocks.use import Use
 from kvyard.hashing import Chain
+from kvyard.integers import ceil_div
 
 
 class GroupHit:
@@ -179,7 +180,7 @@ class Group:
 
     def required(self, demand: Demand) -> int:
         """How long the table must be to meet ``demand``."""
-        return -(-demand.slots // self.block_size)
+        return ceil_div(demand.slots, self.block_size)
 
     def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
         """How many free blocks it takes to meet ``demand``, by the count that admission goes by."""
@@ -220,7 +221,7 @@ class Group:
     def take_external(self, table: Table, total: int, external: int) -> None:
         """Take blocks for tokens that will be loaded from elsewhere, as far as they will still be read."""
         if min(total - self.rule.stale(total), external) > 0:
-            self.take(table, max(0, -(-total // self.block_size) - table.length))
+            self.take(table, max(0, ceil_div(total, self.block_size) - table.length))
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:
         """Take blocks until the table meets ``demand``; returns the new ids."""

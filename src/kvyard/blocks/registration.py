@@ -9,6 +9,7 @@ from kvyard.blocks.extent import Extent
 from kvyard.blocks.request import Request
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
+from kvyard.integers import ceil_div
 
 
 def register_tail(cache_map: CacheMap, chain: Chain, request: Request, table: Table, first: int, last: int) -> bool:
@@ -126,7 +127,7 @@ def _wish_bounds(request: Request, block_size: int, first: int, last: int) -> li
     bounds: list[int] = []
     for wish in request.retention:
         for token in (wish.start, wish.stop):
-            at = -(-token // block_size) if token is not None else last
+            at = ceil_div(token, block_size) if token is not None else last
             if first < at < last:
                 bounds.append(at)
     return bounds

@@ -18,6 +18,7 @@ from kvyard.blocks.group import Group
 from kvyard.blocks.request import Request
 from kvyard.blocks.rule import ENDLESS
 from kvyard.blocks.table import Table
+from kvyard.integers import ceil_div
 
 
 class Stepper:
@@ -50,7 +51,7 @@ class Stepper:
             request.settled_until = self._settled_until(tables)
         taken = self._nothing
         if slots > request.fits_until:
-            counts = [-(-slots // size) - table.length for size, table in zip(self._sizes, tables)]
+            counts = [ceil_div(slots, size) - table.length for size, table in zip(self._sizes, tables)]
             need = sum(counts) if min(counts) >= 0 else sum([count for count in counts if count > 0])
             if need > self.pool.free:
                 return None
@@ -112,7 +113,7 @@ class Stepper:
             return ENDLESS
         registered = ENDLESS
         for (size, unit), table in zip(self._units, tables):
-            known = -(-((table.registered or 0) + 1) * size // unit) * unit - 1 if unit else -1
+            known = ceil_div(((table.registered or 0) + 1) * size, unit) * unit - 1 if unit else -1
             if known < registered:
                 registered = known
         return registered

@@ -13,6 +13,7 @@ from mypy_extensions import mypyc_attr
 from kvyard.blocks import BlockManager, Hit
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.load_source import AT_ONCE, NO_ROOM
+from kvyard.integers import ceil_div
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # callers aren't compiled
@@ -88,7 +89,7 @@ class EngineHandovers:
         for group, found in zip(self._manager.groups, hit.groups):
             size = group.block_size
             read_from = group.rule.stale(job.num_tokens) // size
-            count += max(0, -(-job.num_tokens // size) - max(found.blocks, read_from))
+            count += max(0, ceil_div(job.num_tokens, size) - max(found.blocks, read_from))
         return count
 
     def land(self) -> list[Job]:

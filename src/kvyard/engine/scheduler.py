@@ -11,6 +11,7 @@ from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Pass
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.role import Role
+from kvyard.integers import ceil_div
 
 
 class Scheduler:
@@ -38,7 +39,7 @@ class Scheduler:
     def add(self, job: Job, now: int) -> None:
         """``job`` has arrived. Its output is cut to what there is room for; one that can never be served is turned away."""
         for tokens, page, where in self._limits:
-            room = tokens - -(-job.num_prompt_tokens // page) * page
+            room = tokens - ceil_div(job.num_prompt_tokens, page) * page
             if room < 1:
                 self.jobs.reject(job, now, f"its prompt of {job.num_prompt_tokens} tokens leaves no room in {where}")
                 return

@@ -7,6 +7,7 @@ from kvyard.hashing import Key
 from kvyard.index.backend import IndexBackend
 from kvyard.index.bridge import Bridge, TextSpan
 from kvyard.index.dedup import DedupFilter
+from kvyard.integers import ceil_div
 
 HeldParts: TypeAlias = tuple[int, list[tuple[Key, int, int]]]
 """For a snapshot: a place, and its engine blocks with their width and count."""
@@ -53,7 +54,7 @@ class Parts:
         else:
             del held[key]
         start = end - width
-        for block in range(start // self._size, -(-end // self._size)):
+        for block in range(start // self._size, ceil_div(end, self._size)):
             for ours in self._bridge.keys_at(span, block, end):
                 self._cover_by(place, ours, key, self._overlap(block, start, end), storing, span, block)
 

@@ -15,6 +15,7 @@ from kvyard.index.backend import Rows
 from kvyard.index.bits import bits, mask_of
 from kvyard.index.catalog import Catalog, GroupLayout
 from kvyard.index.places import Holder, Place, Places
+from kvyard.integers import ceil_div
 
 Member: TypeAlias = tuple[int, tuple[int, ...]]
 """A plain worker: its position, and per group the places that count."""
@@ -115,8 +116,8 @@ class WorkerView:
             elif low >= 0:
                 if spec.is_state:
                     _add_states(spans, low * ours, start * ours, ours, size)
-                elif -(-low * ours // size) < start * ours // size:
-                    spans.append((-(-low * ours // size), start * ours // size))
+                elif ceil_div(low * ours, size) < start * ours // size:
+                    spans.append((ceil_div(low * ours, size), start * ours // size))
                 low = -1
             start = stop
         return spans

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
 from kvyard.lab.study.advice import Candidate, compared
 from kvyard.replay.report import figures as draw
@@ -239,7 +240,7 @@ def _over_time(
     series = []
     for run, color, report in zip(runs, draw.RUN_COLORS, reports):
         times, values = read(report)
-        step = -(-len(values) // FEW_POINTS) or 1
+        step = ceil_div(len(values), FEW_POINTS) or 1
         kept = [time / by for time in draw.coarse(times[: len(values)], step) if time is not None]
         series.append(draw.line(run, draw.coarse(values, step), color, x=draw.rounded(kept)))
     return draw.lines("", series, "", y, xMin=0) | axis

@@ -11,6 +11,7 @@ request starts over, and nothing stays behind.
 from kvyard.blocks.use import RequestFacts
 from kvyard.engine.handovers import EngineHandovers, HandoverPeer
 from kvyard.engine.job import Job
+from kvyard.integers import ceil_div
 from kvyard.replay.config import HandoverConfig
 from kvyard.replay.record import Record, Stages
 from kvyard.replay.worker import Worker
@@ -75,7 +76,7 @@ class Handovers:
 
     def send_ms(self, tokens: int) -> float:
         """Milliseconds that ``tokens`` would take on an idle network."""
-        return self.fabric.alone_ms(self._bytes(tokens, -(-tokens // self._block_size)))
+        return self.fabric.alone_ms(self._bytes(tokens, ceil_div(tokens, self._block_size)))
 
     def _bytes(self, tokens: int, blocks: int) -> int:
         """Bytes that are sent when the prompt is done."""

@@ -12,6 +12,7 @@ from math import exp
 from typing import Final
 
 from kvyard.index.bits import bits
+from kvyard.integers import ceil_div
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import Choice, RoutingInput
 from kvyard.router.matches import Match
@@ -36,7 +37,7 @@ class BlockCost:
         """The least prefill tokens of any worker that may be chosen, where backlogs decay credits."""
         if config.overlap_decay:
             self._floor = min([worker.prefill_tokens for worker in routing.workers])
-            self._decay = config.overlap_decay / self._size / max(1, -(-self._tokens // self._size))
+            self._decay = config.overlap_decay / self._size / max(1, ceil_div(self._tokens, self._size))
         self._is_plain = config.prefill_scale == config.held_weight == 1 and not config.request_weight + self._decay
         self._match: Match | None = None
         """The latest that was asked about; the figures below are the same for all its workers."""

@@ -14,6 +14,7 @@ from kvyard.engine.timing import make_timing
 from kvyard.engine.timing.model import NS_PER_MS, TimingModel
 from kvyard.engine.timing.polynomial_model import PolynomialModel
 from kvyard.index.bits import bits
+from kvyard.integers import ceil_div
 
 PEAK_TOKENS_PER_S = 15_928.0
 """What llm-d's router assumes of an engine before it was measured: prompt tokens per second."""
@@ -67,7 +68,7 @@ class ModelPace:
         self.capacity: int | None = capacity
         self._timing = timing
         self._loads = loads
-        steps = max(1, -(-tokens_per_pass // _STEP))
+        steps = max(1, ceil_div(tokens_per_pass, _STEP))
         self._step = tokens_per_pass / steps
         self._times = [0.0] + [
             timing.pass_ns([(round(at * self._step), 0)], 0, 0, 0) / NS_PER_MS for at in range(1, steps + 1)
@@ -107,7 +108,7 @@ class ModelPace:
         known = self._past
         if known is None or tokens <= 0:
             return 0.0
-        at = (-(-tokens // _STEP) * _STEP, cached // _STEP * _STEP)
+        at = (ceil_div(tokens, _STEP) * _STEP, cached // _STEP * _STEP)
         ms = known.get(at)
         if ms is None:
             left, done, ms = at[0], at[1], 0.0
@@ -120,7 +121,7 @@ class ModelPace:
         return ms
 
     def passes(self, tokens: int) -> int:
-        return -(-tokens // self._per_pass)
+        return ceil_div(tokens, self._per_pass)
 
     def load(self, blocks: Sequence[int]) -> float:
         return sum((first + each * count for (first, each), count in zip(self._loads, blocks) if count), 0.0)

@@ -17,6 +17,7 @@ from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.hashing import Chain
+from kvyard.integers import ceil_div
 from kvyard.tiers.contract import Contract
 from kvyard.tiers.store import PageRange
 
@@ -85,7 +86,7 @@ class PageLayout:
         chunk = self.chunk
         if chunk == 1:
             return spans
-        inner = [(-(-low // chunk), high // chunk) for low, high in spans]
+        inner = [(ceil_div(low, chunk), high // chunk) for low, high in spans]
         return [(low, high) for low, high in inner if low < high]
 
     def hold_blocks(self, extents: Iterable[Extent], piece: PageRange) -> Table:

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import SECOND, ClockError
+from kvyard.integers import ceil_div
 from kvyard.tiers.links.sharing import check_fair
 
 
@@ -113,7 +114,7 @@ class Network:
         flow = Flow(self._number, mine, nbytes, now, now + (self.latency if latency is None else latency))
         limits = [self._limits[port] for port in mine if port in self._limits]
         if limits:
-            flow.alone_ns = -(-nbytes * SECOND // min(limits))
+            flow.alone_ns = ceil_div(nbytes * SECOND, min(limits))
         self._number += 1
         heappush(self._waiting, (flow.started, flow.number, flow))
         self._run(now)

@@ -2,6 +2,7 @@
 
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.spans import Spans, intersect, unite, without
+from kvyard.integers import ceil_div
 from kvyard.tiers.pulls import PeerPages
 from kvyard.tiers.state import OffloadState
 from kvyard.tiers.store import PageRange
@@ -56,7 +57,7 @@ class PrefixLookup:
             keys = layout.chain(request, group).keys
             here: Spans = ()
             if local is not None and local.tokens >= size:
-                here = ((-(-local.groups[group].low // chunk), local.tokens // size),)
+                here = ((ceil_div(local.groups[group].low, chunk), local.tokens // size),)
                 here = here if here[0][0] < here[0][1] else ()
             coming = state.first.on_the_way(group, keys, len(keys))
             resident = [tier.store.resident(group, keys, len(keys)) for tier in state.tiers]
@@ -102,7 +103,7 @@ class PrefixLookup:
             low = max(group.rule.stale(tokens) // group.block_size, adopted)
             high = tokens // group.block_size
             if low < high:
-                first, last = low // chunk, -(-high // chunk)
+                first, last = low // chunk, ceil_div(high, chunk)
                 if without(first, last, spans[index]):
                     return []
                 found.append(Need(low, high, PageRange(index, layout.chain(self.request, index), first, last)))

@@ -25,6 +25,7 @@ from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
 from kvyard.hashing.stretches import agree_until
+from kvyard.integers import ceil_div
 
 
 class PageRange:
@@ -292,7 +293,7 @@ class TierStore:
         """
         [rest] = held.settle()
         for source in sources.settle():
-            stop = min(-(-source.stop // chunk), rest.stop)
+            stop = min(ceil_div(source.stop, chunk), rest.stop)
             if stop > rest.start:
                 part = rest if stop == rest.stop else self.pool.split(rest, stop - rest.start)
                 if (

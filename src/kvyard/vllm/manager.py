@@ -19,6 +19,7 @@ from vllm.v1.request import RequestStatus
 from kvyard.blocks import BlockManager, Hit
 from kvyard.blocks.group import Group, GroupHit
 from kvyard.blocks.table import Table
+from kvyard.integers import ceil_div
 from kvyard.vllm.block_lists import BlockIds, HeldBlocks, HitBlocks
 from kvyard.vllm.counterpart import Counterpart
 from kvyard.vllm.engine_events import EngineEvents
@@ -299,7 +300,7 @@ class Manager:
         clipped = []
         for group, ids in zip(self.blocks.groups, self.get_block_ids(request_id), strict=True):
             whole = group.spec.is_state or not group.spec.attention.cacheable
-            clipped.append(ids if whole else ids[: -(-num_computed_tokens // group.block_size)])
+            clipped.append(ids if whole else ids[: ceil_div(num_computed_tokens, group.block_size)])
         return tuple(clipped)
 
     def create_kv_cache_blocks(self, blocks: tuple[Sequence[Any], ...]) -> Any:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from kvyard.integers import ceil_div
 from kvyard.vllm.version import check_version
 
 check_version()  # before the first import from vLLM: another version may not have what is imported
@@ -119,7 +120,7 @@ class CopyWorker(OffloadingWorker):
                 for tensor in self._tensors_of[group]:
                     yield tensor, blocks[first_block + at], chunks[first_chunk + chunk], place
             first_block += count
-            first_chunk += -(-(skip + count) // per_chunk) if count else 0
+            first_chunk += ceil_div(skip + count, per_chunk) if count else 0
 
     def _note(self, job_id: int, size: int, began: int) -> None:
         took = to_seconds(self._clock.now() - began)

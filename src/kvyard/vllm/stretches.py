@@ -7,6 +7,7 @@ on. So two requests agree in these ids exactly as far as they agree in full bloc
 from collections.abc import Sequence
 
 from kvyard.hashing import wire_hash
+from kvyard.integers import ceil_div
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
 
 
@@ -19,7 +20,7 @@ class Stretches:
         self._size = size
         full = min(len(hashes), num_tokens // size)
         names = ids.of([wire_hash(key) for key in hashes[:full]])
-        names.extend(ids.fresh(-(-num_tokens // size) - full))
+        names.extend(ids.fresh(ceil_div(num_tokens, size) - full))
         self._names = names
 
     def cut(self, start: int, stop: int, more: int = 0) -> list[list[int]]:
@@ -37,5 +38,5 @@ class Stretches:
                 parts.append([first, count])
             at += count
         if more:
-            parts.append([self._ids.fresh(-(-more // size))[0] * size, more])
+            parts.append([self._ids.fresh(ceil_div(more, size))[0] * size, more])
         return parts

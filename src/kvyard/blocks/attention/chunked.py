@@ -8,6 +8,7 @@ from mypy_extensions import mypyc_attr
 from kvyard.blocks.rule import Match, Rule
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
+from kvyard.integers import ceil_div
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -24,7 +25,7 @@ class ChunkRule(Rule):
         return computed // self.chunk * self.chunk
 
     def fresh_until(self, position: int) -> int:
-        return -(-(position + 1) * self.block_size // self.chunk) * self.chunk - 1
+        return ceil_div((position + 1) * self.block_size, self.chunk) * self.chunk - 1
 
     def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
         size = self.block_size
@@ -35,7 +36,7 @@ class ChunkRule(Rule):
         return Match(max(low, high) * size, low)
 
     def cap(self, in_flight: int, max_tokens: int) -> int | None:
-        return -(-min(self.chunk + in_flight, max_tokens) // self.block_size)
+        return ceil_div(min(self.chunk + in_flight, max_tokens), self.block_size)
 
 
 def _rule(spec: GroupSpec) -> Rule:

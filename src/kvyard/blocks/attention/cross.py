@@ -4,6 +4,7 @@ from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.rule import Rule
 from kvyard.blocks.spec import Attention
 from kvyard.blocks.table import Table
+from kvyard.integers import ceil_div
 
 
 class CrossGroup(Group):
@@ -12,7 +13,7 @@ class CrossGroup(Group):
     restless = True
 
     def required(self, demand: Demand) -> int:
-        return -(-demand.encoder // self.block_size)
+        return ceil_div(demand.encoder, self.block_size)
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
         """Nothing of the prompt concerns this group."""

@@ -19,6 +19,7 @@ from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 from kvyard.blocks.table import Table
 from kvyard.errors import suggest
 from kvyard.hashing import Key
+from kvyard.integers import ceil_div
 
 STATE_MODES = ("none", "all", "align")
 
@@ -129,7 +130,7 @@ class AlignedStateGroup(StateGroup):
 
     def required(self, demand: Demand) -> int:
         # Look-ahead tokens need no state: draft heads have no state layers.
-        return -(-demand.main // self.block_size) + self.spec.spec_blocks
+        return ceil_div(demand.main, self.block_size) + self.spec.spec_blocks
 
     def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
         """As vLLM predicts it: below nothing where drafts that were taken back left more than enough, and without the
@@ -149,7 +150,7 @@ class AlignedStateGroup(StateGroup):
         if demand.total > demand.local:
             # A state that is loaded has a block of its own besides the running one.
             skipped = self.rule.stale(demand.total) // self.block_size
-            loaded = max(0, -(-demand.total // self.block_size) - max(length, skipped))
+            loaded = max(0, ceil_div(demand.total, self.block_size) - max(length, skipped))
             length = max(length, skipped) + loaded
         fresh = min(max(self.required(demand) - length, 0), self._most(table))
         if not hit.blocks > skipped:
@@ -212,7 +213,7 @@ class AlignedStateGroup(StateGroup):
         super().register(request, table, tokens)
         unit = self.hash_block_size
         boundary = (request.num_prompt_tokens - (not self.use_eagle)) // unit * unit - (unit if self.use_eagle else 0)
-        position = -(-tokens // self.block_size) - 1
+        position = ceil_div(tokens, self.block_size) - 1
         if tokens <= 0 or tokens != boundary or position >= table.length:
             return
         block = self._block_at(table, position)

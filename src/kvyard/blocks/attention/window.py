@@ -8,6 +8,7 @@ from mypy_extensions import mypyc_attr
 from kvyard.blocks.rule import NO_MATCH, Match, Rule
 from kvyard.blocks.spans import Spans, clip
 from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
+from kvyard.integers import ceil_div
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -54,7 +55,7 @@ class WindowRule(Rule):
 
     def cap(self, in_flight: int, max_tokens: int) -> int | None:
         # One more, since a window need not start at a block's edge.
-        return -(-min(self.window - 1 + in_flight, max_tokens) // self.block_size) + 1
+        return ceil_div(min(self.window - 1 + in_flight, max_tokens), self.block_size) + 1
 
     def keeps_all(self, alignment: int, eagle: bool, retention: int | None) -> bool:
         segment = alignment if retention is None else retention

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kvyard.blocks.eviction.ranked import RankedOrder
 from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import NEVER_AGAIN, Use
+from kvyard.integers import ceil_div
 
 
 class BeladyOrder(RankedOrder):
@@ -17,7 +18,7 @@ class BeladyOrder(RankedOrder):
     needs_future = True
 
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
-        return [-(-tokens // block_size) for tokens, _ in use.facts.next_uses]
+        return [ceil_div(tokens, block_size) for tokens, _ in use.facts.next_uses]
 
     def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
         previous = history.use

@@ -10,6 +10,7 @@ from typing import ClassVar
 from kvyard.blocks.eviction.ranked import RankedOrder
 from kvyard.blocks.extent import Extent, UseHistory
 from kvyard.blocks.use import Use
+from kvyard.integers import ceil_div
 from kvyard.registry import Option, Options
 
 
@@ -24,7 +25,9 @@ class TailLruOrder(RankedOrder):
 
     def _needed(self, use: Use, block_size: int) -> int:
         """How many blocks must stay."""
-        return -(-max(0, use.tokens + int(self.options["next_prompt"]) - int(self.options["threshold"])) // block_size)
+        return ceil_div(
+            max(0, use.tokens + int(self.options["next_prompt"]) - int(self.options["threshold"])), block_size
+        )
 
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
         return (self._needed(use, block_size),)

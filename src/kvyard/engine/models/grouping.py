@@ -12,6 +12,7 @@ import msgspec
 from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.models.layers import CacheLayer
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 
 
 class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ def _grouped(layers: Sequence[CacheLayer], pages: Sequence[_LayerPage]) -> list[
     size = largest if largest < 1.5 * smallest else smallest
     groups = []
     for bucket in buckets.values():
-        number = -(-len(bucket) // size)
+        number = ceil_div(len(bucket), size)
         # Every so many-th layer, so that pipeline stages have about as many layers of each group.
         groups += [bucket[index::number] for index in range(number)]
     return groups
@@ -84,7 +85,7 @@ def _pages(layers: Sequence[CacheLayer], block_size: int, state_mode: str, state
     if state and token:
         # An attention page must not be smaller than a state: its block grows by whole steps until it isn't.
         step = max(block_size, 128) if any(layer.kind == "mla" for layer in layers) else block_size
-        block_size = max(block_size, step * -(-state // (step * token)))
+        block_size = max(block_size, step * ceil_div(state, step * token))
         if state_mode == "align":
             state_block = block_size
     pages = []

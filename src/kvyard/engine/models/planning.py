@@ -20,6 +20,7 @@ from kvyard.engine.models.memory import reserve as memory_beside_cache
 from kvyard.engine.models.split import Parallelism, check_split
 from kvyard.engine.models.weights import DTYPE_BYTES, WEIGHT_DTYPES, count_weights, dtype_bytes, weight_bytes
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 from kvyard.settings import Setting, size
 from kvyard.units import show_bytes
 
@@ -284,7 +285,7 @@ def _blocks_per_request(spec: GroupSpec, longest: int, batched: int) -> int:
     if spec.is_state:
         return 2 if spec.mode == "align" else 1
     cap = spec.rule().cap(batched, longest)
-    return -(-longest // spec.block_size) if cap is None else cap
+    return ceil_div(longest, spec.block_size) if cap is None else cap
 
 
 def _longest(groups: Sequence[LayerGroup], most: int, batched: int, blocks: int) -> int:

@@ -7,6 +7,7 @@ import msgspec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import check_heads, mixers
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +43,8 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def experts_of(self, experts: int, width: int) -> tuple[int, int]:
         """How many experts a rank has, and which part of their width."""
         if self.enable_expert_parallel:
-            return -(-experts // self.expert_ranks), width
-        return experts, -(-width // self.expert_ranks)
+            return ceil_div(experts, self.expert_ranks), width
+        return experts, ceil_div(width, self.expert_ranks)
 
     def stages(self, layers: int) -> list[range]:
         """The layers of each pipeline stage. What doesn't divide goes to stages before the last, which has the output layer."""

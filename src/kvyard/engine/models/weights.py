@@ -13,6 +13,7 @@ from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
 from kvyard.engine.models.split import WHOLE, Parallelism
 from kvyard.errors import KvyardError, suggest
+from kvyard.integers import ceil_div
 
 DTYPE_BYTES: Mapping[str, int] = {
     "float32": 4,
@@ -97,7 +98,7 @@ def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) ->
     listed = fields.get("hybrid_override_pattern") is not None or _types(fields) is not None
     fields.require(*(() if listed else ("num_hidden_layers",)), "hidden_size", "num_attention_heads", "vocab_size")
     hidden, ranks = fields.integer("hidden_size"), split.tensor_parallel_size
-    vocabulary = -(-fields.integer("vocab_size") // ranks) * hidden
+    vocabulary = ceil_div(fields.integer("vocab_size"), ranks) * hidden
     kinds = mixers(fields)
     last = stage == split.pipeline_parallel_size - 1
     embeds = stage == 0 or fields.model_type.startswith(EMBEDDINGS_EVERYWHERE)
@@ -115,7 +116,7 @@ def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) ->
         mlp = mlp_shape(fields, index, kind)
         if mlp is not None:
             sharing = split.shared_expert_ranks if mlp.experts else ranks
-            linear += hidden * mlp.experts + mlp.matrices * hidden * -(-mlp.dense // sharing)
+            linear += hidden * mlp.experts + mlp.matrices * hidden * ceil_div(mlp.dense, sharing)
             mine, width = split.experts_of(mlp.experts, mlp.expert_width)
             if fields.model_type == "gpt_oss":
                 linear += mine * (2 * width + hidden)
@@ -129,7 +130,7 @@ def weight_bytes(fields: Fields, of: Weights, dtype: str | None = None) -> int:
     linear, experts = weight_bits(fields, dtype)
     if experts == WEIGHT_BITS["mxfp4"]:
         hidden = fields.integer("hidden_size")
-        experts *= -(-hidden // MXFP4_TILE) * MXFP4_TILE / hidden
+        experts *= ceil_div(hidden, MXFP4_TILE) * MXFP4_TILE / hidden
     return of.plain * plain + round((of.linear * linear + of.experts * experts) / 8)
 
 
@@ -206,7 +207,7 @@ def _mixer(fields: Fields, kind: str, ranks: int) -> int:
         total //= ranks
     if kind == "mamba1":
         width, state = mamba_width(fields), fields.integer("mamba_state")
-        rank = -(-hidden // 16)
+        rank = ceil_div(hidden, 16)
         total += (hidden * 3 * width + width * (rank + 2 * state) + rank * width + width * (state + 6)) // ranks
     if kind in ("full", "window", "chunk", "both"):
         heads, width = fields.integer("num_attention_heads"), head_dim(fields)

@@ -21,6 +21,7 @@ from kvyard.engine.policies.adapters import AdapterLimit
 from kvyard.engine.policies.chunks import UNLIMITED, ChunkSizes
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.hashing import Key
+from kvyard.integers import ceil_div
 
 # -- who is preempted ------------------------------------------------------------------------------------------------
 
@@ -443,7 +444,7 @@ class MixedPasses(PassMaker):
 
     def _hopeless(self, job: Job) -> bool:
         """Whether ``job`` can't fit even alone. Windows and states hold less than their length: those must be tried."""
-        return sum([-(-job.num_tokens // size) for size in self._full_sizes]) > self._usable
+        return sum([ceil_div(job.num_tokens, size) for size in self._full_sizes]) > self._usable
 
     def check_integrity(self) -> None:
         self._admission.check_integrity()

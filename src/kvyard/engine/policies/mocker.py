@@ -21,6 +21,7 @@ from kvyard.engine.passes import Chunk, Pass
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.queue import ArrivalQueue
+from kvyard.integers import ceil_div
 
 FIRST = 0.7
 LOWEST_SHARE = 0.14
@@ -169,7 +170,7 @@ class MockerPasses(PassMaker):
         """How many tokens ``job`` computes next, how many those cost in whole pages, and what its output needs aside."""
         page = self._page
         left = job.num_tokens - past
-        charged = -(-left // page) * page
+        charged = ceil_div(left, page) * page
         if charged <= chunk_budget:
             return left, charged, min(job.remaining, self._clip)
         whole = chunk_budget // page * page
@@ -212,7 +213,7 @@ class MockerPasses(PassMaker):
         one go last: in a later pass they find what that one computed.
         """
         lookup = self.jobs.manager.lookup
-        blocks = -(-SAME_START // self._page)
+        blocks = ceil_div(SAME_START, self._page)
         starts: set[object] = set()
         ranked: list[tuple[bool, int, int, Job]] = []
         for at, job in enumerate(self.jobs.waiting):
@@ -245,7 +246,7 @@ class MockerPasses(PassMaker):
             if job.num_computed_tokens:
                 continue
             hit = jobs.manager.lookup(job)
-            charged = -(-(job.num_tokens - hit.tokens) // page) * page
+            charged = ceil_div(job.num_tokens - hit.tokens, page) * page
             need = charged + min(job.remaining, self._clip)
             if there >= self._max_seqs or need >= budget:
                 self._blocked = need
@@ -316,7 +317,7 @@ class MockerPasses(PassMaker):
         shift = self.jobs.batch.tick + 1 + ahead
         return sum(
             [
-                max(0, -(-(job.base - job.joined + shift) // page) - job.tables[0].length - len(job.ahead))
+                max(0, ceil_div(job.base - job.joined + shift, page) - job.tables[0].length - len(job.ahead))
                 for job in jobs
             ]
         )

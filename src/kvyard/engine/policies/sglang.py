@@ -25,6 +25,7 @@ from kvyard.engine.policies.mocker import MockerPasses, PrefixQueue
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.queue import ArrivalQueue, Queue
 from kvyard.hashing import TokenChain
+from kvyard.integers import ceil_div
 
 UNUSED = {
     "max_loras": "a limit of adapters per pass is modelled for vllm",
@@ -165,7 +166,7 @@ class Budget:
 
     def pages(self, tokens: int) -> int:
         """``tokens`` in whole pages, as tokens."""
-        return -(-tokens // self.page) * self.page
+        return ceil_div(tokens, self.page) * self.page
 
     def continued(self) -> int:
         """Tokens that a prompt which is partly computed may have: what is free, unless that is nothing."""
@@ -490,7 +491,7 @@ class SglangPasses(PassMaker):
             return chunk
         for job in self._waiting:
             work = max(1, job.num_tokens - self._cached[job])
-            charged = -(-work // page) * page
+            charged = ceil_div(work, page) * page
             if work >= left or reserved + charged > chunk - page:
                 break
             reserved += charged
@@ -540,7 +541,7 @@ class SglangPasses(PassMaker):
         jobs.preempt(job, now, to_front=False, keeps_in_flight=False)
         self._waiting.remove(job)
         self._tried[job] = (self._tried.get(job, (0, 0))[0], 0)
-        jobs.manager.pool.make_room(-(-left * LOOK_AHEAD // self._page))
+        jobs.manager.pool.make_room(ceil_div(left * LOOK_AHEAD, self._page))
 
     def _start(self, job: Job, hit: Hit, now: int) -> None:
         """``job`` leaves the queue and holds what is cached of it."""
@@ -559,7 +560,7 @@ class SglangPasses(PassMaker):
             return
         manager, page = self.jobs.manager, self._page
         tokens = sum([new for _, new, _ in chunks]) + (len(chunks) * page if page > 1 else 0)
-        manager.pool.make_room(-(-tokens // page))
+        manager.pool.make_room(ceil_div(tokens, page))
         for job, new, _ in chunks:
             taken = manager.allocate(job, new, delay_caching=True)
             assert taken is not None, f"{job} was left without a page"
@@ -650,7 +651,7 @@ class SglangPasses(PassMaker):
         chain = job.chain
         if isinstance(chain, TokenChain):
             return tuple(chain.tokens[:SAME_START])
-        blocks = -(-SAME_START // self._page)
+        blocks = ceil_div(SAME_START, self._page)
         return chain.keys[blocks - 1] if len(chain.keys) >= blocks else None
 
     def _response_ratio(self, job: Job, cached: int, later: bool) -> tuple[float, str]:

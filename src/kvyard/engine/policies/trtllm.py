@@ -14,6 +14,7 @@ from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.policies.mixed import AdmissionRule, MixedPasses
 from kvyard.engine.queue import make_queue
+from kvyard.integers import ceil_div
 
 UNUSED = {
     "max_loras": "a limit of adapters per pass is modelled for vllm",
@@ -64,7 +65,7 @@ class FitsToTheEnd(AdmissionRule):
         return self._to_the_end(job) - held
 
     def _to_the_end(self, job: Job) -> int:
-        return -(-(job.num_prompt_tokens + job.max_tokens) // self._size)
+        return ceil_div(job.num_prompt_tokens + job.max_tokens, self._size)
 
     def _promised(self) -> int:
         """The blocks that running jobs have yet to take, and those whose prompts come from other workers."""

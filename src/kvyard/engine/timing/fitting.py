@@ -23,6 +23,7 @@ import numpy.typing as npt
 from kvyard.engine.timing.measurements import KINDS, Measurement
 from kvyard.engine.timing.profile import NAMES, Coefficients, Features, Floats, Form, estimate, form_of
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 
 LEAST = 4
 """Passes with prompts, and passes with decode steps, below which a fit would be guessing."""
@@ -178,7 +179,7 @@ class _Rows(msgspec.Struct, frozen=True):
         counts, seen = Counter(kinds), Counter[Hashable]()
         kept = []
         for kind in kinds:
-            step = -(-counts[kind] // KEPT)
+            step = ceil_div(counts[kind], KEPT)
             kept.append(seen[kind] % step == 0)
             seen[kind] += 1
         return cls(

@@ -14,6 +14,7 @@ from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
 from kvyard.engine.models.split import Parallelism, check_split
 from kvyard.engine.models.weights import dtype_bytes, find_weight_dtype, mlp_shape, weight_bits
+from kvyard.integers import ceil_div
 
 ACTIVATION = 2
 """Bytes of an activation: engines keep them in 16 bits between products."""
@@ -140,7 +141,7 @@ class _Counter:
             self._mixer(kind)
             self._mlp(index, kind)
         vocabulary = fields.integer("vocab_size")
-        head = Product(-(-vocabulary // self._ranks), self._hidden, float(ACTIVATION), 1)
+        head = Product(ceil_div(vocabulary, self._ranks), self._hidden, float(ACTIVATION), 1)
         return Operators(
             layers=len(kinds),
             products=tuple(Product(n, k, self._linear, count) for (n, k), count in self._products.items()),
@@ -255,7 +256,7 @@ class _Counter:
         self._collectives += 1
         self._small(4 * hidden * ACTIVATION)
         if mlp.dense:
-            inner = -(-mlp.dense // ranks)
+            inner = ceil_div(mlp.dense, ranks)
             self._product((matrices - 1) * inner, hidden)
             self._product(hidden, inner)
             self._small(matrices * inner * ACTIVATION)

@@ -7,6 +7,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.transport.endpoint import at_rank, check, is_bound_by_subscriber
 from kvyard.events.transport.frames import Frame, ReplyKind, fingerprint, read_live, read_reply, request
 from kvyard.events.transport.zeromq import attach, require, shared_context
+from kvyard.integers import ceil_div
 
 
 def raw_messages(
@@ -46,7 +47,7 @@ def _messages(
                     replayed[frame.topic, frame.seq] = fingerprint(frame.payload)
                     yield clock.now(), frame.parts()
         while until is None or clock.now() < until:
-            left = 200 if until is None else min(200, -(-max(0, until - clock.now()) // MS))
+            left = 200 if until is None else min(200, ceil_div(max(0, until - clock.now()), MS))
             if not sub.poll(left):
                 yield None
                 continue

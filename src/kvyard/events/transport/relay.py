@@ -13,6 +13,7 @@ from kvyard.events.transport.outlet import Archive, Outlet, OutletThread
 from kvyard.events.transport.subscriber import READ_AT_ONCE
 from kvyard.events.transport.zeromq import Waker, attach, require, shared_context
 from kvyard.events.wire import Decoder
+from kvyard.integers import ceil_div
 
 
 class Relay:
@@ -108,7 +109,7 @@ class Player(Relay):
         """Answer for what was played, for ``seconds`` (``None``: for ever)."""
         until = None if seconds is None else self._clock.now() + from_seconds(seconds)
         while until is None or self._clock.now() < until:
-            self._serve(200 if until is None else -(-(until - self._clock.now()) // MS))
+            self._serve(200 if until is None else ceil_div(until - self._clock.now(), MS))
 
     def close(self) -> None:
         """Close the sockets, once what was sent has left."""

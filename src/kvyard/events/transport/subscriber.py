@@ -19,6 +19,7 @@ from kvyard.events.transport.state import Limits, State, StreamStatus, Update
 from kvyard.events.transport.subscription import Subscription, SubscriptionCounters
 from kvyard.events.transport.zeromq import attach, require, shared_context
 from kvyard.events.wire import Decoder
+from kvyard.integers import ceil_div
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class SubscriberSockets:
                 self._sub,
                 *(one for each in self._dealers.values() for one in (each.socket, each.monitor)),
             ],
-            -(-max(0, min(dues) - now) // MS) if dues else None,
+            ceil_div(max(0, min(dues) - now), MS) if dues else None,
         )
         now = clock.now()
         # Connections first: the publisher may be another one.

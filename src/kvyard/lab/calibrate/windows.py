@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from kvyard.clock import MS
 from kvyard.engine.timing.measurements import Measurement, PassShape
+from kvyard.integers import ceil_div
 from kvyard.lab.validate.reading import MeasuredRequest
 
 LENGTH = 8
@@ -143,7 +144,7 @@ def _observers(answers: Sequence[_Answer]) -> Iterator[_Answer]:
 
 def _some(answers: Sequence[_Answer]) -> Sequence[_Answer]:
     long = [one for one in answers if len(one.times) > 1]
-    step = -(-len(long) // COARSE) or 1
+    step = ceil_div(len(long), COARSE) or 1
     return long[::step]
 
 
@@ -244,11 +245,11 @@ def _cuts(shapes: Sequence[PassShape]) -> Iterator[tuple[int, int]]:
 def _measurement(shapes: Sequence[PassShape], took: float, group: int | None) -> Measurement:
     """One window. Where it has many passes, one stands for a few that are alike: of those without prompts their mean."""
     prompts = sorted((shape for shape in shapes if shape[0]), key=lambda shape: sum(new for new, _ in shape[0]))
-    size = -(-len(prompts) // PROMPT_PARTS) or 1
+    size = ceil_div(len(prompts), PROMPT_PARTS) or 1
     groups = (prompts[at : at + size] for at in range(0, len(prompts), size))
     parts: list[tuple[float, PassShape]] = [(float(len(some)), some[len(some) // 2]) for some in groups]
     steps = [shape for shape in shapes if not shape[0]]
-    size = -(-len(steps) // PARTS) if len({shape[1] for shape in steps}) > 1 else len(steps)
+    size = ceil_div(len(steps), PARTS) if len({shape[1] for shape in steps}) > 1 else len(steps)
     for at in range(0, len(steps), max(1, size)):
         some = steps[at : at + size]
         mean = np.array([shape[1:] for shape in some]).mean(axis=0).round().astype(int).tolist()

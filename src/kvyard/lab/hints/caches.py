@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvyard.integers import ceil_div
+
 LEAST_MATCH = 1024
 """Tokens that must be there before a cache is preferred to the least busy one: else all follow a common start to one cache."""
 DECAY = 0.99
@@ -65,7 +67,7 @@ def reuse_without_time(prompts: Sequence[Prompt], ends: Sequence[bool], caches: 
     loads = [0.0] * caches
     found = total = 0
     for prompt, end in zip(prompts, ends, strict=True):
-        least = -(-LEAST_MATCH // prompt.block_size)
+        least = ceil_div(LEAST_MATCH, prompt.block_size)
         matches = [cache.match(prompt.ids) for cache in made]
         best = min(range(caches), key=lambda at: (-matches[at] if matches[at] >= least else 0, loads[at]))
         found += min(matches[best] * prompt.block_size, prompt.length)

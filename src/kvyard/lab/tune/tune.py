@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 from kvyard.lab.jobs import TracePart
 from kvyard.lab.study import Study, own_options
 from kvyard.lab.study.cost import Prices, cost
@@ -233,7 +234,7 @@ class _Search:
         tuned = self._tuned
         found, front = tuned.answer, tuned.best
         chosen = {trial.identity: trial for trial in ([found] if found is not None else [])}
-        chosen |= {trial.identity: trial for trial in front[:: max(1, -(-len(front) // MOST_TESTED))]}
+        chosen |= {trial.identity: trial for trial in front[:: max(1, ceil_div(len(front), MOST_TESTED))]}
         for identity, (values, violation) in self._replay(chosen.values(), tuned.parts.test).items():
             chosen[identity].test, chosen[identity].test_violation = values, violation
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
 from kvyard.lab.study.advice import answer, at_edges, choose, middle, missed
 from kvyard.lab.study.charts import Bar, bars, bars_of, dots, series
@@ -225,7 +226,7 @@ def _table(tuned: Tuned, title: str) -> Table:
     """The front, or the best with those that come next."""
     best, found = tuned.best, tuned.answer
     if len(tuned.goals) > 1 and tuned.met:
-        shown = best[:: max(1, -(-len(best) // MOST_ROWS))]
+        shown = best[:: max(1, ceil_div(len(best), MOST_ROWS))]
     else:
         shown = sorted(tuned.done, key=lambda trial: (max(0.0, trial.violation), trial.losses(tuned.metrics)))[
             :MOST_ROWS

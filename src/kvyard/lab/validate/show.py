@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvyard import __version__
 from kvyard.files import write_whole
+from kvyard.integers import ceil_div
 from kvyard.lab.validate.compare import COLUMNS, ComparedLatency, Validation
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.html import Page, card, esc, head, listing, row, table, tile
@@ -160,7 +161,7 @@ def _both(found: Validation, name: str) -> tuple[list[float], list[float], list[
 
 def _dots(found: Validation, name: str) -> draw.Figure:
     _, real, simulated = _both(found, name)
-    step = -(-len(real) // MOST_DOTS) or 1
+    step = ceil_div(len(real), MOST_DOTS) or 1
     real, simulated = real[::step], simulated[::step]
     positive = [value for value in (*real, *simulated) if value > 0]
     ends = draw.rounded([min(positive), max(positive)]) if positive else []

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvyard import __version__
 from kvyard.clock import MS, SECOND
+from kvyard.integers import ceil_div
 from kvyard.replay.record import MISSES
 from kvyard.replay.records import MISS_NAMES, Records, Rows
 from kvyard.replay.report.numbers import Spread, histogram, weighted
@@ -66,7 +67,7 @@ def points(wanted: int, workers: int) -> int:
 def make_series(records: Records, totals: RecordTotals, names: Sequence[str], start: int, end: int) -> Series:
     """``records`` in windows from ``start`` to ``end``, nanoseconds. ``names`` are the workers, in order."""
     count = points(min(WINDOWS, max(FEWEST, len(records) // PER_WINDOW)), len(names))
-    window = max(1, -(-(end - start + 1) // count))
+    window = max(1, ceil_div(end - start + 1, count))
 
     arrived, finished = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     waits = [Values(MS, exact=totals.exact) for _ in range(count)]
@@ -113,7 +114,7 @@ def make_samples(fleet: Fleet, start: int) -> Samples:
     """The fleet's samples, with times counted from ``start``; fewer of them where there are very many workers."""
     used = [worker.number for worker in fleet.workers if worker.began]
     count = len(fleet.timeline.times)
-    columns = fleet.timeline.as_dict(used, -(-count // max(1, points(count, len(used)))) or 1)
+    columns = fleet.timeline.as_dict(used, ceil_div(count, max(1, points(count, len(used)))) or 1)
     times: list[float] = columns.pop("times_s")  # type: ignore[assignment]
     return Samples(times_s=[round(time - start / SECOND, 9) for time in times], values=columns)  # type: ignore[arg-type]
 

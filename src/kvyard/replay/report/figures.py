@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from kvyard.events.tier import LOWER_TIERS, Tier
+from kvyard.integers import ceil_div
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.numbers import Histogram
 from kvyard.replay.report.report import LATENCIES, Report
@@ -68,7 +69,7 @@ def rounded(values: Sequence[float]) -> list[float]:
 
 def thinned(values: Sequence[float]) -> list[float]:
     """Means of neighbours, so that there are no more than ``POINTS``."""
-    return [value for value in coarse(values, -(-len(values) // POINTS) or 1) if value is not None]
+    return [value for value in coarse(values, ceil_div(len(values), POINTS) or 1) if value is not None]
 
 
 def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -9,6 +9,7 @@ import msgspec
 from kvyard.blocks import NO_HINTS
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
 from kvyard.replay.traces.hinting import count_hints
 from kvyard.replay.traces.identity import TOKEN_BLOCK, prefix_ids
@@ -239,7 +240,7 @@ def _steps(farthest: int, count: int) -> list[int]:
 def _windows(arrivals: Sequence[int], tokens: Sequence[int], duration: int) -> tuple[float, list[int], list[int]]:
     if not duration:
         return 0.0, [], []
-    width = -(-(duration + 1) // WINDOWS)
+    width = ceil_div(duration + 1, WINDOWS)
     counts, sums = [0] * WINDOWS, [0] * WINDOWS
     for arrival, length in zip(arrivals, tokens):
         counts[arrival // width] += 1

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import log
 from pathlib import Path
 
+from kvyard.integers import ceil_div
 from kvyard.replay.report.figures import SHARE, Figure, coarse, digits, line, lines, rounded, time_axis
 from kvyard.replay.report.html import Page, head
 from kvyard.replay.traces.info import Info, Reuse
@@ -55,7 +56,7 @@ def _summary(info: Info) -> str:
 
 
 def _over_time(info: Info, counts: Sequence[int], what: str, color: str) -> Figure:
-    step = -(-len(counts) // POINTS) or 1
+    step = ceil_div(len(counts), POINTS) or 1
     rates = coarse([count / info.window for count in counts], step)
     by, axis = time_axis(len(counts) * info.window)
     middle = [

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kvyard.clock import SECOND
+from kvyard.integers import ceil_div
 from kvyard.replay.traces.errors import UNREADABLE, BadRow, TraceError
 from kvyard.replay.traces.files import is_cut_off, records
 from kvyard.replay.traces.request import TraceRequest
@@ -164,10 +165,10 @@ def checked_lengths(input_length: int | None, output_length: int | None, names: 
 
 def check_ids(ids: Sequence[int], size: int, input_length: int) -> None:
     """Raises ``BadRow`` unless there is one id for each started block of ``size`` tokens."""
-    want = -(-input_length // size)
+    want = ceil_div(input_length, size)
     if len(ids) != want:
         verdict = "don't cover" if len(ids) < want else "are too many for"
-        fitting = [other for other in COMMON_SIZES if ids and len(ids) == -(-input_length // other)]
+        fitting = [other for other in COMMON_SIZES if ids and len(ids) == ceil_div(input_length, other)]
         if fitting:
             hint = f"there must be {want}, or an id stands for {fitting[0]} tokens; then pass --trace-block-size {fitting[0]}"
         else:

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 from kvyard.openai import EventSource
 from kvyard.router import RouterConfig
 from kvyard.router.deciders import DECIDERS, make_decider
@@ -354,7 +355,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         journal = self.journal and f"{self.journal}.p{number}" + (f"r{times}" if times else "")
         return msgspec.structs.replace(
             self,
-            queue=-(-self.queue // self.processes),
+            queue=ceil_div(self.queue, self.processes),
             held_bytes=max(1 << 20, self.held_bytes // self.processes),
             journal=journal,
         )

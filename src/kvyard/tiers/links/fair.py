@@ -13,6 +13,7 @@ from math import gcd
 from mypy_extensions import mypyc_attr
 
 from kvyard.clock import SECOND
+from kvyard.integers import ceil_div
 from kvyard.tiers.links.config import LinkConfig
 from kvyard.tiers.links.link import Direction, LinkBase, Transfer
 from kvyard.tiers.links.sharing import ClientGroup, check_fair, fill
@@ -65,7 +66,7 @@ class FairLink(LinkBase[FairTransfer]):
         if flow.step:
             self._settle(self._now)
             load = self._load(flow)
-            moved = load - -(-flow.left // (SECOND * flow.scale))
+            moved = load - ceil_div(flow.left, SECOND * flow.scale)
             self._accounts[flow.direction].bytes += flow.nbytes * moved // load
             self._leave(flow)
             self._share()
@@ -171,7 +172,7 @@ class FairLink(LinkBase[FairTransfer]):
                         flow.left *= finer
                         flow.scale *= finer
                     flow.step = step = num * (flow.scale // den)
-                    lasts = -(-flow.left // step)
+                    lasts = ceil_div(flow.left, step)
                     if soonest is None or lasts < soonest:
                         soonest = lasts
         assert soonest is not None

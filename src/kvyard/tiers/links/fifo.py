@@ -11,6 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from kvyard.blocks.spec import ConfigError
 from kvyard.clock import SECOND
+from kvyard.integers import ceil_div
 from kvyard.tiers.links.config import LinkConfig
 from kvyard.tiers.links.link import Direction, LinkBase, Transfer
 
@@ -63,11 +64,11 @@ class FifoLink(LinkBase[FifoTransfer]):
         ticket.started = first_byte
         if begin < lane.tail:
             begin = lane.tail
-            ticket.started = -(-begin // speed)
+            ticket.started = ceil_div(begin, speed)
         ticket.begin = begin
         ticket.end = lane.tail = end = begin + work
-        ticket.due = due = -(-end // speed)
-        ticket.queued = due - first_byte - -(-work // speed)
+        ticket.due = due = ceil_div(end, speed)
+        ticket.queued = due - first_byte - ceil_div(work, speed)
         lane.queue.append(ticket)
 
     def _drop(self, ticket: FifoTransfer) -> None:

@@ -17,6 +17,7 @@ from mypy_extensions import mypyc_attr
 
 from kvyard.clock import SECOND, ClockError
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 from kvyard.tiers.links.config import LinkConfig
 from kvyard.tiers.links.stats import LaneStats
 
@@ -254,7 +255,7 @@ class LinkBase(Generic[T]):
     def _alone_ns(self, transfer: T) -> int:
         """How long it would move on an idle link."""
         alone = self._alone[transfer.direction]
-        return 0 if alone is None else -(-self._load(transfer) * SECOND // alone)
+        return 0 if alone is None else ceil_div(self._load(transfer) * SECOND, alone)
 
     def _land(self, transfer: T, ended: int, queued: int) -> None:
         transfer.ended = ended

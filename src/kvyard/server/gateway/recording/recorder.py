@@ -25,6 +25,7 @@ import msgspec
 from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import SECOND, US, Clock, WallClock
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 from kvyard.line_file import LineFile
 from kvyard.replay.traces.writing import hint_columns
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
@@ -219,7 +220,7 @@ class TrafficRecorder:
         """One id for each started block of ``size`` tokens."""
         stride = size // key_tokens
         names: Sequence[int] = keys[stride - 1 :: stride]
-        whole = -(-num_tokens // size)
+        whole = ceil_div(num_tokens, size)
         if len(names) > whole:
             names = names[:whole]
         if len(names) == whole - 1 and tail is not None and len(keys) * key_tokens + len(tail) == num_tokens:
