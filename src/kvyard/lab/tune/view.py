@@ -245,9 +245,10 @@ def _table(tuned: Tuned, title: str) -> Table:
 
 def _all_points(tuned: Tuned) -> Table:
     best = {trial.number for trial in tuned.best}
+    names = _names(tuned)
     rows = []
     for trial in tuned.trials:
-        done = ("SLO met" if trial.met else "SLO missed") if trial.state == "done" else trial.state
+        done = names["met" if trial.met else "missed"] if trial.state == "done" else trial.state
         rows.append(
             Row(
                 cells={"trial": str(trial.number), "point": trial.name, "": "best" if trial.number in best else done},
