@@ -28,20 +28,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
     ".": "integers",
-    "blocks": "agreement attention/chunked attention/cross attention/full attention/state attention/window "
-    "cache_map coordinator eviction/lru eviction/priority extent fine group manager pool registration "
-    "request rule spans step table",
+    "blocks": "agreement cache_map coordinator extent group manager pool registration request spans step table",
     "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
-    "speculative stores policies/adapters policies/chunks policies/maker policies/mixed policies/sglang policies/trtllm "
-    "timing/polynomial_model",
+    "stores policies/chunks policies/maker policies/mixed timing/polynomial_model",
     "events": "batcher",
     "hashing": "chain digest_keys stretches",
-    "index": "bits chains dedup digests hybrids memory roster rows runs views",
-    "replay": "agenda arrivals fleet gaps handovers index_sync intake jobs listeners loop passes placement recorder "
-    "seen shared split_placement worker worker_pool",
+    "index": "bits chains dedup digests memory roster rows runs",
+    "replay": "agenda arrivals fleet gaps handovers index_sync intake jobs listeners loop passes placement recorder seen "
+    "split_placement worker worker_pool",
     "router": "active cost inputs matches memory overlaps pace ranking router search time_cost tree worker",
-    "tiers": "cleaner copies copy_totals layout links/fair links/fifo links/link links/sharing loader network offload policy "
-    "prefix_lookup state store storer",
+    "tiers": "cleaner copies copy_totals layout links/fifo links/link loader offload prefix_lookup state store storer",
 }
 """What a replay spends its time in. Left out are types that msgspec makes, what users derive from, and all that is not hot."""
 UNITS = 8

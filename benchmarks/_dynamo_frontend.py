@@ -82,7 +82,7 @@ def workers(
     ]
     if not events:
         return [[*common, "at-once", str(pace_ms)] for _ in engines]
-    return [[*common, f"{url}/v1/completions", published] for url, (published, _) in zip(engines, events)]
+    return [[*common, f"{url}/v1/completions", published] for url, (published, _) in zip(engines, events, strict=False)]
 
 
 def frontend(port: int, policy: str, block_size: int) -> list[str]:

@@ -76,7 +76,7 @@ def backlog(count: int, block_size: int) -> list[Job]:
 def trace(path: Path, count: int, block_size: int) -> list[Job]:
     jobs = []
     with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
-        for at, line in zip(range(count), lines):
+        for at, line in zip(range(count), lines, strict=False):
             row = json.loads(line)
             chain = TraceChain(row["hash_ids"], 512, row["input_length"], block_size, own=at)
             jobs.append(Job(str(at), chain, row["output_length"], arrival=row["timestamp"] * 1_000_000))

@@ -515,7 +515,7 @@ async def converse(client: Client, speed: float, sessions: int = 160, turns: int
 
 async def mooncake(client: Client, speed: float, limit: int = 600) -> int:
     with lzma.open(ROOT / "examples" / "data" / "mooncake_conversation.jsonl.xz", "rt") as lines:
-        rows = [json.loads(line) for line, _ in zip(lines, range(limit))]
+        rows = [json.loads(line) for line, _ in zip(lines, range(limit), strict=False)]
     prompts = ["".join(paragraph(one, 512) for one in row["hash_ids"])[: row["input_length"]] for row in rows]
     began = time.perf_counter() + 0.5
 
@@ -523,7 +523,7 @@ async def mooncake(client: Client, speed: float, limit: int = 600) -> int:
         await asyncio.sleep(began + row["timestamp"] / 1000 / speed - time.perf_counter())
         await client.ask("/v1/completions", prompt=prompt, max_tokens=max(1, row["output_length"]))
 
-    await asyncio.gather(*(one(row, prompt) for row, prompt in zip(rows, prompts)))
+    await asyncio.gather(*(one(row, prompt) for row, prompt in zip(rows, prompts, strict=True)))
     return limit
 
 
@@ -548,10 +548,12 @@ def worth(load: Any, routers: list[str], rounds: int, folder: Path, speed: float
                     client, count = asyncio.run(drive(at))
                     after = [engine_figures(url) for url in urls]
                     cpu = cpu_seconds(pid) - cpu
-            figures = [{name: new[0][name] - old[0][name] for name in WANTED} for old, new in zip(before, after)]
+            figures = [
+                {name: new[0][name] - old[0][name] for name in WANTED} for old, new in zip(before, after, strict=True)
+            ]
             total = {name: sum(one[name] for one in figures) for name in WANTED}
             buckets: dict[float, float] = {}
-            for old, new in zip(before, after):
+            for old, new in zip(before, after, strict=True):
                 for edge, value in new[1].items():
                     buckets[edge] = buckets.get(edge, 0.0) + value - old[1].get(edge, 0.0)
             requests = [one[WANTED[3]] for one in figures]

@@ -223,7 +223,7 @@ def main() -> None:
                     while not knows(port, tokens):
                         time.sleep(0.01)
                     lags.append(time.time() - when)
-            spent = [(cpu_seconds(pid) - old) / given.seconds for pid, old in zip(pids, before)]
+            spent = [(cpu_seconds(pid) - old) / given.seconds for pid, old in zip(pids, before, strict=True)]
             print(
                 f"{sent:,.0f} batches/s of {given.engines} engines ({2 * PROMPT * sent:,.0f} block changes/s, "
                 f"{size * sent / 1e6:.2f} MB/s to each replica): CPU {100 * statistics.mean(spent):.0f} % of a core each, "

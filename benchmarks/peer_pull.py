@@ -117,7 +117,9 @@ def fitted(table: Measured, folder: Path) -> Fit:
         off = [
             abs(here / there - 1)
             for here, there in zip(
-                [*pulled, *computed], [table.pulled[0], table.pulled[-1], table.computed[0], table.computed[-1]]
+                [*pulled, *computed],
+                [table.pulled[0], table.pulled[-1], table.computed[0], table.computed[-1]],
+                strict=False,
             )
         ]
         if max(off) < 1e-4:

@@ -99,7 +99,7 @@ def run(router: str, engines: list[RealEngine], given: argparse.Namespace, seed:
         load, began = Load(port, given.sessions, given.at_once, seed), time.perf_counter()
         asyncio.run(load.run())
         took = time.perf_counter() - began
-        work = [computed(engine) - old for engine, old in zip(engines, before)]
+        work = [computed(engine) - old for engine, old in zip(engines, before, strict=True)]
     found = {
         "reuse": load.cached / load.prompt,
         "computed, most/mean": max(work) / (sum(work) / len(work)),

@@ -85,7 +85,7 @@ def run_grid(name: str, every: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     points = []
     for values in product(WORKERS, HOST, ROUTERS, TOKENS):
-        settings = {**BASE, **dict(zip(AXES, values))}
+        settings = {**BASE, **dict(zip(AXES, values, strict=True))}
         config = make_config(settings)
         points.append((cost(settings, config, Prices()), values, config))
     points.sort(key=lambda point: point[:2])
@@ -94,7 +94,7 @@ def run_grid(name: str, every: bool) -> None:
     best = float("inf")
     begun = time.monotonic()
     for number, (price, values, config) in enumerate(points, 1):
-        row: dict[str, Any] = {**dict(zip(AXES, values)), "cost": round(price, 4)}
+        row: dict[str, Any] = {**dict(zip(AXES, values, strict=True)), "cost": round(price, 4)}
         rows.append(row)
         if price > best and not every:
             continue
@@ -128,7 +128,7 @@ def grid_best(name: str) -> tuple[dict[str, Any], int]:
     if not file.exists():
         raise SystemExit(f"{file.relative_to(ROOT)} isn't there: make it first, with --grid --trace {name}")
     kept = json.loads(file.read_text())
-    rows = [dict(zip(kept["columns"], values)) for values in kept["points"]]
+    rows = [dict(zip(kept["columns"], values, strict=True)) for values in kept["points"]]
     done = [row for row in rows if row["ttft_p99"] is not None]
     fine = [row for row in done if all(one.violation(row[one.name]) <= 0 for one in parse_limits(LIMITS[name]))]
     best = min(fine, key=lambda row: row["cost"])

@@ -59,7 +59,7 @@ def main() -> None:
     found.show(console)
     print_answer(reports, console)
     (asked.out / "comparison.html").write_text(found.page())
-    for name, report in zip(file_names(), reports):
+    for name, report in zip(file_names(), reports, strict=False):
         write_html(report, asked.out / f"{name}.html")
     simulated = sum(report.duration_s for report in reports)
     console.print(f"{simulated / 60:,.0f} minutes of eight workers, simulated in {seconds:.0f} s.")
@@ -77,7 +77,7 @@ def replay_all(out: Path, limit: int | None, jobs: int, console: Console) -> lis
     paths = [out / f"{name}.json" for name in file_names()]
     tasks = [
         Task(str(TRACE), {}, make_config({"limit": limit, **settings}), read_slo(SLO), label, str(path), label)
-        for (label, settings), path in zip(RUNS.items(), paths)
+        for (label, settings), path in zip(RUNS.items(), paths, strict=True)
     ]
     columns = (
         TextColumn("{task.description:<12}"),

@@ -183,7 +183,7 @@ class Recording:
         if not tokens:
             return output, None, bool(preempted)
         known = output.scheduled_cached_reqs
-        computed = dict(zip(known.req_ids, known.num_computed_tokens))
+        computed = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
         resumed = {name: computed[name] for name in known.req_ids if name in known.resumed_req_ids}
         new = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
         computed |= new

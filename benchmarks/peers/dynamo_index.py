@@ -105,7 +105,7 @@ class Workload:
                     if len(cache) > 2 * self.a.replicas * max(1, len(seqs)):
                         cache.pop(next(iter(cache)))
                     loc = self.local(s)
-                    cache[s] = list(zip(self.chained(loc), loc))
+                    cache[s] = list(zip(self.chained(loc), loc, strict=False))
                 blocks = cache[s]
                 for i in range(0, len(blocks), self.a.chunk):
                     parent = blocks[i - 1][0] if i else None

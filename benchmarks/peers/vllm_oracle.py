@@ -193,7 +193,7 @@ class Oracle:
                 kv_cache_tensors=[],
                 kv_cache_groups=[
                     KVCacheGroupSpec([f"layer{i}"], spec, bool(g.get("eagle", False)))
-                    for i, (spec, g) in enumerate(zip(specs, config.groups))
+                    for i, (spec, g) in enumerate(zip(specs, config.groups, strict=False))
                 ],
                 prefix_cache_retention_interval=config.retention_interval,
             ),

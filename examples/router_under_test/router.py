@@ -51,7 +51,7 @@ class PrefixRouter:
 
 
 def _common(one: str, other: str) -> int:
-    for at, (left, right) in enumerate(zip(one, other)):
+    for at, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return at
     return min(len(one), len(other))

@@ -94,8 +94,7 @@ class VirtualClock:
 
     def sleep_until(self, t: int) -> None:
         """Make it ``t``, unless it is later already."""
-        if t > self._now:
-            self._now = t
+        self._now = max(self._now, t)
 
     async def wait_until(self, t: int) -> None:
         """Let other tasks have their turn, then make it ``t``, unless it is later already."""

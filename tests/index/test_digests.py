@@ -91,7 +91,11 @@ def test_rows_are_those_of_sets_of_numbers(seed: int, error: float) -> None:
                 break
             expected.append(mask)
         rows = digests.lookup(asked)
-        spread = [mask for begin, (stop, mask) in zip([0, *(row[0] for row in rows)], rows) for _ in range(begin, stop)]
+        spread = [
+            mask
+            for begin, (stop, mask) in zip([0, *(row[0] for row in rows)], rows, strict=False)
+            for _ in range(begin, stop)
+        ]
         assert spread == expected
         if error < 1e-6:
             assert rows == exact.lookup(asked)

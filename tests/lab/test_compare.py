@@ -129,7 +129,7 @@ def test_bars_of_waterfalls_are_as_long_as_an_endless_cache() -> None:
     runs = [reported(policy="round-robin", blocks=2200), reported(policy="kv"), reported(host=3000)]
     figure = waterfalls([*runs, replace(runs[0], waterfall=Waterfall())], ["a", "b", "c", "without bounds"])
     assert [row["name"] for row in figure["rows"]] == ["a", "b", "c"]
-    for row, run in zip(figure["rows"], runs):
+    for row, run in zip(figure["rows"], runs, strict=False):
         tokens = [int(part["text"].split(", ")[1].split()[0].replace(",", "")) for part in row["parts"]]
         assert sum(tokens) == run.bounds["infinite"].part and tokens[0] == run.reuse["all"].part
 

@@ -140,7 +140,7 @@ def test_files(done: Study) -> None:
     with paths[0].open() as file:
         rows = list(csv.DictReader(file))
     assert [row["router"] for row in rows] == ["round-robin", "kv"] * 3
-    for row, one in zip(rows, value["points"]):
+    for row, one in zip(rows, value["points"], strict=False):
         assert float(row["ttft_mean_ms"]) == one["ttft_mean_ms"] > 0
         assert (done.folder / row["report"]).is_file()
         assert float(row["goodput_requests_per_s"]) > 0

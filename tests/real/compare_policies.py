@@ -85,7 +85,7 @@ def main(operations: int, seed: int) -> int:
             if found[0] != found[1]:
                 print(f"operation {number}: {found[0]} by vLLM's LRU, {found[1]} by kvyard's")
                 return 1
-            keys = [key for key, state in zip(going[request], found[0]) if state == "HIT"][:5]
+            keys = [key for key, state in zip(going[request], found[0], strict=False) if state == "HIT"][:5]
             if keys:
                 loading.append((request, keys))
                 for life in lives:

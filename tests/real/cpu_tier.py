@@ -114,7 +114,7 @@ def expect(
     """Priority and last use."""
     uses = 0
     found: list[tuple[int, int]] = []
-    for request, cached in zip(requests, device):
+    for request, cached in zip(requests, device, strict=False):
         keys = [tuple(request.prompt[:end]) for end in range(BLOCK, len(request.prompt) + 1, BLOCK)]
         first = last = cached // BLOCK
         while last < len(keys) and keys[last] in chunks:

@@ -134,7 +134,7 @@ def telling(llm: Any, requests: list[dict[str, Any]]) -> tuple[int, int]:
     for asked in (prompts, others):
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in asked], params, use_tqdm=False)
         answers.append([list(output.outputs[0].token_ids) for output in outputs])
-    return sum(one != two for one, two in zip(*answers)), len(requests)
+    return sum(one != two for one, two in zip(*answers, strict=False)), len(requests)
 
 
 def apart(task: Any, *args: Any) -> bool:

@@ -168,13 +168,13 @@ def test_live_is_what_the_replay_said(
     assert run("replay", *common, *fleet, "--timing", "fixed:10,5", "--per-request", offline) == 0
     capsys.readouterr()
     had, said = rows(live), rows(offline)
-    same = sum(one == other for one, other in zip(had, said))
+    same = sum(one == other for one, other in zip(had, said, strict=False))
     figures(
         "live replay",
         {"requests": len(had), "same": same, "cached": sum(had), "predicted": sum(said)},
     )
     assert len(had) == len(said) == 100
-    assert same == len(had), [(at, *both) for at, both in enumerate(zip(had, said)) if both[0] != both[1]]
+    assert same == len(had), [(at, *both) for at, both in enumerate(zip(had, said, strict=False)) if both[0] != both[1]]
 
 
 def test_a_recording_replays_as_it_was(
@@ -201,6 +201,6 @@ def test_a_recording_replays_as_it_was(
     assert run("replay", recording, *fleet, "--concurrency", 1, "--timing", "fixed:10,5", "--per-request", out) == 0
     capsys.readouterr()
     said = rows(out)
-    same = sum(one == other for one, other in zip(recorded, said))
+    same = sum(one == other for one, other in zip(recorded, said, strict=False))
     figures("recording", {"requests": 88, "same": same, "cached": sum(recorded), "replayed": sum(said)})
-    assert same == 88, [(at, *both) for at, both in enumerate(zip(recorded, said)) if both[0] != both[1]]
+    assert same == 88, [(at, *both) for at, both in enumerate(zip(recorded, said, strict=False)) if both[0] != both[1]]

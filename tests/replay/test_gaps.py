@@ -36,7 +36,7 @@ def test_every_gap_is_counted(parts: list[tuple[list[int], int]], singles: list[
             gaps.add_one(duration, count)
             expected[(duration + US // 2) // US * US] += count
         durations_, counts = gaps.columns()
-    assert dict(zip(durations_.tolist(), counts.tolist())) == +expected
+    assert dict(zip(durations_.tolist(), counts.tolist(), strict=False)) == +expected
     assert durations_.tolist() == sorted(+expected)
 
 

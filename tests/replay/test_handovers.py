@@ -40,7 +40,7 @@ def stage_times(record: Record) -> list[tuple[str, int]]:
     if stages.reserved < stages.held:  # room was made first, and the prompt waited for that
         names = ["room", "prefill_queue", "prefill", *names[3:]]
         marks = [stages.reserved, record.admitted, stages.held, *marks[3:]]
-    return [(name, mark - before) for name, before, mark in zip(names, (record.arrival, *marks), marks)]
+    return [(name, mark - before) for name, before, mark in zip(names, (record.arrival, *marks), marks, strict=False)]
 
 
 def handovers_of(fleet: Fleet) -> Handovers:

@@ -144,7 +144,7 @@ class TestTimingOfAModelOnACard:
             ({"host_us": 900}, 0, 1, 1),
             ({"data_parallel_size": 2}, 0, 0, 0),
         ):
-            signs = [(now > before) - (now < before) for now, before in zip(found(**given), plain)]
+            signs = [(now > before) - (now < before) for now, before in zip(found(**given), plain, strict=False)]
             assert signs == [blocks, step, prompt], given
 
     def test_data_ranks_share_experts(self) -> None:

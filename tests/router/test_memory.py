@@ -207,7 +207,9 @@ def test_what_is_taken_back_was_never_sent(steps: list[tuple[int, list[int], int
         memory.check_integrity()
         most = [depth(keys, [entry[2] for entry in sent if entry[1] == other]) for other in range(3)]
         found = depths(memory, memory.tree.find(keys), 3)
-        assert all(one <= bound for one, bound in zip(found, most)), "something is left of what was taken back"
+        assert all(one <= bound for one, bound in zip(found, most, strict=True)), (
+            "something is left of what was taken back"
+        )
         exact += found == most
         assert memory.tree.size <= sum(
             len({key for _, to, keys, _ in sent if to == other for key in keys}) for other in range(3)

@@ -93,8 +93,7 @@ def agree(parts: Sequence[EqualGroups], spans: Sequence[Spans], limit: int, end:
             elif match.tokens < candidate:
                 dropped.clear()
             candidate = match.tokens
-            if candidate > longest:
-                longest = candidate
+            longest = max(longest, candidate)
             matches[index] = match
         if candidate >= hit or one_round:
             return Agreed(min(candidate, hit), matches, longest)

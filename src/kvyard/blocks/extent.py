@@ -8,6 +8,8 @@ split touches no table; one that holds the whole notices when it next looks (``T
 Nodes are the logical side, in the tree of what is cached; how they are found, split and joined is ``CacheMap``'s business.
 """
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.blocks.use import Use
 from kvyard.hashing import Chain, Key, Run
 
@@ -21,6 +23,7 @@ KEPT = 102
 """... or back to the default."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class UseHistory:
     """What an eviction order that learns keeps of an extent: the same for all its blocks, and for the parts of a split."""
 

@@ -5,6 +5,9 @@ at all is the manager's.
 """
 
 from collections.abc import Callable
+from typing import ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.hints import Hints
@@ -108,16 +111,17 @@ class Demand:
         return Demand(self.slots, self.main, self.local, self.local, self.encoder, self.whole)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # kinds that aren't compiled derive from it
 class Group:
     """A group of attention layers over the shared pool."""
 
-    inserts = False
+    inserts: ClassVar[bool] = False
     """Whether blocks get their names when the engine inserts them, and never by themselves."""
-    restless = False
+    restless: ClassVar[bool] = False
     """Whether this kind has something to do in every step."""
-    registers_always = False
+    registers_always: ClassVar[bool] = False
     """Whether there may be something to register even if no block has been completed."""
-    estimates = False
+    estimates: ClassVar[bool] = False
     """Whether ``need`` may be less than what it ``uses``."""
 
     def __init__(

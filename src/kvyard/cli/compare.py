@@ -28,7 +28,7 @@ def compare(
             f"--html shows at most {MOST} runs side by side, not {len(files)}: choose some, or leave it out"
         )
     reports = [read_report(path) for path in files]
-    found = put_side_by_side(reports, [report.label or path.stem for report, path in zip(reports, files)])
+    found = put_side_by_side(reports, [report.label or path.stem for report, path in zip(reports, files, strict=True)])
     if html is not None:
         write_whole(html, found.page())
     if as_json:

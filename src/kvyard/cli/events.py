@@ -45,10 +45,8 @@ FAULTS = settings_of(Faults)
 @contextmanager
 def until_interrupted() -> Iterator[None]:
     """Lets Ctrl-C end a block, not the command."""
-    try:
+    with suppress(KeyboardInterrupt):
         yield
-    except KeyboardInterrupt:
-        pass
 
 
 @app.command()

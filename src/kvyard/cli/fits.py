@@ -43,7 +43,7 @@ def show_fit(found: FittedProfile, output: Path | None) -> None:
 def show_worst(rows: Sequence[Measurement], errors: Sequence[float]) -> None:
     """Print the passes that are furthest off."""
     typer.echo("\nworst points")
-    worst = sorted(zip(rows, errors), key=lambda pair: -abs(pair[1]))[:WORST]
+    worst = sorted(zip(rows, errors, strict=True), key=lambda pair: -abs(pair[1]))[:WORST]
     print_table([(_words(row), f"{row.ms + (row.host_ms or 0):.2f} ms", f"{error:+.1%}") for row, error in worst])
 
 

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.engine.job import Job
 
 
@@ -37,6 +39,7 @@ class Queue(Protocol):
     def __iter__(self) -> Iterator[Job]: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ArrivalQueue:
     """First come, first served."""
 

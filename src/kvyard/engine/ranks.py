@@ -121,7 +121,9 @@ class Ranks:
         self._started = now
         tokens = [core.tokens for core in self.cores]
         ends = [core.next_decision() for core in running]
-        slowest = max(end + self._uneven(core.tokens, tokens) for core, end in zip(running, ends) if end is not None)
+        slowest = max(
+            end + self._uneven(core.tokens, tokens) for core, end in zip(running, ends, strict=True) if end is not None
+        )
         for core in running:
             core.wait_until(slowest)
         return True

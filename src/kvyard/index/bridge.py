@@ -250,7 +250,7 @@ class Bridge:
         base = span.number << _BITS
         known, idle = self._known, self.idle
         if fresh:
-            known.update(zip(span.hashes, range(base, base + len(span.hashes))))
+            known.update(zip(span.hashes, range(base, base + len(span.hashes)), strict=True))
             span.alive = len(span.hashes)
             self._spans[span.number] = span
             return

@@ -30,11 +30,11 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
     if len(reports) < 2:
         raise KvyardError("comparing takes two reports or more")
     runs = unique(names or [name_of(report) for report in reports])
-    rows = [Row(cells={"": run}, values=read_metrics(report)) for run, report in zip(runs, reports)]
+    rows = [Row(cells={"": run}, values=read_metrics(report)) for run, report in zip(runs, reports, strict=True)]
     table = Table(rows=rows, runs=runs)
     notes, timing = _notes(reports, runs), common_times(runs, reports)
     settings = differences([report.config for report in reports])
-    said = compared([Candidate(run, row.values) for run, row in zip(runs, rows)]).sentences
+    said = compared([Candidate(run, row.values) for run, row in zip(runs, rows, strict=True)]).sentences
     changes = f"changes are against {runs[0]}, the yardstick, of shares in points of a percent."
     differ = "All else is the same in every run." if settings else "There is no difference."
     return Result(
@@ -111,7 +111,7 @@ def _parts(value: object) -> Mapping[object, object] | None:
 def _notes(reports: Sequence[Report], runs: Sequence[str]) -> list[str]:
     found = []
     first = reports[0]
-    for report, run in zip(reports[1:], runs[1:]):
+    for report, run in zip(reports[1:], runs[1:], strict=True):
         if report.digest != first.digest:
             here, there = (
                 f"{one.requests['all']:,} requests with {one.input_tokens:,} tokens" for one in (report, first)
@@ -124,7 +124,7 @@ def _notes(reports: Sequence[Report], runs: Sequence[str]) -> list[str]:
         if (report.live is None) != (first.live is None):
             live, other = (run, runs[0]) if report.live is not None else (runs[0], run)
             found.append(f"{live} was measured live, {other} simulated.")
-    for report, run in zip(reports, runs):
+    for report, run in zip(reports, runs, strict=True):
         if not report.complete:
             found.append(f"{run} was interrupted: its figures cover what had happened until then.")
         elif report.requests.get("finished", 0) < report.requests["all"]:
@@ -153,7 +153,10 @@ def _settings_text(settings: Mapping[str, Sequence[object]]) -> list[str]:
 
 
 def _settings_table(settings: Mapping[str, Sequence[object]], runs: Sequence[str]) -> Table | None:
-    rows = [Row(cells={"": path, **dict(zip(runs, map(_setting_text, values)))}) for path, values in settings.items()]
+    rows = [
+        Row(cells={"": path, **dict(zip(runs, map(_setting_text, values), strict=False))})
+        for path, values in settings.items()
+    ]
     return Table(rows=rows, long=True) if rows else None
 
 
@@ -206,7 +209,10 @@ def _charts(reports: Sequence[Report], runs: Sequence[str]) -> list[Section]:
 
 
 def _cumulative(reports: Sequence[Report], runs: Sequence[str], key: str) -> draw.Figure:
-    found = [(run, color, report.histograms.get(key)) for report, run, color in zip(reports, runs, draw.RUN_COLORS)]
+    found = [
+        (run, color, report.histograms.get(key))
+        for report, run, color in zip(reports, runs, draw.RUN_COLORS, strict=False)
+    ]
     what = "gaps" if key == "itl" else "requests"
     x, y = f"{SHORT[key]}, milliseconds (log)", f"share of {what}"
     return draw.cumulative(found, x, y, LATENCIES[key]) | {"height": 260}
@@ -223,14 +229,14 @@ def _first_tokens(field: str) -> Callable[[Report], Timeline]:
 def _reuse(report: Report) -> Timeline:
     prompts = report.series.prompts
     reused = [counts for name, counts in prompts.items() if name in TIERS]
-    parts, totals = (list(map(sum, zip(*counts))) for counts in (reused, prompts.values()))
-    shares = [part / total if total else None for part, total in zip(parts or [0] * len(totals), totals)]
+    parts, totals = (list(map(sum, zip(*counts, strict=False))) for counts in (reused, prompts.values()))
+    shares = [part / total if total else None for part, total in zip(parts or [0] * len(totals), totals, strict=False)]
     return draw.windows(report), shares
 
 
 def _waiting(report: Report) -> Timeline:
     samples = report.timeline
-    return samples.times_s, list(map(sum, zip(*samples.values.get("waiting", []))))
+    return samples.times_s, list(map(sum, zip(*samples.values.get("waiting", []), strict=False)))
 
 
 def _over_time(
@@ -238,7 +244,7 @@ def _over_time(
 ) -> draw.Figure:
     by, axis = draw.time_axis(max(report.duration_s for report in reports))
     series = []
-    for run, color, report in zip(runs, draw.RUN_COLORS, reports):
+    for run, color, report in zip(runs, draw.RUN_COLORS, reports, strict=False):
         times, values = read(report)
         step = ceil_div(len(values), FEW_POINTS) or 1
         kept = [time / by for time in draw.coarse(times[: len(values)], step) if time is not None]

@@ -20,4 +20,4 @@ def lower_bytes(config: ReplayConfig, counts: Sequence[float]) -> list[float]:
                 shared[at] = max(shared[at], held)
             else:
                 private[at] += count * kind.dp_size * held
-    return [own + common for own, common in zip(private, shared)]
+    return [own + common for own, common in zip(private, shared, strict=False)]

@@ -114,7 +114,7 @@ class RecordPart:
         """The requests' ids, UTF-8."""
         names = bytes(self.names)
         ends = self.rows["name_at"] + self.rows["name_size"]
-        return [names[at:end] for at, end in zip(self.rows["name_at"].tolist(), ends.tolist())]
+        return [names[at:end] for at, end in zip(self.rows["name_at"].tolist(), ends.tolist(), strict=True)]
 
 
 class PackedRecords(msgspec.Struct, frozen=True):
@@ -259,7 +259,7 @@ class Records(Mapping[str, Record]):
             low, high = start % CHUNK, upto - start // CHUNK * CHUNK
             names = bytes(part.names)
             stages = [None] * (high - low) if part.stages is None else part.stages[low:high].tolist()
-            for at, (row, stage) in enumerate(zip(part.rows[low:high].tolist(), stages), start):
+            for at, (row, stage) in enumerate(zip(part.rows[low:high].tolist(), stages, strict=True), start):
                 yield in_flight[at] if at in in_flight else self._unpack(row, stage, names)
             start = upto
 
@@ -327,7 +327,7 @@ class Records(Mapping[str, Record]):
         middle = at + size
         stages = None
         if stage is not None and stage[0] >= 0:
-            stages = Stages(prefill_worker=self.workers.names[stage[0]], **dict(zip(_STAMPS, stage[1:])))
+            stages = Stages(prefill_worker=self.workers.names[stage[0]], **dict(zip(_STAMPS, stage[1:], strict=False)))
         return Record(
             id=names[at:middle].decode("utf-8", "surrogatepass"),
             session=names[middle : middle + more].decode("utf-8", "surrogatepass") if filled == 2 else None,
@@ -337,7 +337,7 @@ class Records(Mapping[str, Record]):
             miss=MISS_NAMES[miss],
             loaded=tuple(loaded[:levels].tolist()),
             stages=stages,
-            **dict(zip(_NUMBERS, numbers)),
+            **dict(zip(_NUMBERS, numbers, strict=False)),
         )
 
     def _part(self, number: int) -> RecordPart:

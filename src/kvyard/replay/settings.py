@@ -444,6 +444,6 @@ def _link(given: Mapping[str, Any], tier: Tier, scope: str) -> LinkConfig:
         LaneConfig(client_bandwidth=own, bandwidth=both, first_byte_ns=latency)
         if scope == "shared"
         else LaneConfig(bandwidth=own, first_byte_ns=latency)
-        for own, both in zip(speed, together)
+        for own, both in zip(speed, together, strict=True)
     ]
     return LinkConfig(discipline=given.get("link_discipline", "fair"), outward=lanes[0], inward=lanes[1])

@@ -54,7 +54,7 @@ def explain(decision: Decision, config: RouterConfig, block_size: int) -> str:
 def _sum(decision: Decision, config: RouterConfig, size: int) -> str:
     waiting = f"({decision.prefill_tokens} + {decision.num_tokens}) / {size}"
     credits = (config.overlap_credit, *config.lower_credits)
-    credit = sum(worth * blocks for worth, blocks in zip(credits, decision.tiers))
+    credit = sum(worth * blocks for worth, blocks in zip(credits, decision.tiers, strict=False))
     parts = f"max(0, {waiting} - {_figure(credit)})" if credit else waiting
     if config.overlap_decay and decision.device:
         parts = f"max(0, {waiting} - credit of up to {_figure(credit)})"
@@ -68,7 +68,7 @@ def _sum(decision: Decision, config: RouterConfig, size: int) -> str:
 
 def _overlap(decision: Decision) -> str:
     parts = []
-    for tier, blocks in zip(Tier, decision.tiers):
+    for tier, blocks in zip(Tier, decision.tiers, strict=False):
         if blocks:
             more = "more " if tier > Tier.G1 else ""
             parts.append(f"{blocks} {more}in {tier.place}")

@@ -41,7 +41,7 @@ class BucketCounts:
         """By bound, as Prometheus has them: each with all that is below."""
         found: list[tuple[str, float]] = []
         below = 0
-        for bound, count in zip((*self._bounds, float("inf")), self._counts):
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             below += count
             found.append(("+Inf" if bound == float("inf") else repr(float(bound)), below))
         return found

@@ -37,7 +37,7 @@ class BusLink(LinkBase[BusTransfer]):
         self._told = landed
         self._by_flow: dict[int, BusTransfer] = {}
         self._ports: list[list[Hashable]] = []
-        for way, lane, of_bus in zip(("host out", "host in"), config.lanes, ("bus out", "bus in")):
+        for way, lane, of_bus in zip(("host out", "host in"), config.lanes, ("bus out", "bus in"), strict=True):
             fabric.network.add_port((way, worker, rank), lane.bandwidth)
             ports: list[Hashable] = [(way, worker, rank), (of_bus, worker)]
             if config.duplex_bandwidth is not None:

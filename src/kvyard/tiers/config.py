@@ -134,7 +134,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def levels(self) -> list[tuple[Tier, TierConfig]]:
         """The tiers with their names, closest first."""
-        return list(zip(LOWER_TIERS, self.tiers))
+        return list(zip(LOWER_TIERS, self.tiers, strict=False))
 
     @property
     def shared(self) -> bool:

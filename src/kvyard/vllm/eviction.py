@@ -83,7 +83,7 @@ class OrderPolicy(CachePolicy):
         keys = [key for group in key_groups for key in group]
         ends = [req_context.get_offload_key_position(key) for key in keys]
         if None not in ends:
-            keys = [key for _, key in sorted(zip(ends, keys), key=lambda pair: pair[0])]
+            keys = [key for _, key in sorted(zip(ends, keys, strict=False), key=lambda pair: pair[0])]
         self._ranking.touch(keys)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Any]] | None:

@@ -113,7 +113,7 @@ class CopyWorker(OffloadingWorker):
         blocks, chunks = device.block_ids.tolist(), host.block_ids.tolist()
         per_chunk = self._blocks_per_chunk
         first_block = first_chunk = 0
-        for group, (count, index) in enumerate(zip(device.group_sizes, device.block_indices)):
+        for group, (count, index) in enumerate(zip(device.group_sizes, device.block_indices, strict=False)):
             skip = index % per_chunk
             for at in range(count):
                 chunk, place = divmod(skip + at, per_chunk)

@@ -104,7 +104,7 @@ SCENARIOS: dict[str, tuple[dict, list[tuple[int, int, int, list[int]]]]] = {
 
 def lines() -> list[str]:
     with lzma.open(TRACE, "rt") as file:
-        return [line.rstrip() for _, line in zip(range(COUNT), file)]
+        return [line.rstrip() for _, line in zip(range(COUNT), file, strict=False)]
 
 
 def run(engine: dict, rows: list[str]):
@@ -138,7 +138,7 @@ def watch(name: str) -> dict[str, object]:
     """Per request: when it was admitted and what was cached of it, each time; its first and its last token. In ns."""
     engine, rows = SCENARIOS[name]
     keys = ("timestamp", "input_length", "output_length", "hash_ids")
-    report = run(engine, [json.dumps(dict(zip(keys, row))) for row in rows])
+    report = run(engine, [json.dumps(dict(zip(keys, row, strict=False))) for row in rows])
     seen = {(round(record["arrival_time_ms"]), record["input_length"]): record for record in report.per_request}
     peer = []
     for arrival, length, *_ in rows:

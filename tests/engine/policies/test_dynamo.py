@@ -44,7 +44,7 @@ def rows():
     with lzma.open(HERE.parents[2] / "examples" / "data" / "mooncake_conversation.jsonl.xz", "rt") as lines:
         return [
             Row(row["timestamp"] * 1_000_000, row["input_length"], row["output_length"], tuple(row["hash_ids"]))
-            for _, row in zip(range(1000), map(json.loads, lines))
+            for _, row in zip(range(1000), map(json.loads, lines), strict=False)
         ]
 
 

@@ -119,7 +119,7 @@ class TestOnTwoNodes:
         settings = {
             "block_size": 16,
             "num_gpu_blocks": 400,
-            "pools": [{"name": name, **more} for name, more in zip(names, pools)],
+            "pools": [{"name": name, **more} for name, more in zip(names, pools, strict=False)],
         }
         rows = [tmp_path / "here.jsonl", tmp_path / "ray.jsonl"]
         here = replay_pools(tmp_path / "trace.jsonl", settings, per_request=rows[0])

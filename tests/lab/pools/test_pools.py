@@ -94,7 +94,7 @@ def test_each_pool_is_as_it_would_be_alone_and_the_whole_is_their_sum(trace: Pat
     assert sum(one.part for one in (*report.missed_tokens.values(), report.reuse["all"])) == admitted
     assert sum(one.part for one in report.misses.values()) == report.misses["never_seen"].whole
     assert [worker.name for worker in report.workers] == [
-        f"{pool}/{worker.name}" for pool, one in zip(NAMES, found) for worker in one.report.workers
+        f"{pool}/{worker.name}" for pool, one in zip(NAMES, found, strict=False) for worker in one.report.workers
     ]
     by_worker = {worker.name: worker.requests for worker in report.workers}
     assert sum(map(sum, report.series.routed)) == sum(by_worker.values())

@@ -100,7 +100,7 @@ def test_every_prompt_token_is_accounted_for(both: tuple[list[Record], Report, F
 
 def sources(record: Record) -> dict[str, int]:
     """Prompt tokens of an admitted request by where they came from; what was computed by why."""
-    found = dict(zip(("device", "host", "storage", "remote"), (record.cached, *record.loaded)))
+    found = dict(zip(("device", "host", "storage", "remote"), (record.cached, *record.loaded), strict=False))
     rest = record.input - sum(found.values())
     if record.miss in ("none", "partial_block", "unknown"):
         return {**found, record.miss: rest}

@@ -10,7 +10,7 @@ from kvyard.replay.report.slo import Limit, limits_of, read_slo, violation
 
 
 def test_every_metric_has_names_of_its_own() -> None:
-    for names in zip(*((one.name, one.key, one.column) for one in METRICS.values())):
+    for names in zip(*((one.name, one.key, one.column) for one in METRICS.values()), strict=False):
         assert len(set(names)) == len(METRICS)
     assert METRICS["ttft_p99"].key == "ttft.p99" and METRICS["ttft_p99"].column == "ttft_p99_ms"
     assert METRICS["reuse"].key == "reuse.all" and METRICS["reuse"].column == "reuse"

@@ -109,7 +109,7 @@ def test_bounds_are_in_order(prompts: list[Prompt]) -> None:
     recent, best = [hits.blocks for hits in lru(found, capacities)], belady(found, capacities)
     everything = infinite(found).blocks
     assert recent == sorted(recent) and best == sorted(best)
-    assert all(low <= high <= everything for low, high in zip(recent, best))
+    assert all(low <= high <= everything for low, high in zip(recent, best, strict=False))
     assert everything == sum(map(len, prompts)) - len({block for prompt in prompts for block in ids(prompt)})
     assert found.unique == len({block for prompt in prompts for block in ids(prompt)})
 
@@ -119,7 +119,7 @@ def test_a_cache_one_larger_than_the_distance_hits(prompts: list[Prompt]) -> Non
     found = accesses(prompts)
     for distance in set(found.distance):
         before, after = lru(found, [distance, distance + 1])
-        here = sum(length for length, far in zip(found.length, found.distance) if far == distance)
+        here = sum(length for length, far in zip(found.length, found.distance, strict=False) if far == distance)
         assert after.blocks - before.blocks == here
 
 

@@ -32,7 +32,7 @@ def test_the_sample_is_recognised_and_in_order() -> None:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))

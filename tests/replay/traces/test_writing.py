@@ -191,10 +191,10 @@ def test_vllm_reads_both(tmp_path: Path) -> None:
         assert time == pytest.approx(one.arrival / 1e9)
     for kind in ("custom", "timed"):
         prompts = [row[0] for row in result[kind]]
-        for a, left in zip(requests, prompts):
-            for b, right in zip(requests, prompts):
+        for a, left in zip(requests, prompts, strict=False):
+            for b, right in zip(requests, prompts, strict=False):
                 assert a.ids is not None and b.ids is not None
-                shared = sum(1 for i, j in zip(a.ids, b.ids) if i == j) * 512
+                shared = sum(1 for i, j in zip(a.ids, b.ids, strict=False) if i == j) * 512
                 shared = min(shared, a.input_length)
                 assert left[:shared] == right[:shared]
                 if a is not b:

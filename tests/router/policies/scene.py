@@ -85,7 +85,9 @@ class Scene:
         tiers = [list(cached)] + ([list(host)] if host is not None else [])
         prefixes = None
         if any(map(any, tiers)):
-            prefixes = CachedPrefixes([(blocks, 1 << slot) for slot, blocks in enumerate(zip(*tiers))], len(tiers))
+            prefixes = CachedPrefixes(
+                [(blocks, 1 << slot) for slot, blocks in enumerate(zip(*tiers, strict=False))], len(tiers)
+            )
         keys = [first_key * 1000 + at for at in range(tokens // SIZE)]
         self.shared = list(shared or [0] * count)
         self.routing = RoutingInput(

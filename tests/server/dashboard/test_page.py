@@ -306,7 +306,7 @@ def test_a_gateway_s(tab: Tab) -> None:
                 "replay": state["streams"][0]["replay_endpoint"],
                 "model": "mock",
             }
-            for called, state in zip((name, "plain"), states)
+            for called, state in zip((name, "plain"), states, strict=False)
         ]
         with Gated(engines=engines, block_size=16) as gated:
             gated.ready(2, 2)

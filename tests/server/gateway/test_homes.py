@@ -54,7 +54,7 @@ def test_what_goes_on_from_a_response_goes_to_its_engine() -> None:
     keepers = [Keeper("a"), Keeper("b"), Keeper("c")]
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(ScriptedEngine(keeper)) for keeper in keepers]
-        listed = [{"url": engine.url, "name": keeper.name} for engine, keeper in zip(engines, keepers)]
+        listed = [{"url": engine.url, "name": keeper.name} for engine, keeper in zip(engines, keepers, strict=False)]
         gated = stack.enter_context(Gated(engines=listed, router={"policy": "round-robin"}))
         gated.ready(3)
         for stream in (False, True):

@@ -183,7 +183,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, A
                 ours.get(key, "(missing)"), theirs.get(key, "(missing)"), f"{path}.{key}" if path else key
             )
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for number, (one, other) in enumerate(zip(ours, theirs)):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
             yield from differences(one, other, f"{path}[{number}]")
     elif ours != theirs:
         yield path, ours, theirs

@@ -128,7 +128,7 @@ def test_live_is_offline(engine: dict[str, Any], ranks: int) -> None:
         return lambda *action: actions.append(action)
 
     with Served(engine=engine, dp_size=ranks, speed=5.0, journal=journal, events_endpoint=LOOPBACK) as served:
-        for watcher, log in zip(served.fleet.workers[0].watchers, logs):
+        for watcher, log in zip(served.fleet.workers[0].watchers, logs, strict=False):
             served.inside(lambda watcher=watcher, log=log: overheard(watcher, log))
 
         def ask(number: int) -> None:
@@ -157,7 +157,7 @@ def test_live_is_offline(engine: dict[str, Any], ranks: int) -> None:
     assert seen["announced"] and seen["ended"] == 32, seen
     config = EngineConfig(**{**ENGINE, **engine})
     for plans in (False, True):
-        for live, again in zip(logs, offline(config, ranks, actions, plans)):
+        for live, again in zip(logs, offline(config, ranks, actions, plans), strict=False):
             if not plans:
                 assert live.lines == again.lines
             else:  # blocks announced in the middle of a plan are told when it is carried out

@@ -53,7 +53,7 @@ def test_200_streams_through_the_gateway() -> None:
     )
     with Process(*mock) as first, Process(*mock) as second:
         fleets = [process.urls(2)[0] for process in (first, second)]
-        arguments = [part for name, url in zip("ab", fleets) for part in engines(name, url)]
+        arguments = [part for name, url in zip("ab", fleets, strict=False) for part in engines(name, url)]
         with GatewayProcess(*arguments, "--tokenizer", "bytes", "--router", "kv") as gateway:
             url = gateway.url
             eventually(lambda: get(url, "/health")["engines"].get("ready") == 4, lambda: gateway.text)

@@ -49,7 +49,7 @@ def table() -> list[str]:
     rows = ["| jobs | job | measured, ms | `fair`, ms | | `fifo`, ms | |", "|---|---|--:|--:|--:|--:|--:|"]
     for row in load("h200_copies.jsonl"):
         jobs = [f"{way} {n}" for way, n in row.jobs]
-        for job, ms, fair, fifo in zip(jobs, row.ms, row.predict(H200), row.predict(LANES)):
+        for job, ms, fair, fifo in zip(jobs, row.ms, row.predict(H200), row.predict(LANES), strict=False):
             off = [f"{p:.3f} | {100 * (p / ms - 1):+.1f} %" for p in (fair, fifo)]
             rows.append(f"| {' + '.join(jobs)} | {job} | {ms:.3f} | {off[0]} | {off[1]} |")
     return rows

@@ -55,7 +55,7 @@ class Bench:
     def once(self, jobs: Jobs, size: int, gated: bool) -> list[float]:
         plans = []
         at = 0
-        for stream, (way, n) in zip(self.streams, jobs):
+        for stream, (way, n) in zip(self.streams, jobs, strict=False):
             ends = range(at, at + n * size, size)
             at += n * size
             here, there = (self.card, self.host) if way == "d2h" else (self.host, self.card)
@@ -67,12 +67,12 @@ class Bench:
         if gated:
             torch.cuda._sleep(20_000 * (len(order) + 20))  # about 10 us of the card's time for each copy
         start.record()
-        for stream, _ in zip(self.streams, jobs):
+        for stream, _ in zip(self.streams, jobs, strict=False):
             stream.wait_event(start)
         for stream, there, here in order:
             with torch.cuda.stream(stream):
                 there.copy_(here, non_blocking=True)
-        for stream, end in zip(self.streams, ends):
+        for stream, end in zip(self.streams, ends, strict=False):
             end.record(stream)
         torch.cuda.synchronize()
         return [start.elapsed_time(end) for end in ends]
@@ -81,7 +81,7 @@ class Bench:
         for _ in range(3):
             self.once(jobs, size, gated)
         runs = [self.once(jobs, size, gated) for _ in range(REPEATS)]
-        ms = [statistics.median(times) for times in zip(*runs)]
+        ms = [statistics.median(times) for times in zip(*runs, strict=False)]
         return {"kind": "copy", "block": size, "gated": gated, "jobs": jobs, "ms": [round(t, 5) for t in ms]}
 
 

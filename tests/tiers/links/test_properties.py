@@ -207,7 +207,7 @@ def test_fair_is_within_a_nanosecond_per_landing_of_continuous_time(config: Link
             return
     exact = fluid_ends([Job(config, 0, *submission) for submission in given_], config)
     order = sorted(exact)
-    for transfer, end in zip(made, exact):
+    for transfer, end in zip(made, exact, strict=False):
         assert transfer.ended is not None
         assert ceil(end) <= transfer.ended <= ceil(end) + order.index(end)
 
@@ -221,7 +221,10 @@ def test_fill_is_progressive_filling(config: LinkConfig, given_: list[Submit]) -
         cap = config.lanes[job.way].client_bandwidth
         key = job.client if cap is not None else ""
         groups[job.way].setdefault(key, ClientGroup(key, cap)).members.append(job)
-    fill([(lane.bandwidth, list(g.values())) for lane, g in zip(config.lanes, groups)], config.duplex_bandwidth)
+    fill(
+        [(lane.bandwidth, list(g.values())) for lane, g in zip(config.lanes, groups, strict=False)],
+        config.duplex_bandwidth,
+    )
     for named in groups:
         for group in named.values():
             for job in group.members:

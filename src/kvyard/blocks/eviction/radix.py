@@ -86,8 +86,7 @@ class RadixOrder:
         if used:
             self._clock += STEP
             use.accessed = self._clock
-        if priority > use.priority:
-            use.priority = priority
+        use.priority = max(use.priority, priority)
         if counts:
             use.hits += 1
         if use.ticket:

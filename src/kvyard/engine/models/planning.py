@@ -177,7 +177,7 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
     longest = on.max_model_len or fields.integer("max_position_embeddings")
     needs = [_blocks_per_request(group.spec, longest, batched) for group in groups]
     full = [group for group in groups if group.spec.is_full] or [g for g in groups if not g.spec.is_state]
-    kept = [need for group, need in zip(groups, needs) if not group.spec.is_full]
+    kept = [need for group, need in zip(groups, needs, strict=True) if not group.spec.is_full]
     concurrency = blocks / sum(needs)
     return ModelPlan(
         architecture=fields.architecture,

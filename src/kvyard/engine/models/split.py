@@ -53,7 +53,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for back in range(layers % count):
             sizes[-2 - back] += 1
         starts = [sum(sizes[:at]) for at in range(count)]
-        return [range(start, start + size) for start, size in zip(starts, sizes)]
+        return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 WHOLE = Parallelism()

@@ -1,5 +1,7 @@
 """What a policy is: the part of a scheduler that decides which jobs a pass has. Everything else is the same for all of them."""
 
+from typing import ClassVar
+
 from mypy_extensions import mypyc_attr
 
 from kvyard.engine.horizon import Horizon
@@ -11,7 +13,7 @@ from kvyard.engine.passes import Pass
 class PassMaker:
     """Makes passes of the jobs of a ``Lifecycle``, by taking them through it."""
 
-    spare_tokens = 0
+    spare_tokens: ClassVar[int] = 0
     """Tokens that must be left of the pool's for a request alone in it, its prompt in whole pages, to be admitted."""
 
     def __init__(self, jobs: Lifecycle) -> None:

@@ -112,7 +112,7 @@ def rough_fit(rows: Sequence[Measurement]) -> Form:
     data = _Rows.of(_enough(rows))
     guess = _first_guess(rows, data.apart)
     values = _values(_descend(guess, guess, data.only(data.kept), ()))
-    return form_of(Coefficients(**{name: float(value) for name, value in zip(NAMES, values)}), {})
+    return form_of(Coefficients(**{name: float(value) for name, value in zip(NAMES, values, strict=True)}), {})
 
 
 def _mean(found: Fit) -> float:
@@ -248,14 +248,17 @@ def _fit(data: _Rows, guess: Floats, knots: tuple[int, ...]) -> Fit:
     values = [0.0 if value <= 2 * NONE else float(f"{value:.6g}") for value in _values(best)]
     if not data.features.behind.any():
         values[NAMES.index("skew")] = 0.0
-    made = dict(zip(NAMES, values))
+    made = dict(zip(NAMES, values, strict=True))
     if data.apart:
-        made |= {name: float(f"{value:.6g}") for name, value in zip(HOST, _host(data))}
+        made |= {name: float(f"{value:.6g}") for name, value in zip(HOST, _host(data), strict=True)}
     factors = [float(f"{value:.6g}") for value in np.exp(best[len(NAMES) :])]
     curve = np.exp(_spread(data.features, knots) @ np.log(factors)) if knots else 1.0
     found = data.total(estimate(values, data.features, curve)) + _host_ms(_host(data), data)
     return Fit(
-        Coefficients(**made), dict(zip(knots, factors)), tuple((found / whole - 1.0).tolist()), tuple(unseen.tolist())
+        Coefficients(**made),
+        dict(zip(knots, factors, strict=True)),
+        tuple((found / whole - 1.0).tolist()),
+        tuple(unseen.tolist()),
     )
 
 

@@ -48,7 +48,7 @@ class Plane(msgspec.Struct, frozen=True):
             return Curve(self.at, self.us[0])
         low = min(max(bisect_right(self.rows, x) - 1, 0), len(self.rows) - 2)
         share = max(0.0, (x - self.rows[low]) / (self.rows[low + 1] - self.rows[low]))
-        pairs = zip(self.us[low], self.us[low + 1])
+        pairs = zip(self.us[low], self.us[low + 1], strict=True)
         return Curve(self.at, tuple(a + share * (b - a) for a, b in pairs))
 
     def value(self, x: float, y: float) -> float:

@@ -113,8 +113,7 @@ class PolynomialModel:
         # The mocker's floor of 1 ms is left out: the parabola never gets there for shares from 0 to 1.
         a, b, c = DECODE
         used = context / self._capacity
-        if used > 1.0:
-            used = 1.0
+        used = min(used, 1.0)
         ns = round((a * used * used + b * used + c) * NS_PER_MS)
         return ns if self._decode_ratio == 1.0 else scaled(ns, self._decode_ratio)
 

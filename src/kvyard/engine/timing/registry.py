@@ -61,7 +61,7 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         values = text.split(",") if text else []
         if len(values) == len(cls._own()):
-            fields = dict(zip(cls._own(), values), speedup_ratio=speedup_ratio)
+            fields = dict(zip(cls._own(), values, strict=False), speedup_ratio=speedup_ratio)
             with suppress(msgspec.ValidationError):
                 return msgspec.convert(fields, cls, strict=False)
         given = f"{cls.__struct_config__.tag}:{text}" if text else str(cls.__struct_config__.tag)

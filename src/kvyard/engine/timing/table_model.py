@@ -147,7 +147,7 @@ class _Row:
     def __init__(self, curve: Curve, skew: float) -> None:
         self._at = [*curve.at, FAR]
         self._us = [*curve.us, curve.value(FAR)]
-        pairs = zip(self._at, self._at[1:], self._us, self._us[1:])
+        pairs = zip(self._at, self._at[1:], self._us, self._us[1:], strict=False)
         self._slopes = [(y1 - y0) / (x1 - x0) for x0, x1, y0, y1 in pairs]
         self._points = np.array(self._at, dtype=np.float64)
         self._values = np.array(self._us, dtype=np.float64)

@@ -1,6 +1,7 @@
 """The one place that imports pyzmq: the rest of ``kvyard.events`` works without it."""
 
 import socket
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -64,10 +65,8 @@ class Waker:
 
     def wake(self) -> None:
         """End the wait under way, or the next one. Never blocks; once closed it does nothing."""
-        try:
+        with suppress(OSError):  # full: it will wake anyway
             self._write.send(b"\0")
-        except OSError:
-            pass  # full: it will wake anyway
 
     def rest(self) -> None:
         """Forget all wakes so far."""

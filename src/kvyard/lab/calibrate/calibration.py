@@ -71,7 +71,7 @@ def _request_ms(rows: Sequence[Measurement], lone: Sequence[Measurement]) -> flo
     short = [row for row in lone if row.prefills[0][0] <= lengths[int(SHORT * (len(lengths) - 1))]]
     form = rough_fit(rows)
     # An error is estimated / measured - 1.
-    return max(0.0, statistics.median(-off * row.ms for row, off in zip(short, row_errors(form, short))))
+    return max(0.0, statistics.median(-off * row.ms for row, off in zip(short, row_errors(form, short), strict=True)))
 
 
 def _unknown(rows: Sequence[Measurement]) -> list[str]:

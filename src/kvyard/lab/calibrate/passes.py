@@ -70,7 +70,7 @@ def _rows(passes: Sequence[LoggedPass], source: str) -> list[Measurement]:
     gaps = [after[0] - before[1] for before, after in pairwise(passes)]
     most = IDLE * statistics.median(gaps) if gaps else 0
     rows = []
-    for number, (one, gap) in enumerate(zip(passes, [*gaps, 0])):
+    for number, (one, gap) in enumerate(zip(passes, [*gaps, 0], strict=False)):
         start, end, _, _, prefills, batch, context, device_ms, longest = one
         computed = tuple((new, past) for new, past in prefills if new > 0)
         took = (end - start + (gap if 0 < gap <= most else 0)) / MS

@@ -299,7 +299,7 @@ def _seed() -> int:
 async def _decoding(states: Sequence[_Answering]) -> bool:
     """Wait until every request of ``states`` has decoded a few tokens more; false where one is over by then."""
     wanted = [len(state.times) + PAUSE for state in states]
-    for state, count in zip(states, wanted):
+    for state, count in zip(states, wanted, strict=True):
         while len(state.times) < count and not state.over:
             state.changed.clear()
             await state.changed.wait()

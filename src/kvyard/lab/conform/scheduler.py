@@ -448,7 +448,7 @@ def _difference(log: SchedulerLog, step: int, field: str, recorded: object, ours
 
 
 def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
-    for at, (recorded, ours) in enumerate(zip(log.steps, run.steps)):
+    for at, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
         start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
         views = []
         for step, fallback in ((recorded, recorded["start"]), (ours | {"start": start, "ns": ns}, 0)):
@@ -465,7 +465,7 @@ def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
 
 def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> Difference | None:
     """What a run with plans shows against one without, which was found to be the log's."""
-    for at, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes)):
+    for at, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if single != of_plan:
             return _difference(log, at, "planned pass", single, of_plan)
     if len(stepped.passes) != len(planned.passes):

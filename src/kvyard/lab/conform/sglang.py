@@ -259,7 +259,7 @@ def _difference(log: SglangLog, step: int, field: str, recorded: object, ours: o
 
 
 def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
-    for at, (recorded, ours) in enumerate(zip(log.steps, run.steps)):
+    for at, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
         start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
         theirs = {"scheduled": recorded["start"], "past": {}, "events": [], "finished": [], **recorded}
         theirs["requeued"] = [*recorded.get("retracted", ()), *recorded.get("preempted", ())]
@@ -275,7 +275,7 @@ def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
 
 def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> Difference | None:
     """What a run with plans shows against one without, which was found to be the log's."""
-    for at, (alone, of_plan) in enumerate(zip(stepped.passes, planned.passes)):
+    for at, (alone, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if alone != of_plan:
             return _difference(log, at, "planned pass", alone, of_plan)
     if len(stepped.passes) != len(planned.passes):

@@ -101,7 +101,7 @@ def quick_hints(
     future = TraceFuture.of(requests)
     numbers = {name: at for at, name in enumerate(dict.fromkeys(future.names))}
     prompts: list[Prompt] = []
-    for request, name in zip(requests, future.names):
+    for request, name in zip(requests, future.names, strict=False):
         ids, size = prefix_ids(request)
         if ids is None:
             raise KvyardError(f"{source.name}: it doesn't say what prompts share, so no cache can be judged by it")

@@ -206,7 +206,7 @@ class LiveFleet(AsyncService):
             transfers=list(self._transfers),
             log=whole_log(
                 entries,
-                {worker.name: logs for worker, logs in zip(self.fleet.workers, self.logs)},
+                {worker.name: logs for worker, logs in zip(self.fleet.workers, self.logs, strict=False)},
                 network_lines(self._network),
             ),
             first={name: at for one in every for name, at in one.first.items()},

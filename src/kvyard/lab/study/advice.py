@@ -74,19 +74,22 @@ def front(candidates: Sequence[C], goals: Sequence[Metric]) -> list[C]:
     losses = [candidate.losses(goals) for candidate in candidates]
     return [
         candidate
-        for candidate, own in zip(candidates, losses)
-        if not any(other != own and all(theirs <= mine for theirs, mine in zip(other, own)) for other in losses)
+        for candidate, own in zip(candidates, losses, strict=True)
+        if not any(
+            other != own and all(theirs <= mine for theirs, mine in zip(other, own, strict=True)) for other in losses
+        )
     ]
 
 
 def middle(found: Sequence[C], goals: Sequence[Metric]) -> C:
     """Return the candidate of a front that is nearest to the best of each goal."""
     losses = [candidate.losses(goals) for candidate in found]
-    ends = [(min(column), max(column)) for column in zip(*losses)]
+    ends = [(min(column), max(column)) for column in zip(*losses, strict=True)]
 
     def distance(at: int) -> float:
         return sum(
-            ((value - low) / (high - low)) ** 2 if high > low else 0.0 for value, (low, high) in zip(losses[at], ends)
+            ((value - low) / (high - low)) ** 2 if high > low else 0.0
+            for value, (low, high) in zip(losses[at], ends, strict=True)
         )
 
     return found[min(range(len(found)), key=distance)]

@@ -28,7 +28,7 @@ def curves(metric: Metric, lines: Lines, x_title: str) -> Chart:
     """Return ``metric`` along a setting."""
     series = [
         draw.line(name, [_digits(value) for _, value in points], color, x=[draw.digits(x) for x, _ in points])
-        for (name, points), color in zip(lines.items(), draw.RUN_COLORS)
+        for (name, points), color in zip(lines.items(), draw.RUN_COLORS, strict=False)
     ]
     known = [value for points in lines.values() for _, value in points if value is not None]
     close = bool(known) and min(known) > 0 and max(known) - min(known) < CLOSE * max(known)

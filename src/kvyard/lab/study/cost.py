@@ -30,7 +30,11 @@ class FleetSize(NamedTuple):
 
     def __str__(self) -> str:
         pieces = [f"{self.workers:,} worker{'s' if self.workers != 1 else ''}", f"{self.device:,} device blocks"]
-        pieces += [f"{held / GIB:,.1f} GiB of {tier.place}" for tier, held in zip(LOWER_TIERS, self.lower) if held]
+        pieces += [
+            f"{held / GIB:,.1f} GiB of {tier.place}"
+            for tier, held in zip(LOWER_TIERS, self.lower, strict=False)
+            if held
+        ]
         return f"{', '.join(pieces[:-1])} and {pieces[-1]} in all"
 
 

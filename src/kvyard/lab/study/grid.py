@@ -86,7 +86,7 @@ def make_grid(
         raise KvyardError(f"that is a grid of {total:,} points, and {MOST:,} are the most: vary less at once")
     points = []
     for combination in product(*vary.values()):
-        varied = dict(zip(axes, combination))
+        varied = dict(zip(axes, combination, strict=True))
         label = ", ".join(f"{name}={value}" for name, value in varied.items())
         try:
             config = make_config({**base, **varied})

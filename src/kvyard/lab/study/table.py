@@ -95,13 +95,13 @@ class Table(msgspec.Struct, kw_only=True):
             table.add_column(heads[-1], justify="right")
             changes = [self._change(metric, row) for row in self.rows]
             width, best = max(map(len, changes)), self.best(metric)
-            for at, (row, change) in enumerate(zip(self.rows, changes)):
+            for at, (row, change) in enumerate(zip(self.rows, changes, strict=True)):
                 text = metric.text(row.values.get(metric.name))
                 text = f"[bold]{text}[/bold]" if at in best else text
                 cells[at].append(f"{text} {change:>{width}}" if width else text)
         for name in self.rows[0].more:
             table.add_column(name)
-        for row, found in zip(self.rows, cells):
+        for row, found in zip(self.rows, cells, strict=True):
             table.add_row(*found, *row.more.values(), style="bold" if row.bold else "yellow" if row.failed else "")
         return [(table, heads[::-1])]
 

@@ -234,7 +234,7 @@ def _throughput(
     }
     found = {}
     for name, both in amounts.items():
-        measured, replayed = (amount * SECOND / max(1, time) for amount, time in zip(both, took))
+        measured, replayed = (amount * SECOND / max(1, time) for amount, time in zip(both, took, strict=False))
         found[name] = ComparedRate(measured=measured, replayed=replayed, error=_error(measured, replayed))
     return found
 

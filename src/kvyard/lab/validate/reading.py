@@ -207,13 +207,13 @@ def _with_prefixes(path: Path, rows: Sequence[RunRow], workload: Trace) -> list[
     if len(trace) != len(rows):
         there = "more" if len(trace) > len(rows) else f"{len(trace):,}"
         raise KvyardError(f"{path} has {len(rows):,} requests, and {workload.name} {there}: {advice}")
-    for at, (row, other) in enumerate(zip(rows, trace)):
+    for at, (row, other) in enumerate(zip(rows, trace, strict=False)):
         if row.input != other.input_length:
             raise KvyardError(
                 f"request {row.name or at} of {path} has {row.input:,} prompt tokens, "
                 f"and {other.input_length:,} in {workload.name}: {advice}"
             )
-    return [row._replace(prompt=other) for row, other in zip(rows, trace)]
+    return [row._replace(prompt=other) for row, other in zip(rows, trace, strict=False)]
 
 
 def _ns(value: float | None, unit: int = SECOND) -> int | None:

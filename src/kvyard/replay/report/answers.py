@@ -134,7 +134,7 @@ def _waits(report: Report) -> dict[str, float]:
     roles = [worker.role for worker in report.workers]
     for at in range(len(report.timeline.times_s)):
         queues = [row[at] for row in waiting]
-        idle = {role for role, queue, row in zip(roles, queues, running) if not queue and not row[at]}
+        idle = {role for role, queue, row in zip(roles, queues, running, strict=False) if not queue and not row[at]}
         for worker, queue in enumerate(queues):
             if not queue:
                 continue

@@ -102,7 +102,9 @@ def _managed(
     pools = {
         (worker.name if len(worker.cores) == 1 else f"{worker.name}@{rank}"): (kind.engine, core)
         for worker, kind in zip(
-            fleet.workers, (kind for kind in fleet.config.workers for _ in range(fleet.config.made_of(kind)))
+            fleet.workers,
+            (kind for kind in fleet.config.workers for _ in range(fleet.config.made_of(kind))),
+            strict=False,
         )
         for rank, core in enumerate(worker.cores)
     }

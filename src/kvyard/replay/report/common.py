@@ -46,7 +46,7 @@ def _sources(rows: Rows) -> dict[str, Counts]:
 
     A prefix that another worker had may be short, and what follows it new: it counts as what it is, whatever ended the prefix.
     """
-    found = dict(zip(TIERS, (rows["cached"], *rows["loaded"].T)))
+    found = dict(zip(TIERS, (rows["cached"], *rows["loaded"].T), strict=False))
     rest = rows["input"] - sum(part.astype(np.int64) for part in found.values())
     whole = np.zeros(len(rows), dtype=np.bool_)
     for name in _WHOLE:
@@ -106,7 +106,7 @@ def _add_waits(waits: Sequence[Values], here: Counts, ttfts: Counts) -> None:
     """Note each of ``ttfts`` in the window that ``here`` says."""
     order = np.argsort(here, kind="stable")
     windows, starts = np.unique(here[order], return_index=True)
-    for window, lot in zip(windows.tolist(), np.split(ttfts[order], starts[1:])):
+    for window, lot in zip(windows.tolist(), np.split(ttfts[order], starts[1:]), strict=False):
         waits[window].add(lot)
 
 

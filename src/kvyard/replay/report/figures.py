@@ -107,7 +107,7 @@ def distribution(report: Report, key: str) -> Figure:
 
 def all_latencies(report: Report) -> Figure:
     """The distribution functions of everything that is measured."""
-    found = [(SHORT[key], color, report.histograms.get(key)) for key, color in zip(LATENCIES, RUN_COLORS)]
+    found = [(SHORT[key], color, report.histograms.get(key)) for key, color in zip(LATENCIES, RUN_COLORS, strict=False)]
     return cumulative(found, "milliseconds (log)", "share up to there", "All latencies: cumulative")
 
 
@@ -149,7 +149,11 @@ def _sampled(report: Report, names: Mapping[str, tuple[str, str]], mean: bool, y
     """Samples of the whole fleet: sums over workers, or means."""
     values = report.timeline.values
     series = [
-        line(words, thinned([sum(column) / (len(column) if mean else 1) for column in zip(*values[key])]), color)
+        line(
+            words,
+            thinned([sum(column) / (len(column) if mean else 1) for column in zip(*values[key], strict=False)]),
+            color,
+        )
         for key, (words, color) in names.items()
         if key in values
     ]
@@ -178,7 +182,7 @@ def composition_over_time(report: Report) -> Figure:
 def composition(reports: Sequence[Report], names: Sequence[str]) -> Figure:
     """Where prompt tokens came from, a bar per run; the bounds where there is one run."""
     rows, seen = [], set()
-    for report, name in zip(reports, names):
+    for report, name in zip(reports, names, strict=False):
         parts = []
         for key, share in [*report.reuse.items(), *((key, report.missed_tokens.get(key)) for key in REASONS)]:
             if share is None or key == "all" or not share.part:
@@ -215,7 +219,7 @@ def waterfalls(reports: Sequence[Report], names: Sequence[str]) -> Figure:
     gain is taken off the losses after it.
     """
     rows, seen = [], set()
-    for report, name in zip(reports, names):
+    for report, name in zip(reports, names, strict=False):
         levels = {step.level: step.tokens for step in report.waterfall.steps}
         all_tokens = report.reuse["all"].whole if levels else 0
         if not all_tokens:

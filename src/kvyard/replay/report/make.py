@@ -239,7 +239,7 @@ def make_transfers(fleet: Fleet) -> dict[str, TransferReport]:
     totals: dict[str, list[CopyTotals]] = {}
     for core in _cores(fleet):
         tiers = core.offload.counters.tiers if core.offload is not None else []
-        for name, total in zip(MOVES, (way for tier in tiers for way in (tier.stores, tier.loads))):
+        for name, total in zip(MOVES, (way for tier in tiers for way in (tier.stores, tier.loads)), strict=False):
             totals.setdefault(name, []).append(total)
         if fleet.pulls is not None and core.offload is not None:
             pulled = core.offload.counters.pulls

@@ -68,13 +68,13 @@ def _lines(
         color, name = RUN_COLORS[index % len(RUN_COLORS)], f"{what} {value}"
         series.append(line(name, rounded([ms(x, value) for x in xs]), color, x=xs))
         if measured.get(value):
-            at, took = zip(*measured[value])
+            at, took = zip(*measured[value], strict=True)
             series.append(line(f"{name}, measured", took, color, x=at, only="dots"))
     return lines(f"ms by {along}", series, f"{along} (log)", "ms (log)", xUnit=along, **BOTH_LOG)
 
 
 def _agreement(passes: Sequence[tuple[float, float]]) -> Figure:
-    measured, estimated = zip(*passes)
+    measured, estimated = zip(*passes, strict=True)
     ends = [min(measured), max(measured)]
     series = [line("equal", ends, "grey2", x=ends), line("passes", rounded(estimated), "blue", x=measured, only="dots")]
     return lines("measured and estimated", series, "measured ms (log)", "estimated ms (log)", xTip="ms", **BOTH_LOG)

@@ -90,7 +90,7 @@ class RecordTotals:
 
     def workers(self) -> dict[str, WorkerSums]:
         """By the workers' names; only those that had a request."""
-        found = {name: WorkerSums(*row) for name, row in zip(self._bases, self._sums.tolist())}
+        found = {name: WorkerSums(*row) for name, row in zip(self._bases, self._sums.tolist(), strict=True)}
         return {name: sums for name, sums in found.items() if name and sums.requests}
 
     def involved(self, part: RecordPart, numbers: Sequence[int] | Column) -> Iterator[tuple[Column, Column]]:
@@ -204,7 +204,7 @@ class RecordTotals:
         usual = (rows["arrival"], rows["admitted"], ways["held"], ways["reserved"], *late)
         other = (rows["arrival"], ways["reserved"], rows["admitted"], ways["held"], *late)
         for chosen, names, marks in ((~early, STAGES, usual), (early, _EARLY, other)):
-            for name, before, mark in zip(names, marks, marks[1:]):
+            for name, before, mark in zip(names, marks, marks[1:], strict=False):
                 self.stages[name].add((mark - before)[chosen])
 
 

@@ -188,7 +188,7 @@ def range_note(report: Report) -> str:
 
 def common_times(runs: Sequence[str], reports: Sequence[Report]) -> str:
     """What a comparison of runs can say of their times, as a sentence or two."""
-    simulated = [(run, report) for run, report in zip(runs, reports) if report.timing]
+    simulated = [(run, report) for run, report in zip(runs, reports, strict=False) if report.timing]
     if not simulated:
         return ""
     texts = {run: "; ".join(map(timing_text, report.timing)) for run, report in simulated}

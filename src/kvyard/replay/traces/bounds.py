@@ -153,7 +153,7 @@ def belady(accesses: Accesses, capacities: Iterable[int]) -> list[int]:
 def _most_held(ends: Numbers, lengths: Numbers, begins: Numbers, firsts: Numbers) -> int:
     """The blocks that a cache holds at once at most which keeps everything that is used again."""
     held = most = due = 0
-    for begin, i in zip(firsts, begins):
+    for begin, i in zip(firsts, begins, strict=True):
         while ends[due] <= begin:
             held -= lengths[due]
             due += 1
@@ -168,7 +168,7 @@ def _belady(ends: Numbers, lengths: Numbers, begins: Numbers, firsts: Numbers, c
     """Numbers of stretches, negated: what has the largest is used again last of all."""
     push, pop = heapq.heappush, heapq.heappop
     room, hit, due = capacity, 0, 0
-    for begin, i in zip(firsts, begins):
+    for begin, i in zip(firsts, begins, strict=True):
         while ends[due] <= begin:
             had = kept[due]
             hit += had

@@ -127,7 +127,7 @@ class _Recipe:
         """A path through the tree: the number of the child and its length, by level."""
         return [
             (bisect(weights, random.random() * weights[-1]), tokens)
-            for (_, tokens), weights in zip(self.levels, self.weights)
+            for (_, tokens), weights in zip(self.levels, self.weights, strict=True)
         ]
 
 

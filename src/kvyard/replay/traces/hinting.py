@@ -107,7 +107,7 @@ class TraceFuture(msgspec.Struct, frozen=True):
     def hints(self, made: Sequence[MadeHint], seed: int) -> Iterator[Hints]:
         """The hints of each request. The same seed gives the same ones."""
         draws = {one.kind: Random(f"{seed} {one.kind}") for one in made}
-        for name, ends, calls in zip(self.names, self.ends, self.calls):
+        for name, ends, calls in zip(self.names, self.ends, self.calls, strict=False):
             hints = Hints(name)
             for one in made:
                 knows = ends if one.kind == "session-end" else calls
@@ -125,7 +125,7 @@ def with_hints(trace: Trace, wanted: str | tuple[MadeHint, ...], seed: int = 0) 
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         said = TraceFuture.of(trace).hints(made, seed)
-        for one, hints in zip(trace.rows(tally), said):
+        for one, hints in zip(trace.rows(tally), said, strict=False):
             kept = one.hints.retention
             yield replace(one, hints=replace(hints, retention=kept) if kept else hints)
 

@@ -60,7 +60,7 @@ def cumulative(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
             expected = [ids[there - 1] if there else None, *new[:-1]]
             known = list(map(before.setdefault, new, expected))
             if known != expected:
-                at = next(at for at, pair in enumerate(zip(known, expected)) if pair[0] != pair[1])
+                at = next(at for at, pair in enumerate(zip(known, expected, strict=False)) if pair[0] != pair[1])
                 raise TraceError(
                     getattr(requests, "name", "the trace"),
                     f"in request {request.id}, id {new[at]} {_follows(expected[at])}, and in an earlier one it "

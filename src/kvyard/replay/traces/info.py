@@ -155,7 +155,7 @@ def describe(
         if here is not None:
             session_hits[here] += min(hit * per_id, request.input_length)
             session_tokens[here] += request.input_length
-    shares = [hit / tokens for hit, tokens in zip(session_hits, session_tokens) if tokens]
+    shares = [hit / tokens for hit, tokens in zip(session_hits, session_tokens, strict=True) if tokens]
     reuse = None
     if accesses.prompts:
         reuse = _reuse(accesses, size, list(capacities), median(shares) if shares else None, unknown)
@@ -213,7 +213,7 @@ def _reuse(accesses: Accesses, size: int, capacities: list[int], session: float 
     blocks = accesses.blocks
     farthest = max(accesses.distance, default=0) + 1
     points, fewer = _steps(farthest, CURVE_POINTS), _steps(farthest, BEST_POINTS)
-    curve = [(point, hits.share) for point, hits in zip(points, lru(accesses, points))]
+    curve = [(point, hits.share) for point, hits in zip(points, lru(accesses, points), strict=True)]
     return Reuse(
         block_size=size,
         blocks=blocks,
@@ -222,10 +222,12 @@ def _reuse(accesses: Accesses, size: int, capacities: list[int], session: float 
         infinite_tokens=everything.token_share,
         capacities=[
             Capacity(capacity, hits.share, best / blocks)
-            for capacity, hits, best in zip(capacities, lru(accesses, capacities), belady(accesses, capacities))
+            for capacity, hits, best in zip(
+                capacities, lru(accesses, capacities), belady(accesses, capacities), strict=True
+            )
         ],
         curve=curve,
-        best=[(point, hits / blocks) for point, hits in zip(fewer, belady(accesses, fewer))],
+        best=[(point, hits / blocks) for point, hits in zip(fewer, belady(accesses, fewer), strict=True)],
         distances=[(point - 1, share / everything.share) for point, share in curve] if everything.blocks else [],
         median_session_tokens=session,
         unknown=unknown,
@@ -242,7 +244,7 @@ def _windows(arrivals: Sequence[int], tokens: Sequence[int], duration: int) -> t
         return 0.0, [], []
     width = ceil_div(duration + 1, WINDOWS)
     counts, sums = [0] * WINDOWS, [0] * WINDOWS
-    for arrival, length in zip(arrivals, tokens):
+    for arrival, length in zip(arrivals, tokens, strict=True):
         counts[arrival // width] += 1
         sums[arrival // width] += length
     used = duration // width + 1

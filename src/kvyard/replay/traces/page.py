@@ -103,8 +103,8 @@ def _few(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _hits(reuse: Reuse) -> Figure:
-    sizes, shares = zip(*_few(reuse.curve))
-    best_sizes, best = zip(*_few(reuse.best))
+    sizes, shares = zip(*_few(reuse.curve), strict=True)
+    best_sizes, best = zip(*_few(reuse.best), strict=True)
     series = [
         line("LRU", shares, "blue", x=sizes),
         line("Belady (best)", best, "green", x=best_sizes, dash="2 4", dots=True),

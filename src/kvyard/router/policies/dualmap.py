@@ -34,12 +34,13 @@ class DualMap(Policy):
         matches = [routing.match_of(slot) for slot in slots]
         workers = [routing.loads.workers[slot] for slot in slots]
         times = [
-            worker.pace.prefill(worker.prefill_tokens + match.new_tokens) for worker, match in zip(workers, matches)
+            worker.pace.prefill(worker.prefill_tokens + match.new_tokens)
+            for worker, match in zip(workers, matches, strict=False)
         ]
         if len(slots) == 2 and matches[0].cached_tokens != matches[1].cached_tokens:
             place = 0 if matches[0].cached_tokens > matches[1].cached_tokens else 1
             if times[place] <= self.options["slo_ms"]:
                 return Choice(slots[place], times[place], 1, "match")
-        soonest = [slot for slot, ms in zip(slots, times) if ms == min(times)]
+        soonest = [slot for slot, ms in zip(slots, times, strict=False) if ms == min(times)]
         slot = soonest[routing.rng.randrange(len(soonest))] if len(soonest) > 1 else soonest[0]
         return Choice(slot, min(times), len(soonest), "time")

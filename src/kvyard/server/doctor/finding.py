@@ -22,7 +22,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int:
     """Where two sequences of tokens part: how many both begin with."""
-    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def broken(name: str, where: str, **values: Any) -> Finding:

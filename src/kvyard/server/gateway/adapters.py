@@ -61,7 +61,7 @@ class AdapterRoutes(msgspec.Struct, eq=False):
         answers = await asyncio.gather(*(self._tell(engine, path, content) for engine in engines))
         worst = max(status for status, _ in answers)
         if worst != 200:
-            told = "; ".join(f"{engine.name}: {why}" for engine, (_, why) in zip(engines, answers))
+            told = "; ".join(f"{engine.name}: {why}" for engine, (_, why) in zip(engines, answers, strict=True))
             raise Refusal(
                 worst, told, fix="mend what engines say, and ask again: those that did it refuse or repeat it"
             )

@@ -168,7 +168,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         """Tell all engines that a session is over, since any may have parts of it."""
         ups = [engine for engine in self.gateway.members.engines.values() if engine.up]
         told = await asyncio.gather(*(self.gateway.client.close_session(one.url, body.session_id) for one in ups))
-        return schemas.SessionClosed(engines=[one.name for one, did in zip(ups, told) if did])
+        return schemas.SessionClosed(engines=[one.name for one, did in zip(ups, told, strict=True) if did])
 
     # -- engines --------------------------------------------------------------------------------------------------------
 

@@ -86,10 +86,10 @@ class MockFleet(AsyncService):
             raise
         self.ports = [
             HttpServer(app, bound, drain_seconds=config.drain_seconds, tls=tls)
-            for app, bound in zip(self._apps, self._sockets)
+            for app, bound in zip(self._apps, self._sockets, strict=True)
         ]
         if self.handovers is not None:
-            for end, at in zip(self.handovers.ends, self.ports):
+            for end, at in zip(self.handovers.ends, self.ports, strict=False):
                 end.address = (config.kv_transfer_host or ("127.0.0.1" if host in WILDCARDS else host), at.port)
 
     @property
@@ -213,5 +213,5 @@ class MockFleet(AsyncService):
                 kv_cache_usage=sum(core.scheduler.manager.usage for core in worker.cores) / len(worker.cores),
                 streams=worker.streams,
             )
-            for worker, port in zip(self.workers, self.ports)
+            for worker, port in zip(self.workers, self.ports, strict=True)
         ]

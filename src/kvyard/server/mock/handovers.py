@@ -325,7 +325,9 @@ class FleetHandovers:
             await pause(self._lease / RENEWALS / self._speed)
             now = self._clock.now()
             waiting = [prompt for end in self.ends for prompt in end.incoming.values()]
-            for prompt, held in zip(waiting, await asyncio.gather(*map(partial(self._ask, "renew"), waiting))):
+            for prompt, held in zip(
+                waiting, await asyncio.gather(*map(partial(self._ask, "renew"), waiting)), strict=True
+            ):
                 if not held and prompt.flow is not None and prompt.flow.ended is None:
                     self.network.stop(prompt)
                     self.ends[prompt.target].failed(prompt)

@@ -149,7 +149,7 @@ class RankMeasures:
         if lower:
             count["external_prefix_cache_queries"](job.num_prompt_tokens - cached)
             count["external_prefix_cache_hits"](external)
-            for tier, tokens in zip(LOWER_TIERS, job.tier_tokens):
+            for tier, tokens in zip(LOWER_TIERS, job.tier_tokens, strict=False):
                 self._tier[tier.entry.metric_source](tokens)
 
     def produced(self, choice: MockChoice, tokens: int, end: int) -> None:

@@ -197,7 +197,7 @@ class TextShape(Shape):
         likely: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
-        for number, (token, text) in enumerate(zip((*head, *ids), (*heads, *texts))):
+        for number, (token, text) in enumerate(zip((*head, *ids), (*heads, *texts), strict=False)):
             own, top = self._likelihoods(token, start + number)
             first = bool(head) and number == 0
             tokens.append(word(token))

@@ -34,7 +34,7 @@ def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> board.FleetView:
     workers, config = fleet.workers, fleet.config
     now = fleet.clock.now()
     recent = workers[0].tally.recent
-    shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports)]
+    shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports, strict=False)]
     tallies = [worker.tally for worker in workers]
     totals = board.Totals(
         **{name: sum(getattr(one, name) for one in tallies) for name in SUMMED},
@@ -101,7 +101,7 @@ def _tiers(cores: list[EngineCore]) -> Iterator[board.TierView]:
 
 def stream_views(worker: MockWorker, now: int) -> Iterator[board.StreamView]:
     """What each rank sends."""
-    for rank, (publisher, sent) in enumerate(zip(worker.publishers, worker.tally.streams)):
+    for rank, (publisher, sent) in enumerate(zip(worker.publishers, worker.tally.streams, strict=True)):
         failed = publisher.error is not None
         yield board.StreamView(
             name=f"{worker.name}@{rank}",
@@ -149,7 +149,7 @@ def _decision(one: Admission, size: int) -> board.DecisionView:
     device, *lower = one.tiers
     found = sum(one.tiers)
     parts = [f"{device} on the device"]
-    parts += [f"{tokens} loaded from {tier.place}" for tier, tokens in zip(LOWER_TIERS, lower) if tokens]
+    parts += [f"{tokens} loaded from {tier.place}" for tier, tokens in zip(LOWER_TIERS, lower, strict=False) if tokens]
     had = f"Found {', '.join(parts)}" if found else "Found nothing"
     return board.DecisionView(
         **picked(one, "number at id worker tokens"),

@@ -193,7 +193,7 @@ class FairLink(LinkBase[FairTransfer]):
                 self._rates.clear()
             self._rates[sizes] = [(group.num, group.den) for group in groups]
             return
-        for group, (num, den) in zip(groups, rates):
+        for group, (num, den) in zip(groups, rates, strict=False):
             group.num = num
             group.den = den
 

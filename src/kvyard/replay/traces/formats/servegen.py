@@ -125,7 +125,10 @@ def _windows(file: Path) -> list[RateWindow]:
     if any(after <= before for before, after in pairwise(starts)):
         raise BadRow("windows aren't in order of time")
     ends = [*starts[1:], (starts[-1] if starts else 0) + WINDOW]
-    return [RateWindow(start, end, rate, family, shape) for (start, rate, family, shape), end in zip(found, ends)]
+    return [
+        RateWindow(start, end, rate, family, shape)
+        for (start, rate, family, shape), end in zip(found, ends, strict=False)
+    ]
 
 
 def _tables(file: Path) -> list[tuple[float, LengthTables]]:

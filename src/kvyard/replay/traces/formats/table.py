@@ -32,7 +32,7 @@ def read_table(
             raise BadRow("not a line of CSV") from None
         if len(fields) != len(header):
             raise BadRow(f"{len(fields)} fields where the header has {len(header)}")
-        return row(number, dict(zip(header, fields)))
+        return row(number, dict(zip(header, fields, strict=False)))
 
     return reading.rows(line)
 

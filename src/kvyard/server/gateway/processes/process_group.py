@@ -116,7 +116,7 @@ class ProcessGroup:
                     self._announce()
         finally:
             signal.set_wakeup_fd(old)
-            for number, handler in zip(handled, before):
+            for number, handler in zip(handled, before, strict=True):
                 signal.signal(number, handler)
             self._hub.close()
             self._signals.close()
