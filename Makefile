@@ -4,6 +4,7 @@
 #   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
 #   make test-real   the tests that start a real vLLM on CPU (makes its environment, 3 GB, once)
 #   make test-ray    the tests that start a Ray cluster of two nodes here (installs Ray, 260 MB, once)
+#   make test-versions   tests of the HTTP seam and the command line with the lowest and the newest allowed dependencies
 #   make test-compiled   some of the tests against a compiled install, as CI does
 #   make mutants     300 small faults, one at a time: does a test notice? An hour; goes on where it was stopped
 #   make fuzz    a minute of bytes for every reader, made to reach new code; SECONDS=7200 for two hours
@@ -28,7 +29,7 @@ PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 BENCHES := $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-real test-ray test-compiled mutants fuzz lint format types peers bench docs release lock clean setup
+.PHONY: demo test test-real test-ray test-versions test-compiled mutants fuzz lint format types peers bench docs release lock clean setup
 
 demo: $(READY)
 	@$(RUN) examples/demo.py
@@ -84,6 +85,9 @@ docs: $(READY)
 
 release:
 	@PYTHON=$(PYTHON) scripts/release.sh $(ARGS)
+
+test-versions:
+	PYTHON=$(PYTHON) scripts/test-versions.sh
 
 lock:
 	PYTHON=$(PYTHON) scripts/lock.sh

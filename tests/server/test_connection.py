@@ -396,3 +396,32 @@ def test_unfinished_bodies_are_counted_and_bounded_in_all() -> None:
             await asyncio.sleep(0.001)
 
     served(scenario)
+
+
+_POST = b"POST / HTTP/1.1\r\nhost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        _POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        _POST + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabcd",
+        _POST + b"content-length: +3\r\n\r\nabc",
+        _POST + b"content-length: 3, 3\r\n\r\nabc",
+        _POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        _POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        _POST + b"transfer-encoding: chunked\r\n\r\n0x3\r\nabc\r\n0\r\n\r\n",
+        _POST + b"transfer-encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n",
+        _POST + b"x: a\x00b\r\n\r\n",
+        _POST + b"x\x00: b\r\n\r\n",
+        b"GET / HTTP/1.1\nhost: a\n\n",
+        b"GET / HTTP/9.9\r\nhost: a\r\n\r\n",
+        b"GET /a b HTTP/1.1\r\nhost: a\r\n\r\n",
+    ],
+)
+def test_requests_that_two_servers_could_read_differently_are_refused(sent: bytes) -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        found = await said(server, sent + b"GET /smuggled HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert b"HTTP/1.1 400" in found and b"smuggled" not in found and found.count(b"HTTP/1.1") == 1
+
+    served(scenario)

@@ -259,9 +259,13 @@ class HttpRequest(Mapping[str, str]):
     def write_now(self, data: bytes) -> bool:
         """Write a part unless the client is slower; returns whether it was written."""
         connection = self._connection
-        if connection.writable is not None or connection.transport.is_closing():
+        transport = connection.transport
+        if connection.writable is not None or transport.is_closing():
             return False
-        self._write_part(data)
+        if self._chunked and not self._head and self.method != "HEAD":
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            self._write_part(data)
         return True
 
     async def finish(self, data: bytes = b"") -> None:
