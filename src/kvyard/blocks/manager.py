@@ -216,6 +216,12 @@ class BlockManager:
             request.tables = []
         return taken
 
+    def hold(self, request: Request, hit: Hit) -> None:
+        """Adopt ``hit`` for a request that holds nothing yet; ``allocate`` gives it slots for more tokens later."""
+        self.requests[request.id] = request
+        request.tables = [Table() for _ in self.groups]
+        self.coordinator.adopt(request, hit.groups, hit.tokens, 0)
+
     def remaining(self, request: Request) -> int:
         """How many free blocks ``request`` would need for all its known tokens, by the count that admission goes by. Raises
         ``RequestError`` if it holds nothing here.

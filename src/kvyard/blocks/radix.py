@@ -67,6 +67,15 @@ class RadixGroup(Group):
         self.order.use_path(nodes)
         return Hit(request, at * self.block_size, (GroupHit(at, 0, nodes),), 0, self.pool.version)
 
+    def touch(self, request: Request) -> None:
+        """Count as a match of all the tokens of ``request``."""
+        keys = self.chain_of(request).keys
+        nodes, at = self.map.walk(keys, len(keys), through_holes=False)
+        if nodes:
+            if nodes[-1].stop > at:
+                nodes[-1] = self._split(nodes[-1], at)
+            self.order.use_path(nodes)
+
     def insert(self, request: Request, tokens: int, priority: int) -> None:
         """Insert the pages of the request's first ``tokens`` tokens, which it holds. Pages that the tree has are freed."""
         table = request.tables[0]
@@ -78,19 +87,21 @@ class RadixGroup(Group):
         path, matched = self._use(request, last, priority, counted)
         self._adopt(table, path, matched)
         if matched < last:
-            own = self.pool.cut(table.settle(), matched, last)
-            assert len(own) == 1, f"{request} holds its own pages in {len(own)} extents"
-            self.order.create(own[0], priority)
-            self.map.enter(chain, own[0], path[-1].copies[0] if path else None)
-            assert own[0].node is not None
-            path.append(own[0].node)
-            table.settle()
+            own = table.extents[-1]
+            assert own.start == matched, f"{request} holds its own pages in several extents"
+            if last < own.stop:
+                rest, own = own, own.split_front(last - matched)
+                rest.forget_neighbours()
+                table.replace(len(table.extents) - 1, [own, rest])
+            self.order.create(own, priority)
+            self.map.enter(chain, own, path[-1].copies[0] if path else None)
+            assert own.node is not None
+            path.append(own.node)
         table.registered = last
         table.state = max(counted, last)
         prompt = request.num_prompt_tokens // self.block_size
         if 0 < prompt < last:
             self._use_prompt(path, prompt, priority + 1)
-            table.settle()
 
     def _use_prompt(self, path: list[Node], prompt: int, priority: int) -> None:
         """Split the node where the first ``prompt`` pages end, so that the answer can be evicted without the prompt. The nodes
@@ -139,6 +150,9 @@ class RadixGroup(Group):
 
     def _adopt(self, table: Table, path: list[Node], matched: int) -> None:
         """Hold the tree's copy of the first ``matched`` pages in place of the request's own."""
+        extents = table.extents
+        if not extents or extents[-1].start >= matched:
+            return  # the common case: it holds all that there is of its tokens
         extents = table.settle()
         at = next((index for index, extent in enumerate(extents) if extent.node is None), len(extents))
         if at == len(extents) or extents[at].start >= matched:

@@ -92,9 +92,8 @@ class NewTokenRatio:
 class WaitingQueue:
     """Jobs in the order in which they were last sorted; who comes, or comes back, goes to the end."""
 
-    strict = False
-
     def __init__(self) -> None:
+        self.strict = False
         self.jobs: list[Job] = []
         self.entries: dict[Job, int] = {}
         """When each job came or came back, as a number."""
@@ -265,6 +264,8 @@ class SglangPasses(PassMaker):
         self._tree: RadixGroup | None = jobs.manager.tree if jobs.manager.caching else None
         waiting = jobs.waiting
         assert isinstance(waiting, WaitingQueue)
+        # A plan is made only where nobody waits, or nobody is tried until a request leaves: who comes later changes nothing.
+        waiting.strict = True
         self._waiting = waiting
         self._running: list[Job] = []
         """The decode batch, in SGLang's order."""
@@ -547,8 +548,7 @@ class SglangPasses(PassMaker):
         """``job`` leaves the queue and holds what is cached of it."""
         jobs = self.jobs
         if hit.tokens:
-            taken = jobs.manager.allocate(job, 0, hit, delay_caching=True)
-            assert taken is not None
+            jobs.manager.hold(job, hit)
         if self._preempts:
             self._entries[job] = self._waiting.entries[job]
         jobs.waiting.remove(job)
@@ -670,7 +670,7 @@ class SglangPasses(PassMaker):
         self._attempts += 1
         if self._attempts % REFRESH_INTERVAL == 1:
             for job in reversed(jobs[:LONGEST_SORTED]):
-                tree.match(job, job.num_tokens)
+                tree.touch(job)
 
     # -- decode passes ----------------------------------------------------------------------------------------------
 
