@@ -20,6 +20,7 @@ import msgspec
 from kvyard.clock import MS, SECOND, US
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError, suggest
+from kvyard.registry import Registry
 from kvyard.units import parse_bytes
 
 Parser = Callable[[str, object], Any]
@@ -50,6 +51,8 @@ class Setting(NamedTuple):
     choices: Callable[[], Iterable[str] | str] | None = None
     """The names to choose from, or a phrase with them, where a registry has them. Those of a ``Literal`` are known. It must be
     a named function: annotations are evaluated where a lambda wouldn't see the module's names."""
+    options: Registry[Any] | Callable[[], Registry[Any]] | None = None
+    """The registry whose entries state the numbers that can be set here, if it is a setting of such."""
 
 
 class Declared(NamedTuple):
@@ -74,6 +77,17 @@ class Declared(NamedTuple):
         if not plain or self.default == "" or "default" in text:
             return text
         return f"{text} [default: {self.default}]"
+
+    def options(self) -> list[str]:
+        """A line for each number that can be set here, of each entry of its registry."""
+        registry = self.mark.options() if callable(self.mark.options) else self.mark.options
+        if registry is None:
+            return []
+        return [
+            f"{entry}: {name}={option.default:g}  {option.help}".rstrip()
+            for entry in registry.names()
+            for name, option in registry.options(entry).items()
+        ]
 
 
 class Settings(dict[str, Declared]):

@@ -318,3 +318,15 @@ def test_pools_of_one_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (tmp_path / "one.toml").write_text('[[pools]]\nname = "a"\n')
         assert run(*argv) == 2
         assert words in capsys.readouterr().err
+
+
+def test_listed_settings_have_the_options_of_what_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay", "--list-settings"])
+    listed = capsys.readouterr().out
+    for words in (
+        "least-time: stickiness=1  Weight of",
+        "slru: protected=0.8  Share",
+        "threshold: in_flight=8  Requests",
+    ):
+        assert words in listed

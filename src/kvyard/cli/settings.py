@@ -43,6 +43,8 @@ def with_settings(known: Settings) -> Callable[[Command], Command]:
             width = max(map(len, known))
             for name, setting in known.items():
                 typer.echo(f"{name:<{width}}  {setting.full_help}")
+                for line in setting.options():
+                    typer.echo(f"{'':<{width}}    {line}")
             raise typer.Exit
 
     more = [

@@ -81,7 +81,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "lru"
     eviction_options: Annotated[
         dict[str, float],
-        Setting("Figures that only this order has, as NAME=VALUE,... .", parse=figures),
+        Setting("Figures that only this order has, as NAME=VALUE,... .", parse=figures, options=ORDERS),
     ] = msgspec.field(default_factory=dict)
     """``docs/retention.md`` names each order's."""
     heed_hints: Annotated[

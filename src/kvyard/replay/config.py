@@ -125,7 +125,8 @@ class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fi
         str, Setting("Whether a prompt is handed over: {choices}.", flag=True, choices=DECIDERS.names)
     ] = "always"
     decider_options: Annotated[
-        dict[str, float], Setting("Figures that only that decider has, as NAME=VALUE,... .", parse=figures)
+        dict[str, float],
+        Setting("Figures that only that decider has, as NAME=VALUE,... .", parse=figures, options=DECIDERS),
     ] = msgspec.field(default_factory=dict)
     protocol: Annotated[
         Literal["source-first", "destination-first"],

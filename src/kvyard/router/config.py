@@ -47,10 +47,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     request_weight: Annotated[float, Setting("What an active request costs by itself, in blocks.")] = 0.0
     temperature: Annotated[float, Setting("0: the least cost; above: by chance, less costly ones more often.")] = 0.0
 
-    options: Annotated[
-        dict[str, float],
-        Setting("Figures that only the chosen policy has, as NAME=VALUE,... .", name="router_options", parse=figures),
-    ] = msgspec.field(default_factory=dict)
+    options: "Annotated[dict[str, float], _OPTIONS]" = msgspec.field(default_factory=dict)
     """``docs/routing.md`` names each policy's."""
 
     load: Annotated[
@@ -109,6 +106,14 @@ def _registry() -> "Registry[Callable[[RouterConfig], Policy]]":
 
 def _policies() -> list[str]:
     return _registry().names()
+
+
+_OPTIONS = Setting(
+    "Figures that only the chosen policy has, as NAME=VALUE,... .",
+    name="router_options",
+    parse=figures,
+    options=_registry,
+)
 
 
 def _one_of(key: str, value: object, choices: Sequence[str]) -> None:

@@ -88,7 +88,8 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Setting("Whether what lower tiers have is loaded or computed: {choices}.", flag=True, choices=LOADS.names),
     ] = "always"
     load_options: Annotated[
-        dict[str, float], Setting("Figures that only this load policy has, as NAME=VALUE,... .", parse=figures)
+        dict[str, float],
+        Setting("Figures that only this load policy has, as NAME=VALUE,... .", parse=figures, options=LOADS),
     ] = msgspec.field(default_factory=dict)
     """``docs/tiers.md`` names each policy's."""
     events: str = "self-describing"
