@@ -30,7 +30,7 @@ TRACE = conversation_trace()
 
 RENAMED: dict[str, str] = {}
 """Old text -> new text, for names in reports that changed on purpose. Applied to the JSON of the older side."""
-ADDED = (".report.config.router.object_credit",)
+ADDED = (".report.config.router.object_credit", ".report.config.decode_router.object_credit")
 """Places that only the newer side has, on purpose."""
 
 POLICIES = [
