@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Record what the scheduler of an installed SGLang decides, batch by batch, in virtual time, for ``kvyard conform`` to compare.
 
-Run it with the Python of an environment that has SGLang (docs/fidelity.md says how to make one). No GPU and no model: the
-real scheduler, schedule policy, prefill adder, radix tree, allocators and result processing (``sglang_under_test.py`` names
-every part that is real and every stand-in), made-up tokens for every batch, and a clock that moves by a formula. The loops
-are those of ``Scheduler.event_loop_normal`` and ``event_loop_overlap``.
+Run it with the Python of an environment that has SGLang (tests/golden/sglang/README.md says how to make one). No GPU and no
+model: the real scheduler, schedule policy, prefill adder, radix tree, allocators and result processing, made-up tokens for
+every batch, and a clock that moves by a formula. ``sglang_under_test.py`` names every part that is real and every stand-in.
+The loops are those of ``Scheduler.event_loop_normal`` and ``event_loop_overlap``.
 
     record_sglang.py --list
     record_sglang.py --all OUT                      one log of every family
