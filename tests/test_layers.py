@@ -8,23 +8,14 @@ from pathlib import Path
 
 import kvyard
 
-LAYERS = [
-    "clock",
-    "hashing",
-    "events",
-    "blocks",
-    "tiers",
-    "engine",
-    "index",
-    "router",
-    "replay",
-    "server",
-    "testing",
-    "lab",
-    "vllm",
-    "cli",
-]
-"""Lowest first, as in docs/architecture.md. ``kvyard`` itself and ``kvyard.errors`` lie below all of them."""
+RINGS = {
+    "core": ["clock", "hashing", "events", "blocks", "tiers", "engine", "index", "router", "replay"],
+    "serves": ["server", "testing"],
+    "lab": ["lab", "vllm"],
+}
+"""Innermost first, and in each the lowest first, as in docs/architecture.md."""
+LAYERS = [*(package for packages in RINGS.values() for package in packages), "cli"]
+"""Lowest first. ``kvyard`` itself and the modules beside these packages lie below all of them."""
 
 ROOT = Path(kvyard.__file__).parent
 
@@ -51,6 +42,15 @@ def layer(module: str) -> int:
 def test_every_package_has_a_layer() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert packages <= set(LAYERS)
+
+
+def test_the_architecture_page_shows_the_rings() -> None:
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
+    for ring, packages in RINGS.items():
+        table = page.partition(f"| {ring} | its one job |")[2].partition("\n\n")[0]
+        assert [
+            line.split("`")[1].removeprefix("kvyard.") for line in table.splitlines() if "`kvyard." in line
+        ] == packages
 
 
 def test_imports_only_go_down() -> None:
