@@ -18,7 +18,7 @@ echo "== sdist and pure wheel"
 "$work/tools/bin/python" -m build --sdist --outdir dist . > "$work/sdist.log" 2>&1 || { tail -20 "$work/sdist.log"; exit 1; }
 KVYARD_PURE=1 "$work/tools/bin/python" -m build --wheel --outdir dist dist/*.tar.gz > "$work/pure.log" 2>&1 || { tail -20 "$work/pure.log"; exit 1; }
 if [ -z "${KVYARD_PURE:-}" ]; then
-    echo "== compiled wheel (a minute or two)"
+    echo "== compiled wheel (about a minute)"
     KVYARD_COMPILE=1 "$work/tools/bin/python" -m build --wheel --outdir dist . > "$work/wheel.log" 2>&1 || { tail -20 "$work/wheel.log"; exit 1; }
 fi
 "$work/tools/bin/twine" check --strict dist/*

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections.abc
+import importlib
 import importlib.util
 import os
 import shutil
@@ -140,6 +141,82 @@ def test_no_lambda_takes_any_number_of_arguments() -> None:
     assert not wrong
 
 
+DERIVED_FROM = [
+    "kvyard.blocks.attention.window.WindowRule",
+    "kvyard.blocks.eviction.learning.LearningOrder",
+    "kvyard.blocks.eviction.lru.LruOrder",
+    "kvyard.blocks.rule.Rule",
+    "kvyard.engine.timing.registry.TimingConfig",
+    "kvyard.replay.scaling.Scaler",
+    "kvyard.router.deciders.Decider",
+    "kvyard.router.policies.Policy",
+    "kvyard.tiers.load_policy.LoadPolicy",
+    "kvyard.tiers.policy.WriteThrough",
+]
+"""Classes that docs/extending.md and its neighbours have people derive from."""
+PICKLED = [
+    "kvyard.blocks.spec.GroupSpec",
+    "kvyard.engine.config.EngineConfig",
+    "kvyard.replay.config.ReplayConfig",
+    "kvyard.replay.report.report.Report",
+    "kvyard.router.config.RouterConfig",
+    "kvyard.router.request.Choice",
+    "kvyard.router.request.Decision",
+    "kvyard.router.request.RouteRequest",
+]
+"""Values that people pass between processes."""
+
+
+def test_what_people_derive_from_or_pickle_is_not_compiled() -> None:
+    compiled = {str(path.relative_to(ROOT / "src"))[:-3].replace("/", ".") for path in listed()}
+    for name in [*DERIVED_FROM, *PICKLED]:
+        module, _, attribute = name.rpartition(".")
+        one = getattr(importlib.import_module(module), attribute)
+        assert one.__module__ == module, "name the module that defines it"
+        assert module not in compiled
+
+
+EXTENDING = """
+import pickle
+import pydoc
+import sys
+import weakref
+from importlib import import_module
+
+from kvyard.blocks import GroupSpec, pool
+from kvyard.blocks.attention.window import WindowRule
+from kvyard.engine.config import EngineConfig
+from kvyard.router import Choice, RouteRequest, RouterConfig
+
+assert not pool.__file__.endswith(".py")
+for name in sys.argv[1:]:
+    module, _, attribute = name.rpartition(".")
+    base = getattr(import_module(module), attribute)
+    assert base.__doc__ and base.__doc__.split("\\n")[0] in pydoc.render_doc(base), name
+    assert issubclass(type("Own", (base,), {}), base), name
+
+for value in (
+    Choice(3, 0.5, 1, "load"),
+    EngineConfig(),
+    GroupSpec(kind="full", block_size=16),
+    RouteRequest("a", [1, 2], 32),
+    RouterConfig(),
+):
+    assert pickle.loads(pickle.dumps(value)) == value
+
+
+class Sink(WindowRule):
+    def stale(self, computed):
+        return 0
+
+
+own = Sink(16, 64)
+own.note = "an attribute of one's own"
+assert weakref.ref(own)() is own
+assert pickle.loads(pickle.dumps(own)).note == own.note
+"""
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """kvyard as ``pip install`` makes it, in an environment of its own that has only what the build asks for."""
@@ -168,6 +245,11 @@ def test_the_report_is_the_same_to_the_byte(plain: Path) -> None:
     (compiled, ours), (source, theirs) = told[plain], told[ROOT / "src"]
     assert not compiled.endswith(".py") and source.endswith(".py")
     assert ours == theirs
+
+
+@compiled
+def test_what_people_derive_from_and_pickle_is_as_in_the_source(plain: Path) -> None:
+    run(plain, sys.executable, "-c", EXTENDING, *DERIVED_FROM)
 
 
 @compiled

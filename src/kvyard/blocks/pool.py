@@ -12,7 +12,6 @@ from typing import Final
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.eviction import EvictionOrder, make_order
 from kvyard.blocks.eviction.learning import LearningOrder
-from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spec import ConfigError
@@ -52,8 +51,6 @@ class Pool:
         self.order: EvictionOrder = self.radix or make_order(eviction, now, eviction_options)
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
         """The order once more, if it is one that wants to be told of uses."""
-        self._lru = self.order if isinstance(self.order, LruOrder) else None
-        """The order once more, if it is made of this one: compiled code then calls it directly."""
         self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
         self.free = num_blocks - 1
         """How many blocks can be taken: unnamed ones and cached ones without a reference."""
@@ -130,7 +127,7 @@ class Pool:
                 return
             assert extent.node is not None
             parent = extent.node.parent
-            self._dequeue(extent)
+            self.order.remove(extent)
             self._unname(extent)
             extent.forget_neighbours()
             self._loose += extent.ids
@@ -140,9 +137,9 @@ class Pool:
                 radix.expose(parent.copies[0])
 
     def _evict(self, count: int, taken: list[int]) -> None:
-        lru, learner = self._lru, self.learner
+        order, learner = self.order, self.learner
         while count:
-            extent = lru.head() if lru is not None else self.order.head()
+            extent = order.head()
             ids = extent.ids
             node = extent.node
             size = len(ids)
@@ -162,7 +159,7 @@ class Pool:
                 self.maps[node.group].split(node, node.start + keep)
                 ids = extent.ids
                 size = count
-            self._dequeue(extent)
+            self.order.remove(extent)
             self._unname(extent)
             if extent.left is not None or extent.right is not None:
                 extent.forget_neighbours()
@@ -170,31 +167,15 @@ class Pool:
             extent.ids = []
             count -= size
 
-    def _dequeue(self, extent: Extent) -> None:
-        """Take a free extent out of the line."""
-        lru = self._lru
-        if lru is not None:
-            lru.remove(extent)
-        else:
-            self.order.remove(extent)
-
-    def _enqueue(self, extent: Extent) -> None:
-        """Put a free extent at the end of the line."""
-        lru = self._lru
-        if lru is not None:
-            lru.push(extent)
-        else:
-            self.order.push(extent)
-
     def renew(self, extent: Extent) -> None:
         """A free extent was used without being held: it goes to the end of the line."""
-        self._dequeue(extent)
-        self._enqueue(extent)
+        self.order.remove(extent)
+        self.order.push(extent)
 
     def pin(self, extent: Extent) -> None:
         """Hold a cached extent: one reference more, and no eviction while it lasts."""
         if not extent.refs:
-            self._dequeue(extent)
+            self.order.remove(extent)
             self.free -= len(extent.ids)
         extent.refs += 1
 
@@ -216,7 +197,7 @@ class Pool:
                     loose += extent.ids
                     extent.forget_neighbours()
         for extent in reversed(later):
-            self._enqueue(extent)
+            self.order.push(extent)
 
     def hold(self, extents: Iterable[Extent]) -> Table:
         """Pin ``extents`` for a transfer, until ``let_go`` or ``put_back``."""

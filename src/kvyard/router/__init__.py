@@ -4,11 +4,11 @@
 """
 
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
 from kvyard.router.overlaps import PrefixIndex, Reach
 from kvyard.router.policies import POLICIES, Policy
-from kvyard.router.request import Decision, RouteRequest
+from kvyard.router.request import Choice, Decision, RouteRequest
 from kvyard.router.router import Router
 from kvyard.router.worker import WorkerLoad
 

@@ -14,8 +14,9 @@ from typing import Final
 from kvyard.index.bits import bits
 from kvyard.integers import ceil_div
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
+from kvyard.router.request import Choice
 from kvyard.router.worker import WorkerLoad
 
 _FINE: Final = 1024

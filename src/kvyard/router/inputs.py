@@ -1,8 +1,7 @@
-"""What a policy decides by, and what it answers."""
+"""The input of a routing policy."""
 
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple
 
 from kvyard.clock import MS
 from kvyard.index.bits import bits
@@ -10,22 +9,9 @@ from kvyard.router.active import ActiveLoads
 from kvyard.router.matches import CachedPrefixes, Match, longest_of, matches_of
 from kvyard.router.pace import Pace
 from kvyard.router.ranking import Levels, lowest, most, nth_slot, of_slot
-from kvyard.router.request import RouteRequest
+from kvyard.router.request import Choice, RouteRequest
 from kvyard.router.search import Bound, Cost, Search
 from kvyard.router.worker import WorkerLoad
-
-
-class Choice(NamedTuple):
-    """A policy's answer."""
-
-    slot: int
-    """The chosen worker's."""
-    cost: float = 0.0
-    """By the policy's own measure; 0 where it has none."""
-    tied: int = 1
-    """How many workers were equally good."""
-    why: str = ""
-    """A word of ``kvyard.router.explain.REASONS``."""
 
 
 class RoutingInput:

@@ -1,6 +1,7 @@
 """What comes into a router and what comes out of it. Plain values."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +21,19 @@ class RouteRequest(msgspec.Struct, frozen=True, gc=False):
     """Whose conversation it belongs to, for ``affinity``."""
     expected_output: int | None = None
     """Tokens, for ``reserve_output``."""
+
+
+class Choice(NamedTuple):
+    """A policy's answer."""
+
+    slot: int
+    """The chosen worker's."""
+    cost: float = 0.0
+    """By the policy's own measure; 0 where it has none."""
+    tied: int = 1
+    """How many workers were equally good."""
+    why: str = ""
+    """A word of ``kvyard.router.explain.REASONS``."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):

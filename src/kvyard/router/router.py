@@ -21,13 +21,13 @@ from kvyard.router import journal as did
 from kvyard.router.active import Active, ActiveLoads
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
 from kvyard.router.pace import Pace, PaceBook, pairs_of
 from kvyard.router.policies import load_of, make_policy
 from kvyard.router.ranking import lowest
-from kvyard.router.request import Candidate, Decision, RouteRequest
+from kvyard.router.request import Candidate, Choice, Decision, RouteRequest
 from kvyard.router.tree import Path
 from kvyard.router.worker import NOBODY, WorkerLoad
 

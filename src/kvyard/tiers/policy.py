@@ -7,8 +7,6 @@ registry. A policy knows neither links nor room: it only says what is wanted.
 from collections.abc import Callable
 from typing import ClassVar
 
-from mypy_extensions import mypyc_attr
-
 from kvyard.blocks import Request
 from kvyard.blocks.spans import Spans, clip
 from kvyard.events.tier import LOWER_TIERS
@@ -16,7 +14,6 @@ from kvyard.hashing import Chain
 from kvyard.tiers.store import PageRange, TierStore
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # policies of one's own derive from it
 class WriteThrough:
     """Every full block of the prompt, as soon as it is computed. The default, and what vLLM's connector does."""
 

@@ -3,15 +3,12 @@
 from bisect import bisect_right
 from typing import ClassVar
 
-from mypy_extensions import mypyc_attr
-
 from kvyard.blocks.rule import Match, Rule
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 from kvyard.integers import ceil_div
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ChunkRule(Rule):
     """Chunked-local attention: nothing before the current chunk is ever read."""
 

@@ -7,8 +7,6 @@ sparse, since a step writes the state it ends with and nothing in between.
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mypy_extensions import mypyc_attr
-
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.fine import adopt_inside, continue_on_copy, mark_of
 from kvyard.blocks.group import Demand, Group, GroupHit
@@ -24,7 +22,6 @@ from kvyard.integers import ceil_div
 STATE_MODES = ("none", "all", "align")
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class StateRule(Rule):
     """State (Mamba) groups: one state at the boundary is all a hit needs, and all earlier ones are stale."""
 

@@ -13,9 +13,10 @@ from typing import ClassVar, Protocol
 
 from kvyard.registry import Options, Registry, defaults
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
 from kvyard.router.memory import RoutedMemory
+from kvyard.router.request import Choice
 from kvyard.router.worker import WorkerLoad
 
 

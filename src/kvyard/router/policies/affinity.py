@@ -4,8 +4,9 @@ from msgspec.structs import replace
 
 from kvyard.clock import from_seconds
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import POLICIES, CostModel, Policy
+from kvyard.router.request import Choice
 from kvyard.router.worker import WorkerLoad
 
 

@@ -7,9 +7,10 @@ from math import sqrt
 from typing import ClassVar
 
 from kvyard.registry import Option, Options
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
 from kvyard.router.policies import Policy
+from kvyard.router.request import Choice
 from kvyard.router.worker import WorkerLoad
 
 

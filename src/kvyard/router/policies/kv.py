@@ -2,8 +2,9 @@
 
 from kvyard.router.config import RouterConfig
 from kvyard.router.cost import BlockCost, block_rank, drawn, is_exact
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import CostModel, Policy
+from kvyard.router.request import Choice
 from kvyard.router.worker import WorkerLoad
 
 

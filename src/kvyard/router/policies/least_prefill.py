@@ -5,10 +5,11 @@ Source: "LPWL", least prefill work left, of gahow's agentic-kvc analysis (2026);
 
 from kvyard.index.bits import bits, mask_of
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
 from kvyard.router.policies import Policy
 from kvyard.router.ranking import lowest
+from kvyard.router.request import Choice
 from kvyard.router.worker import WorkerLoad
 
 

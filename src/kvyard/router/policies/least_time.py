@@ -28,8 +28,9 @@ from typing import ClassVar
 from kvyard.clock import from_seconds
 from kvyard.registry import Option, Options
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import CostModel, Policy
+from kvyard.router.request import Choice
 from kvyard.router.time_cost import TimeCost, time_rank
 from kvyard.router.worker import WorkerLoad
 

@@ -1,7 +1,8 @@
 """``longest-match``: who has most of the prompt; load decides only among equals and for prompts that are new to all."""
 
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import Policy
+from kvyard.router.request import Choice
 
 
 class LongestMatch(Policy):

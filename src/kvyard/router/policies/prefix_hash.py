@@ -9,9 +9,10 @@ from typing import ClassVar
 from kvyard.index.bits import mask_of
 from kvyard.registry import Option, Options
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import Policy
 from kvyard.router.policies.ring import HashRing
+from kvyard.router.request import Choice
 
 
 class PrefixHash(Policy):

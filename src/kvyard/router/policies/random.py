@@ -1,7 +1,8 @@
 """``random``: any worker, by chance."""
 
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import Policy
+from kvyard.router.request import Choice
 
 
 class Random(Policy):

@@ -1,9 +1,10 @@
 """``round-robin``: one worker after the other, in the order in which they were added."""
 
 from kvyard.router.config import RouterConfig
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import Policy
 from kvyard.router.ranking import lowest
+from kvyard.router.request import Choice
 
 
 class RoundRobin(Policy):

@@ -8,10 +8,11 @@ their backlogs is more than ``peak_tokens_per_s * saturated_s`` tokens beyond th
 from typing import ClassVar
 
 from kvyard.registry import Option, Options
-from kvyard.router.inputs import Choice, RoutingInput
+from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
 from kvyard.router.pace import PEAK_TOKENS_PER_S
 from kvyard.router.policies import Policy
+from kvyard.router.request import Choice
 from kvyard.router.worker import WorkerLoad
 
 
