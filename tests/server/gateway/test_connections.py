@@ -197,6 +197,24 @@ def test_an_engine_may_say_first_that_it_goes_on() -> None:
     asyncio.run(scenario())
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def test_trailers_are_no_headers() -> None:
+    async def scenario() -> None:
+        trailers = b"content-type: text/html\r\nx-late: 1\r\n"
+        async with engine(says(CHUNKED + b"1\r\na\r\n0\r\n" + trailers + b"\r\n")) as (server, connections, address):
+            for _ in range(2):
+                connection = await connections.take(address)
+                await connection.ask("GET", b"/", [], None)
+                assert await connection.read() == b"a" and await connection.read() == b""
+                assert connection.headers == [(b"transfer-encoding", b"chunked")] and connection.content_type == b""
+                connection.release()
+            assert server.accepted == 1
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     async def scenario() -> None:
         said = says(b"HTTP/1.1 200 OK\r\n\r\n", b"some", b"thing", close=True)
@@ -220,6 +238,8 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
         (says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n"), "can't be read"),
         (says(b"no HTTP at all\r\n\r\n"), "can't be read"),
         (says(b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 40_000), "too long"),
+        (says(CHUNKED + b"0\r\n" + b"x-a: b\r\n" * 80_000), "too long trailers"),
+        (says(CHUNKED + b"1;" + b"x" * 600_000), "too long trailers"),
         (says(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"), "another protocol"),
     ],
 )

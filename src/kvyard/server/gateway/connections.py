@@ -174,16 +174,16 @@ class EngineConnection(asyncio.Protocol):
         if not self.busy or self.complete:
             self.close()  # more than was asked for: whatever it is, it can't be told what for
             return
-        if not self._begun:
-            self._head += len(data)
+        # Of the body the parser hands on what it reads; heads and trailers it keeps, so they are bounded.
+        self._head += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._fail("it changed to another protocol")
         except httptools.HttpParserError as error:
             self._fail(f"its answer can't be read: {error}"[:200])
-        if not self._begun and self._head > HEAD_BYTES:
-            self._fail("the head of its answer is too long")
+        if self._head > HEAD_BYTES and not self.complete:
+            self._fail("its answer has too long trailers" if self._begun else "the head of its answer is too long")
         sink, parts = self._sink, self._parts
         if sink is not None and parts and not self._failure and not self.complete:
             if sink(parts[0] if len(parts) == 1 else b"".join(parts)):
@@ -216,7 +216,7 @@ class EngineConnection(asyncio.Protocol):
         self._surplus = self._surplus or self.complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.complete:
+        if not self._begun:  # behind the body it is a trailer, which is no header
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -238,6 +238,7 @@ class EngineConnection(asyncio.Protocol):
         self.content_type, self._until_closed = kind or b"", not ends
 
     def on_body(self, data: bytes) -> None:
+        self._head = 0
         if not self.complete:
             self._parts.append(data)
             self._waiting += len(data)
