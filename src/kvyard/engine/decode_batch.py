@@ -23,6 +23,7 @@ class DecodeBatch:
         "ends",
         "exact",
         "flying",
+        "resting",
         "tick",
     )
 
@@ -34,6 +35,8 @@ class DecodeBatch:
         """How many of them complete blocks that others may ask for, so that each must be registered in its own pass."""
         self.flying = 0
         """Passes that are counted and whose tokens are not known yet: with asynchronous scheduling."""
+        self.resting = False
+        """Whether the pass in flight computes prompts only, while those that decode rest: SGLang's way."""
         self.context = 0
         """The sum of the jobs' lengths in the pass ``tick``, the token being computed included."""
         self.ends = 0
@@ -72,6 +75,8 @@ class DecodeBatch:
 
     def in_flight(self, job: Job) -> int:
         """How many of the tokens of ``job`` are not known yet."""
+        if self.resting:
+            return job.awaits if job.joined == self.tick else 0
         return min(self.flying, self.tick - job.joined + job.awaits)
 
     def leave(self, job: Job) -> None:

@@ -312,6 +312,13 @@ class SglangPasses(PassMaker):
     def form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs
         jobs.manager.begin_step()
+        jobs.batch.resting = bool(jobs.flights) and not jobs.flights[-1].made.decoding
+        made = self._form(now, longest)
+        jobs.batch.resting = False
+        return made
+
+    def _form(self, now: int, longest: int) -> Pass | None:
+        jobs = self.jobs
         self._merge()
         chunks = self._admit(now)
         batch = jobs.batch
@@ -331,8 +338,8 @@ class SglangPasses(PassMaker):
             return None
         self._waiting.processed += self._founding
         passes = 1
-        if self._ahead:
-            pass  # a plan would have to know what is in flight
+        if self._ahead or self._policy == "hrrn":
+            pass  # a plan would have to know what is in flight, or when requests arrive in it
         elif self._chunked is None and (not jobs.waiting or (self._full and not self._preempts)):
             passes = self.horizon.passes(longest, took_pages)
         return Pass((), batch.count, batch.context, batch.longest(), stable_for=passes)
@@ -584,6 +591,7 @@ class SglangPasses(PassMaker):
         self._published.clear()
         for job, new, past in done.chunks:
             if job.running and past + new >= job.num_tokens and not job.state.ended:
+                job.awaits = 0
                 self._insert(job, past + new)
                 self._published.add(job)
 

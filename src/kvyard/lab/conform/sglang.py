@@ -265,6 +265,9 @@ def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
         theirs["requeued"] = [*recorded.get("retracted", ()), *recorded.get("preempted", ())]
         theirs["order"] = list(recorded["tokens"])
         mine = ours | {"start": start, "ns": ns, "order": list(ours["tokens"])}
+        if "preempted" in recorded:
+            # Those preempted at once are released in the order of the batch and come back in another.
+            theirs["requeued"], mine["requeued"] = sorted(theirs["requeued"]), sorted(mine["requeued"])
         for field in COMPARED:
             if theirs[field] != mine[field]:
                 return _difference(log, at, field, theirs[field], mine[field])
