@@ -1,7 +1,7 @@
 """Sets of small numbers as the bits of one integer: workers by slot, places by number. Each decision has many."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 _BYTES: Final = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
@@ -37,14 +37,6 @@ def bits(mask: int) -> Sequence[int]:
                 found = _LATER[at << 8 | byte] = tuple(at * 8 + bit for bit in _BYTES[byte])
             out += found
     return out
-
-
-def one_by_one(mask: int) -> Iterator[int]:
-    """The same, for a caller that may stop early."""
-    for at, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
-        if byte:
-            for bit in _BYTES[byte]:
-                yield at * 8 + bit
 
 
 def mask_of(numbers: Iterable[int]) -> int:

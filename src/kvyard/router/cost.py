@@ -28,8 +28,10 @@ _ROUNDING: Final = 1e-9
 class BlockCost:
     """The cost of one request, worker by worker."""
 
-    def __init__(self, config: RouterConfig, routing: RoutingInput) -> None:
+    def __init__(self, config: RouterConfig, routing: RoutingInput, plain: bool) -> None:
+        """``plain`` is ``is_plain(config)``."""
         self._config = config
+        self._is_plain = plain
         self._size = routing.loads.block_size
         self._tokens = routing.num_tokens
         self._blocks = routing.blocks
@@ -39,7 +41,6 @@ class BlockCost:
         if config.overlap_decay:
             self._floor = min([worker.prefill_tokens for worker in routing.workers])
             self._decay = config.overlap_decay / self._size / max(1, ceil_div(self._tokens, self._size))
-        self._is_plain = config.prefill_scale == config.held_weight == 1 and not config.request_weight + self._decay
         self._match: Match | None = None
         """The latest that was asked about; the figures below are the same for all its workers."""
         self._credit = 0.0
@@ -98,15 +99,20 @@ def block_rank(config: RouterConfig, worker: WorkerLoad) -> tuple[int, float]:
     return 0, config.prefill_scale * worker.prefill_tokens + worker.block_size * held
 
 
+def is_plain(config: RouterConfig) -> bool:
+    """True if nothing but blocks to compute and to hold counts, each as 1."""
+    return config.prefill_scale == config.held_weight == 1 and not config.request_weight + config.overlap_decay
+
+
 def is_exact(config: RouterConfig) -> bool:
     """True if no sum is rounded where blocks have a power of two tokens, and no prefill is cut off at 0: workers of one match
     and one rank then cost the same to the bit.
     """
+    credits = config.lower_credits
     return (
-        config.prefill_scale == config.held_weight == config.overlap_credit == 1
-        and all(0 <= credit <= 1 and credit * _FINE % 1 == 0 for credit in config.lower_credits)
-        and not config.request_weight
-        and not config.overlap_decay
+        is_plain(config)
+        and config.overlap_credit == 1
+        and all(0 <= credit <= 1 and credit * _FINE % 1 == 0 for credit in credits)
     )
 
 

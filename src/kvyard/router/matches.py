@@ -92,14 +92,15 @@ def matches_of(
         found = [Match(among, (), 0, num_tokens)]
     else:
         found = []
+        usable = num_tokens - 1
         for tiers, slots in prefixes.groups:
             slots &= among
             if slots:
                 among ^= slots
-                blocks = sum(tiers) if len(tiers) > 1 else tiers[0]
-                found.append(Match(slots, tiers, min(blocks * block_size, num_tokens - 1), num_tokens))
+                tokens = (sum(tiers) if len(tiers) > 1 else tiers[0]) * block_size
+                found.append(Match(slots, tiers, tokens if tokens < usable else usable, num_tokens))
         if among:
-            found.append(Match(among, (0,) * prefixes.tiers, min(0, num_tokens - 1), num_tokens))
+            found.append(Match(among, (0,) * prefixes.tiers, min(0, usable), num_tokens))
         if prefixes.trust:
             found = _by_trust(found, prefixes.trust, num_tokens, block_size)
     if shared:

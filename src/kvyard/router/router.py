@@ -372,7 +372,7 @@ class Router:
         cached = tiers[0] * size
         if self.policy.needs_pace:
             cached = sum(tiers) * size
-        elif any(tiers[1:]):
+        elif len(tiers) > 1 and any(tiers[1:]):
             worth = float(tiers[0])
             for blocks, credit in zip(tiers[1:], config.lower_credits):
                 worth += credit * blocks

@@ -1,7 +1,7 @@
 """``kv``: the least cost, by what the index knows and what was routed since."""
 
 from kvyard.router.config import RouterConfig
-from kvyard.router.cost import BlockCost, block_rank, drawn, is_exact
+from kvyard.router.cost import BlockCost, block_rank, drawn, is_exact, is_plain
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import CostModel, Policy
 from kvyard.router.request import Choice
@@ -16,17 +16,17 @@ class Kv(Policy):
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
         self.ranked = not config.temperature
-        self._is_exact = is_exact(config)
+        self._is_plain, self._is_exact = is_plain(config), is_exact(config)
 
     def costs(self, routing: RoutingInput) -> CostModel:
-        return BlockCost(self.config, routing)
+        return BlockCost(self.config, routing, self._is_plain)
 
     def rank(self, worker: WorkerLoad) -> tuple[int, float]:
         return block_rank(self.config, worker)
 
     def choose(self, routing: RoutingInput) -> Choice:
         config, size = self.config, routing.loads.block_size
-        costs = BlockCost(config, routing)
+        costs = BlockCost(config, routing, self._is_plain)
         if config.temperature and len(routing.workers) > 1:
             return drawn(routing, costs, config.temperature)
         exact = self._is_exact and not size & size - 1
