@@ -144,7 +144,6 @@ def test_no_lambda_takes_any_number_of_arguments() -> None:
 DERIVED_FROM = [
     "kvyard.blocks.attention.window.WindowRule",
     "kvyard.blocks.eviction.learning.LearningOrder",
-    "kvyard.blocks.eviction.lru.LruOrder",
     "kvyard.blocks.rule.Rule",
     "kvyard.engine.timing.registry.TimingConfig",
     "kvyard.replay.scaling.Scaler",

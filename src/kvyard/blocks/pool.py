@@ -12,6 +12,7 @@ from typing import Final
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.eviction import EvictionOrder, make_order
 from kvyard.blocks.eviction.learning import LearningOrder
+from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spec import ConfigError
@@ -51,6 +52,8 @@ class Pool:
         self.order: EvictionOrder = self.radix or make_order(eviction, now, eviction_options)
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
         """The order once more, if it is one that wants to be told of uses."""
+        self._lru = self.order if isinstance(self.order, LruOrder) else None
+        """The order once more, if it is made of this one: compiled code then calls it directly."""
         self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
         self.free = num_blocks - 1
         """How many blocks can be taken: unnamed ones and cached ones without a reference."""
@@ -127,7 +130,7 @@ class Pool:
                 return
             assert extent.node is not None
             parent = extent.node.parent
-            self.order.remove(extent)
+            self._dequeue(extent)
             self._unname(extent)
             extent.forget_neighbours()
             self._loose += extent.ids
@@ -137,9 +140,9 @@ class Pool:
                 radix.expose(parent.copies[0])
 
     def _evict(self, count: int, taken: list[int]) -> None:
-        order, learner = self.order, self.learner
+        lru, learner = self._lru, self.learner
         while count:
-            extent = order.head()
+            extent = lru.head() if lru is not None else self.order.head()
             ids = extent.ids
             node = extent.node
             size = len(ids)
@@ -159,7 +162,7 @@ class Pool:
                 self.maps[node.group].split(node, node.start + keep)
                 ids = extent.ids
                 size = count
-            self.order.remove(extent)
+            self._dequeue(extent)
             self._unname(extent)
             if extent.left is not None or extent.right is not None:
                 extent.forget_neighbours()
@@ -167,15 +170,31 @@ class Pool:
             extent.ids = []
             count -= size
 
+    def _dequeue(self, extent: Extent) -> None:
+        """Take a free extent out of the line."""
+        lru = self._lru
+        if lru is not None:
+            lru.remove(extent)
+        else:
+            self.order.remove(extent)
+
+    def _enqueue(self, extent: Extent) -> None:
+        """Put a free extent at the end of the line."""
+        lru = self._lru
+        if lru is not None:
+            lru.push(extent)
+        else:
+            self.order.push(extent)
+
     def renew(self, extent: Extent) -> None:
         """A free extent was used without being held: it goes to the end of the line."""
-        self.order.remove(extent)
-        self.order.push(extent)
+        self._dequeue(extent)
+        self._enqueue(extent)
 
     def pin(self, extent: Extent) -> None:
         """Hold a cached extent: one reference more, and no eviction while it lasts."""
         if not extent.refs:
-            self.order.remove(extent)
+            self._dequeue(extent)
             self.free -= len(extent.ids)
         extent.refs += 1
 
@@ -197,7 +216,7 @@ class Pool:
                     loose += extent.ids
                     extent.forget_neighbours()
         for extent in reversed(later):
-            self.order.push(extent)
+            self._enqueue(extent)
 
     def hold(self, extents: Iterable[Extent]) -> Table:
         """Pin ``extents`` for a transfer, until ``let_go`` or ``put_back``."""

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.blocks.extent import Extent
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # orders of one's own are made of it
 class LruOrder:
     """Least recently used first: a doubly linked line of extents, of which other orders can be made too."""
 
