@@ -15,6 +15,7 @@ from kvyard.errors import KvyardError
 from kvyard.index import Holder
 from kvyard.replay.traces import TraceRequest
 from kvyard.router import POLICIES, Choice, Policy, Router, RouterConfig, RouteRequest, RoutingInput
+from kvyard.router.policies import make_policy
 from kvyard.router.policies.affinity import Affinity
 
 EIGHT = tuple("abcdefgh")
@@ -304,3 +305,10 @@ class TestFromOutside:
         assert longest in POLICIES.names()
         with pytest.raises(KvyardError, match=f"choose one of .*{longest}"):
             RouterConfig(policy="shortest")
+
+
+def test_options_beside_affinity_are_its_fallbacks() -> None:
+    config = RouterConfig(policy="affinity", fallback="least-time", options={"stickiness": 2.0})
+    assert make_policy(config).fallback.options["stickiness"] == 2.0
+    with pytest.raises(KvyardError, match="unknown option 'stickyness' of the routing policy least-time"):
+        make_policy(RouterConfig(policy="affinity", fallback="least-time", options={"stickyness": 2.0}))

@@ -176,6 +176,9 @@ class Echo:
     async def __call__(self, request: HttpRequest) -> None:
         self.asked += 1
         self.headers.append(dict(request))
+        if request.path == "/early":
+            request.respond(200, [], b"early")
+            return
         try:
             request.abandon_with_client()
             body = await request.body(self.bounds)
@@ -422,6 +425,119 @@ _POST = b"POST / HTTP/1.1\r\nhost: a\r\n"
 def test_requests_that_two_servers_could_read_differently_are_refused(sent: bytes) -> None:
     async def scenario(app: Echo, server: HttpServer) -> None:
         found = await said(server, sent + b"GET /smuggled HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-        assert b"HTTP/1.1 400" in found and b"smuggled" not in found and found.count(b"HTTP/1.1") == 1
+        assert (
+            found.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501"))
+            and b"smuggled" not in found
+            and found.count(b"HTTP/1.1") == 1
+        )
+
+    served(scenario)
+
+
+def test_a_pipelined_head_that_is_too_long_leaves_nothing_counted() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        long = b"GET /b HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 15_400 + b"\r\n"
+        found = await said(server, b"GET /a HTTP/1.1\r\nhost: a\r\n\r\n" + long)
+        assert found.count(b"HTTP/1.1 200") == 1 and app.asked == 1
+
+    served(scenario)
+
+
+def test_unfinished_heads_are_counted_and_given_back() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * 200)
+        while app.held.bytes < 200 * connections.HEADER_OVERHEAD:
+            await asyncio.sleep(0.001)
+        writer.close()
+        while app.held.bytes:
+            await asyncio.sleep(0.001)
+        many = b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * 300 + b"\r\n"
+        assert (await said(server, many)).startswith(b"HTTP/1.1 431")
+
+    served(scenario)
+
+
+def test_a_long_head_that_asks_for_another_protocol_hides_no_request() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        hidden = b"GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n"
+        head = (
+            b"POST /p HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n"
+            + (b"a: " + b"z" * 1000 + b"\r\n") * 80
+        )
+        found = await said(server, head + b"content-length: %d\r\n\r\n" % len(hidden) + hidden)
+        assert found.startswith(b"HTTP/1.1 431") and app.asked == 0
+
+    served(scenario)
+
+
+def test_who_does_not_read_gets_few_answers() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        before = socket.create_connection(("127.0.0.1", server.port))
+        before.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        before.setblocking(False)
+        sent = request_of(b"x" * 1_000_000, "/big", "") * 60
+        loop = asyncio.get_running_loop()
+        sending = asyncio.ensure_future(loop.sock_sendall(before, sent))
+        asked = -1
+        while asked != app.asked:
+            asked = app.asked
+            await asyncio.sleep(0.3)
+        assert 0 < asked < 20, "the rest waits until answers are read"
+        sending.cancel()
+        before.close()
+        while app.held.bytes:
+            await asyncio.sleep(0.001)
+
+    served(scenario)
+
+
+def test_an_answer_goes_on_where_the_next_head_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        app.go_on.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /long HTTP/1.1\r\nhost: a\r\n\r\nGET /x HT")
+        while not app.asked:
+            await asyncio.sleep(0.001)
+        writer.write(b"TP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        await asyncio.sleep(0.2)
+        app.go_on.set()
+        assert (await reader.read()).count(b"HTTP/1.1 200") == 2
+        writer.close()
+
+    served(scenario)
+
+
+def test_a_body_that_breaks_after_its_answer_brings_no_second_one() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        found = await said(server, b"GET /early HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n", b"zz\r\n")
+        assert found.count(b"HTTP/1.1") == 1 and b"early" in found
+
+    served(scenario)
+
+
+def test_small_parts_of_a_body_are_joined_as_they_come() -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        parts = b"2\r\nab\r\n" * 50_000
+        head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        assert (await said(server, head + parts + b"0\r\n\r\n")).endswith(b"ab" * 50_000)
+
+    served(scenario)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n", 501),
+        (b"GET / HTTP/1.0\r\n\r\n", 200),
+    ],
+)
+def test_heads_that_the_standard_refuses(sent: bytes, status: int) -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        assert (await said(server, sent)).startswith(b"HTTP/1.1 %d" % status)
 
     served(scenario)

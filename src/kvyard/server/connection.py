@@ -36,6 +36,11 @@ STUCK_SECONDS = 120.0
 """How long a client may leave an answer unread: one that reads nothing would hold an engine for ever."""
 LINGER_SECONDS = 1.0
 """How long a client that was refused may go on sending: closing at once would take the answer from it."""
+HEADERS = 256
+"""Limit of the number of a request's headers."""
+HEAD_TOO_LONG = f"headers are longer than {HEADER_BYTES} bytes, or more than {HEADERS}"
+HEADER_OVERHEAD = 128
+"""Bytes that the objects of one header take beside its text."""
 PIPELINED_BYTES = 64 << 10
 PIPELINED_REQUESTS = 32
 """Limits of what may follow a request before it is answered. A client that sends more gets the answers so far, and has to
@@ -84,14 +89,20 @@ class ClientConnection(asyncio.Protocol):
         """Bytes behind the latest request, not parsed yet."""
         self._overrun = False
         """True where a client pipelined more than it may: nothing more is read."""
+        self._refused = False
+        """True once a request was refused here, which ends the connection."""
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         """Bytes of this head, or of the trailers behind it."""
+        self._head_holds = 0
+        """Bytes that are counted for a head in progress, its objects included."""
         self._unparsed = 0
         """Bytes since the parser last found something: the rest is inside the parser."""
         self._in_head = False
         """True between the first byte of a head and its end."""
+        self._cut_head = False
+        """True if headers were dropped from a head that asks for another protocol."""
         self._idle_since = 0.0
         self._idling: asyncio.TimerHandle | None = None
         """Runs out where no request may have come for too long. It isn't set again for each: that costs more than it says."""
@@ -99,6 +110,8 @@ class ClientConnection(asyncio.Protocol):
         """Runs out where a head takes too long."""
         self._stuck: asyncio.TimerHandle | None = None
         """Runs out where an answer isn't read."""
+        self._closing: asyncio.TimerHandle | None = None
+        """Runs out where the rest of an answer isn't read after the connection was closed."""
         self.writable: asyncio.Event | None = None
         """Set again once the client has read; ``None`` while it reads as fast as is written."""
 
@@ -110,12 +123,13 @@ class ClientConnection(asyncio.Protocol):
         self._late = self._loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def connection_lost(self, error: Exception | None) -> None:
-        for timer in (self._late, self._stuck, self._idling):
+        for timer in (self._late, self._stuck, self._idling, self._closing):
             if timer is not None:
                 timer.cancel()
         self._parser = None  # it refers to us
         self._overrun = True
         self._hold(b"")
+        self._hold_head(-self._head_holds)
         for request in (*self._queue, *((self._arriving,) if self._arriving is not None else ())):
             if request is not self.request:
                 request.release()
@@ -147,10 +161,16 @@ class ClientConnection(asyncio.Protocol):
         if self.request is None:
             self._next()
 
+    def eof_received(self) -> None:
+        """The client sends no more, and asyncio closes once it has read what is written: it gets no further answer."""
+        if self.request is not None:
+            self.request.disconnected()
+        self._bound_closing()
+
     def data_received(self, data: bytes) -> None:
         if self._overrun:
             return
-        if self.request is not None and self._arriving is None:
+        if self._arriving is None and self._busy():
             # Not parsed before the answer is out, but read on: this is how a hang-up is noticed.
             if len(self._held) + len(data) > PIPELINED_BYTES or not self._state.held.has_room(len(data)):
                 self._overrun = True
@@ -160,12 +180,16 @@ class ClientConnection(asyncio.Protocol):
             return
         self._feed(data)
 
+    def _busy(self) -> bool:
+        """True if what comes now has to wait for an answer, or for the client to read one."""
+        return self.request is not None or bool(self._queue) or bool(self._held) or self.writable is not None
+
     # -- for the parser -------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._url, self._headers = b"", []
         self._head_bytes, self._unparsed, self._in_head = 0, 0, True
-        if self.request is not None and len(self._queue) >= PIPELINED_REQUESTS:
+        if len(self._queue) >= PIPELINED_REQUESTS:
             self._overrun = True
 
     def on_url(self, url: bytes) -> None:
@@ -176,10 +200,12 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._unparsed = 0
-        self._head_bytes += len(name) + len(value) + 4
+        size = len(name) + len(value) + 4
+        self._head_bytes += size
         # Behind the body it is a trailer, which is no header.
-        if self._in_head and self._head_bytes <= HEADER_BYTES and not self._overrun:
+        if self._in_head and not self._head_too_long() and not self._overrun:
             self._headers.append((name.lower(), value))
+            self._hold_head(size + HEADER_OVERHEAD)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -188,7 +214,9 @@ class ClientConnection(asyncio.Protocol):
             self._late = None
         parser = self._parser
         if self._overrun or parser.should_upgrade():
+            self._cut_head = self._head_too_long()
             return  # see ``_feed``
+        version = parser.get_http_version()
         parsed = httptools.parse_url(self._url) if self._url else None
         path = "" if parsed is None else (parsed.path or b"").decode("ascii")
         request = HttpRequest(
@@ -197,19 +225,37 @@ class ClientConnection(asyncio.Protocol):
             unquote(path) if "%" in path else path,
             b"" if parsed is None else parsed.query or b"",
             self._headers,
-            old=parser.get_http_version() == "1.0",
+            old=version == "1.0",
             keep_alive=bool(parser.should_keep_alive()),
             held=self._state.held,
         )
-        request.hold(self._head_bytes)
+        refusal = self._head_refusal(version)
+        holds, self._head_bytes = self._head_holds, 0
+        self._hold_head(-holds)
+        if refusal is not None:
+            self._refuse(request, *refusal)
+            return
+        request.hold(holds)
         self._arriving = request
-        if self._head_bytes > HEADER_BYTES:
-            self._refuse(request, 431, f"headers are longer than {HEADER_BYTES} bytes")
-        elif self.request is None and not self._queue:
+        if self.request is None and not self._queue and self.writable is None:
             self._start(request)
         else:
             self._queue.append(request)
-        self._head_bytes = 0
+
+    def _head_refusal(self, version: str) -> tuple[int, str] | None:
+        """Why a head that is complete isn't taken, as status and sentence."""
+        if self._head_too_long():
+            return 431, HEAD_TOO_LONG
+        if version not in ("1.0", "1.1"):
+            return 505, "this server speaks HTTP/1.1"
+        if version == "1.1" and sum(name == b"host" for name, _ in self._headers) != 1:
+            return 400, "a request has one Host header"
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self._headers):
+            return 501, "the only transfer coding that is read is chunked"
+        return None
+
+    def _head_too_long(self) -> bool:
+        return self._head_bytes > HEADER_BYTES or len(self._headers) > HEADERS
 
     def on_body(self, data: bytes) -> None:
         self._unparsed = 0
@@ -239,9 +285,20 @@ class ClientConnection(asyncio.Protocol):
         if self._parser is None:
             return
         if self._unparsed > 2 * HEADER_BYTES or self._head_bytes > 2 * HEADER_BYTES:
-            self._malformed(431, f"headers are longer than {HEADER_BYTES} bytes")
-        elif self._in_head and self._late is None:
+            self._malformed(431, HEAD_TOO_LONG)
+        elif self._in_head and not self._state.held.has_room(0):
+            self._malformed(429, "the requests that are here have all the bytes they may")
+        else:
+            self._await_head()
+
+    def _await_head(self) -> None:
+        """Bound the time of a head in progress, once nothing before it is being answered."""
+        if self._in_head and self._late is None and self.request is None and not self._queue:
             self._late = self._loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _hold_head(self, size: int) -> None:
+        self._head_holds += size
+        self._state.held.bytes += size
 
     def _hold(self, data: bytes) -> None:
         self._state.held.bytes += len(data) - len(self._held)
@@ -256,6 +313,10 @@ class ClientConnection(asyncio.Protocol):
         if method == b"CONNECT" or self._overrun:
             self._malformed(405, "CONNECT isn't for this server")
             return
+        if self._cut_head:
+            self._malformed(431, HEAD_TOO_LONG)
+            return
+        self._hold_head(-self._head_holds)
         kept = [pair for pair in self._headers if pair[0] not in (b"connection", b"upgrade", b"http2-settings")]
         head = b"".join(
             [
@@ -307,6 +368,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._overrun:
             self._close(linger=True)
         else:
+            self._await_head()
             self._idle_since = self._loop.time()
             if self._idling is None:
                 self._idling = self._loop.call_later(self._state.keep_alive_seconds, self._check_idle)
@@ -320,13 +382,14 @@ class ClientConnection(asyncio.Protocol):
         if left > 0:
             self._idling = self._loop.call_later(left, self._check_idle)
         else:
-            self.transport.close()
+            self._close()
 
     def _refuse(self, request: HttpRequest, status: int, error: str) -> None:
         """Answer a request that the application doesn't get to see, and close."""
-        self._overrun = True
-        if self.request is not None:
+        refused, self._overrun = self._refused, True
+        if self.request is not None or refused:
             return  # the answer in progress comes first; then the connection closes
+        self._refused = True
         request.keep_alive = False
         status, headers, body = openai_error_response(Refusal(status, error, fix="send less" if status == 431 else ""))
         request.respond(status, headers, body)
@@ -334,24 +397,32 @@ class ClientConnection(asyncio.Protocol):
         self._close(linger=True)
 
     def _malformed(self, status: int, error: str) -> None:
-        """Refuse what is no request, or none that was read to its head's end."""
+        """Refuse what is no request, or none that was read to its head's end, or one whose body can't be read on."""
         self._overrun = True
-        if self._arriving is not None and self._arriving is self.request:
-            self._arriving.body_malformed(error)
-            return
-        self._refuse(
-            HttpRequest(self, "", "", b"", [], old=False, keep_alive=False, held=self._state.held), status, error
-        )
+        arriving = self._arriving
+        if arriving is None:
+            held = self._state.held
+            self._refuse(HttpRequest(self, "", "", b"", [], old=False, keep_alive=False, held=held), status, error)
+        elif arriving.finished:
+            self._close(linger=True)  # it has its answer
+        else:
+            arriving.body_malformed(error)
 
     # -- its end --------------------------------------------------------------------------------------------------------
 
     def _close(self, linger: bool = False) -> None:
         if not linger or self._state.ending or not self.transport.can_write_eof():
             self.transport.close()
-            return
-        self._overrun = True
-        self.transport.write_eof()
-        self._loop.call_later(LINGER_SECONDS, self.transport.close)
+        else:
+            self._overrun = True
+            self.transport.write_eof()
+            self._loop.call_later(LINGER_SECONDS, self.transport.close)
+        self._bound_closing()
+
+    def _bound_closing(self) -> None:
+        """End the connection if the client doesn't read the rest: a transport that closes waits for that without limit."""
+        if self._closing is None and self.transport.get_write_buffer_size():
+            self._closing = self._loop.call_later(STUCK_SECONDS, self.transport.abort)
 
     def abort(self) -> None:
         """End the connection at once; what was written goes out if the client takes it now."""
@@ -360,7 +431,7 @@ class ClientConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close, once the request that is being answered is."""
         if self.request is None and not self.transport.is_closing():
-            self.transport.close()
+            self._close()
 
     def cut(self) -> None:
         """End the request that is being answered: the server can't wait any longer."""

@@ -30,7 +30,7 @@ class Guard(msgspec.Struct, frozen=True):
         if not has_token:
             self._check_host(called)
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != called and urlsplit(origin).hostname not in self.hosts:
+        if origin is not None and origin.partition("://")[2] != called and _host_of(origin) not in self.hosts:
             raise Refusal(403, "a page of another site may not do this", fix="send it without Origin")
         if method == "GET":
             return
@@ -45,6 +45,13 @@ class Guard(msgspec.Struct, frozen=True):
             return
         error = f"this server isn't called {name[:200]!r}"
         raise Refusal(403, error, fix="use its address, or add the name to its setting hosts")
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).hostname
+    except ValueError:
+        return None
 
 
 def _name_of(host: str) -> str:

@@ -16,6 +16,8 @@ Pairs = Sequence[tuple[bytes, bytes]]
 
 _LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 _BODILESS = (204, 304)
+SMALL_PART = 4096
+"""Parts of a body below this are joined as they come: each would take more as an object than it has bytes."""
 
 
 class ClientGone(Exception):
@@ -113,7 +115,7 @@ class HttpRequest(Mapping[str, str]):
         self._connection = connection
         self._old = old
         self._found: dict[str, str] | None = None
-        self._body: list[bytes] = []
+        self._body: list[bytes | bytearray] = []
         self._size = 0
         self._held = held
         self._holds = 0
@@ -181,7 +183,8 @@ class HttpRequest(Mapping[str, str]):
         if not self._arrived:
             raise ClientGone
         parts, self._body = self._body, []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        only = parts[0] if len(parts) == 1 else None
+        return only if type(only) is bytes else b"".join(parts)
 
     def _stopped(self) -> bool:
         """True if nothing more of the body is waited for."""
@@ -206,7 +209,13 @@ class HttpRequest(Mapping[str, str]):
             self._wake()
         else:
             self.hold(len(data))
-            self._body.append(data)
+            last = self._body[-1] if self._body else None
+            if len(data) >= SMALL_PART:
+                self._body.append(data)
+            elif type(last) is bytearray:
+                last += data
+            else:
+                self._body.append(bytearray(data))
 
     def hold(self, size: int) -> None:
         """Count bytes that are held for it until it is over."""

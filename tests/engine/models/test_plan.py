@@ -155,9 +155,10 @@ def test_memory_for_the_cache_as_vllm_logged_it(name, options, gib):
     assert made.cache_bytes / GIB == pytest.approx(gib, rel=0.01)
 
 
-def test_a_release_that_is_none_is_refused():
-    with pytest.raises(KvyardError, match=r"vllm_version is a release such as 0\.32, not 'newest'"):
-        plan(LLAMA, 80 * GIB, vllm_version="newest")
+@pytest.mark.parametrize("version", ["newest", "0", "-1.5", ""])
+def test_a_release_that_is_none_is_refused(version):
+    with pytest.raises(KvyardError, match=r"vllm_version is a release such as 0\.32, not "):
+        plan(LLAMA, 80 * GIB, vllm_version=version)
 
 
 def test_graphs_are_taken_off_the_cache_by_newer_releases():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -72,3 +74,34 @@ def test_read_from_json():
     assert config.sglang == SglangSettings(schedule_policy="lpm", clip_max_new_tokens=64)
     with pytest.raises(msgspec.ValidationError, match="schedule_polici"):
         msgspec.json.decode(b'{"backend": "sglang", "sglang": {"schedule_polici": "lpm"}}', type=EngineConfig)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"prefill_max_requests": 0}, "sglang.prefill_max_requests must be at least 1, got 0"),
+        ({"schedule_conservativeness": float("nan")}, "sglang.schedule_conservativeness must be finite"),
+        (
+            {"books_sampled": True, "enable_mixed_chunk": True},
+            "sglang.enable_mixed_chunk is True, which workers with roles",
+        ),
+        (
+            {"books_sampled": True, "schedule_policy": "lof"},
+            "sglang.schedule_policy is 'lof', which workers with roles",
+        ),
+        (
+            {"books_sampled": True, "chunked_prefill_size": -1},
+            "sglang.chunked_prefill_size is -1, which workers with roles",
+        ),
+    ],
+)
+def test_settings_of_sglang_that_would_be_ignored_or_never_end_are_refused(settings, words):
+    config = EngineConfig(backend="sglang", sglang=SglangSettings(**settings))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        config.check()
+
+
+def test_an_eviction_policy_of_the_radix_tree_needs_one():
+    config = EngineConfig(backend="sglang", eviction="lfu", sglang=SglangSettings(radix_eviction_policy="mru"))
+    with pytest.raises(ConfigError, match="radix_eviction_policy is for a cache with eviction lru"):
+        config.check()

@@ -25,15 +25,15 @@ GRAPHS_OF_EXPERTS = int(0.4 * GIB)
 
 
 class Release(NamedTuple):
-    """What changed with one release."""
+    """Memory use that is the same from one release to the next row's."""
 
     since: tuple[int, ...]
     logit_bytes: float
     """Bytes of the sampler for each sequence and entry of the vocabulary."""
     context: int
-    """What CUDA and its libraries take on a card that works alone."""
+    """Bytes of CUDA and its libraries on a card that works alone."""
     communication: int
-    """The same of a tensor-parallel rank, with the buffers of collectives."""
+    """Bytes of CUDA, its libraries and the buffers of collectives on a tensor-parallel rank."""
     counts_graphs: bool
     """True if CUDA graphs are taken off the cache, rather than being left to what utilization keeps free."""
 
@@ -48,11 +48,11 @@ RELEASES = (
 
 def find_release(version: str) -> Release:
     """Return the row of ``RELEASES`` that a version such as ``0.19`` falls under. Raises ``KvyardError`` for other texts."""
-    try:
-        parts = tuple(int(part) for part in version.split(".")[:2])
-    except ValueError:
-        raise KvyardError(f"vllm_version is a release such as {NEWEST}, not {version!r}") from None
-    return max(release for release in RELEASES if release.since <= parts)
+    parts = version.split(".")[:2]
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
+        raise KvyardError(f"vllm_version is a release such as {NEWEST}, not {version!r}")
+    asked = tuple(map(int, parts))
+    return max(release for release in RELEASES if release.since <= asked)
 
 
 def reserve(

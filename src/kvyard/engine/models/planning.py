@@ -120,7 +120,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.gpu_memory_utilization <= 1:
             share = self.gpu_memory_utilization
             raise KvyardError(f"gpu_memory_utilization is a share above 0 and at most 1, got {share:g}")
-        for name in ("block_size", "max_num_batched_tokens"):
+        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise KvyardError(f"{name} must be at least 1, got {value}")

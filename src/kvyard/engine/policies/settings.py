@@ -1,5 +1,6 @@
 """Settings that one backend has and the others don't. Values only; what they do is in the policies."""
 
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -47,9 +48,11 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("max_prefill_tokens", "clip_max_new_tokens", *(("chunked_prefill_size",) if chunk != -1 else ())):
             if getattr(self, name) < 1:
                 raise ConfigError(f"sglang.{name} must be at least 1, got {getattr(self, name)}")
-        if self.schedule_conservativeness < 0:
+        if self.prefill_max_requests is not None and self.prefill_max_requests < 1:
+            raise ConfigError(f"sglang.prefill_max_requests must be at least 1, got {self.prefill_max_requests}")
+        if not 0 <= self.schedule_conservativeness < inf:
             raise ConfigError(
-                f"sglang.schedule_conservativeness must not be negative, got {self.schedule_conservativeness}"
+                f"sglang.schedule_conservativeness must be finite and not be negative, got {self.schedule_conservativeness}"
             )
         if chunk == -1:
             return

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from kvyard.blocks import Hit
 from kvyard.blocks.extent import Node
 from kvyard.blocks.radix import RadixGroup
+from kvyard.blocks.spec import ConfigError
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
@@ -802,11 +803,42 @@ def tree(config: EngineConfig) -> str | None:
     return (config.sglang or SglangSettings()).radix_eviction_policy if plain and not _as_mocker(config) else None
 
 
+MOCKER_READS = (
+    "schedule_policy",
+    "max_prefill_tokens",
+    "chunked_prefill_size",
+    "clip_max_new_tokens",
+    "schedule_conservativeness",
+    "books_sampled",
+)
+"""Settings that the mocker's rules read; they know the policies fifo and lpm."""
+
+
 def check(config: EngineConfig) -> None:
     """Raise ``ConfigError`` for what it isn't modelled with."""
     config.check_plain_model()
     config.refuse(UNUSED)
-    (config.sglang or SglangSettings()).check(config.specs[0].block_size)
+    given, usual = config.sglang or SglangSettings(), SglangSettings()
+    given.check(config.specs[0].block_size)
+    changed = [name for name in given.__struct_fields__ if getattr(given, name) != getattr(usual, name)]
+    if _as_mocker(config):
+        unread = [name for name in changed if name not in MOCKER_READS]
+        if unread or given.schedule_policy not in ("fifo", "lpm") or given.chunked_prefill_size == -1:
+            name = (
+                unread[0]
+                if unread
+                else "chunked_prefill_size"
+                if given.chunked_prefill_size == -1
+                else "schedule_policy"
+            )
+            raise ConfigError(
+                f"sglang.{name} is {getattr(given, name)!r}, which workers with roles and books_sampled can't have: "
+                "leave it out"
+            )
+    elif "radix_eviction_policy" in changed and tree(config) is None:
+        raise ConfigError(
+            "sglang.radix_eviction_policy is for a cache with eviction lru, prefix caching and no hints: leave one of them out"
+        )
 
 
 SGLANG = SchedulerBackend(block_size=1, check=check, queue=queue, policy=policy, spare_blocks=1, tree=tree)

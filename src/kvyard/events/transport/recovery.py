@@ -8,7 +8,7 @@
 - Nothing known yet, or a restart: a snapshot first, since everything is missing; else replay from the very beginning.
 - Silence may hide a loss, so a silent publisher is asked now and then.
 
-It opens no socket and reads no clock. What comes in is told by ``follower``.
+It opens no socket and reads no clock. ``Follower`` passes it what comes in.
 """
 
 import msgspec

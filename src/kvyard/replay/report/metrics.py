@@ -163,7 +163,7 @@ def _rejected_share(report: Report) -> float:
 
 
 def _within_slo(report: Report) -> float | None:
-    return report.goodput.requests.part / report.requests["all"] if report.goodput is not None else None
+    return report.goodput.requests.part / max(1, report.requests["all"]) if report.goodput is not None else None
 
 
 IN_TABLES = (

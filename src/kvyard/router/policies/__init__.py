@@ -147,5 +147,6 @@ POLICIES: Registry[Callable[[RouterConfig], Policy]] = Registry(
 
 def make_policy(config: RouterConfig) -> Policy:
     """Return the policy that a configuration names. Raises ``KvyardError`` for an unknown one, or unknown options."""
-    POLICIES.check(config.policy, config.options)
+    # Affinity has no options: those that are given are its fallback's.
+    POLICIES.check(config.fallback if config.policy == "affinity" else config.policy, config.options)
     return POLICIES.get(config.policy)(config)
