@@ -9,6 +9,8 @@ other kinds derive from it, each in its file of ``kvyard.blocks.attention``.
 from collections.abc import Sequence
 from typing import ClassVar, Final, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spans import Spans
 
@@ -30,6 +32,7 @@ class Match(NamedTuple):
 NO_MATCH = Match(0, 0)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # kinds from outside derive from it
 class Rule:
     """Full attention, and what all kinds share: nothing goes stale, a hit is an unbroken prefix, all is worth keeping."""
 

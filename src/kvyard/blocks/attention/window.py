@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from kvyard.blocks.rule import NO_MATCH, Match, Rule
 from kvyard.blocks.spans import Spans, clip
 from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 from kvyard.integers import ceil_div
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class WindowRule(Rule):
     """Sliding window: a hit needs the trailing window only, and blocks before it go stale."""
 
