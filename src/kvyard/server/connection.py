@@ -47,7 +47,7 @@ PIPELINED_REQUESTS = 32
 connect again."""
 
 
-class Application(Protocol):
+class RequestHandler(Protocol):
     """Answers requests."""
 
     bounds: Bounds
@@ -59,7 +59,7 @@ class Application(Protocol):
 class ServerState:
     """What the connections of one server share."""
 
-    def __init__(self, app: Application, keep_alive_seconds: float) -> None:
+    def __init__(self, app: RequestHandler, keep_alive_seconds: float) -> None:
         self.app = app
         self.bounds = app.bounds
         self.held = app.held

@@ -6,7 +6,7 @@ through, whatever is listed: a page is not an operator.
 
 from collections.abc import Sequence
 
-from kvyard.server.connection import Application
+from kvyard.server.connection import RequestHandler
 from kvyard.server.request import HttpRequest
 
 ANY = "*"
@@ -26,7 +26,7 @@ _SAID_BY_BROWSERS = (b"origin", b"sec-fetch-site")
 class Cors:
     """An application around another."""
 
-    def __init__(self, app: Application, origins: Sequence[str]) -> None:
+    def __init__(self, app: RequestHandler, origins: Sequence[str]) -> None:
         """``origins`` are such as https://chat.example.org, or ``*`` for any."""
         self.app = app
         self.bounds = app.bounds

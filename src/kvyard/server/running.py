@@ -19,7 +19,7 @@ import msgspec
 
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
-from kvyard.server.connection import Application, ClientConnection, ServerState
+from kvyard.server.connection import ClientConnection, RequestHandler, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class HttpServer:
 
     def __init__(
         self,
-        app: Application,
+        app: RequestHandler,
         bound: socket.socket,
         *,
         drain_seconds: float = 5,
@@ -259,7 +259,7 @@ class Running:
 
     def __init__(
         self,
-        app: Application,
+        app: RequestHandler,
         bound: socket.socket,
         *,
         around: AbstractAsyncContextManager[Any] | None = None,

@@ -2,7 +2,7 @@
 
 A pass either extends (computes prompts) or decodes, never both; while a prompt can get in, decoding waits. A prompt gets in
 if it fits into what is free after setting aside a share of the output that running requests may still produce
-(``NewTokenRatio``). When that was too little, the request with the least output goes back to the queue's end. Blocks are
+(``MockerTokenRatio``). When that was too little, the request with the least output goes back to the queue's end. Blocks are
 cached and evicted as vLLM's are. It also serves engines that hand prompts over to each other, which SGLang's own rules
 (``kvyard.engine.policies.sglang``) aren't modelled for.
 """
@@ -29,12 +29,12 @@ DECAY_PASSES = 600
 LOOK_AHEAD = 20
 """Decode steps per request that a new estimate makes room for."""
 LONGEST_SORTED = 128
-"""With more waiting than this, longest prefix first would cost more than it gains: first come, first served."""
+"""With more waiting than this, policies that go by the cache are first come, first served."""
 SAME_START = 32
 """Requests that have no more than this cached and share their first tokens, this many: one goes first, the others later."""
 
 
-class NewTokenRatio:
+class MockerTokenRatio:
     """How much of the output that running requests may still produce gets room set aside.
 
     Setting aside all of it would waste most; setting aside none would retract often. So the share starts high and falls with
@@ -84,7 +84,7 @@ class MockerPasses(PassMaker):
         self._chunk_size = settings.chunked_prefill_size
         self._clip = settings.clip_max_new_tokens
         self._books_sampled = settings.books_sampled
-        self._ratio = NewTokenRatio(settings.schedule_conservativeness)
+        self._ratio = MockerTokenRatio(settings.schedule_conservativeness)
         self._page = jobs.manager.groups[0].block_size
         self._max_seqs = config.max_num_seqs
         self._sorts = settings.schedule_policy == "lpm" and config.enable_prefix_caching

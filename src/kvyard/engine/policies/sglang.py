@@ -22,7 +22,16 @@ from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Chunk, Pass
 from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.maker import PassMaker
-from kvyard.engine.policies.mocker import MockerPasses, PrefixQueue
+from kvyard.engine.policies.mocker import (
+    DECAY_PASSES,
+    FIRST,
+    LONGEST_SORTED,
+    LOOK_AHEAD,
+    LOWEST_SHARE,
+    SAME_START,
+    MockerPasses,
+    PrefixQueue,
+)
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.queue import ArrivalQueue, Queue
 from kvyard.hashing import TokenChain
@@ -40,15 +49,6 @@ UNUSED = {
     "scheduler_reserve_full_isl": "it admits by a budget of free tokens",
     "watermark": "it admits by a budget of free tokens",
 }
-FIRST = 0.7
-LOWEST_SHARE = 0.14
-DECAY_PASSES = 600
-LOOK_AHEAD = 20
-"""Decode steps per request that a retraction makes room for."""
-LONGEST_SORTED = 128
-"""With more waiting than this, policies that go by the cache are first come, first served."""
-SAME_START = 32
-"""Requests that have at most this many tokens cached and share this many first tokens: one goes first, the others later."""
 REFRESH_INTERVAL = 32
 """Waiting requests count as uses of what is cached for them once in this many attempts to admit one."""
 BY_CACHE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
