@@ -30,6 +30,7 @@ SWIFT = {
     "health_timeout": 20.0,
     "connect_seconds": 20.0,
     "index_seconds": 20.0,
+    "tokenize_seconds": 20.0,
     "tokenizer": "bytes",
     "streams": QUICK,
 }

@@ -16,7 +16,8 @@ from kvyard.server.gateway.failures import ERRORS, EngineFailed, engine_errors
 from kvyard.server.http import JSON
 from kvyard.server.mock.schemas import WorkerState
 
-TOKENIZE_SECONDS = 5.0
+PROMPTS_FAULT = frozenset({400, 413, 422})
+"""Answers of /tokenize that any engine would give to that prompt."""
 ADAPTER_SECONDS = 120.0
 """For loading an adapter: its weights may have to be fetched."""
 ASK_SECONDS = 10.0
@@ -91,29 +92,26 @@ class EngineClient:
             rank: one for rank, one in sorted(found.items()) if one.enable_kv_cache_events and one.publisher == "zmq"
         }
 
-    async def tokenize(self, url: str, body: dict[str, Any]) -> list[int] | None:
-        """An engine's answer to /tokenize; ``None`` where there is none. Raises nothing."""
-        try:
-            async with self.session.post(
-                f"{url}/tokenize",
-                data=msgspec.json.encode(body),
-                headers={"content-type": JSON, **self._headers},
-                timeout=aiohttp.ClientTimeout(total=TOKENIZE_SECONDS),
-                allow_redirects=False,
-            ) as reply:
-                content = await reply.read()
-            return msgspec.json.decode(content, type=TokenIds).tokens if reply.status == 200 else None
-        except (*ERRORS, *DECODE_ERRORS):
+    async def tokenize(self, url: str, body: bytes, seconds: float) -> list[int] | None:
+        """An engine's answer to /tokenize; ``None`` where it refuses that prompt."""
+        status, content = await self.post(url, "/tokenize", body, seconds)
+        if status == 200:
+            try:
+                return msgspec.json.decode(content, type=TokenIds).tokens
+            except DECODE_ERRORS:
+                raise EngineFailed("/tokenize can't be read") from None
+        if status in PROMPTS_FAULT:
             return None
+        raise EngineFailed(f"/tokenize answered {status}")
 
-    async def post(self, url: str, path: str, body: bytes) -> tuple[int, bytes]:
+    async def post(self, url: str, path: str, body: bytes, seconds: float = ADAPTER_SECONDS) -> tuple[int, bytes]:
         """The status and body of an engine's answer to JSON."""
         with engine_errors():
             async with self.session.post(
                 url + path,
                 data=body,
                 headers={"content-type": JSON, **self._headers},
-                timeout=aiohttp.ClientTimeout(total=ADAPTER_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as reply:
                 return reply.status, await reply.read()

@@ -275,6 +275,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Conversations need a template: that of a model's folder, or the engine's."""
     tokenizers: dict[str, str] = {}
     """The same for single models."""
+    tokenize_seconds: Seconds = 0.5
+    """How long an engine may take to tokenize a prompt, and a second more for each MiB; then another engine is asked, once."""
     prefix_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """What may be kept of the beginnings of prompts, for each model, so that they needn't be read again; 0: nothing."""
     session_header: Name = "x-session-id"

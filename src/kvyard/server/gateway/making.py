@@ -11,6 +11,7 @@ from kvyard.router.journal import Journal, JournaledIndexer, JournalFile, named
 from kvyard.router.pair import router_pair
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import BYTES, ENGINE, GatewayConfig
+from kvyard.server.gateway.engine_tokenizer import EngineTokenizer
 from kvyard.server.gateway.pool import EnginePool
 from kvyard.server.gateway.processes.process_bookings import ProcessBookings
 from kvyard.server.gateway.prompting import Prompting
@@ -98,8 +99,7 @@ class PoolMaker:
             self._of[model] = journal
 
         async def tokenize(body: dict[str, Any]) -> list[int] | None:
-            engine = pool.least_busy()
-            return None if engine is None else await self._client.tokenize(engine.url, body)
+            return await engine_tokenizer(body)
 
         prompting = Prompting(config.tokenizers.get(model, config.tokenizer), tokenize)
         sharing: SharedBookings | None = None
@@ -115,6 +115,7 @@ class PoolMaker:
         indexer = index if isinstance(index, Indexer) else None
         reader = PromptReader(prompting, identity, config.prefix_bytes)
         pool = EnginePool(model, router, reader, config, self._clock, remote, sharing, indexer)
+        engine_tokenizer = EngineTokenizer(pool, self._client, self._clock)
         self._share(pool, model)
         return pool
 

@@ -326,11 +326,6 @@ class EnginePool(msgspec.Struct, eq=False):
             return frozenset()
         return frozenset(holder for one in self.engines.values() if one is not home for holder in one.holders)
 
-    def least_busy(self) -> Engine | None:
-        """The engine that is up and has the fewest requests."""
-        up = [engine for engine in self.engines.values() if engine.up]
-        return min(up, key=lambda engine: engine.in_flight, default=None)
-
     # -- requests -------------------------------------------------------------------------------------------------------
 
     async def place(self, place: Placement) -> Placed:
