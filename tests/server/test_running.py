@@ -7,14 +7,16 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from tests.server.tls import certificate
 
 from kvyard.errors import KvyardError
 from kvyard.server.held import HeldBytes
 from kvyard.server.http import Bounds
 from kvyard.server.request import HttpRequest
-from kvyard.server.running import HttpServer, is_loopback, listen, url_of
+from kvyard.server.running import HttpServer, is_loopback, listen, tls_files, url_of
 
 
 def test_small_answers_leave_at_once() -> None:
@@ -80,3 +82,14 @@ class Waiting:
         self.asked.set()
         await self.go_on.wait()
         request.respond(200, [], b"ok")
+
+
+def test_a_certificate_that_cannot_be_used_any_more_stays_as_it_was(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    files = tls_files(cert, key)
+    assert files is not None
+    first = files.context()
+    Path(cert).write_text("")
+    assert files.context() is first
+    with pytest.raises(KvyardError, match="give both as PEM"):
+        tls_files(cert, key)

@@ -80,23 +80,30 @@ def allow_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-class TlsFiles(msgspec.Struct, frozen=True):
+class TlsFiles(msgspec.Struct):
     """What a server shows its clients: a certificate, with those that vouch for it behind it, and its key, both as PEM."""
 
     certificate: str
     key: str
+    _usable: ssl.SSLContext | None = None
+    """From the files as they were when they could be used last."""
 
     def context(self) -> ssl.SSLContext:
-        """What a server speaks TLS with. Raises ``KvyardError`` where they can't be used."""
+        """What a server speaks TLS with: from the files as they are, or as they were where they can't be used just now. Raises
+        ``KvyardError`` where they never could.
+        """
         try:
             found = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             found.load_cert_chain(self.certificate, self.key)
-            return found
         except (OSError, ssl.SSLError) as error:
             why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-            raise KvyardError(
-                f"TLS can't be had with {self.certificate} and {self.key}: {why}; give both as PEM"
-            ) from None
+            said = f"TLS can't be had with {self.certificate} and {self.key}: {why}; give both as PEM"
+            if self._usable is None:
+                raise KvyardError(said) from None
+            log.warning("%s; the certificate stays as it was", said)
+            return self._usable
+        self._usable = found
+        return found
 
 
 def tls_files(certificate: str | None, key: str | None) -> TlsFiles | None:

@@ -213,7 +213,7 @@ class GatewayProcess:
     def url(self) -> str:
         def found() -> str:
             assert self.process.poll() is None, self.text
-            urls = re.findall(r"serving at (http://[^,\s]+)", self.text)
+            urls = re.findall(r"serving at (https?://[^,\s]+)", self.text)
             return urls[0] if urls else ""
 
         return str(eventually(found, lambda: self.text))

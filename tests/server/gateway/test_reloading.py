@@ -57,6 +57,14 @@ def test_files_that_change(tmp_path: Path) -> None:
             assert "either key or sha256" in process.text
             keys.write_text('[[keys]]\nname = "a"\nkey = "another"')
             eventually(lambda: "config" not in codes(), lambda: process.text)
+            # An empty configuration would have no engine, and an empty file no key.
+            for file in (config, keys):
+                text = file.read_text()
+                file.write_text("")
+                eventually(lambda: "config" in codes(), lambda: process.text)
+                assert ask("another") == 200 and f"{file} is empty" in process.text
+                file.write_text(text)
+                eventually(lambda: "config" not in codes(), lambda: process.text)
             # Another engine, and what needs a restart, by a signal.
             write(second, more='queue = 5\nhost = "0.0.0.0"')
             os.kill(process.process.pid, signal.SIGHUP)

@@ -15,7 +15,7 @@ import msgspec
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
-from kvyard.server.gateway.access import KeyRing, read_keys
+from kvyard.server.gateway.access import KeyFile, KeyRing, read_keys
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.conditions import SAID_AT_ONCE, conditions
@@ -55,8 +55,11 @@ class Gateway(AsyncService):
         upstream_token: str | None = None,
         index_token: str | None = None,
         channel: Channel | None = None,
+        keys: KeyFile | None = None,
     ) -> None:
-        """Nothing is opened yet. With a ``channel`` it is one process of several. Raises ``KvyardError``."""
+        """Nothing is opened yet. With a ``channel`` it is one process of several. ``keys`` are those of the file, where it was
+        read before. Raises ``KvyardError``.
+        """
         self.config = config
         self.clock = WallClock.since_epoch()
         self.started = self.clock.now()
@@ -80,7 +83,9 @@ class Gateway(AsyncService):
         self.traffic = Traffic(self.clock, self.metrics)
         self.held = HeldBytes(config.held_bytes)
         self.held.on_refused = self.traffic.crowded_out
-        self.keys = None if config.keys_file is None else KeyRing(read_keys(config.keys_file), self.clock.now)
+        if keys is None and config.keys_file is not None:
+            keys = read_keys(config.keys_file)
+        self.keys = None if keys is None else KeyRing(keys, self.clock.now)
         self.tracing = None if config.traces is None else Tracing.to(config.traces)
         self.supervisor = Supervisor()
         self._maker = PoolMaker(config, self.client, self.clock, index_token, self.supervisor, bookings)

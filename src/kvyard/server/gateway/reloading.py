@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.server.gateway.access import KeyRing, read_keys
+from kvyard.server.gateway.access import KeyFile, KeyRing, read_keys
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.members import Membership
@@ -78,6 +78,7 @@ class Reloading:
     async def reload(self) -> None:
         """Read the files and take them over, or keep what there was."""
         try:
+            self._check_not_empty()
             fresh = self.config if self.read is None else self.read()
             keys = None if self._keys is None or self.config.keys_file is None else read_keys(self.config.keys_file)
         except KvyardError as error:
@@ -85,13 +86,27 @@ class Reloading:
             log.warning("the configuration can't be read again, and stays as it was: %s", error)
             return
         self.error = ""
-        if keys is not None and self._keys is not None:
-            self._keys.replace(keys)
+        if keys is not None:
+            self.take_over_keys(keys)
         taken = await self.take_over(fresh)
         self.reloads += 1
         log.warning(
             "the configuration was read again: %s", ", ".join(taken) or ("nothing new" if keys is None else "keys")
         )
+
+    def _check_not_empty(self) -> None:
+        """Raise ``KvyardError`` where a file has nothing in it: an empty configuration would remove every engine, and a file
+        is empty for a moment where something writes it anew.
+        """
+        for path in self.files:
+            with suppress(OSError):
+                if not os.stat(path).st_size:
+                    raise KvyardError(f"{path} is empty: write it beside and move it here")
+
+    def take_over_keys(self, keys: KeyFile) -> None:
+        """Have ``keys`` in force."""
+        if self._keys is not None:
+            self._keys.replace(keys)
 
     async def take_over(self, fresh: GatewayConfig) -> list[str]:
         """Have ``fresh`` in force, as far as that can be while requests are under way. Returns the settings that changed."""

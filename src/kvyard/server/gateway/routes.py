@@ -17,6 +17,7 @@ from kvyard.server.cors import Cors
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
 from kvyard.server.gateway import schemas
+from kvyard.server.gateway.access import KeyFile
 from kvyard.server.gateway.adapters import LOAD, UNLOAD, AdapterChange, AdapterRoutes, AdapterWish
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.disaggregation import divisible, would_split
@@ -317,9 +318,10 @@ def build(
     index_token: str | None = None,
     admin_token: str | None = None,
     channel: Channel | None = None,
+    keys: KeyFile | None = None,
 ) -> tuple[Application | Cors, Gateway]:
-    """The application, and the gateway that is to run around it; with a ``channel``, of one process of several. Raises
-    ``KvyardError``.
+    """The application, and the gateway that is to run around it; with a ``channel``, of one process of several. ``keys`` are
+    those of the file, where it was read before. Raises ``KvyardError``.
     """
     app, gateway, _ = assemble(
         config,
@@ -329,6 +331,7 @@ def build(
         index_token=index_token,
         admin_token=admin_token,
         channel=channel,
+        keys=keys,
     )
     return app, gateway
 
@@ -343,26 +346,27 @@ def assemble(
     index_token: str | None = None,
     admin_token: str | None = None,
     channel: Channel | None = None,
+    keys: KeyFile | None = None,
 ) -> tuple[Application | Cors, Gateway, RequestIntake]:
     """As ``build``, with the intake that its routes use. Without ``proxies``, requests come to it some other way, and the
     application has only routes of its own.
     """
-    gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token, channel=channel)
+    gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token, channel=channel, keys=keys)
     members, traffic, index = gateway.members, gateway.traffic, gateway.index
     gateway.metrics.sources.append(lambda: state_samples(members, traffic, index))
     gateway.metrics.sources.append(gateway.samples)
     homes = ResponseHomes() if channel is None else SharedHomes(channel)
     proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries, homes)
     # Clients aren't operators unless that is said: who may add engines can have the gateway connect anywhere.
-    keys = gateway.keys
-    if keys is not None and token is not None:
-        keys.also(token)
-    closed = ADMIN_CLOSED if (token is not None or keys is not None) and admin_token is None else ""
+    ring = gateway.keys
+    if ring is not None and token is not None:
+        ring.also(token)
+    closed = ADMIN_CLOSED if (token is not None or ring is not None) and admin_token is None else ""
     guard = Guard(config.host, tuple(config.hosts)).check
     reads = make_policy(config.router).needs_keys or bool(config.record or config.journal or config.share)
-    intake = RequestIntake(config, members, proxy, token is None and keys is None, reads, keys, tracing=gateway.tracing)
-    if keys is not None and channel is not None:
-        intake.rates = SharedRates(channel, keys)
+    intake = RequestIntake(config, members, proxy, token is None and ring is None, reads, ring, tracing=gateway.tracing)
+    if ring is not None and channel is not None:
+        intake.rates = SharedRates(channel, ring)
 
     held = gateway.held
 
@@ -384,7 +388,7 @@ def assemble(
         bounds=config.limits,
         held=held,
         token=token,
-        door=None if keys is None else keys.check,
+        door=None if ring is None else ring.check,
         guard=guard,
         unknown=routes.unknown() if proxies and config.pass_unknown else None,
         openai=True,

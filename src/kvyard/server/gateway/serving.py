@@ -11,6 +11,7 @@ import msgspec
 
 from kvyard.clock import VirtualClock
 from kvyard.server.garbage import settle, stay_settled
+from kvyard.server.gateway.access import KeyFile, read_keys
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.processes.channel import Channel
@@ -26,7 +27,7 @@ KEEP_ALIVE = 75
 
 
 class GatewayServing(msgspec.Struct, eq=False):
-    """What it takes to serve. Making it raises ``KvyardError`` for a certificate that can't be used."""
+    """What it takes to serve. Making it raises ``KvyardError`` for a certificate or keys that can't be used."""
 
     config: GatewayConfig
     read: Callable[[], GatewayConfig]
@@ -38,9 +39,13 @@ class GatewayServing(msgspec.Struct, eq=False):
     index_token: str | None = None
     admin_token: str | None = None
     _tls: TlsFiles | None = None
+    _keys: KeyFile | None = None
+    """As the file was at the start: a process that is started later may find it broken."""
 
     def __post_init__(self) -> None:
         self._tls = tls_files(self.config.tls_cert, self.config.tls_key)
+        if self.config.keys_file is not None:
+            self._keys = read_keys(self.config.keys_file)
 
     def serve(
         self,
@@ -63,6 +68,7 @@ class GatewayServing(msgspec.Struct, eq=False):
             index_token=self.index_token,
             admin_token=self.admin_token,
             channel=channel,
+            keys=self._keys,
         )
         served.reloading.read = lambda: own(self.read())
         if self.file is not None:

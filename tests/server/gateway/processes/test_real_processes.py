@@ -26,6 +26,7 @@ pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.support import PATIENCE, GatewayProcess, eventually, fleet, together
+from tests.server.tls import certificate
 
 from kvyard.cli.app import main
 from kvyard.engine.timing import FixedTiming
@@ -294,3 +295,47 @@ def test_engines_may_come_and_go_by_any_process(tmp_path: Path) -> None:
         eventually(lambda: process.metrics()["kvyard_gateway_processes"] == 3)
         for _ in range(12):
             assert process.ask(prompt="x", max_tokens=1).headers["x-mock-worker"] == "worker1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["empty", "missing", "broken"])
+def test_files_that_cannot_be_used_change_nothing_for_a_process_that_restarts(tmp_path: Path, how: str) -> None:
+    """It begins with the keys, engines and certificate that the others use, also those that were read since the start."""
+    config, keys, (cert, key) = tmp_path / "gateway.toml", tmp_path / "keys.toml", certificate(tmp_path)
+    with fleet(workers=1, **QUICK) as served:
+        engine = f'[[engines]]\nurl = "{served.get("/admin/workers")[0]["url"]}"\nname = "one"\n'
+        config.write_text("queue = 77\n" + engine)
+        keys.write_text('[[keys]]\nname = "a"\nkey = "old"\n')
+        given = ("--config", str(config), "--keys-file", str(keys), "--tls-cert", cert, "--tls-key", key)
+        with GroupProcess(tmp_path, 2, *given) as process:
+
+            def ask(shown: str) -> int:
+                headers = {"authorization": f"Bearer {shown}"}
+                body = {"prompt": "x", "max_tokens": 1}
+                reply = httpx.post(
+                    f"{process.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE, verify=False
+                )
+                return reply.status_code
+
+            def alike(shown: str, status: int) -> bool:
+                return {ask(shown) for _ in range(12)} == {status}
+
+            eventually(lambda: alike("old", 200), lambda: process.text)
+            keys.write_text('[[keys]]\nname = "a"\nkey = "new"\n')
+            eventually(lambda: alike("new", 200) and alike("old", 401), lambda: process.text)
+            for file in (config, keys, Path(cert)):
+                if how == "missing":
+                    file.unlink()
+                else:
+                    file.write_text("" if how == "empty" else "[[\n")
+            os.kill(process.pids()[1], signal.SIGKILL)
+            eventually(lambda: "and is started again" in process.text)
+
+            def whole() -> bool:
+                health = httpx.get(f"{process.url}/health", timeout=PATIENCE, verify=False).json()
+                restarts = httpx.get(f"{process.url}/metrics", timeout=PATIENCE, verify=False).text
+                return health["ready"] and "kvyard_gateway_processes 2.0" in restarts
+
+            eventually(whole, lambda: process.text)
+            assert alike("new", 200) and alike("old", 401), process.text
+    assert "Error:" not in process.text and "Traceback" not in process.text, process.text

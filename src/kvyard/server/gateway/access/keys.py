@@ -87,6 +87,8 @@ class KeyRing:
 
     def __init__(self, file: KeyFile, now: Now) -> None:
         self._now = now
+        self.file = file
+        """In force."""
         self._token: AccessKey | None = None
         self._keys: dict[str, AccessKey] = {}
         self._by_key: dict[str, Allowance] = {}
@@ -97,6 +99,7 @@ class KeyRing:
 
     def replace(self, file: KeyFile) -> None:
         """Go by another file from now on. What was used of a rate that is the same still counts."""
+        self.file = file
         self._keys = {key.digest: key for key in file.keys}
         if self._token is not None:
             self._keys[self._token.digest] = self._token

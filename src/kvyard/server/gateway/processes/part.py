@@ -10,12 +10,14 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
 from kvyard.server.dashboard.view import FleetView, ViewSource
+from kvyard.server.gateway.access import KeyFile
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.health import Finding
@@ -35,8 +37,18 @@ log = logging.getLogger(__name__)
 
 LOOK = "look"
 """Told of an engine whose names have changed: ask it again."""
+
+
+class SettingsInForce(msgspec.Struct, kw_only=True):
+    """The files as they were when they could be used last, for a process that finds them broken."""
+
+    settings: dict[str, Any]
+    keys: KeyFile | None = None
+
+
 _change = msgspec.msgpack.Decoder(EngineChange).decode
 _changes = msgspec.msgpack.Decoder(list[EngineChange]).decode
+_in_force = msgspec.msgpack.Decoder(SettingsInForce).decode
 _found = msgspec.msgpack.Decoder(tuple[str, str, str]).decode
 
 
@@ -139,7 +151,10 @@ class GatewayPart:
         reloading = self._gateway.reloading
         if reloading.error and (told := await self.channel.ask_hub("config")):
             # The others go on with what they read while it could be used.
-            await reloading.take_over(with_settings(reloading.config, msgspec.msgpack.decode(told)))
+            in_force = _in_force(told)
+            if in_force.keys is not None:
+                reloading.take_over_keys(in_force.keys)
+            await reloading.take_over(with_settings(reloading.config, in_force.settings))
         for change in _changes(await self.channel.ask_hub("changes")):
             try:
                 if change.op == "add" and change.engine in self._gateway.members.engines:
@@ -184,7 +199,9 @@ class GatewayPart:
         return members.drain(change.engine) if change.op == "drain" else members.resume(change.engine)
 
     def _configured(self, config: GatewayConfig) -> None:
-        self.channel.send(FrameKind.CONFIG, HUB, encode(live_settings(config)))
+        keys = self._gateway.keys
+        told = SettingsInForce(settings=live_settings(config), keys=None if keys is None else keys.file)
+        self.channel.send(FrameKind.CONFIG, HUB, encode(told))
 
     def _tell(self, found: Finding | str, engine: str, reason: str) -> None:
         self.channel.send(FrameKind.FOUND, ALL, encode((found, engine, reason)))
