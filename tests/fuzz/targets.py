@@ -49,7 +49,7 @@ from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.prompting import Prompting, read_body
 from kvyard.server.gateway.reading import PromptReader, ReadPrompt
-from kvyard.server.gateway.traffic import TAIL, answer_tokens
+from kvyard.server.gateway.usage import answer_tokens
 from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.config import load
@@ -243,7 +243,7 @@ def answer(data: bytes) -> None:
     assert LOOP.run_until_complete(_answered(pieces)) == whole
     said = whole[2]
     ResponseHomes().saw(said, ResponseHome("model", "engine"))
-    assert all(part is None or part >= 0 for part in answer_tokens(said[-TAIL:]))
+    assert all(part is None or part >= 0 for part in answer_tokens(said))
 
 
 async def _answered(pieces: list[bytes]) -> tuple[int, list[tuple[bytes, bytes]], bytes, bool]:

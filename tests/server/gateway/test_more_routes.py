@@ -15,7 +15,7 @@ import openai
 from tests.server.gateway.support import PATIENCE, Gated, eventually, front
 from tests.server.mock.corpus import TOKENIZER
 
-from kvyard.server.gateway.traffic import AnswerTokens, answer_tokens
+from kvyard.server.gateway.usage import AnswerTokens, answer_tokens
 
 pytestmark = pytest.mark.zmq
 

@@ -14,7 +14,7 @@ from kvyard.server.epp.messages import BUFFERED, NONE, PARTIAL, PIECES, STREAMED
 from kvyard.server.epp.picker import RESPONSES, EndpointPicker, Picked, PickRequest
 from kvyard.server.gateway.headers import DECISION, decision_header
 from kvyard.server.gateway.homes import ResponseHome
-from kvyard.server.gateway.traffic import TAIL, AnswerTokens, answer_tokens
+from kvyard.server.gateway.usage import AnswerTokens, UsageReader
 from kvyard.server.http import JSON, Refusal, openai_error
 
 RANK = "x-data-parallel-rank"
@@ -38,7 +38,7 @@ class RequestStream:
         """Of the answer; 0 before it."""
         self._streamed = False
         """Whether the answer is one of server-sent events."""
-        self._tail = b""
+        self._usage = UsageReader()
         self._whole = False
         """Whether all of the answer went by."""
         picker.streams += 1
@@ -82,7 +82,7 @@ class RequestStream:
         proxied = picked.proxied
         proxied.status, proxied.computed = status, status < 400
         if ended:
-            proxied.answered(answer_tokens(self._tail) if status < 400 else AnswerTokens())
+            proxied.answered(self._usage.tokens if status < 400 else AnswerTokens())
         failed = status >= 500
         if failed:
             picker.gateway.health.failed(engine, f"it answered {status}")
@@ -217,7 +217,7 @@ class RequestStream:
                     proxied.events += body.count(b"\n\n")
                     if proxied.booked is not None and proxied.pool.router.config.track_output:
                         proxied.pool.router.progressed(proxied.id, proxied.events, self._picker.gateway.clock.now())
-                self._tail = body[-TAIL:] if len(body) >= TAIL else (self._tail + body)[-TAIL:]
+                self._usage.feed(body)
             if found.end_of_stream:
                 self._whole = True
         if self._response_mode == STREAMED:

@@ -32,7 +32,7 @@ from kvyard.server.gateway.exchange import BREATH, WHOLE, Exchange
 from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.headers import PREFILLER, RANK
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement
-from kvyard.server.gateway.traffic import TAIL, answer_tokens
+from kvyard.server.gateway.usage import answer_tokens
 from kvyard.server.http import Refusal, Response
 
 PREFILL = b"x-kvyard-prefill"
@@ -313,7 +313,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         # An engine whose caches are shared by other means says nothing.
         self.body = self._whole_body if params == _NULL else decode_body(self._whole_body, params)
         self._prefilled_by(decision)
-        said = answer_tokens(answer[-TAIL:])
+        said = answer_tokens(answer)
         if said.cached is not None:
             self._by += f"; cached={said.cached}"
         self.proxy.traffic.prefilled(self.proxied, engine, decision, said)
@@ -378,7 +378,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                     self._blame(source, failed)
                     raise PrefillFailed(f"the prefill engine failed: {failed.reason}", answer=failed.answer)
                 if failed is None and (answer := computing.result()) is not None:
-                    said = answer_tokens(answer[-TAIL:])
+                    said = answer_tokens(answer)
                     self.proxy.traffic.prefilled(self.proxied, source, first, said)
             return await answering
         except BaseException:

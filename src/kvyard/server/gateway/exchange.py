@@ -20,7 +20,8 @@ from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.pool import Engine, Exhausted
 from kvyard.server.gateway.proxied_request import ProxiedRequest
-from kvyard.server.gateway.traffic import TAIL, AnswerTokens, Traffic, answer_tokens
+from kvyard.server.gateway.traffic import Traffic
+from kvyard.server.gateway.usage import AnswerTokens, UsageReader, answer_tokens
 from kvyard.server.http import JSON, Refusal, Response, ResponseBroken, openai_error
 from kvyard.server.request import HttpRequest
 
@@ -151,7 +152,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         headers = self._begin(answer, body, decision, streamed=False)
         if not answer.complete:
             return RelayedStream(self, answer, engine, headers, body, events=False)
-        self._complete(engine, answer.status, body)
+        self._complete(engine, answer.status, answer_tokens(body) if answer.status < 400 else AnswerTokens())
         return Response(answer.status, headers, body)
 
     def _begin(
@@ -167,11 +168,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         headers = downstream(answer.headers, decision_header(decision, proxied.tries))
         return headers if proxied.ticket is None else headers + proxied.ticket.headers()
 
-    def _complete(self, engine: Engine, status: int, body: bytes) -> None:
-        """An engine has answered, and this is the end of what it said."""
-        # A response repeats what was asked behind its usage, however long that is.
-        told = body if self.path == RESPONSES else body[-TAIL:]
-        self.proxied.answered(answer_tokens(told) if status < 400 else AnswerTokens())
+    def _complete(self, engine: Engine, status: int, usage: AnswerTokens) -> None:
+        """An engine's answer is complete."""
+        self.proxied.answered(usage)
         self.proxied.outcome = "finished" if status < 400 else "refused"
         self.proxy.health.served(engine, self._failed_at)
 
@@ -208,7 +207,8 @@ class RelayedStream(Response):
         self._answer = answer
         self._engine = engine
         self._events = events
-        self._last = self._before = self._earlier = b""
+        self._last = b""
+        self._usage = UsageReader()
         self._proxied, self._clock = exchange.proxied, exchange.proxy.clock
         router = exchange.proxied.pool.router
         self._router = router if router.config.track_output and events else None
@@ -231,7 +231,8 @@ class RelayedStream(Response):
             await self._break(request, failed.reason)
         finally:
             self._request = None
-        self._exchange._complete(self._engine, self.status, self._tail())
+        usage = self._usage.tokens if self.status < 400 else AnswerTokens()
+        self._exchange._complete(self._engine, self.status, usage)
         await request.finish()
 
     def _relay(self, chunk: bytes) -> bool:
@@ -248,11 +249,8 @@ class RelayedStream(Response):
             proxied.events += chunk.count(b"\n\n")
         if self._router is not None:
             self._router.progressed(proxied.id, proxied.events, self._clock.now())
-        self._earlier, self._before, self._last = self._before, self._last, chunk
-
-    def _tail(self) -> bytes:
-        """The end of what it has said, where its usage is."""
-        return (self._earlier + self._before + self._last)[-TAIL:]
+        self._usage.feed(chunk)
+        self._last = chunk
 
     async def _break(self, request: HttpRequest, reason: str) -> None:
         """The engine failed in the middle: say so where a stream lets us."""

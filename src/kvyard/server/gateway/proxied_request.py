@@ -12,7 +12,8 @@ from kvyard.server.gateway.access import RateAdmission
 from kvyard.server.gateway.connections import EngineConnection
 from kvyard.server.gateway.pool import Engine, Placed, Placement
 from kvyard.server.gateway.tracing import RequestTrace
-from kvyard.server.gateway.traffic import AnswerTokens, RequestRecord, Traffic
+from kvyard.server.gateway.traffic import RequestRecord, Traffic
+from kvyard.server.gateway.usage import AnswerTokens
 from kvyard.server.request import HttpRequest
 
 

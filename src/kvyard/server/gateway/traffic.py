@@ -5,11 +5,9 @@ both. Figures that are kept anyway are read by ``view.state_samples`` at each sc
 """
 
 import logging
-import re
 from collections import deque
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,19 +20,11 @@ from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.gateway.pool import Engine, EnginePool, Placement, PromptTally
 from kvyard.server.gateway.promises import Promise, PromiseTally, entered
 from kvyard.server.gateway.recording import ArrivedRequest, RequestRecorder
+from kvyard.server.gateway.usage import AnswerTokens
 from kvyard.server.metrics import Metrics, read_catalog
 
 log = logging.getLogger(__name__)
 
-TAIL = 4096
-"""Bytes at the end of an answer among which its usage is looked for."""
-_NAME = b'"usage"'
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-"""The field, and no text that says so: what a client sent may be repeated in an answer."""
-_FIELD = re.compile(
-    rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_(?:read|creation)_input_tokens)"'
-    rb"\s*:\s*(\d{1,12})(?![\d.eE])"  # what no count of tokens can be isn't read in part
-)
 UNMET = {"finished": "unreported", "refused": "failed", "failed": "failed", "broken": "cut", "cancelled": "cut"}
 """Why a promise was not kept, by how a request ended whose engine didn't say what it found."""
 P = "kvyard_gateway_"
@@ -81,31 +71,6 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     """Who has it."""
     handed_over: bool = False
     """Whether another engine computed its prompt: what came from there counts as cached where it is answered."""
-
-
-class AnswerTokens(NamedTuple):
-    """What an answer says of itself; ``None`` where it doesn't."""
-
-    prompt: int | None = None
-    output: int | None = None
-    cached: int | None = None
-
-
-def answer_tokens(tail: bytes) -> AnswerTokens:
-    """The usage in the last bytes of an answer, not parsed as JSON; where it comes several times, the last counts."""
-    at = tail.rfind(_NAME)
-    while at >= 0 and not _USAGE.match(tail, at):
-        at = tail.rfind(_NAME, 0, at)
-    if at < 0:
-        return AnswerTokens()
-    found = {match[1]: int(match[2]) for match in _FIELD.finditer(tail, at)}
-    if b"input_tokens" not in found:
-        return AnswerTokens(found.get(b"prompt_tokens"), found.get(b"completion_tokens"), found.get(b"cached_tokens"))
-    output, read = found.get(b"output_tokens"), found.get(b"cache_read_input_tokens")
-    if read is None:  # OpenAI's responses
-        return AnswerTokens(found[b"input_tokens"], output, found.get(b"cached_tokens"))
-    # Anthropic's: what is cached, before or by this request, isn't among the input.
-    return AnswerTokens(found[b"input_tokens"] + read + found.get(b"cache_creation_input_tokens", 0), output, read)
 
 
 class GatewayMetrics(Metrics):
