@@ -314,3 +314,13 @@ def test_files(tmp_path: Path) -> None:
     file.write_text("hostblocks = 3")
     with pytest.raises(KvyardError, match=r"a.toml: .*did you mean host_blocks"):
         SETTINGS.read(file)
+
+
+def test_other_backends_keep_window_layers_as_full_ones() -> None:
+    asked = {"model": "gpt-oss-120b", "gpu": "h200"}
+    windows, full = engine(**asked), engine(**asked, backend="sglang")
+    assert len(windows.specs) == 2 and [spec.is_full for spec in full.specs] == [True]
+    assert full.bytes_per_block == 2 * (windows.bytes_per_block or 0)
+    assert full.num_gpu_blocks < windows.num_gpu_blocks
+    with pytest.raises(KvyardError, match="one group of full attention"):
+        engine(model="qwen3.5-9b", gpu="h200", backend="sglang")

@@ -19,6 +19,7 @@ from kvyard.engine.models import find_config, plan
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.planning import (
     ExpertParallel,
+    ModelPlan,
     PipelineParallel,
     PlanOptions,
     TensorParallel,
@@ -380,9 +381,24 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
     made = plan(find_config(given["model"]), memory, **card)
     options = made.engine_options()
     options |= {"groups": made.groups, "block_size": None}
+    if given.get("backend", "vllm") != "vllm" and not any(spec.is_state for spec in made.groups):
+        options |= _as_full_attention(made)
     if "num_gpu_blocks" in given:
         options["num_gpu_blocks"] = given["num_gpu_blocks"]
     return options
+
+
+def _as_full_attention(made: ModelPlan) -> dict[str, Any]:
+    """Return the options of an engine that keeps window layers as long as full ones. SGLang's pool for window layers has 0.8
+    tokens for each of the full one, so its own pools hold about a tenth more.
+    """
+    groups = len(made.groups)
+    return {
+        "groups": (),
+        "block_size": made.groups[0].block_size,
+        "bytes_per_block": made.bytes_per_block * groups,
+        "num_gpu_blocks": (made.num_blocks - 1) // groups,
+    }
 
 
 def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
