@@ -83,6 +83,31 @@ def test_more_work_never_takes_less_time(prefills, batch, ctx, more):
     )
 
 
+NEW = (1, 7, 16, 100, 500, 900, 1000, 2048, 8192)
+PAST = (1, 16, 100, 500, 900, 2048, 8192, 32768)
+
+
+def obeys_physics(form: Form) -> None:
+    for batch in (0, 3, 64):
+        for new in NEW:
+            alone = pass_ms(form, [(new, 0)], batch, batch * 500)
+            assert alone >= pass_ms(form, (), batch, batch * 500)
+            took = [pass_ms(form, [(new, past)], batch, batch * 500) for past in PAST]
+            assert alone <= took[0] and took == sorted(took)
+            for past, ms in zip(PAST, took, strict=True):
+                assert ms <= pass_ms(form, [(new + past, 0)], batch, batch * 500)
+    for made in (
+        [pass_ms(form, [(round(2 ** (step / 8)), 0)], 0, 0) for step in range(8 * 16)],
+        [pass_ms(form, (), batch, batch * 500) for batch in range(1, 1025)],
+    ):
+        assert made == sorted(made) and made[0] > 0
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_what_is_cached_costs_no_more_than_computing_it_and_more_tokens_no_less(name):
+    obeys_physics(load_profile(name=name).form)
+
+
 def test_a_mixed_pass_reads_the_weights_once():
     prompt, step = MODEL.pass_ns([(2048, 0)], 0, 0, 0), MODEL.pass_ns((), 32, 32 * 4096, 0)
     together = MODEL.pass_ns([(2048, 0)], 32, 32 * 4096, 0)
@@ -95,7 +120,7 @@ def test_a_mixed_pass_reads_the_weights_once():
 def test_launching_is_a_floor_for_passes_with_prompts():
     form, of = H200.form, H200.coefficients
     assert pass_ms(form, [(16, 0)], 0, 0) == pytest.approx(of.launch + of.host)
-    assert pass_ms(form, [(16, 512)], 0, 0) == pytest.approx(of.launch + of.past_launch + of.host)
+    assert pass_ms(form, [(16, 2048)], 0, 0) == pytest.approx(of.launch + of.past_launch + of.host)
     assert pass_ms(form, (), 16, 16 * 528) < of.launch
 
 
@@ -111,7 +136,7 @@ def test_speedups_divide_what_each_part_takes():
 @pytest.mark.parametrize(
     ("name", "data", "limits"),
     [
-        ("h200-llama3-8b", "h200.jsonl", {"prefill": (31, 0.045), "decode": (33, 0.015), "all": (64, 0.03)}),
+        ("h200-llama3-8b", "h200.jsonl", {"prefill": (31, 0.05), "decode": (33, 0.015), "all": (64, 0.03)}),
         (
             "h200-llama3-8b-graphs",
             "h200-graphs.jsonl",
@@ -128,7 +153,7 @@ def test_shipped_profiles_agree_with_their_measurements(name, data, limits):
         assert errors[kind].points == points
         assert errors[kind].mean < limit
         assert errors[kind].mean == pytest.approx(profile.errors[kind].fitted, abs=1e-4)
-        assert profile.errors[kind].unseen < 0.05
+        assert profile.errors[kind].unseen < 0.065
 
 
 @pytest.mark.parametrize(
@@ -333,16 +358,35 @@ def test_a_fit_is_always_a_profile(file, limit):
     measured = read_measurements(TRUTH / f"{file}.jsonl").rows
     found = fit(measured)
     Profile(name="x", coefficients=found.coefficients, curve=found.curve).check("here")
+    obeys_physics(found.form)
     assert errors_by_kind(measured, found.unseen_errors)["all"].mean < limit
 
 
 def test_a_curve_is_kept_only_where_it_is_worth_it():
     assert fit(synthetic(0.0, 0)).curve == {}
+    middle = {64, 128, 256, 512}
     bent = [
-        msgspec.structs.replace(row, ms=row.ms * (2.0 if row.batch in (4, 16) else 1.0)) if row.batch else row
+        msgspec.structs.replace(row, ms=row.ms * 1.5)
+        if {row.batch, *(new for new, _ in row.prefills)} & middle
+        else row
         for row in synthetic(0.0, 0)
     ]
     assert fit(bent).curve
+
+
+def test_a_curve_never_makes_more_tokens_cheaper():
+    """Steps of four requests that took longer than those of 64, as on a machine that was busy at first."""
+    busy = [
+        msgspec.structs.replace(row, ms=row.ms * 3.0) if row.batch in (1, 4, 16) else row for row in synthetic(0.0, 0)
+    ]
+    obeys_physics(fit(busy).form)
+
+
+def test_a_slow_kernel_for_prompts_with_past_is_bounded_by_computing_them_whole():
+    slow = msgspec.structs.replace(SMALL_CARD.coefficients, past_attention=9e-5, past_copy=0.01, past_launch=30.0)
+    obeys_physics(Form(coefficients=slow))
+    quick = msgspec.structs.replace(SMALL_CARD.coefficients, past_attention=1e-9, past_copy=0.0, past_read=0.0)
+    obeys_physics(Form(coefficients=quick))
 
 
 def test_longest_contexts_host_and_mixed_passes_count():

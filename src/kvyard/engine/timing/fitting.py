@@ -14,6 +14,7 @@ them (a sweep of single passes, timed on the device, has no other), and the host
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from math import log2
 
 import msgspec
@@ -51,9 +52,10 @@ GOOD = 0.01
 """Below this mean error no curve is tried."""
 KNOTS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 ROUNDS = 200
-ENOUGH = 1e-6
+ENOUGH = 1e-4
 """Gain of a round below which descending stops."""
 BLEND = NAMES.index("blend")
+MIXED_DECODE = NAMES.index("mixed_decode")
 SHARPEST = 31.0
 """A blend so far above 1 takes the larger of the two, and its powers are still numbers."""
 HOST = ("host", "host_sequence", "host_prompts")
@@ -143,9 +145,12 @@ def row_errors(form: Form, rows: Sequence[Measurement]) -> list[float]:
     """By how much ``form`` is off for each of ``rows``, as shares."""
     data = _Rows.of(rows)
     values = [getattr(form.coefficients, name) for name in NAMES]
-    factors = np.array([form.factor(tokens) for tokens in data.features.tokens])
+    at = data.features
+    factors, whole_factors = (
+        np.array([form.factor(count) for count in tokens]) for tokens in (at.tokens, at.tokens + at.cached)
+    )
     whole = data.ms + data.host
-    off: list[float] = (data.total(estimate(values, data.features, factors)) / whole - 1.0).tolist()
+    off: list[float] = (data.total(estimate(values, at, factors, whole_factors)) / whole - 1.0).tolist()
     return off
 
 
@@ -251,9 +256,9 @@ def _fit(data: _Rows, guess: Floats, knots: tuple[int, ...]) -> Fit:
     made = dict(zip(NAMES, values, strict=True))
     if data.apart:
         made |= {name: float(f"{value:.6g}") for name, value in zip(HOST, _host(data), strict=True)}
-    factors = [float(f"{value:.6g}") for value in np.exp(best[len(NAMES) :])]
-    curve = np.exp(_spread(data.features, knots) @ np.log(factors)) if knots else 1.0
-    found = data.total(estimate(values, data.features, curve)) + _host_ms(_host(data), data)
+    factors = [float(f"{value:.6g}") for value in np.exp(_curve(best, knots))]
+    curves = [np.exp(spread @ np.log(factors)) for spread in _spreads(data.features, knots)]
+    found = data.total(estimate(values, data.features, *curves)) + _host_ms(_host(data), data)
     return Fit(
         Coefficients(**made),
         dict(zip(knots, factors, strict=True)),
@@ -293,24 +298,46 @@ def _host_ms(host: Floats, data: _Rows) -> Floats:
     return np.where(data.hosted, added, 0.0)
 
 
-def _spread(features: Features, knots: tuple[int, ...]) -> Floats:
-    """For each pass, the shares of the knots that its tokens lie between."""
-    at = np.log2(np.maximum(features.tokens, 1.0))  # a pass without tokens is at the first knot
+def _spreads(features: Features, knots: tuple[int, ...]) -> list[Floats]:
+    """For each pass, the shares of the knots that its tokens lie between, as it was and without its cached part."""
+    return [_spread(tokens, knots) for tokens in (features.tokens, features.tokens + features.cached) if knots]
+
+
+def _spread(tokens: Floats, knots: tuple[int, ...]) -> Floats:
+    at = np.log2(np.maximum(tokens, 1.0))  # a pass without tokens is at the first knot
     return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
 
 
 def _values(at: Floats) -> Floats:
-    """Coefficients of a point of the search: logarithms, but for the blend, which stays above 1."""
+    """Coefficients of a point of the search: logarithms, but for the blend, which stays above 1.
+
+    A prompt beside decode steps never makes these cheaper.
+    """
     values: Floats = np.exp(at[: len(NAMES)])
     values[BLEND] = 1.0 + min(values[BLEND], SHARPEST)
+    values[MIXED_DECODE] = max(1.0, values[MIXED_DECODE])
     return values
 
 
-def _estimate(at: Floats, data: _Rows, knots: tuple[int, ...], spread: Floats | None = None) -> Floats:
+def _curve(at: Floats, knots: tuple[int, ...]) -> Floats:
+    """Logarithms of the curve's factors of a point of the search: none so far below the last that more tokens take less."""
+    factors = at[len(NAMES) :].copy()
+    if knots:
+        values = _values(at)
+        weights, token, blend = (float(values[NAMES.index(name)]) for name in ("weights", "token", "blend"))
+        for place, (low, high) in enumerate(pairwise(knots)):
+            # By how many percent the work without the curve grows with one percent of tokens: least at the lower end.
+            growth = 1.0 / (1.0 + (weights / (token * low)) ** blend)
+            factors[place + 1] = max(factors[place + 1], factors[place] - growth * float(np.log(high / low)))
+    return factors
+
+
+def _estimate(at: Floats, data: _Rows, knots: tuple[int, ...], spreads: Sequence[Floats] | None = None) -> Floats:
     if not knots:
         return data.total(estimate(_values(at), data.features))
-    spread = _spread(data.features, knots) if spread is None else spread
-    return data.total(estimate(_values(at), data.features, np.exp(spread @ at[len(NAMES) :])))
+    spreads = _spreads(data.features, knots) if spreads is None else spreads
+    factors = _curve(at, knots)
+    return data.total(estimate(_values(at), data.features, *(np.exp(spread @ factors) for spread in spreads)))
 
 
 def _first_guess(rows: Sequence[Measurement], apart: bool) -> Floats:
@@ -349,11 +376,11 @@ def _descend(start: Floats, guess: Floats, data: _Rows, knots: tuple[int, ...]) 
     hold = np.where(np.arange(len(start)) < len(NAMES), HOLD, CURVE_HOLD)
     hold[guess <= np.log(2 * NONE)] = PINNED
     free = np.flatnonzero(hold < PINNED)
-    spread = _spread(data.features, knots) if knots else None
+    spreads = _spreads(data.features, knots)
     weight, logs = data.weight, np.log(data.ms)
 
     def errors(at: Floats) -> Floats:
-        return np.asarray(np.log(_estimate(at, data, knots, spread)) - logs)
+        return np.asarray(np.log(_estimate(at, data, knots, spreads)) - logs)
 
     def loss(off: Floats, at: Floats) -> float:
         return float((weight * np.log1p((off / SCALE) ** 2)).sum() + (hold * (at - guess) ** 2).sum())

@@ -104,15 +104,18 @@ def pass_ms(
     """Milliseconds of one pass; see ``TimingModel.pass_ns`` for what the arguments mean. 0 when nothing is computed."""
     of = form.coefficients
     tokens = sequences = decode_batch
-    fresh_pairs = past_pairs = 0.0
-    read = 0
+    fresh_pairs = new_pairs = past_pairs = whole_pairs = 0.0
+    read = cached = 0
     for new, past in prefills:
         if new:
             tokens += new
             sequences += 1
             if past:
+                new_pairs += 0.5 * new * new
                 past_pairs += new * past + 0.5 * new * new
+                whole_pairs += 0.5 * (new + past) * (new + past)
                 read += past + new
+                cached += past
             else:
                 fresh_pairs += 0.5 * new * new
     if not tokens:
@@ -122,15 +125,21 @@ def pass_ms(
     host = of.host + of.host_sequence * sequences
     if tokens == decode_batch:
         return base + context + host
-    work = base + context * of.mixed_decode + of.attention * fresh_pairs
+    context *= of.mixed_decode
+    work = base + context + of.attention * fresh_pairs
     launch = of.launch
     if decode_batch:
         launch += of.mixed_launch
-    if read:
-        pairs, reads = of.past_attention * past_pairs, of.past_read * read
-        work += (pairs if pairs > reads else reads) + of.past_copy * read
-        launch += of.past_launch
-    return (work if work > launch else launch) + (host + of.host_prompts)
+    host += of.host_prompts
+    if not read:
+        return max(work, launch) + host
+    pairs, reads = of.past_attention * past_pairs, of.past_read * read
+    took = max(work + max(pairs, reads) + of.past_copy * read, launch + of.past_launch)
+    # Kernels for prompts with past have coefficients of their own, which may be fitted to few passes. The past adds to what
+    # the new tokens take alone, and costs no more than computing it again.
+    least = base + context + of.attention * (fresh_pairs + new_pairs)
+    whole = base_ms(form, tokens + cached, sequences) + context + of.attention * (fresh_pairs + whole_pairs)
+    return max(least, launch, min(took, max(whole, launch))) + host
 
 
 def base_ms(form: Form, tokens: int, sequences: int) -> float:
@@ -162,6 +171,12 @@ class Features(msgspec.Struct, frozen=True):
     context: Floats
     behind: Floats
     """By how much contexts fall short of the longest, summed."""
+    cached: Floats
+    """Past of prompts."""
+    new_pairs: Floats
+    """Pairs of tokens of prompts with past, without it."""
+    whole_pairs: Floats
+    """Pairs of tokens of those prompts, as if they were computed whole."""
 
     @classmethod
     def of(cls, passes: Sequence[tuple[Sequence[tuple[int, int]], int, int, int]]) -> "Features":
@@ -182,27 +197,46 @@ class Features(msgspec.Struct, frozen=True):
                     bool(batch and (fresh or cached)),
                     context,
                     max(0, batch * longest - context),
+                    sum(past for _, past in cached),
+                    sum(0.5 * new * new for new, _ in cached),
+                    sum(0.5 * (new + past) * (new + past) for new, past in cached),
                 )
             )
-        return cls(*np.array(rows, dtype=np.float64).reshape(-1, 10).T)
+        return cls(*np.array(rows, dtype=np.float64).reshape(-1, len(cls.__struct_fields__)).T)
 
     def only(self, keep: npt.NDArray[np.bool_]) -> "Features":
         """Of the passes that ``keep`` marks."""
         return Features(*(getattr(self, name)[keep] for name in self.__struct_fields__))
 
 
-def estimate(values: Sequence[float] | Floats, at: Features, factors: Floats | float = 1.0) -> Floats:
-    """Milliseconds of many passes, for coefficients in the order of ``NAMES`` and each pass's factor of the curve."""
+def estimate(
+    values: Sequence[float] | Floats, at: Features, factors: Floats | float = 1.0, whole_factors: Floats | float = 1.0
+) -> Floats:
+    """Milliseconds of many passes, for coefficients in the order of ``NAMES`` and each pass's factor of the curve.
+
+    ``whole_factors`` are those of the passes as if nothing was cached.
+    """
     weights, token, blend, sequence, attention, past_attention, past_read, past_copy, launch, past_launch, *decode = (
         values
     )
     context, mixed_launch, mixed_decode, skew, host, host_sequence, host_prompts = decode
-    work = factors * (weights**blend + (token * at.tokens) ** blend) ** (1.0 / blend) + sequence * at.sequences
-    work = work + attention * at.pairs + np.maximum(past_attention * at.past_pairs, past_read * at.past_tokens)
-    reading = context * (at.context + skew * at.behind)
-    work = work + past_copy * at.past_tokens + reading * np.where(at.launched > 0, mixed_decode, 1.0)
-    launching = at.launched * launch + at.with_past * past_launch + at.with_decode * mixed_launch
-    total: Floats = np.maximum(work, launching) + (host + host_sequence * at.sequences + host_prompts * at.launched)
+
+    def base(tokens: Floats, by: Floats | float) -> Floats:
+        return np.asarray(by * (weights**blend + (token * tokens) ** blend) ** (1.0 / blend))
+
+    reading = context * (at.context + skew * at.behind) * np.where(at.launched > 0, mixed_decode, 1.0)
+    rest = sequence * at.sequences + reading + attention * at.pairs
+    work = base(at.tokens, factors) + rest
+    launching = at.launched * launch + at.with_decode * mixed_launch
+    past = np.maximum(past_attention * at.past_pairs, past_read * at.past_tokens) + past_copy * at.past_tokens
+    took = np.maximum(work + past, launching + at.with_past * past_launch)
+    of = np.flatnonzero(at.with_past)
+    if len(of):
+        by = whole_factors[of] if isinstance(whole_factors, np.ndarray) else whole_factors
+        whole = base((at.tokens + at.cached)[of], by) + rest[of] + attention * at.whole_pairs[of]
+        least = np.maximum(work[of] + attention * at.new_pairs[of], launching[of])
+        took[of] = np.maximum(least, np.minimum(took[of], np.maximum(whole, launching[of])))
+    total: Floats = took + (host + host_sequence * at.sequences + host_prompts * at.launched)
     return total
 
 
