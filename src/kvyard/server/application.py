@@ -151,6 +151,7 @@ class Application:
     def _check(self, operation: Operation, request: HttpRequest) -> None:
         """Raise ``Refusal`` for a request that may not be sent."""
         wanted, door = operation.token or self._token, self._door if operation.token is None else None
+        door = operation.door or door
         protected = wanted is not None or door is not None
         if self._guard is not None and (operation.guarded or (not protected and not operation.open)):
             self._guard(request.method, request, protected)

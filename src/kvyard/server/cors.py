@@ -10,7 +10,10 @@ from kvyard.server.connection import RequestHandler
 from kvyard.server.request import HttpRequest
 
 ANY = "*"
-CLOSED = ("/admin", "/explain", "/dashboard")
+CLOSED = (
+    *("/admin", "/explain", "/dashboard", "/close_session"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
 """Beginnings of paths that no page of another site may ask."""
 METHODS = b"GET, POST, OPTIONS"
 AGE = b"600"

@@ -150,6 +150,8 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     """Whether it answers without a token."""
     token: str | None = None
     """Its own token, where it isn't the server's."""
+    door: Callable[[str], None] | None = None
+    """Takes the Authorization header and raises ``Refusal`` for those who may not ask; in place of all tokens."""
     as_vllm: bool = False
     """Whether bodies are taken as vLLM takes them: only where they say that they are JSON, and with types that nearly fit."""
     guarded: bool = False

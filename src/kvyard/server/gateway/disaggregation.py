@@ -30,13 +30,11 @@ from kvyard.server.gateway.client import ELSEWHERE
 from kvyard.server.gateway.connections import EngineConnection, read_up_to
 from kvyard.server.gateway.exchange import BREATH, WHOLE, Exchange
 from kvyard.server.gateway.failures import EngineFailed
-from kvyard.server.gateway.headers import PREFILLER, RANK
+from kvyard.server.gateway.headers import PREFILL, PREFILLER, RANK
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement
 from kvyard.server.gateway.usage import answer_tokens
 from kvyard.server.http import Refusal, Response
 
-PREFILL = b"x-kvyard-prefill"
-"""What tells a client who computed its prompt."""
 BOOTSTRAP_PORT = 8998
 """SGLang's default."""
 _NULL = msgspec.Raw(b"null")
@@ -391,7 +389,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         self, answer: EngineConnection, body: bytes, decision: Decision, streamed: bool = True
     ) -> list[tuple[bytes, bytes]]:
         headers = super()._begin(answer, body, decision, streamed)
-        if self.handed_over:
+        if self.handed_over and self.proxied.explained:
             headers.append((PREFILL, self._by.encode("latin-1", "replace")))
         self._let_go(computed=True)
         proxied = self.proxied

@@ -165,7 +165,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         # A response says that it begins before its prompt is computed.
         proxied.first_token(seen=streamed and not self.handed_over and self.path != RESPONSES)
         proxied.status = answer.status
-        headers = downstream(answer.headers, decision_header(decision, proxied.tries))
+        said = decision_header(decision, proxied.tries) if proxied.explained else None
+        headers = downstream(answer.headers, said)
         return headers if proxied.ticket is None else headers + proxied.ticket.headers()
 
     def _complete(self, engine: Engine, status: int, usage: AnswerTokens) -> None:
@@ -183,7 +184,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             where = f"{tries} engines failed" if tries > 1 else "the engine failed"
             raise Refusal(502, f"{where}, the last one because {failed.reason}", fix="try again", Retry_After="1")
         status, headers, body = failed.answer
-        found = downstream(headers, f"tries={tries}") if headers else [(b"content-type", JSON.encode())]
+        said = f"tries={tries}" if proxied.explained else None
+        found = downstream(headers, said) if headers else [(b"content-type", JSON.encode())]
         proxied.status = status
         return Response(status, found, body)
 

@@ -11,6 +11,8 @@ DECISION = "x-kvyard-decision"
 REQUEST_ID = b"x-request-id"
 RANK = b"x-data-parallel-rank"
 
+PREFILL = b"x-kvyard-prefill"
+"""Who computed a prompt for the engine that answers."""
 PREFILLER = b"x-prefiller-host-port"
 """Where a decode engine's side-car fetches a prompt: the gateway says so, and no client."""
 _HOP = {
@@ -20,6 +22,7 @@ _HOP = {
 _USUAL = (b"keep-alive", b"close")
 _NOT_UP = _HOP | {b"host", b"content-length", b"expect", REQUEST_ID, RANK, PREFILLER}
 _NOT_DOWN = _HOP | {b"content-length", b"date", b"server"}
+_NOT_TOLD = _NOT_DOWN | {DECISION.encode(), PREFILL}
 
 
 def upstream(
@@ -49,8 +52,10 @@ def _without_hop(headers: Pairs, dropped: set[bytes]) -> list[tuple[bytes, bytes
     return [pair for pair in out if pair[0] not in hop] if hop else out
 
 
-def downstream(headers: Pairs, decision: str) -> list[tuple[bytes, bytes]]:
-    """What the client is sent."""
+def downstream(headers: Pairs, decision: str | None) -> list[tuple[bytes, bytes]]:
+    """What the client is sent, with the decision unless it is ``None``: then also none that another gateway made."""
+    if decision is None:
+        return _without_hop(headers, _NOT_TOLD)
     out = _without_hop(headers, _NOT_DOWN)
     out.append((b"x-kvyard-decision", decision.encode("latin-1", "replace")))
     return out

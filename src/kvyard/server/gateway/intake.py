@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from posixpath import normpath
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -13,7 +12,15 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import RouteRequest
-from kvyard.server.gateway.access import AccessKey, KeyRing, RateAdmission
+from kvyard.server.gateway.access import (
+    AccessKey,
+    KeyRing,
+    RateAdmission,
+    check_models,
+    check_unknown,
+    salt_of,
+    with_salt,
+)
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.disaggregation import SplitExchange, divisible
 from kvyard.server.gateway.exchange import Exchange, Proxy
@@ -65,6 +72,8 @@ class RequestIntake(msgspec.Struct, eq=False):
     rates: SharedRates | None = None
     """Says what is left of their rates, where other processes draw on them too."""
     tracing: Tracing | None = None
+    known_paths: frozenset[str] = frozenset()
+    """Those that have a route of their own."""
 
     async def place_of(
         self, path: str, body: bytes, headers: Mapping[str, str], key: AccessKey | None = None
@@ -73,6 +82,10 @@ class RequestIntake(msgspec.Struct, eq=False):
         that goes on from a response that isn't known to be its own.
         """
         asked = read_body(path, body, self.reads_prompts)
+        key_salt = None
+        if key is not None:
+            check_models(key, body)
+            key_salt = salt_of(key, path, body)
         name, pool, lora = self.members.find(asked.model)
         prompt, known = NOTHING, None
         reads = self.reads_prompts
@@ -80,6 +93,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             asked, reads = read_body(path, body), True  # who computes it depends on how long it is
         if reads:
             salt = asked.cache_salt if isinstance(asked, PeekedPrompt) else None
+            salt = salt if key_salt is None else key_salt
             try:
                 prompt = await pool.read(asked, lora, salt)
             except (ValueError, *DECODE_ERRORS) as error:
@@ -95,7 +109,7 @@ class RequestIntake(msgspec.Struct, eq=False):
                 raise _no_response(asked.previous_response_id, "previous_response_id")
             if home is not None and home.model == pool.model:
                 shut |= pool.all_but(home.engine)
-        place = Placement(request=request, shut=shut, known=known)
+        place = Placement(request=request, shut=shut, known=known, salt=key_salt)
         if self.proxy.traffic.recorder is not None and prompt.single:
             place.hints = peek_hints(body, headers, prompt.tokens)
             place.tail = prompt.tail
@@ -142,6 +156,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             traffic=traffic,
             clock=self.proxy.clock,
             ticket=ticket,
+            explained=key is None or key.explain,
         )
         traffic.began(proxied, place, pool.model if len(self.members.pools) > 1 else None)
         if self.tracing is not None:
@@ -153,6 +168,8 @@ class RequestIntake(msgspec.Struct, eq=False):
         """Have an engine answer a request that has a prompt. Raises ``Refusal``."""
         finding = partial(self.place_of, path, body, request)
         proxied = await self.begin(path, len(body), request, finding, estimate=len(body) // BYTES_PER_TOKEN)
+        if proxied.place.salt is not None:
+            body = with_salt(body, proxied.place.salt)
         splits = proxied.pool.prefill is not None and divisible(path, body)
         return await self._respond(SplitExchange if splits else Exchange, proxied, path, body, request)
 
@@ -160,12 +177,11 @@ class RequestIntake(msgspec.Struct, eq=False):
         """Have an engine answer a request that only engines know. Raises ``Refusal`` where there is none for it."""
         if request.method not in PASSED_METHODS:
             raise Refusal(405, f"{request.method} isn't passed on", fix=f"use {', '.join(PASSED_METHODS)}")
-        plain = normpath("/" + request.path.lstrip("/"))  # what something on the way may make of it
+        key = None if self.keys is None else self.keys.find(request.get("authorization", ""))
+        plain = check_unknown(request.path, self.known_paths, key, bool(body))
         if plain.startswith(STORED):
             return await self.accept_stored(body, request, plain)
-        return await self._accept_unread(
-            request.path, body, request, partial(self._pool_of, request.path, body, request)
-        )
+        return await self._accept_unread(request.path, body, request, partial(self._pool_of, body, request))
 
     async def accept_stored(self, body: bytes | None, request: HttpRequest, path: str = "") -> Response:
         """Have the engine that keeps a response answer a request about it. Raises ``Refusal`` where none does."""
@@ -199,14 +215,16 @@ class RequestIntake(msgspec.Struct, eq=False):
 
     # -- where requests may go ------------------------------------------------------------------------------------------
 
-    async def _pool_of(self, path: str, body: bytes, headers: Mapping[str, str], key: AccessKey | None) -> Routed:
+    async def _pool_of(self, body: bytes, request: HttpRequest, key: AccessKey | None) -> Routed:
         """Any engine of the model that a body names, if it names one."""
+        if key is not None:
+            check_models(key, body, request.query, request.get("content-encoding", ""))
         try:
-            model = read_body(path, body, prompts=False).model if body else None
+            model = read_body(request.path, body, prompts=False).model if body else None
         except Refusal:
             model = None  # it may be anything
         name, pool, _ = self.members.find(model)
-        return self._unread(name, pool, pool.without(name), headers)
+        return self._unread(name, pool, pool.without(name), request)
 
     async def _home_of(self, path: str, headers: Mapping[str, str], key: AccessKey | None) -> Routed:
         """The engine that keeps a response."""

@@ -147,6 +147,8 @@ class Placement(msgspec.Struct, kw_only=True, gc=False):
     """What it says of its session, where it is recorded."""
     known: Known | None = None
     """What a remote index said."""
+    salt: str | None = None
+    """The cache_salt that its body gets, where its key has one."""
     trace: RequestTrace | None = None
 
 

@@ -34,6 +34,8 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
     """True if the engine that has it may have computed the prompt."""
     sent: int = 0
     """When that engine had the request, where that is traced."""
+    explained: bool = True
+    """True if its client may learn how it was routed."""
     prefill_tried: bool = False
     """True if a prefill engine was asked for it."""
     outcome: str = ""

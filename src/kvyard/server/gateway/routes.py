@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +18,8 @@ from kvyard.server.cors import Cors
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import by_label
 from kvyard.server.gateway import schemas
-from kvyard.server.gateway.access import KeyFile
+from kvyard.server.gateway.access import AccessKey, KeyFile
+from kvyard.server.gateway.access.keys import not_for_key
 from kvyard.server.gateway.adapters import LOAD, UNLOAD, AdapterChange, AdapterRoutes, AdapterWish
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.disaggregation import divisible, would_split
@@ -35,7 +37,7 @@ from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.view import GatewaySource, engine_info, state_samples
 from kvyard.server.guard import Guard
 from kvyard.server.health import Readiness, readiness
-from kvyard.server.http import ANY_METHOD, JSON, Operation, Raw, Refusal, get, picked, post
+from kvyard.server.http import ANY_METHOD, JSON, Operation, Raw, Refusal, check_token, get, picked, post
 from kvyard.server.networks import Networks
 
 Headers = Mapping[str, str]
@@ -99,7 +101,10 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         path = body.path or (openai.CHAT if "messages" in body.body else openai.COMPLETIONS)
         given = {} if body.session is None else {self.gateway.config.session_header: body.session}
         asked = msgspec.json.encode(body.body)
-        _, name, pool, place = await self.intake.place_of(path, asked, given)
+        key = self._explained(headers.get("authorization", ""))
+        _, name, pool, place = await self.intake.place_of(path, asked, given, key)
+        if key is not None and not key.allows(name):
+            raise not_for_key(name)
         try:
             decision = pool.preview(place)
         except KvyardError as error:
@@ -132,6 +137,20 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             handed_over=over,
             prefill_worker=None if first is None else str(first.worker),
         )
+
+    def _explained(self, authorization: str) -> AccessKey | None:
+        """Whose key this is; ``None`` for an operator. Raises ``Refusal`` for a key that may not ask why."""
+        keys = self.intake.keys
+        if keys is None:
+            return None
+        if self.admin_token is not None:
+            with suppress(Refusal):
+                check_token(authorization, self.admin_token)
+                return None
+        return keys.explains_to(authorization)
+
+    def _check_explain(self, authorization: str) -> None:
+        self._explained(authorization)
 
     async def health(self, body: None, headers: Headers) -> Raw:
         """How everything is; 503 where no request can be answered."""
@@ -250,7 +269,6 @@ class GatewayRoutes(msgspec.Struct, eq=False):
                 refusals=(404, 502, 503),
             ),
             get("/v1/models", self.models, openai.ModelList),
-            post("/close_session", self.close_session, openai.EndedSession, schemas.SessionClosed),
         ]
 
     def unknown(self) -> Operation:
@@ -270,8 +288,10 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         admin: dict[str, Any] = {"token": self.admin_token, "guarded": True, "closed": self.admin_closed}
         s, info, text = schemas, schemas.EngineInfo, ("text/plain",)
         adapters = AdapterRoutes(self.gateway.members, self.gateway.client)
+        explains = admin if self.intake.keys is None else {"door": self._check_explain, "guarded": True}
         return [
-            post("/explain", self.explain, s.ExplainRoute, s.RouteExplained, refusals=(404, 503), **admin),
+            post("/explain", self.explain, s.ExplainRoute, s.RouteExplained, refusals=(404, 503), **explains),
+            post("/close_session", self.close_session, openai.EndedSession, s.SessionClosed, **admin),
             get("/health", self.health, s.GatewayHealth, open=True, refusals=(503,)),
             get("/ready", self.ready, Readiness, open=True, refusals=(503,)),
             get("/ping", self.ping, media_types=text, open=True),
@@ -382,8 +402,10 @@ def assemble(
         routes.part = GatewayPart(gateway, channel, view)
         routes.whole = WholeGateway(routes.part)
         view, look = routes.whole.view, routes.whole.look
+    operations = [*(routes.passed() if proxies else ()), *routes.own()]
+    intake.known_paths = frozenset(operation.path for operation in operations)
     app = Application(
-        [*(routes.passed() if proxies else ()), *routes.own()],
+        operations,
         title=title,
         bounds=config.limits,
         held=held,

@@ -2,5 +2,17 @@
 
 from kvyard.server.gateway.access.keys import AccessKey, KeyFile, KeyRing, read_keys
 from kvyard.server.gateway.access.rates import RateAdmission, RateTicket
+from kvyard.server.gateway.access.tenancy import check_models, check_unknown, salt_of, with_salt
 
-__all__ = ["AccessKey", "KeyFile", "KeyRing", "RateAdmission", "RateTicket", "read_keys"]
+__all__ = [
+    "AccessKey",
+    "KeyFile",
+    "KeyRing",
+    "RateAdmission",
+    "RateTicket",
+    "check_models",
+    "check_unknown",
+    "read_keys",
+    "salt_of",
+    "with_salt",
+]

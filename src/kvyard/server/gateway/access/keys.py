@@ -4,6 +4,8 @@
 name = "search-team"
 key = "sk-..."                    # or sha256 = "...", of the key, so that the file gives nothing away
 models = ["llama", "tools-*"]     # left out: all
+explain = true                    # may ask /explain, and is told how each request was routed
+cache_salt = "..."                # its prompts share no cached prefix with those of other salts
 requests_per_minute = 600
 tokens_per_minute = 200_000
 
@@ -35,6 +37,16 @@ class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: str | None = None
     models: tuple[str, ...] = ()
     """Names of models and adapters, ``*`` for any letters; empty: all."""
+    explain: bool = False
+    """True if it may ask /explain and gets the decision in each answer: both tell what others have cached."""
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
+    """Salt of the names of its prompts' blocks, a secret: who knows it can find out what is cached by it."""
+
+    def salted(self, given: str | None) -> str | None:
+        """The cache_salt that engines get for a request that has ``given`` itself."""
+        if self.cache_salt is None or not given:
+            return self.cache_salt or given
+        return f"{len(self.cache_salt)}:{self.cache_salt}:{given}"  # no two pairs make the same
 
     def allows(self, model: str) -> bool:
         """Whether it may ask for that model."""
@@ -82,6 +94,13 @@ def read_keys(path: str) -> KeyFile:
     return found
 
 
+def not_for_key(model: str) -> Refusal:
+    """The same whether a model isn't there or isn't for the key."""
+    return Refusal(
+        404, f"the model {model!r:.200} isn't there, or isn't for this key", field="model", fix="see /v1/models"
+    )
+
+
 class KeyRing:
     """All keys and what is left of their rates."""
 
@@ -114,7 +133,7 @@ class KeyRing:
 
     def also(self, token: str) -> None:
         """Let in those who show ``token`` too, for everything."""
-        self._token = AccessKey(name="token", key=token)
+        self._token = AccessKey(name="token", key=token, explain=True)
         self._keys[self._token.digest] = self._token
 
     def find(self, authorization: str) -> AccessKey:
@@ -133,6 +152,15 @@ class KeyRing:
         """Raise ``Refusal`` where nobody has this key."""
         self.find(authorization)
 
+    def explains_to(self, authorization: str) -> AccessKey:
+        """The key of a header that may ask why. Raises ``Refusal``."""
+        key = self.find(authorization)
+        if not key.explain:
+            raise Refusal(
+                403, "this key may not ask why requests go where they go", fix="explain = true in its keys file"
+            )
+        return key
+
     def admit(self, key: AccessKey, model: str, tokens: int) -> RateTicket:
         """Let a request in, of which so many tokens are known. Raises ``Refusal`` where its key may not ask for that model, or
         a rate is used up.
@@ -147,9 +175,7 @@ class KeyRing:
     def allowances(self, key: AccessKey, model: str) -> list[Allowance]:
         """What a request draws on. Raises ``Refusal`` where its key may not ask for that model."""
         if not key.allows(model):
-            raise Refusal(
-                404, f"the model {model!r:.200} isn't there, or isn't for this key", field="model", fix="see /v1/models"
-            )
+            raise not_for_key(model)
         allowances = [self._by_key[key.name]] if key.name in self._by_key else []
         if model in self._by_model:
             allowances.append(self._by_model[model])
