@@ -7,6 +7,7 @@ import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.events.tier import LOWER_TIERS
+from kvyard.lab.study.price_list import PriceList, default_prices
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet_memory import lower_bytes
 from kvyard.replay.settings import OF_A_WORKER, SETTINGS
@@ -58,7 +59,7 @@ class CardPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     heading: ClassVar[str] = "Prices per hour, yours to set"
     card: Annotated[float, Setting("Of a card.", flag=True)] = 2.35
-    """An H100, rented: SemiAnalysis' rental index of March 2026, in US dollars. Clouds asked for 1.5 to 7 then."""
+    """For a worker whose card isn't known: an H100's price in ``prices.toml``."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -93,11 +94,18 @@ TUNE_SETTINGS = SETTINGS.joined(settings_of(Prices, PRICE), {"prices": settings_
 """Settings of a search, in a file or by flags."""
 
 
-def parted(settings: Mapping[str, object]) -> tuple[dict[str, object], Prices]:
-    """Return the settings of a replay and the prices, from both in one. Raises ``KvyardError``."""
+def parted(settings: Mapping[str, object], price_list: PriceList | None = None) -> tuple[dict[str, object], Prices]:
+    """Return the settings of a replay and the prices, from both in one. A card that no setting prices has the price that
+    ``price_list``, by default kvyard's own, has for the setting ``gpu``. Raises ``KvyardError``.
+    """
+    price_list = price_list or default_prices()
     known = settings_of(Prices, PRICE)
     given = known.parse({name: value for name, value in settings.items() if name in known})
-    prices = Prices(**{known[name].field: value for name, value in given.items()})
+    fields = {known[name].field: value for name, value in given.items()}
+    gpu = settings.get("gpu")
+    if isinstance(gpu, str) and "card" not in fields and (price := price_list.card(gpu)) is not None:
+        fields["card"] = price
+    prices = Prices(**fields)
     return {name: value for name, value in settings.items() if name not in known}, prices
 
 

@@ -14,7 +14,7 @@ from kvyard.lab.study.advice import answer, at_edges, choose, middle, missed
 from kvyard.lab.study.charts import Bar, bars, bars_of, dots, series
 from kvyard.lab.study.cost import GIB, Prices
 from kvyard.lab.study.goals import Goal
-from kvyard.lab.tune.file import as_toml
+from kvyard.lab.study.settings_file import as_toml
 from kvyard.lab.tune.parts import TraceParts
 from kvyard.lab.tune.space import Choices, Space
 from kvyard.lab.tune.trial import Trial
@@ -183,7 +183,14 @@ def view(tuned: Tuned) -> Result:
             Section(title="All points", text="In the order in which they were looked at.", table=_all_points(tuned)),
         ],
         config=None if found is None else ("Settings of the answer, as in tune.toml", tuned.settings(found)),
-        files={"tune.toml": lambda: as_toml(tuned, asked)},
+        files={
+            "tune.toml": lambda: as_toml(
+                "tune",
+                [f"kvyard tune {tuned.trace}: {asked}", *sentences],
+                tuned.settings(found) if found is not None else {},
+                tuned.prices,
+            )
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""The answer of a search as a TOML file that ``kvyard replay`` and ``kvyard gateway`` take as it is.
+"""Settings that a study chose, as a TOML file that ``kvyard replay`` and ``kvyard gateway`` take as it is.
 
 The router stands in a table of its own, which both read. All else is about the fleet: it stands in ``[replay]``, which the
 gateway passes over, since its engines are what they are.
@@ -7,42 +7,35 @@ gateway passes over, since its engines are what they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from kvyard.events.tier import LOWER_TIERS
+from kvyard.lab.study.cost import Prices
 from kvyard.replay.settings import SETTINGS
 from kvyard.router import RouterConfig
 from kvyard.settings import settings_of
 
-if TYPE_CHECKING:
-    from kvyard.lab.tune.view import Tuned
 
-
-def as_toml(tuned: Tuned, asked: str) -> str:
-    """Return the file's text; comments say what was ``asked``, and how the answer did."""
-    answer = tuned.answer
-    assert answer is not None
+def as_toml(command: str, said: Sequence[str], settings: Mapping[str, object], prices: Prices) -> str:
+    """Return the file's text for flat ``settings``, which ``command`` chose; comments are what was ``said`` about them."""
     router = settings_of(RouterConfig)
-    settings = SETTINGS.named(tuned.settings(answer))
-    own = {router[name].field: value for name, value in settings.items() if name in router}
+    named = SETTINGS.named(settings)
+    own = {router[name].field: value for name, value in named.items() if name in router}
     policy = own.pop("policy", RouterConfig().policy)
-    rest = {name: value for name, value in settings.items() if name not in router and value is not None}
+    rest = {name: value for name, value in named.items() if name not in router and value is not None}
     kinds = rest.pop("workers", None)
     if not isinstance(kinds, list | tuple) and not rest.keys() & {"prefill", "decode"}:
         rest = {"workers": kinds if kinds is not None else 8, **rest}
-    prices = tuned.prices
     tiers = ", ".join(f"{getattr(prices, tier.label):g} a GiB of {tier.place}" for tier in LOWER_TIERS)
     priced = f"Prices per hour: {prices.card:g} a card, {tiers}"
-    said = [f"kvyard tune {tuned.trace}: {asked}", *tuned.sentences(), priced]
-    lines = [f"# {' '.join(sentence.splitlines())}" for sentence in said]
+    lines = [f"# {' '.join(sentence.splitlines())}" for sentence in (*said, priced)]
     lines += ["", "[router]", f"policy = {_value(policy)}"]
     lines += [f"{name} = {_value(router_value(name, value))}" for name, value in own.items() if value is not None]
     lines += ["", "[replay]  # kvyard gateway passes over this"]
     lines += [f"{name} = {_value(value)}" for name, value in rest.items()]
     for kind in kinds if isinstance(kinds, list | tuple) else ():
         lines += ["", "[[replay.workers]]", *(f"{name} = {_value(value)}" for name, value in kind.items())]
-    lines += ["", "[prices]  # per hour; kvyard tune alone reads this"]
+    lines += ["", f"[prices]  # per hour; kvyard {command} alone reads this"]
     lines += [f"{name} = {_value(getattr(prices, name))}" for name in prices.__struct_fields__]
     return "\n".join(lines) + "\n"
 
