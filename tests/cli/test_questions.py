@@ -13,6 +13,7 @@ from kvyard.cli.app import main
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "questions.md").read_text()
 ENDS = {
+    "plan": "Take ",
     "replay": r"limits? this fleet",
     "sweep": r"(Take|No point|has the lowest) ",
     "league": "Take |the same mean TTFT",

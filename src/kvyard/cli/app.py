@@ -45,6 +45,7 @@ class CommandEntry(NamedTuple):
 
 _GROUPS = {
     "Plan and replay": (
+        ("plan", "plan", "Find the cheapest fleet for a trace, a model and an SLO."),
         ("replay", "replay", "Replay a trace through a fleet of workers."),
         ("trace", "app", "Inspect, cut, convert and generate traces."),
         ("model", "model", "Turn a model's config and a card into groups, bytes, blocks."),

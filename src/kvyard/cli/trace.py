@@ -94,10 +94,16 @@ def slice_(
     since: Annotated[float, typer.Option("--from", min=0.0, help="Second of the first arrival to take.")] = 0.0,
     until: Annotated[float | None, typer.Option(min=0.0, help="Second of the first arrival not to take.")] = None,
     sessions: Annotated[int | None, typer.Option(min=1, help="Take so many sessions as a whole.")] = None,
+    min_tokens: Annotated[
+        int, typer.Option(min=0, help="Leave out requests with fewer tokens, prompt and answer together.")
+    ] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out requests with more tokens, prompt and answer together.")
+    ] = None,
     to: To = "mooncake",
     lossy: Lossy = False,
 ) -> None:
-    """Write a part of a trace, chosen by number, time or session."""
+    """Write a part of a trace, chosen by number, time, session or length."""
     check_outputs(out, reads=[file])
     trace = read_trace(file, reading)
     part = sliced(
@@ -107,6 +113,8 @@ def slice_(
         since=from_seconds(since),
         until=None if until is None else from_seconds(until),
         sessions=sessions,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
     )
     _write(part, out, to, lossy, reading["trace_block_size"])
 

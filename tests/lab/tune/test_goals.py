@@ -12,9 +12,8 @@ from tests.replay.traces.support import CONVERSATION
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import TracePart
 from kvyard.lab.study.cost import TUNE_SETTINGS, Prices, cost, parted
-from kvyard.lab.study.goals import Goal, parse_goals
+from kvyard.lab.study.goals import Goal, judged, parse_goals
 from kvyard.lab.tune.parts import cut
-from kvyard.lab.tune.trial import judged
 from kvyard.replay import replay
 from kvyard.replay.report.metrics import METRICS
 from kvyard.replay.report.slo import Limit, parse_limits

@@ -64,6 +64,15 @@ def test_sliced_by_time(talk: Trace) -> None:
     assert names(sliced(talk, until=15 * MS)) == ["a0", "x", "a1", "b1"]
 
 
+def test_sliced_by_length(talk: Trace) -> None:
+    lengths = {one.id: one.input_length + one.output_length for one in talk}
+    most = sorted(lengths.values())[len(lengths) // 2]
+    assert names(sliced(talk, max_tokens=most)) == [name for name, tokens in lengths.items() if tokens <= most]
+    assert names(sliced(talk, min_tokens=most)) == [name for name, tokens in lengths.items() if tokens >= most]
+    with pytest.raises(KvyardError, match="no request has at least 5 and at most 4 tokens"):
+        sliced(talk, min_tokens=5, max_tokens=4)
+
+
 def test_sliced_by_sessions(talk: Trace) -> None:
     assert names(sliced(talk, sessions=2)) == ["a0", "x", "a1"]
     assert names(sliced(talk, sessions=3)) == ["a0", "x", "b0", "a1", "b1"]

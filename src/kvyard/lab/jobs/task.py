@@ -24,6 +24,8 @@ class TracePart(msgspec.Struct, frozen=True):
     """Of these, so many are left out ..."""
     first: int | None = None
     """... and so many are taken."""
+    max_tokens: int | None = None
+    """Requests of more tokens, prompt and answer together, are left out before that."""
 
     def of(self, trace: Trace) -> Trace:
         """That part of ``trace``, its first arrival at 0. Raises ``KvyardError`` as ``sliced`` does."""
@@ -31,7 +33,9 @@ class TracePart(msgspec.Struct, frozen=True):
 
         if self == TracePart():
             return trace
-        return sliced(trace, since=self.since, until=self.until, skip=self.skip, first=self.first)
+        return sliced(
+            trace, since=self.since, until=self.until, skip=self.skip, first=self.first, max_tokens=self.max_tokens
+        )
 
 
 class Task(NamedTuple):

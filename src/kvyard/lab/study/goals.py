@@ -1,12 +1,14 @@
-"""Goals of a search: metrics to make small or large, from text."""
+"""Goals of a search: metrics to make small or large, from text; and how a replay is judged by limits."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.replay.report.metrics import Metric
-from kvyard.replay.report.slo import WANTED, wanted_metric
+from kvyard.replay.report import Report
+from kvyard.replay.report.metrics import COST, Metric, read_metrics
+from kvyard.replay.report.slo import WANTED, Limit, violation, wanted_metric
 
 MOST_GOALS = 3
 
@@ -46,3 +48,9 @@ def parse_goals(text: str) -> list[Goal]:
             f"--goal {text!r}: {len(goals)} goals at once; take at most {MOST_GOALS}, the rest as limits in --slo"
         )
     return goals
+
+
+def judged(report: Report, price: float, limits: Sequence[Limit]) -> tuple[dict[str, float | None], float]:
+    """Return the metrics of a replay of a fleet with this price, and by how much they miss ``limits``."""
+    values = {**read_metrics(report), COST.name: price}
+    return values, violation(values, limits)

@@ -68,6 +68,8 @@ class Result(msgspec.Struct, kw_only=True):
     """Printed below the tables."""
     remarks: list[str] = []
     """Printed before the advice."""
+    commands: list[str] = []
+    """Command lines that do what the advice says, to be pasted."""
     tiles: Sequence[str] = ()
     sections: list[Section] = []
     config: tuple[str, object] | None = None
@@ -96,6 +98,8 @@ class Result(msgspec.Struct, kw_only=True):
                 console.print(text, style=style, markup=False, highlight=False)
         for sentence in (*self.remarks, *self.advice):
             console.print(sentence, markup=False, highlight=False)
+        for command in self.commands:
+            console.print(command, markup=False, highlight=False, soft_wrap=True)
 
     def json(self) -> bytes:
         """Return all facts and rows as JSON."""
@@ -116,6 +120,9 @@ class Result(msgspec.Struct, kw_only=True):
         page.add(head(self.title, self.about, self.notes, self.times), answer(self.advice))
         if self.tiles:
             page.add('<div class="tiles">', *self.tiles, "</div>")
+        if self.commands:
+            page.section("To paste", "")
+            page.add(f'<section class="card"><pre>{esc(chr(10).join(self.commands))}</pre></section>')
         for section in self.sections:
             page.section(section.title, section.text)
             if section.tiles:

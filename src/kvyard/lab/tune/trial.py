@@ -11,8 +11,7 @@ from kvyard.lab.study.cost import Prices, cost
 from kvyard.lab.study.table import Values
 from kvyard.lab.tune.space import ROUTER, Space
 from kvyard.replay.config import ReplayConfig
-from kvyard.replay.report import Report
-from kvyard.replay.report.metrics import COST, read_metrics
+from kvyard.replay.report.metrics import COST
 from kvyard.replay.report.slo import Limit, violation
 from kvyard.replay.settings import make_config
 
@@ -75,9 +74,3 @@ def make_trial(
     trial.cost = cost(settings, trial.config, prices)
     trial.violation = violation({COST.name: trial.cost}, limits)
     return trial
-
-
-def judged(report: Report, price: float, limits: Sequence[Limit]) -> tuple[dict[str, float | None], float]:
-    """Return the metrics of a replay of a fleet with this price, and by how much they miss ``limits``."""
-    values = {**read_metrics(report), COST.name: price}
-    return values, violation(values, limits)

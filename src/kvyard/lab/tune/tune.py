@@ -15,12 +15,12 @@ from kvyard.integers import ceil_div
 from kvyard.lab.jobs import TracePart
 from kvyard.lab.study import Study, own_options
 from kvyard.lab.study.cost import Prices, cost
-from kvyard.lab.study.goals import Goal
+from kvyard.lab.study.goals import Goal, judged
 from kvyard.lab.study.grid import point_key
 from kvyard.lab.tune.optuna_search import STARTUP, OptunaSearch, Suggestion
 from kvyard.lab.tune.parts import cut
 from kvyard.lab.tune.space import parse_space
-from kvyard.lab.tune.trial import Trial, judged, make_trial
+from kvyard.lab.tune.trial import Trial, make_trial
 from kvyard.lab.tune.view import Tuned
 from kvyard.replay.report import Report
 from kvyard.replay.report.metrics import COST

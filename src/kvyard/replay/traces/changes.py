@@ -126,27 +126,33 @@ def sliced(
     since: int = 0,
     until: int | None = None,
     sessions: int | None = None,
+    min_tokens: int = 0,
+    max_tokens: int | None = None,
 ) -> Trace:
     """A part of a trace, with its first arrival at 0.
 
     ``since`` and ``until`` (nanoseconds) choose by arrival. A request with a delay has no arrival of its own: it is in if one
-    that it waits for is. ``sessions`` takes that many sessions as a whole. Of what is left, ``skip`` requests are left out
-    and ``first`` are taken. Who is in doesn't wait for who isn't; a turn that has lost all it waited for starts at its
-    recorded time, or at 0 where sessions have clocks of their own. Raises ``KvyardError`` for numbers that make no sense.
+    that it waits for is. ``sessions`` takes that many sessions as a whole. ``min_tokens`` and ``max_tokens`` choose by the
+    tokens of prompt and answer together. Of what is left, ``skip`` requests are left out and ``first`` are taken. Who is in
+    doesn't wait for who isn't; a turn that has lost all it waited for starts at its recorded time, or at 0 where sessions
+    have clocks of their own. Raises ``KvyardError`` for numbers that make no sense.
     """
-    for name, value in (("skip", skip), ("since", since)):
+    for name, value in (("skip", skip), ("since", since), ("min_tokens", min_tokens)):
         if value < 0:
             raise KvyardError(f"{name} can't be negative: {value}")
-    for name, most in (("first", first), ("sessions", sessions)):
+    for name, most in (("first", first), ("sessions", sessions), ("max_tokens", max_tokens)):
         if most is not None and most < 1:
             raise KvyardError(f"{name} must be at least 1, not {most}")
     if until is not None and until <= since:
         raise KvyardError(f"nothing lies between {to_seconds(since):g} s and {to_seconds(until):g} s")
+    if max_tokens is not None and max_tokens < min_tokens:
+        raise KvyardError(f"no request has at least {min_tokens} and at most {max_tokens} tokens")
     if trace.grouped and (since or until is not None):
         raise KvyardError(f"{trace.name}: its sessions have no common clock; slice it by sessions or requests")
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
-        return _Slice(skip, first, since, until, sessions, trace.grouped).of(trace.rows(tally))
+        lengths = (min_tokens, max_tokens)
+        return _Slice(skip, first, since, until, sessions, lengths, trace.grouped).of(trace.rows(tally))
 
     return Trace(f"part of {trace.name}", trace.format, rows, grouped=trace.grouped)
 
@@ -159,6 +165,7 @@ class _Slice(msgspec.Struct):
     since: int
     until: int | None
     sessions: int | None
+    lengths: tuple[int, int | None]
     grouped: bool
     start: int | None = None
     names: set[str] = set()
@@ -179,6 +186,10 @@ class _Slice(msgspec.Struct):
                     return
                 continue
             if not self._in_time(one):
+                continue
+            least, most = self.lengths
+            tokens = one.input_length + one.output_length
+            if tokens < least or (most is not None and tokens > most):
                 continue
             if self.skip:
                 self.skip -= 1

@@ -1,0 +1,108 @@
+"""``kvyard plan``: how many cards, which, and what they cost."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvyard.cli.app import INTERRUPTED
+from kvyard.cli.reading import CHAIN_IDS, Quiet, TraceFile, with_reading
+from kvyard.cli.serving import Json
+from kvyard.cli.settings import with_settings
+from kvyard.cli.study import Bars, Out, Ray, executor, folder_of, present
+from kvyard.errors import KvyardError
+from kvyard.lab.study.cost import TUNE_SETTINGS, parted
+
+UNMET = 1
+"""The exit code where no fleet keeps the SLO and the budget."""
+
+
+@with_settings(TUNE_SETTINGS)
+@with_reading(CHAIN_IDS, block_size="--trace-block-size")
+def plan(
+    trace: TraceFile,
+    settings: Mapping[str, object],
+    reading: Mapping[str, Any],
+    slo: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC<LIMIT,...", help="What must hold, such as ttft_p99<2s,itl_p99<50ms."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="PRICE/h", help="What the fleet may cost per hour, such as 60/h.")
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="Prices of cards, a TOML file; kvyard's own is lab/study/prices.toml.")
+    ] = None,
+    split: Annotated[
+        bool, typer.Option("--split/--no-split", help="Try fleets with prefill and decode workers apart, too.")
+    ] = True,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out requests with more tokens, prompt and answer together.")
+    ] = None,
+    out: Out = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Replays at a time; 1 by default.")] = None,
+    ray: Ray = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Find the cheapest fleet that keeps an SLO: which cards, how many, in which shape, and what they cost.
+
+    It looks at the traffic first, and refuses in seconds what no fleet can do. Then it searches tensor parallelism, workers,
+    prefill and decode apart, host memory, router and KV cache type; what you set yourself isn't searched. --gpu takes several
+    cards, as in h100,h200. Results are a paragraph, a page (plan.html), all fleets (plan.csv, plan.json), and settings
+    (plan.toml) that kvyard replay and kvyard gateway take with --config. The same command goes on where it was interrupted.
+    Exit code 1 if no fleet keeps the SLO and the budget, 130 if interrupted.
+    """
+    from kvyard.lab.plan import plan as run
+    from kvyard.lab.plan.shape import check_gpus
+    from kvyard.lab.plan.view import paragraph, view
+    from kvyard.lab.study.price_list import default_prices, read_prices
+    from kvyard.replay.report.slo import parse_limits
+
+    given = dict(settings)
+    gpus = check_gpus(str(given.pop("gpu", None) or ""))
+    price_list = default_prices() if prices is None else read_prices(prices)
+    by_card = {}
+    for gpu in gpus:
+        if price_list.card(gpu) is None and "price_card" not in given:
+            raise KvyardError(f"the price list has no {gpu}: say --price-card, or --prices FILE with all cards")
+        base, by_card[gpu] = parted({**given, "gpu": gpu}, price_list)
+    base.pop("gpu")
+    folder = folder_of(out, "plan", trace)
+    with executor(jobs or 1, ray) as crew, Bars(quiet) as bars:
+        done = run(
+            trace,
+            gpus,
+            parse_limits(slo),
+            folder=folder,
+            prices=by_card,
+            price_list=price_list,
+            budget=None if budget is None else _per_hour(budget),
+            split=split,
+            max_tokens=max_tokens,
+            config=base,
+            executor=crew,
+            **reading,
+            counted=bars.counted,
+            progress=bars.told,
+        )
+    present(view(done), folder, quiet, as_json)
+    if done.interrupted:
+        typer.echo("Interrupted; the same command goes on from there.", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if not done.met:
+        if quiet:
+            typer.echo(paragraph(done)[0], err=True)
+        raise typer.Exit(UNMET)
+
+
+def _per_hour(text: str) -> float:
+    """Return a price per hour from ``60`` or ``60/h``. Raises ``KvyardError``."""
+    try:
+        price = float(text.strip().removesuffix("/h"))
+    except ValueError:
+        price = -1.0
+    if not 0 < price < float("inf"):
+        raise KvyardError(f"--budget {text!r}: a price per hour above 0, such as 60/h")
+    return price

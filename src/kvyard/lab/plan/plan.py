@@ -1,0 +1,222 @@
+"""``plan``: look at the traffic, rule out what can't be, search, then ask of the answer how much load it bears."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.lab.jobs import TracePart
+from kvyard.lab.plan.search import Fleet, Ruled, Search, fleet_config
+from kvyard.lab.plan.shape import Shape, shapes
+from kvyard.lab.plan.traffic import Traffic, read_traffic
+from kvyard.lab.study import Study, own_options
+from kvyard.lab.study.cost import Prices
+from kvyard.lab.study.goals import judged
+from kvyard.lab.study.price_list import PriceList
+from kvyard.lab.study.seeds import not_set
+from kvyard.replay.report.slo import REJECTED, Limit
+from kvyard.replay.settings import SETTINGS, make_config
+
+LOADS = (1.1, 1.25, 1.5, 2.0)
+"""Times the traffic that the answer is asked to bear, in order, until it doesn't."""
+FOUND = {
+    "workers": "--gpu and --slo, and it finds how many workers",
+    "prefill": "--gpu and --slo, and it finds how many workers",
+    "decode": "--gpu and --slo, and it finds how many workers",
+    "autoscale": "a fleet of fixed size, and see docs/scaling.md for the rest",
+}
+
+
+class Planned(msgspec.Struct):
+    """What a plan found so far."""
+
+    trace: str
+    folder: Path
+    base: dict[str, object]
+    """Settings that aren't searched."""
+    limits: list[Limit]
+    budget: float | None
+    """Price per hour that the fleet may have."""
+    price_list: PriceList
+    prices: dict[str, Prices]
+    """By card."""
+    traffic: Traffic
+    search: Search
+    loads: dict[float, Fleet] = msgspec.field(default_factory=dict)
+    """The answer at several times the traffic."""
+    interrupted: bool = False
+
+    @property
+    def answer(self) -> Fleet | None:
+        """The cheapest fleet that keeps the SLO."""
+        return self.search.best
+
+    @property
+    def met(self) -> bool:
+        """True if a fleet keeps the SLO and the budget."""
+        answer = self.answer
+        return answer is not None and (self.budget is None or answer.cost <= self.budget)
+
+    def settings(self, fleet: Fleet) -> dict[str, object]:
+        """Return all settings of a fleet's replay."""
+        return {**self.base, **fleet.settings()}
+
+
+def plan(
+    trace: str | Path,
+    gpus: Sequence[str],
+    limits: Sequence[Limit],
+    *,
+    folder: str | Path,
+    prices: Mapping[str, Prices],
+    price_list: PriceList,
+    budget: float | None = None,
+    split: bool = True,
+    max_tokens: int | None = None,
+    config: str | Path | Mapping[str, object] | None = None,
+    **more: Any,
+) -> Planned:
+    """Search for the cheapest fleet of ``gpus`` that keeps ``limits`` on ``trace``.
+
+    ``config`` and ``more`` are as for ``sweep``, without an SLO; what they set isn't searched. ``prices`` are by card. Requests
+    of more than ``max_tokens`` tokens, prompt and answer together, are left out. Raises
+    ``KvyardError`` for what makes no sense, and for what no fleet can do, before anything is replayed. A KeyboardInterrupt
+    ends it; reports of finished replays stay in ``folder``, and the same call goes on from there.
+    """
+    options, settings = own_options(more)
+    base = {name: value for name, value in SETTINGS.merge(config, settings).items() if value is not None}
+    not_set(FOUND, "kvyard plan", None, base)
+    if base.get("model") is None:
+        raise KvyardError("which model? Say --model Qwen/Qwen3-32B, a preset's name or a config.json")
+    if not limits:
+        raise KvyardError("what must hold? Say --slo, as in --slo 'ttft_p99<2s,itl_p99<50ms'")
+    limit = SETTINGS.parse({"limit": base.pop("limit", None)}).get("limit")
+    study = Study(trace, folder, **options, limit=limit)
+    closed = base.get("concurrency") is not None or study.source.grouped
+    speedup = SETTINGS.parse({"speedup": base.get("speedup")}).get("speedup", 1.0)
+    part = TracePart(max_tokens=max_tokens)
+    traffic = read_traffic(part.of(study.source), speedup=speedup, closed=closed)
+
+    def replay(fleets: Sequence[Fleet]) -> None:
+        _replay(study, part, base, limits, fleets)
+        through = len(found.search.fleets) + len(fleets)
+        study.counted(through + found.search.waiting, through)
+
+    found = Planned(
+        trace=study.trace,
+        folder=study.folder,
+        base=base,
+        limits=list(limits),
+        budget=budget,
+        price_list=price_list,
+        prices=dict(prices),
+        traffic=traffic,
+        search=Search(
+            base=base,
+            traffic=traffic,
+            limits=limits,
+            prices=prices,
+            replay=replay,
+            jobs=study.executor.jobs,
+            split=split,
+        ),
+    )
+    wanted = shapes(gpus, base)
+    _refuse_long(found, wanted)
+    study.make_folder()
+    try:
+        found.search.run(wanted)
+        _refuse_ruled_out(found)
+        if found.answer is not None and not closed:
+            _load(found, study, part, speedup)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    return found
+
+
+def _replay(
+    study: Study, part: TracePart, base: Mapping[str, object], limits: Sequence[Limit], fleets: Sequence[Fleet]
+) -> None:
+    """Replay ``fleets``, and fill in what came of it."""
+    points = {}
+    for fleet in fleets:
+        try:
+            points[fleet.name] = study.point(fleet.settings(), fleet_config(base, fleet), part)
+        except KvyardError as error:
+            fleet.why, fleet.violation = str(error), float("inf")
+    reports = study.replay(list(points.values()))
+    for fleet in fleets:
+        point = points.get(fleet.name)
+        if point is None:
+            continue
+        fleet.report = reports.get(point.key)
+        if fleet.report is None:
+            fleet.why, fleet.violation = study.failures[point.key], float("inf")
+        else:
+            fleet.values, fleet.violation = judged(fleet.report, fleet.cost, limits)
+
+
+def _load(found: Planned, study: Study, part: TracePart, speedup: float) -> None:
+    """Replay the answer with more and more traffic, until it misses the SLO."""
+    answer = found.answer
+    assert answer is not None
+    for times in LOADS:
+        fleet = msgspec.structs.replace(answer, report=None)
+        _replay(study, part, {**found.base, "speedup": speedup * times}, found.limits, [fleet])
+        found.loads[times] = fleet
+        if not fleet.met:
+            return
+
+
+def _refuse_long(found: Planned, wanted: Sequence[Shape]) -> None:
+    """Raise ``KvyardError`` if more prompts are too long for the model than a fleet may reject."""
+    longest = 0
+    for shape in wanted:
+        try:
+            config = make_config({**found.base, **shape.settings(), "workers": 1})
+        except KvyardError:
+            continue
+        longest = max(longest, config.workers[0].engine.max_model_len or 1 << 62)
+    traffic = found.traffic
+    too_long = traffic.too_long(longest) if longest else 0
+    if too_long > REJECTED * traffic.requests:
+        most = int(traffic.inputs.max() + traffic.outputs.max())
+        raise KvyardError(
+            f"{too_long:,} of {traffic.requests:,} prompts ({too_long / traffic.requests:.1%}) don't fit into the "
+            f"{longest:,} tokens of {found.base['model']}, and rejected requests count as missed: say --max-model-len {most} "
+            f"if the model can be served so, or leave them out with --max-tokens {longest}"
+        )
+
+
+def _refuse_ruled_out(found: Planned) -> None:
+    """Raise ``KvyardError`` if no shape was worth a replay, with the best that can be had."""
+    if found.search.fleets:
+        return
+    ruled = found.search.ruled_out
+    slow = [one for one in ruled if one.floor]
+    if not slow:
+        raise KvyardError(f"{found.base['model']} can't be served so: {ruled[0].shape}: {ruled[0].why}")
+    best = min(slow, key=lambda one: one.floor)
+    raise KvyardError(
+        f"no number of cards keeps this SLO: {best.shape} comes closest, and there {best.why}{_longest(found, best)}"
+    )
+
+
+def _longest(found: Planned, best: Ruled) -> str:
+    """Say which prompts a TTFT limit fails by."""
+    limit = next((limit for limit in found.limits if limit.name.startswith("ttft")), None)
+    if limit is None or "ttft" not in best.why:
+        return ". A faster card, more tensor parallelism or FP8 weights (--quantization fp8) would help; more workers don't"
+    times = found.search.alone[best.shape].ttft_ms
+    slow = sum(ms > limit.value for ms in times) / len(times)
+    step = max(1, found.traffic.requests // len(times))
+    lengths = found.traffic.inputs[::step][: len(times)]
+    least = min((length for length, ms in zip(lengths, times, strict=True) if ms > limit.value), default=0)
+    return (
+        f": {slow:.1%} of the prompts, of {least:,} tokens and more, take longer than {limit.value:,.0f} ms alone. More "
+        f"workers don't help; a looser limit, a faster card or a plan without them (--max-tokens {least}) does"
+    )

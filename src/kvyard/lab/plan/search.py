@@ -1,0 +1,302 @@
+"""The search: for each shape of a worker the fewest workers that keep the SLO, the most promising shapes first.
+
+A shape that can't be cheaper than the best fleet so far isn't replayed. One that might be is first replayed with as many
+workers as the best fleet's price buys; only if those keep the SLO are fewer tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from math import ceil, floor
+
+import msgspec
+
+from kvyard.errors import KvyardError
+from kvyard.lab.plan.shape import Alone, Shape, alone, roomier
+from kvyard.lab.plan.traffic import Traffic
+from kvyard.lab.study.advice import Candidate, choose
+from kvyard.lab.study.cost import Prices
+from kvyard.replay.config import ReplayConfig
+from kvyard.replay.report import Report
+from kvyard.replay.report.metrics import COST
+from kvyard.replay.report.slo import Limit
+from kvyard.replay.settings import make_config
+
+ROUTERS = ("least-time", "kv", "lmetric")
+"""Routing policies to try; the first is the default one."""
+SPARE = 1.15
+"""The first fleet that is tried has this times the workers that would be busy all the time."""
+SURE = 0.6
+"""Fewer workers than this share of those that would be busy all the time aren't tried: they can't finish the work."""
+GROW = 1.5
+"""Each further try of a first fleet has this times the workers of the last."""
+HELPS = 0.03
+"""If so many more workers reduce the violation by less than this share, more of them don't help."""
+FINE = 0.03
+"""Numbers of workers within this share of each other aren't told apart."""
+MOST_WORKERS = 4096
+CLOSE = 1.6
+"""Variants are tried of shapes whose cheapest fleet costs at most this times the best one."""
+MOST_VARIED = 3
+"""Shapes whose variants are tried."""
+
+
+class Fleet(Candidate, kw_only=True):
+    """One fleet that was replayed: its ``values`` are of the whole trace, its ``cost`` is per hour."""
+
+    shape: Shape
+    workers: int
+    prefill: int = 0
+    """Workers among them that only compute prompts; 0 if every worker does both."""
+    router: str = ROUTERS[0]
+    report: Report | None = None
+    why: str = ""
+    """Reason why it couldn't be replayed."""
+
+    @property
+    def met(self) -> bool:
+        """True if it keeps the SLO."""
+        return self.report is not None and self.violation <= 0
+
+    @property
+    def cards(self) -> int:
+        """Number of cards."""
+        return self.workers * self.shape.tensor_parallel_size
+
+    def settings(self) -> dict[str, object]:
+        """Return it as settings of a replay."""
+        size: dict[str, object] = {"workers": self.workers}
+        if self.prefill:
+            size = {"prefill": self.prefill, "decode": self.workers - self.prefill}
+        router = {} if self.router == ROUTERS[0] else {"router": self.router}
+        return {**self.shape.settings(), **size, **router}
+
+
+class Ruled(msgspec.Struct, frozen=True):
+    """A shape that no number of workers makes good enough, and why."""
+
+    shape: Shape
+    why: str
+    floor: float = 0.0
+    """By which share of its limit the worst metric is missed at best; 0 if there can't be such a worker."""
+
+
+Steps = Generator[Fleet, Fleet, None]
+"""A search of one shape: yields a fleet to replay, and receives it with what came of it."""
+
+
+class Search(msgspec.Struct):
+    """A search that is running, and what it found."""
+
+    base: Mapping[str, object]
+    traffic: Traffic
+    limits: Sequence[Limit]
+    prices: Mapping[str, Prices]
+    replay: Callable[[Sequence[Fleet]], None]
+    """Replays fleets, and fills in their results."""
+    jobs: int = 1
+    split: bool = True
+    """Fleets with prefill and decode workers are tried too."""
+    fleets: list[Fleet] = msgspec.field(default_factory=list)
+    """All that were replayed, in order."""
+    ruled_out: list[Ruled] = msgspec.field(default_factory=list)
+    alone: dict[Shape, Alone] = msgspec.field(default_factory=dict)
+    waiting: int = 0
+    """Searches of shapes that have not ended."""
+
+    @property
+    def best(self) -> Fleet | None:
+        """The cheapest fleet that keeps the SLO."""
+        return next(iter(choose([fleet for fleet in self.fleets if fleet.met], [COST])), None)
+
+    def run(self, plain: Iterable[Shape]) -> None:
+        """Search ``plain`` shapes, then variants of the best. A KeyboardInterrupt goes on; what was replayed is kept."""
+        shapes = [shape for shape in plain if self._possible(shape)]
+        shapes.sort(key=lambda shape: self.least(shape) * shape.price(self.prices))
+        self._drive([self.fewest(shape) for shape in shapes])
+        if self.split and self.best is None:
+            self._drive([self.fewest_split(shape) for shape in shapes])
+        for shape in self._leading():
+            routers = ROUTERS[1:] if self.base.get("router") is None else ()
+            steps = [self.fewest(shape, router) for router in routers]
+            steps += [self.fewest_roomier(ladder) for ladder in roomier(shape, self.base)]
+            if self.split:
+                steps.append(self.fewest_split(shape))
+            self._drive(steps)
+
+    def least(self, shape: Shape) -> float:
+        """Return the number of workers that would be busy all the time."""
+        seconds = self.traffic.seconds
+        return self.alone[shape].busy_s / seconds if seconds else 1.0
+
+    def fewest(self, shape: Shape, router: str = ROUTERS[0]) -> Steps:
+        """Find the fewest workers of ``shape`` that keep the SLO, if they may be cheaper than the best fleet so far."""
+        low = max(0, floor(self.least(shape) * SURE) - 1)
+        high = self.affordable(shape)
+        if high is not None and high <= low:
+            return
+        first = max(1, ceil(self.least(shape) * SPARE))
+        workers = first if high is None else high
+        found: Fleet | None = None
+        while True:
+            fleet = yield self.fleet(shape, workers, router=router)
+            if fleet.report is None:
+                return
+            if fleet.met:
+                high = workers
+                break
+            if high is not None and workers >= high:
+                return
+            if found is not None and fleet.violation > found.violation * (1 - HELPS):
+                return
+            low, found = workers, fleet
+            workers = max(workers + 1, ceil(workers * GROW))
+            if workers > MOST_WORKERS:
+                return
+        while high - low > max(1, floor(high * FINE)):
+            middle = (low + high) // 2
+            if found is None and low < first < high:
+                middle = first  # after a try at the highest price, the estimate is the best guess
+                found = fleet
+            fleet = yield self.fleet(shape, middle, router=router)
+            if fleet.met:
+                high = middle
+            else:
+                low = middle
+
+    def fewest_roomier(self, ladder: Sequence[Shape]) -> Steps:
+        """Find the fewest workers of shapes that have more and more host memory, and with these the least memory."""
+        ladder = [shape for shape in ladder if shape in self.alone or self._possible(shape)]
+        if not ladder:
+            return
+        workers = self.affordable(ladder[0])
+        while workers is not None and workers > max(0, floor(self.least(ladder[0]) * SURE) - 1):
+            rungs = [shape for shape in ladder if (self.affordable(shape) or 0) >= workers]
+            low, high = -1, len(rungs)
+            while high - low > 1:
+                middle = len(rungs) - 1 if high == len(rungs) else (low + high) // 2
+                fleet = self._known(rungs[middle], workers) or (yield self.fleet(rungs[middle], workers))
+                if fleet.met:
+                    high = middle
+                elif high == len(rungs):
+                    return  # not even with the most memory that is affordable
+                else:
+                    low = middle
+            workers = min(workers - 1, self.affordable(ladder[0]) or 0)
+
+    def fewest_split(self, shape: Shape) -> Steps:
+        """Find the fewest workers of ``shape`` with prompts and answers on different ones."""
+        work = self.alone[shape]
+        share = work.prefill_s / work.busy_s if work.busy_s else 0.5
+        high = self.affordable(shape)
+        whole = max(2, ceil(self.least(shape) * SPARE))
+        workers = whole if high is None else high
+        last: float | None = None
+        while 2 <= workers <= MOST_WORKERS:
+            prefill = min(workers - 1, max(1, round(workers * share)))
+            fleet = yield self.fleet(shape, workers, prefill)
+            turned = self._turned(fleet)
+            if turned is not None and not fleet.met:
+                other = yield turned
+                fleet = min(fleet, other, key=lambda tried: tried.violation)
+            if fleet.report is None:
+                return
+            if fleet.met:
+                share = fleet.prefill / fleet.workers
+                best = self.affordable(shape)
+                workers = min(workers - 1, best if best is not None else workers)
+                high = workers
+            elif high is not None or (last is not None and fleet.violation > last * (1 - HELPS)):
+                return
+            else:
+                last, workers = fleet.violation, ceil(workers * GROW)
+
+    def fleet(self, shape: Shape, workers: int, prefill: int = 0, router: str = ROUTERS[0]) -> Fleet:
+        """Return a fleet before its replay."""
+        how = f"{prefill} prefill and {workers - prefill} decode workers" if prefill else f"{workers} workers"
+        if workers == 1:
+            how = "1 worker"
+        name = f"{how}, {shape}" + (f", {router}" if router != ROUTERS[0] else "")
+        price = workers * shape.price(self.prices)
+        return Fleet(name, {}, price, shape=shape, workers=workers, prefill=prefill, router=router)
+
+    def _known(self, shape: Shape, workers: int) -> Fleet | None:
+        """Return the fleet if it was replayed already, with the default router."""
+        for fleet in self.fleets:
+            if (fleet.shape, fleet.workers, fleet.prefill, fleet.router) == (shape, workers, 0, ROUTERS[0]):
+                return fleet
+        return None
+
+    def affordable(self, shape: Shape) -> int | None:
+        """Return the number of workers of ``shape`` that cost less than the best fleet so far; ``None`` without one."""
+        best = self.best
+        return None if best is None else ceil(best.cost / shape.price(self.prices) - 1e-9) - 1
+
+    def _possible(self, shape: Shape) -> bool:
+        """Look at a worker of ``shape`` alone, and rule the shape out if it can't keep the SLO even so."""
+        itl = min((limit.value for limit in self.limits if limit.name.startswith(("itl_", "tpot_"))), default=None)
+        try:
+            found = self.alone[shape] = alone(shape, self.base, self.traffic, itl)
+        except KvyardError as error:
+            self.ruled_out.append(Ruled(shape, str(error)))
+            return False
+        for limit in self.limits:
+            least = found.floor(limit)
+            if least is not None and limit.violation(least) > 0:
+                why = f"{limit.name} is at least {least:,.0f} ms on a worker that does nothing else"
+                self.ruled_out.append(Ruled(shape, why, limit.violation(least)))
+                return False
+        return True
+
+    def _leading(self) -> list[Shape]:
+        """Return the plain shapes with the cheapest fleets, whose variants are worth a try."""
+        best = self.best
+        if best is None:
+            return []
+        cheapest: dict[Shape, float] = {}
+        for fleet in self.fleets:
+            if fleet.met and fleet.shape.kv_cache_dtype == "auto" and not fleet.shape.host_gib:
+                cheapest[fleet.shape] = min(fleet.cost, cheapest.get(fleet.shape, fleet.cost))
+        close = [shape for shape, cost in cheapest.items() if cost <= best.cost * CLOSE]
+        return sorted(close, key=lambda shape: cheapest[shape])[:MOST_VARIED]
+
+    def _turned(self, fleet: Fleet) -> Fleet | None:
+        """Return the same number of workers with one more for what is too slow; ``None`` if both are or neither is."""
+        first = sum(self._missed(fleet, limit) for limit in self.limits if limit.name.startswith("ttft"))
+        later = sum(self._missed(fleet, limit) for limit in self.limits if limit.name.startswith(("itl", "tpot")))
+        prefill = fleet.prefill + (1 if first > later else -1)
+        if (first > 0) == (later > 0) or not 0 < prefill < fleet.workers:
+            return None
+        return self.fleet(fleet.shape, fleet.workers, prefill, fleet.router)
+
+    def _missed(self, fleet: Fleet, limit: Limit) -> float:
+        value = fleet.values.get(limit.name)
+        return max(0.0, limit.violation(value)) if value is not None else 0.0
+
+    def _drive(self, searches: Sequence[Steps]) -> None:
+        """Run searches, as many at a time as there are jobs, each in the order in which they were given."""
+        waiting = list(searches)
+        running: list[tuple[Steps, Fleet]] = []
+        while waiting or running:
+            self.waiting = len(waiting) + len(running)
+            while waiting and len(running) < self.jobs:
+                steps = waiting.pop(0)
+                wanted = next(steps, None)
+                if wanted is not None:
+                    running.append((steps, wanted))
+            fleets = [wanted for _, wanted in running]
+            if fleets:
+                self.replay(fleets)
+                self.fleets += fleets
+            going: list[tuple[Steps, Fleet]] = []
+            for steps, done in running:
+                try:
+                    going.append((steps, steps.send(done)))
+                except StopIteration:
+                    continue
+            running = going
+
+
+def fleet_config(base: Mapping[str, object], fleet: Fleet) -> ReplayConfig:
+    """Return the configuration of a fleet's replay. Raises ``KvyardError``."""
+    return make_config({**base, **fleet.settings()})

@@ -1,0 +1,148 @@
+"""Shapes: what one worker of a fleet is made of, and what it can do at best on its own."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from kvyard.clock import MS, SECOND
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.timing import make_timing
+from kvyard.errors import KvyardError
+from kvyard.events.tier import LOWER_TIERS
+from kvyard.lab.plan.traffic import Traffic
+from kvyard.lab.study.cost import Prices
+from kvyard.replay.report.slo import Limit
+from kvyard.replay.settings import make_config
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+"""Cards that share a model inside one node."""
+HOST = LOWER_TIERS[0]
+KV_DTYPES = ("auto", "fp8")
+HOST_GIB = (0, 8, 16, 32, 64, 128, 256)
+"""Host memory per card to try; nodes of eight cards have 1 to 2 TiB."""
+SAMPLED = 2_000
+"""Requests whose times alone are computed; more are sampled evenly."""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What one worker is."""
+
+    gpu: str
+    tensor_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"
+    host_gib: int = 0
+    """Host memory per card."""
+
+    def settings(self) -> dict[str, object]:
+        """Return it as settings of a replay."""
+        found: dict[str, object] = {"gpu": self.gpu, "tensor_parallel_size": self.tensor_parallel_size}
+        if self.kv_cache_dtype != "auto":
+            found["kv_cache_dtype"] = self.kv_cache_dtype
+        if self.host_gib:
+            found["host_bytes"] = f"{self.host_gib * self.tensor_parallel_size}GiB"
+        return found
+
+    def price(self, prices: Mapping[str, Prices]) -> float:
+        """Return the price of one worker per hour."""
+        own = prices[self.gpu]
+        return self.tensor_parallel_size * (own.card + self.host_gib * float(getattr(own, HOST.label)))
+
+    def __str__(self) -> str:
+        parts = [f"TP{self.tensor_parallel_size}"]
+        if self.kv_cache_dtype != "auto":
+            parts.append(f"{self.kv_cache_dtype} KV cache")
+        if self.host_gib:
+            parts.append(f"{self.host_gib * self.tensor_parallel_size} GiB of host memory")
+        return f"{self.gpu.upper()} {', '.join(parts)}"
+
+
+class Alone(msgspec.Struct, frozen=True):
+    """What a worker of a shape can't go below: no other request is in its way, and its cache has every prefix ever seen."""
+
+    engine: EngineConfig
+    ttft_ms: Sequence[float]
+    """Of each request that was looked at, in order."""
+    itl_ms: float
+    """Between two tokens of one short request."""
+    prefill_s: float
+    """Seconds of one worker that all prompts take."""
+    decode_s: float
+    """Seconds of one worker that all answers take, at the largest batch that its cache and ``itl`` limit allow."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of one worker for the whole trace, at best."""
+        return self.prefill_s + self.decode_s
+
+    def floor(self, limit: Limit) -> float | None:
+        """Return what the metric of ``limit`` can't go below; ``None`` if that isn't known."""
+        kind, _, part = limit.name.partition("_")
+        if kind == "ttft" and part.startswith("p"):
+            return float(np.percentile(self.ttft_ms, float(part[1:])))
+        if kind == "ttft" and part in ("mean", "max"):
+            return float(np.mean(self.ttft_ms) if part == "mean" else np.max(self.ttft_ms))
+        if kind in ("itl", "tpot") and part in ("mean", "p50", "p90", "p95", "p99", "max"):
+            return self.itl_ms
+        return None
+
+
+def alone(shape: Shape, base: Mapping[str, object], traffic: Traffic, itl_limit_ms: float | None) -> Alone:
+    """Return what a worker of ``shape`` can do at best. Raises ``KvyardError`` if there can't be such a worker."""
+    config = make_config({**base, **shape.settings(), "workers": 1})
+    engine = config.workers[0].engine
+    timing = make_timing(engine.timing, engine.capacity_tokens)
+    budget = engine.tokens_per_pass
+    step = max(1, traffic.requests // SAMPLED)
+    lengths = zip(traffic.inputs[::step].tolist(), traffic.new[::step].tolist(), strict=True)
+    times = []
+    for length, new in lengths:
+        done, ns = length - new, 0
+        while done < length:
+            chunk = min(budget, length - done)
+            ns += timing.pass_ns([(chunk, done)], 0, 0, 0)
+            done += chunk
+        times.append(ns / MS)
+    context = int(traffic.inputs.mean() + traffic.outputs.mean() / 2)
+    batch = max(1, min(engine.max_num_seqs, engine.capacity_tokens // max(1, context)))
+    while batch > 1 and itl_limit_ms is not None:
+        if timing.pass_ns((), batch, batch * context, context) / MS <= itl_limit_ms:
+            break
+        batch = max(1, batch * 3 // 4)
+    decode_ns = timing.pass_ns((), batch, batch * context, context) / batch * float(traffic.outputs.sum())
+    shortest = int(traffic.inputs.min()) + 1
+    return Alone(
+        engine=engine,
+        ttft_ms=[ms + engine.timing.request_ms() for ms in times],
+        itl_ms=timing.pass_ns((), 1, shortest, shortest) / MS,
+        prefill_s=sum(times) * step * MS / SECOND,
+        decode_s=decode_ns / SECOND,
+    )
+
+
+def shapes(gpus: Sequence[str], base: Mapping[str, object]) -> list[Shape]:
+    """Return the plain shapes to look at first: each card at each degree of tensor parallelism that ``base`` leaves open.
+
+    What ``base`` sets (``tensor_parallel_size``, ``kv_cache_dtype``, ``host_bytes``) isn't searched.
+    """
+    own = base.get("tensor_parallel_size")
+    degrees = TENSOR_PARALLEL if own is None else (int(str(own)),)
+    return [Shape(gpu, degree) for gpu in gpus for degree in degrees]
+
+
+def roomier(shape: Shape, base: Mapping[str, object]) -> list[list[Shape]]:
+    """Return ``shape`` with more and more host memory, for each KV cache type, as far as ``base`` leaves them open."""
+    dtypes = KV_DTYPES if base.get("kv_cache_dtype") is None else ("auto",)
+    hosts = HOST_GIB if base.get("host_bytes") is None and base.get("host_blocks") is None else (0,)
+    replace = msgspec.structs.replace
+    return [[replace(shape, kv_cache_dtype=dtype, host_gib=host) for host in hosts] for dtype in dtypes]
+
+
+def check_gpus(text: str) -> list[str]:
+    """Return the cards of a list with commas, by their usual names. Raises ``KvyardError``."""
+    from kvyard.engine.cards import find_card
+
+    names = [find_card(part.strip()).name for part in text.split(",") if part.strip()]
+    if not names:
+        raise KvyardError("which cards may the fleet have? Say --gpu h100, or several as in --gpu h100,h200")
+    return list(dict.fromkeys(names))

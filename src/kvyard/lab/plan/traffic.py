@@ -1,0 +1,76 @@
+"""What a trace asks of a fleet, before any replay: lengths, rate, and prompt tokens that no cache can save."""
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvyard.clock import SECOND
+from kvyard.errors import KvyardError
+from kvyard.replay.traces.identity import prefix_ids
+from kvyard.replay.traces.request import TraceRequest
+
+Tokens = npt.NDArray[np.int64]
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Requests of a trace, as arrays in its order."""
+
+    inputs: Tokens
+    outputs: Tokens
+    new: Tokens
+    """Tokens of each prompt that no earlier prompt had: an endless cache that all workers share computes these alone."""
+    seconds: float
+    """From the first arrival to the last; 0 if they aren't on one clock."""
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return len(self.inputs)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second; 0 if unknown."""
+        return self.requests / self.seconds if self.seconds else 0.0
+
+    def too_long(self, longest: int) -> int:
+        """Return the number of prompts that leave no room for an answer in ``longest`` tokens."""
+        return int((self.inputs >= longest).sum())
+
+    def __str__(self) -> str:
+        rate = f", {self.rate:,.2f} a second" if self.rate else ""
+        p50, p99 = np.percentile(self.inputs, [50, 99])
+        shared = 1 - self.new.sum() / self.inputs.sum()
+        return (
+            f"{self.requests:,} requests{rate}; prompts of {p50:,.0f} tokens (p50) to {p99:,.0f} (p99), answers of "
+            f"{self.outputs.mean():,.0f} on average; {shared:.0%} of prompt tokens were in an earlier prompt"
+        )
+
+
+def read_traffic(requests: Iterable[TraceRequest], *, speedup: float = 1.0, closed: bool = False) -> Traffic:
+    """Read ``requests`` once. ``closed`` means that clients wait for answers, so that arrivals aren't a load.
+
+    Raises ``KvyardError`` as reading the trace does, and for a trace without a request.
+    """
+    inputs, outputs, new = [], [], []
+    seen: set[int] = set()
+    first = last = 0
+    for number, request in enumerate(requests):
+        first = request.arrival if number == 0 else min(first, request.arrival)
+        last = max(last, request.arrival)
+        ids, size = prefix_ids(request)
+        known = 0
+        for known, prefix in enumerate(ids or (), 1):
+            if prefix not in seen:
+                known -= 1
+                break
+        seen.update((ids or ())[known:])
+        inputs.append(request.input_length)
+        outputs.append(max(1, request.output_length))
+        # The last token of a prompt is always computed: its logits make the first token of the answer.
+        new.append(max(1, request.input_length - known * size))
+    if not inputs:
+        raise KvyardError("the trace has no requests: there is nothing to plan for")
+    seconds = 0.0 if closed else (last - first) / SECOND / speedup
+    return Traffic(np.array(inputs), np.array(outputs), np.array(new), seconds)

@@ -1,0 +1,319 @@
+"""What a plan found, in one paragraph, a table, a page and files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvyard.lab.plan.plan import Planned
+from kvyard.lab.plan.search import ROUTERS, Fleet
+from kvyard.lab.plan.serve import serve_commands
+from kvyard.lab.plan.shape import Shape
+from kvyard.lab.study import Chart, Result, Row, Section, Table, columns
+from kvyard.lab.study.advice import missed
+from kvyard.lab.study.charts import dots, series
+from kvyard.lab.study.settings_file import as_toml
+from kvyard.replay.report.answers import limits as savings
+from kvyard.replay.report.answers import time_parts
+from kvyard.replay.report.html import tile
+from kvyard.replay.report.metrics import COST
+from kvyard.replay.report.slo import WANTED, Limit
+
+FURTHER = ("ttft_p99", "itl_p99", "reuse", "rejected_share")
+"""Metrics that are shown beside those of the limits."""
+MOST_ROWS = 12
+LIMITING = {
+    "prefill": "prompt computation (prefill) limits it",
+    "decode": "decoding limits it",
+    "cache": "room in the KV cache limits it",
+    "link": "links to lower tiers limit it",
+    "router": "routing limits it",
+}
+
+
+def view(planned: Planned) -> Result:
+    """Return the result of a plan."""
+    sentences = paragraph(planned)
+    answer = planned.answer
+    asked = " and ".join(map(str, planned.limits))
+    replayed = planned.search.fleets
+    table = _table(planned)
+    files = {}
+    commands: list[str] = []
+    if answer is not None:
+        settings = planned.settings(answer)
+        commands = serve_commands(settings, answer)
+        prices = planned.prices[answer.shape.gpu]
+        said = [f"kvyard plan {planned.trace}: {asked}", *sentences, *commands]
+        files["plan.toml"] = lambda: as_toml("plan", said, settings, prices)
+    return Result(
+        kind="plan",
+        title=f"A fleet for {asked}",
+        about=f"{planned.base['model']} on {planned.trace}: {planned.traffic}. {len(replayed)} fleets replayed.",
+        tables=[table] if replayed else [],
+        rows=[_row(planned, fleet) for fleet in replayed],
+        rows_key="fleets",
+        facts={
+            "trace": planned.trace,
+            "model": planned.base["model"],
+            "slo": {limit.name: limit.value for limit in planned.limits},
+            "budget": planned.budget,
+            "currency": planned.price_list.currency,
+            "prices_of": planned.price_list.date,
+            "prices": planned.prices,
+            "met": planned.met,
+            "answer": None if answer is None else _row(planned, answer),
+            "settings": None if answer is None else planned.settings(answer),
+            "loads": {f"{times:g}": fleet.met for times, fleet in planned.loads.items()},
+            "ruled_out": [{"shape": str(ruled.shape), "why": ruled.why} for ruled in planned.search.ruled_out],
+            "says": sentences,
+            "serve": commands,
+        },
+        advice=[" ".join(sentences)],
+        commands=commands,
+        legend=f"Times are in ms, prices in {planned.price_list.currency} per hour.",
+        tiles=_tiles(planned),
+        sections=[
+            Section(
+                title="Cost and the SLO",
+                text="Each dot is a fleet that was replayed. Fleets below the line keep that limit.",
+                charts=[_frontier(planned, limit) for limit in planned.limits if limit.name in WANTED],
+            ),
+            Section(
+                title="Fleets", text="Those that keep the SLO first, the cheapest first.", table=_table(planned, None)
+            ),
+        ],
+        config=None if answer is None else ("Settings of the answer, as in plan.toml", planned.settings(answer)),
+        files=files,
+    )
+
+
+def paragraph(planned: Planned) -> list[str]:
+    """Return the answer in sentences: what to take, how sure that is, what limits it, and what is next to it."""
+    answer = planned.answer
+    if answer is None:
+        return _none(planned)
+    said = [_take(planned, answer)]
+    if planned.budget is not None and answer.cost > planned.budget:
+        said.append(_over(planned))
+    said.append(f"In this fleet {_limiting(answer)}.")
+    said += [_cheaper(planned, answer), _better(planned, answer), _growth(planned), _other_card(planned, answer)]
+    if planned.interrupted:
+        said.append("The search was interrupted: this is the best so far.")
+    return [sentence for sentence in said if sentence]
+
+
+def money(planned: Planned, price: float) -> str:
+    """Return a price per hour for people."""
+    return f"{price:,.2f} {planned.price_list.currency} an hour"
+
+
+def describe(fleet: Fleet) -> str:
+    """Return a fleet for people: ``24 H100 as 12 workers of 2 (TP2)``."""
+    shape = fleet.shape
+    each = (
+        f" of {shape.tensor_parallel_size} (TP{shape.tensor_parallel_size})" if shape.tensor_parallel_size > 1 else ""
+    )
+    how = f"{fleet.workers} worker{'s' if fleet.workers != 1 else ''}{each}"
+    if fleet.prefill:
+        how = f"{fleet.prefill} prefill and {fleet.workers - fleet.prefill} decode workers{each}"
+    extras = []
+    if shape.kv_cache_dtype != "auto":
+        extras.append(f"an {shape.kv_cache_dtype.upper()} KV cache")
+    if shape.host_gib:
+        extras.append(f"{shape.host_gib * shape.tensor_parallel_size} GiB of host memory a worker for KV blocks")
+    if fleet.router != ROUTERS[0]:
+        extras.append(f"{fleet.router} routing")
+    return f"{fleet.cards} {shape.gpu.upper()} as {how}{''.join(f', {extra}' for extra in extras)}"
+
+
+def _take(planned: Planned, answer: Fleet) -> str:
+    price = planned.prices[answer.shape.gpu].card
+    return (
+        f"Take {describe(answer)}: {money(planned, answer.cost)} ({price:g} a card, {planned.price_list.date}). "
+        f"{_results(planned, answer)}."
+    )
+
+
+def _results(planned: Planned, fleet: Fleet) -> str:
+    parts = []
+    for limit in planned.limits:
+        metric = WANTED[limit.name]
+        value = metric.text(fleet.values.get(limit.name), unit=True)
+        parts.append(f"{metric.title} is {value} (limit {metric.text(limit.value, unit=True)})")
+    return ", ".join(parts)
+
+
+def _none(planned: Planned) -> list[str]:
+    tried = [fleet for fleet in planned.search.fleets if fleet.report is not None]
+    if not tried:
+        return ["Nothing was replayed yet."]
+    closest = min(tried, key=lambda fleet: (fleet.violation, fleet.cost))
+    why = missed(closest.values, planned.limits) or "more than 1 % of the requests are rejected"
+    return [
+        f"No fleet of {len(tried)} that were replayed keeps the SLO. The closest is {describe(closest)}, "
+        f"{money(planned, closest.cost)}: {why}.",
+        *(["The search was interrupted."] if planned.interrupted else ["More workers of these shapes don't help."]),
+    ]
+
+
+def _over(planned: Planned) -> str:
+    assert planned.budget is not None
+    within = [fleet for fleet in planned.search.fleets if fleet.report is not None and fleet.cost <= planned.budget]
+    if not within:
+        return f"That is over the budget of {money(planned, planned.budget)}."
+    best = min(within, key=lambda fleet: (fleet.violation, fleet.cost))
+    return (
+        f"That is over the budget of {money(planned, planned.budget)}; within it the closest is {describe(best)}: "
+        f"{missed(best.values, planned.limits)}."
+    )
+
+
+def _limiting(answer: Fleet) -> str:
+    assert answer.report is not None
+    parts = time_parts(answer.report)
+    if parts is None:
+        return "what limits it isn't known"
+    found = savings(answer.report, parts)
+    first, whole = LIMITING[found.of_first], LIMITING[found.of_whole]
+    return f"{first.removesuffix(' it')} the first token, and {whole.removesuffix(' it')} the whole answer"
+
+
+def _cheaper(planned: Planned, answer: Fleet) -> str:
+    below = [fleet for fleet in planned.search.fleets if fleet.report is not None and fleet.cost < answer.cost]
+    if not below:
+        return ""
+    nearest = min(below, key=lambda fleet: (fleet.violation, fleet.cost))
+    why = missed(nearest.values, planned.limits) or "more than 1 % of the requests are rejected"
+    return f"Cheaper and closest is {describe(nearest)}, {money(planned, nearest.cost)}: there {why}."
+
+
+def _better(planned: Planned, answer: Fleet) -> str:
+    """Return a sentence on the cheapest fleet that is clearly better in the metric with the least room."""
+    tight = max(planned.limits, key=lambda limit: limit.violation(answer.values.get(limit.name) or 0.0))
+    metric = WANTED[tight.name]
+    own = answer.values.get(tight.name)
+    if own is None:
+        return ""
+    above = [
+        fleet
+        for fleet in planned.search.fleets
+        if fleet.met and fleet.cost > answer.cost and (fleet.values.get(tight.name) or own) < own * 0.9
+    ]
+    if not above:
+        return ""
+    nearest = min(above, key=lambda fleet: fleet.cost)
+    value = metric.text(nearest.values.get(tight.name), unit=True)
+    return f"Next better is {describe(nearest)}, {money(planned, nearest.cost)}: {metric.title} {value}."
+
+
+def _growth(planned: Planned) -> str:
+    kept = [times for times, fleet in planned.loads.items() if fleet.met]
+    missed_at = [times for times, fleet in planned.loads.items() if not fleet.met]
+    if missed_at and kept:
+        return f"It keeps the SLO at {max(kept):g} times this traffic, and not at {missed_at[0]:g} times."
+    if missed_at:
+        return f"It has no room: at {missed_at[0]:g} times this traffic it misses the SLO."
+    return f"It keeps the SLO at {max(kept):g} times this traffic." if kept else ""
+
+
+def _other_card(planned: Planned, answer: Fleet) -> str:
+    """Return a sentence on the price at which another card would be the cheapest."""
+    others: dict[str, Fleet] = {}
+    for fleet in planned.search.fleets:
+        if fleet.met and fleet.shape.gpu != answer.shape.gpu:
+            least = others.get(fleet.shape.gpu)
+            others[fleet.shape.gpu] = fleet if least is None or fleet.cost < least.cost else least
+    said = []
+    for gpu, fleet in others.items():
+        own = planned.prices[gpu].card
+        below = (answer.cost - (fleet.cost - fleet.cards * own)) / fleet.cards
+        if below > 0:
+            said.append(f"{gpu.upper()} at {below:,.2f} {planned.price_list.currency} ({own:g} now)")
+    return f"As cheap would be {' or '.join(said)}." if said else ""
+
+
+def _table(planned: Planned, most: int | None = MOST_ROWS) -> Table:
+    """The cheapest fleet of each shape and arrangement, those that keep the SLO first."""
+    replayed = [fleet for fleet in planned.search.fleets if fleet.report is not None]
+    shown = replayed
+    if most is not None:
+        best: dict[tuple[Shape, bool, str], Fleet] = {}
+        for fleet in sorted(replayed, key=_order):
+            best.setdefault((fleet.shape, bool(fleet.prefill), fleet.router), fleet)
+        shown = list(best.values())
+    shown = sorted(shown, key=_order)[:most]
+    names = list(dict.fromkeys([COST.name, *(limit.name for limit in planned.limits), *FURTHER]))
+    rows = [
+        Row(
+            cells={"fleet": fleet.name, "cards": str(fleet.cards)},
+            values={**fleet.values, COST.name: fleet.cost},
+            more={"SLO": "met" if fleet.met else "missed"},
+            bold=fleet is planned.answer,
+        )
+        for fleet in shown
+    ]
+    return Table(rows=rows, shown=names, tall=most is None)
+
+
+def _order(fleet: Fleet) -> tuple[bool, float, float]:
+    return not fleet.met, fleet.cost if fleet.met else fleet.violation, fleet.cost
+
+
+def _row(planned: Planned, fleet: Fleet) -> dict[str, Any]:
+    return {
+        "fleet": fleet.name,
+        "gpu": fleet.shape.gpu,
+        "cards": fleet.cards,
+        "workers": fleet.workers,
+        "prefill": fleet.prefill,
+        "tensor_parallel_size": fleet.shape.tensor_parallel_size,
+        "kv_cache_dtype": fleet.shape.kv_cache_dtype,
+        "host_gib_per_card": fleet.shape.host_gib,
+        "router": fleet.router,
+        "cost": fleet.cost,
+        "slo_met": fleet.met,
+        **columns(fleet.values),
+        "why": fleet.why,
+    }
+
+
+def _tiles(planned: Planned) -> list[str]:
+    answer = planned.answer
+    if answer is None:
+        return []
+    found = [
+        tile("cards", f"{answer.cards} {answer.shape.gpu.upper()}", "", answer.name),
+        tile(
+            "cost",
+            f"{answer.cost:,.2f}",
+            f"{planned.price_list.currency} an hour",
+            f"prices of {planned.price_list.date}",
+        ),
+    ]
+    for limit in planned.limits:
+        metric = WANTED[limit.name]
+        found.append(tile(metric.title, metric.text(answer.values.get(limit.name), unit=True), "", str(limit)))
+    return found
+
+
+def _frontier(planned: Planned, limit: Limit) -> Chart:
+    """Cost against the metric of one limit, with the limit as a line and the answer marked."""
+    metric = WANTED[limit.name]
+    groups: dict[str, list[tuple[float, float]]] = {"SLO met": [], "SLO missed": [], "answer": []}
+    for fleet in planned.search.fleets:
+        value = fleet.values.get(limit.name)
+        if value is not None:
+            kind = "answer" if fleet is planned.answer else "SLO met" if fleet.met else "SLO missed"
+            groups[kind].append((fleet.cost, value))
+    colors = {"SLO met": "blue", "SLO missed": "orange", "answer": "green"}
+    costs = [cost for points in groups.values() for cost, _ in points]
+    ends = [(min(costs), limit.value), (max(costs), limit.value)] if len(set(costs)) > 1 else []
+    drawn = [series(name, points, colors[name]) for name, points in groups.items() if points]
+    if ends:
+        drawn.append(series(f"limit: {metric.text(limit.value, unit=True)}", ends, "red", joined=True))
+    x_title = f"{planned.price_list.currency} an hour"
+    chart = dots(metric, drawn, x_title, f"{metric.title} and cost", "Green is the answer, red the limit.")
+    spread = [value for points in groups.values() for _, value in points]
+    if spread and max(spread) > 20 * min(spread) > 0:
+        return Chart(chart.title, f"{chart.text} The axis is logarithmic.", chart.figure | {"yScale": "log"})
+    return chart

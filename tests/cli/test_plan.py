@@ -1,0 +1,81 @@
+"""``kvyard plan`` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.replay.traces.support import CONVERSATION
+
+from kvyard.cli.app import main
+
+SMALL = [CONVERSATION, "--limit", 40, "--model", "llama-3.1-8b", "--max-num-seqs", 64, "--no-split", "-tp", 1]
+FIXED = ["--router", "kv", "--kv-cache-dtype", "auto", "--host-bytes", 0]
+
+
+def run(*argv: object) -> int | str | None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["plan", *map(str, argv)])
+    return exit_.value.code
+
+
+def test_an_answer_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*SMALL, *FIXED, "--gpu", "h100,L40S", "--slo", "ttft_p90<5s", "-o", tmp_path / "out"]
+    assert run(*argv) == 0
+    out, err = capsys.readouterr()
+    assert "Take " in out and "vllm serve meta-llama/Llama-3.1-8B" in out
+    command = next(line for line in out.splitlines() if line.startswith("vllm serve"))
+    assert "--max-num-seqs 64" in command and command.endswith("'"), "one line, so that it can be pasted"
+    assert "plan.toml" in err
+    assert run(*argv, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["met"] is True and found["currency"] == "USD" and found["answer"]["slo_met"] is True
+    assert run(*argv, "-q") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, *FIXED, "--gpu", "h100", "--slo", "ttft_p90<5s", "--budget", "1/h", "-o", tmp_path, "-q") == 1
+    assert "Take " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--slo", "ttft_p99<2s"], "Say --gpu h100"),
+        (["--gpu", "h1000", "--slo", "ttft_p99<2s"], "unknown card 'h1000'"),
+        (["--gpu", "mi300x", "--slo", "ttft_p99<2s"], "the price list has no mi300x: say --price-card"),
+        (["--gpu", "h100"], "what must hold"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "--budget", "cheap"], "--budget 'cheap'"),
+        (["--gpu", "h100", "--slo", "ttft<2s"], "of which requests"),
+        (
+            ["--gpu", "h100", "--slo", "ttft_p99<2s", "--prices", "/nowhere.toml"],
+            "--prices /nowhere.toml can't be read",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*SMALL, *flags, "-o", tmp_path) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("currency = 3", "--prices"),
+        ('currency = "EUR"\ndate = "x"\n[cards]\nh100 = -1', "h100 costs -1"),
+        ('currency = "EUR"\ndate = "x"\n[cards]\nh999 = 1', "unknown card 'h999'"),
+        ("[[", "it has currency, date and a table"),
+    ],
+)
+def test_a_price_list_that_is_wrong_is_named(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(text)
+    assert run(*SMALL, "--gpu", "h100", "--slo", "ttft_p99<2s", "--prices", prices, "-o", tmp_path / "out") == 2
+    assert said in capsys.readouterr().err

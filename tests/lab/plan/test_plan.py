@@ -1,0 +1,125 @@
+"""Plans of a real trace: the cheapest of a grid, refusals in words, loads, and going on after an interrupt."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.replay.traces.support import CONVERSATION
+
+from kvyard.errors import KvyardError
+from kvyard.lab.jobs import LocalExecutor, Task
+from kvyard.lab.plan import Planned, plan
+from kvyard.lab.plan.view import paragraph, view
+from kvyard.lab.study.cost import Prices
+from kvyard.lab.study.price_list import default_prices
+from kvyard.replay import replay
+from kvyard.replay.report.slo import parse_limits
+
+BASE: dict[str, Any] = {
+    "limit": 60,
+    "model": "llama-3.1-8b",
+    "router": "kv",
+    "kv_cache_dtype": "auto",
+    "host_bytes": "0",
+}
+PRICES = {"h100": Prices(card=2.35), "l40s": Prices(card=0.7)}
+
+
+def planned(folder: Path, slo: str, gpus: tuple[str, ...] = ("h100", "l40s"), **more: Any) -> Planned:
+    options: dict[str, Any] = {"split": False, "prices": PRICES, "price_list": default_prices(), **BASE, **more}
+    return plan(CONVERSATION, gpus, parse_limits(slo), folder=folder, **options)
+
+
+def test_the_answer_is_the_cheapest_of_a_grid(tmp_path: Path) -> None:
+    done = planned(tmp_path, "ttft_p90<3s", tensor_parallel_size=1)
+    answer = done.answer
+    assert answer is not None and done.met
+    costs = {}
+    for gpu, workers in [*product(("h100",), range(1, 4)), *product(("l40s",), range(7, 11))]:
+        report = replay(CONVERSATION, **BASE, gpu=gpu, tensor_parallel_size=1, workers=workers).report
+        if report.latency["ttft"].p90 <= 3000:
+            costs[gpu, workers] = workers * PRICES[gpu].card
+    assert answer.cost == pytest.approx(min(costs.values()))
+    assert len(done.search.fleets) <= 12
+    said = " ".join(paragraph(done))
+    assert said.startswith(f"Take {answer.cards} {answer.shape.gpu.upper()} as") and "USD an hour" in said
+    assert done.loads and all(fleet.met for times, fleet in done.loads.items() if times < max(done.loads))
+
+
+def test_prompts_that_do_not_fit_are_refused_or_left_out(tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match=r"prompts \(\d+.\d%\) don't fit into the 4,096 tokens .*--max-tokens 4096"):
+        planned(tmp_path, "ttft_p99<2s", max_model_len=4096)
+    done = planned(tmp_path, "ttft_p99<30s", max_model_len=4096, max_tokens=4096, gpus=("h100",))
+    assert done.answer is not None and done.traffic.inputs.max() < 4096
+    assert done.answer.values["rejected_share"] == 0
+
+
+def test_what_no_number_of_cards_can_do_is_refused_before_any_replay(tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match=r"no number of cards keeps this SLO: .* More workers don't help"):
+        planned(tmp_path, "ttft_p99<20ms")
+    assert not list((tmp_path / "points").glob("*.json"))
+    with pytest.raises(KvyardError, match=r"itl_mean is at least .* more workers don't"):
+        planned(tmp_path, "itl_mean<0.1ms")
+    with pytest.raises(KvyardError, match="can't be served so: L40S TP1: "):
+        planned(tmp_path, "ttft_p99<2s", gpus=("l40s",), model="llama-3.1-405b", tensor_parallel_size=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"workers": 4}, "workers is what kvyard plan varies"),
+        ({"model": None}, "which model"),
+        ({"limits": []}, "what must hold"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
+    limits = wrong.pop("limits", parse_limits("ttft_p99<2s"))
+    settings = {**BASE, **wrong}
+    with pytest.raises(KvyardError, match=said):
+        plan(CONVERSATION, ["h100"], limits, folder=tmp_path, prices=PRICES, price_list=default_prices(), **settings)
+
+
+def test_a_budget_that_is_too_small_is_said(tmp_path: Path) -> None:
+    done = planned(tmp_path, "ttft_p90<3s", tensor_parallel_size=1, budget=1.0)
+    assert done.answer is not None and not done.met
+    assert "over the budget of 1.00 USD an hour" in " ".join(paragraph(done))
+
+
+class Interrupted(LocalExecutor):
+    """Ctrl-C after two replays."""
+
+    runs = 0
+
+    def run(self, tasks: Any, ended: Any, told: Any = None) -> None:
+        self.runs += 1
+        if self.runs > 2:
+            raise KeyboardInterrupt
+        super().run(tasks, ended, told)
+
+
+def test_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
+    early = planned(tmp_path, "ttft_p90<3s", tensor_parallel_size=1, executor=Interrupted())
+    assert early.interrupted and len(early.search.fleets) == 2
+    assert any("interrupted" in sentence for sentence in paragraph(early))
+    replayed: list[Task] = []
+
+    class Counting(LocalExecutor):
+        def run(self, tasks: Any, ended: Any, told: Any = None) -> None:
+            replayed.extend(tasks)
+            super().run(tasks, ended, told)
+
+    later = planned(tmp_path, "ttft_p90<3s", tensor_parallel_size=1, executor=Counting())
+    assert not later.interrupted and len(replayed) == len(later.search.fleets) - 2 + len(later.loads)
+
+
+def test_a_page_and_settings(tmp_path: Path) -> None:
+    done = planned(tmp_path, "ttft_p90<3s,itl_p99<200ms", gpus=("h100",), tensor_parallel_size=1)
+    result = view(done)
+    paths = {path.name for path in result.save(tmp_path)}
+    assert paths == {"plan.csv", "plan.json", "plan.html", "plan.toml"}
+    page = (tmp_path / "plan.html").read_text()
+    assert "USD an hour" in page and "vllm serve meta-llama/" in page
+    assert replay(CONVERSATION, config=tmp_path / "plan.toml", limit=60).report.latency["ttft"].p90 <= 3000

@@ -1,0 +1,110 @@
+"""The search, on fleets whose violation is known by a formula: it finds the cheapest, and replays few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+from tests.replay.traces.support import CONVERSATION
+
+from kvyard.lab.plan.search import Fleet, Search
+from kvyard.lab.plan.shape import HOST_GIB, Alone, Shape, shapes
+from kvyard.lab.plan.traffic import Traffic
+from kvyard.lab.study.cost import Prices
+from kvyard.replay import replay
+from kvyard.replay.report.slo import Limit
+from kvyard.replay.settings import make_config
+
+MODEL = {"model": "llama-3.1-8b"}
+PRICES = {"h100": Prices(card=2.0, host=0.004), "h200": Prices(card=3.0, host=0.004)}
+TRAFFIC = Traffic(np.array([100]), np.array([10]), np.array([100]), 100.0)
+LIMITS = [Limit("ttft_p99", 1000.0)]
+REPORT = replay(CONVERSATION, limit=2, workers=1).report
+"""Of another fleet: the search reads violations alone."""
+
+
+def violation(needs: dict[str, float], fleet: Fleet) -> float:
+    """Each gpu needs so many cards; more tensor parallelism wastes some, host memory and an FP8 cache help a little."""
+    shape = fleet.shape
+    need = needs[shape.gpu] * (1 + 0.1 * np.log2(shape.tensor_parallel_size))
+    need *= 0.92 if shape.kv_cache_dtype == "fp8" else 1.0
+    need *= 1 - 0.2 * min(1.0, shape.host_gib / 100)
+    need *= 1.3 if fleet.prefill else 1.0
+    return max(0.0, need / fleet.cards - 1)
+
+
+def search(needs: dict[str, float], guess: float, monkeypatch: pytest.MonkeyPatch) -> Search:
+    """A search whose estimates are wrong by the factor ``guess``."""
+
+    def replay(fleets: Sequence[Fleet]) -> None:
+        for fleet in fleets:
+            fleet.report, fleet.violation = REPORT, violation(needs, fleet)
+            fleet.values = {"ttft_p99": 1000.0 * (1 + fleet.violation), "ttft_mean": 1.0}
+
+    def at_best(shape: Shape, *_: object) -> Alone:
+        engine = make_config({**MODEL, **shape.settings(), "workers": 1}).workers[0].engine
+        busy = 100.0 * guess * needs[shape.gpu] / shape.tensor_parallel_size
+        return Alone(engine, [1.0], 1.0, busy / 2, busy / 2)
+
+    monkeypatch.setattr("kvyard.lab.plan.search.alone", at_best)
+    return Search(MODEL, TRAFFIC, LIMITS, PRICES, replay)
+
+
+def cheapest(needs: dict[str, float], found: Search) -> float:
+    """Every combination, the slow way."""
+    costs = []
+    for gpu, degree, dtype, host in product(needs, (1, 2, 4, 8), ("auto", "fp8"), HOST_GIB):
+        shape = Shape(gpu, degree, dtype, host)
+        workers = next(n for n in range(1, 500) if violation(needs, found.fleet(shape, n)) <= 0)
+        costs.append(found.fleet(shape, workers).cost)
+    return float(min(costs))
+
+
+@pytest.mark.parametrize("guess", [0.3, 0.8, 1.0, 1.6])
+@pytest.mark.parametrize(
+    "needs", [{"h100": 3.0, "h200": 2.5}, {"h100": 19.0, "h200": 9.0}, {"h100": 90.0, "h200": 70.0}]
+)
+def test_it_finds_the_cheapest_fleet(needs: dict[str, float], guess: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = search(needs, guess, monkeypatch)
+    found.run(shapes(list(needs), {}))
+    best = found.best
+    assert best is not None and best.met
+    assert best.cost <= 1.05 * cheapest(needs, found)
+    assert len(found.fleets) <= 60
+    assert len({fleet.name for fleet in found.fleets}) == len(found.fleets), "a fleet was replayed twice"
+
+
+def test_several_at_a_time_find_as_good_a_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {"h100": 19.0, "h200": 9.0}
+    found = search(needs, 1.0, monkeypatch)
+    found.jobs = 4
+    found.run(shapes(list(needs), {}))
+    assert found.best is not None and found.best.cost <= 1.05 * cheapest(needs, found)
+
+
+def test_what_more_workers_do_not_mend_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(fleets: Sequence[Fleet]) -> None:
+        for fleet in fleets:
+            fleet.report, fleet.violation = REPORT, 0.5
+            fleet.values = {"ttft_p99": 1500.0}
+
+    found = search({"h100": 8.0}, 1.0, monkeypatch)
+    found.replay = never
+    found.run([Shape("h100", 2)])
+    assert found.best is None
+    assert len(found.fleets) <= 6
+
+
+@pytest.mark.parametrize(("slow", "more"), [("ttft_p99", 1), ("itl_p99", -1)])
+def test_roles_shift_to_what_is_too_slow(slow: str, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = search({"h100": 8.0}, 1.0, monkeypatch)
+    found.limits = [Limit("ttft_p99", 1000.0), Limit("itl_p99", 50.0)]
+    found._possible(Shape("h100"))
+    steps = found.fewest_split(Shape("h100"))
+    first = next(steps)
+    first.report, first.violation = REPORT, 0.3
+    first.values = {"ttft_p99": 900.0, "itl_p99": 40.0, slow: 1300.0}
+    second = steps.send(first)
+    assert (second.workers, second.prefill) == (first.workers, first.prefill + more)

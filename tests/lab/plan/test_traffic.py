@@ -1,0 +1,47 @@
+"""What a trace asks of a fleet, by hand-counted traces."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvyard.clock import SECOND
+from kvyard.errors import KvyardError
+from kvyard.lab.plan.traffic import read_traffic
+from kvyard.replay.traces.request import TraceRequest
+
+
+def request(number: int, ids: list[int], tokens: int, second: float = 0.0, answer: int = 4) -> TraceRequest:
+    return TraceRequest(
+        id=str(number),
+        arrival=int(second * SECOND),
+        input_length=tokens,
+        output_length=answer,
+        ids=ids,
+        id_block_size=10,
+    )
+
+
+def test_prefixes_of_earlier_prompts_need_not_be_computed() -> None:
+    requests = [
+        request(0, [1, 2], 20),
+        request(1, [1, 3], 20, 1.0),
+        request(2, [1, 2], 20, 5.0),
+        request(3, [9], 7, 2.0),
+    ]
+    traffic = read_traffic(requests)
+    assert traffic.new.tolist() == [20, 10, 1, 7]
+    assert (traffic.requests, traffic.seconds, traffic.rate) == (4, 5.0, 0.8)
+    assert traffic.too_long(20) == 3 and traffic.too_long(21) == 0
+    assert "43% of prompt tokens were in an earlier prompt" in str(traffic)
+
+
+def test_a_speedup_shortens_and_a_closed_loop_has_no_rate() -> None:
+    requests = [request(0, [1], 5), request(1, [2], 5, 8.0)]
+    assert read_traffic(requests, speedup=4.0).seconds == 2.0
+    closed = read_traffic(requests, closed=True)
+    assert (closed.seconds, closed.rate) == (0.0, 0.0)
+
+
+def test_a_trace_without_requests_is_refused() -> None:
+    with pytest.raises(KvyardError, match="nothing to plan for"):
+        read_traffic([])
