@@ -43,6 +43,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+import published_errors
 from _published_workloads import RATES, aibrix, aibrix_rows, alone, conversations, random_prompts, shared_prefix
 
 from kvyard.errors import KvyardError
@@ -438,6 +439,8 @@ def main() -> int:
                     rows[row["source"], row["cell"]] = row
                     print(show(row), flush=True)
                 save_rows(asked.results, rows)
+        if asked.results == RESULTS:
+            published_errors.write()
     print(tables([row for row in rows.values() if asked.only in row["source"] and asked.arm in row["arm"]]))
     return 0
 

@@ -1,0 +1,365 @@
+"""Error ranges by class of run, from published measurements that nothing was fitted to.
+
+    python benchmarks/published_errors.py             # write the package's data file and docs/how-sure.md, print the coverage
+    python benchmarks/published_errors.py --coverage  # print the coverage alone
+
+Reads ``benchmarks/data/published/results.jsonl`` (``published.py`` writes it) and takes the cells of half ``test``. A cell
+counts in each family (throughput, TTFT, TPOT, E2E) with its most central figure and with its tail (p90 or beyond).
+
+A class is a prefix of (load, kind of model, engine, type of weights, card). It has a range if it has ``CELLS`` cells of at
+least ``SOURCES`` sources, or of the only one that has such a figure at such a load. The range is from the 10 % to the 90 %
+quantile of measured / predicted, each source counting the same, however many cells it has. It is widened about its median, by
+one factor for each family and load, until the cells of a source that is left out lie in the ranges of the others in
+``HELD_OUT`` of the cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from math import exp, log
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from kvyard.engine.timing.error_range import (
+    LEVEL,
+    PublishedErrors,
+    PublishedOrder,
+    PublishedRange,
+    class_words,
+)
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "data" / "published" / "results.jsonl"
+DATA = HERE.parent / "src" / "kvyard" / "engine" / "timing" / "published_errors.json"
+PAGE = HERE.parent / "docs" / "how-sure.md"
+CELLS = 8
+SOURCES = 2
+HELD_OUT = 0.75
+WIDEST = 2.0
+"""Factor beyond which a range is no longer widened."""
+PAIRS = 12
+"""Pairs of arms below which nothing is said of order."""
+RIGHT = 0.9
+FAMILIES = {
+    "throughput": ("output_tok_s", "throughput_tok_s", "req_s", "turns_s"),
+    "ttft": ("ttft_", "prefill_ms"),
+    "tpot": ("tpot_", "itl_", "ntpot_"),
+    "e2e": ("e2e_",),
+}
+RANKS = ("mean", "p50", "p90", "p95", "p99")
+TAIL = RANKS.index("p90")
+SHOWN = {"ttft": "TTFT", "tpot": "TPOT, ITL", "e2e": "E2E", "throughput": "throughput"}
+
+
+class Cell(NamedTuple):
+    """One published figure beside ours."""
+
+    source: str
+    metric: str
+    statistic: str
+    of: tuple[str, ...]
+    error: float
+    """Logarithm of measured / predicted."""
+
+
+def read_rows(path: Path = RESULTS) -> list[dict[str, Any]]:
+    """Rows of half ``test`` that have figures."""
+    rows = map(json.loads, path.read_text().splitlines())
+    return [row for row in rows if row["half"] == "test" and row.get("metrics")]
+
+
+def cells_of(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:
+    """The most central figure and the tail of each family of each row."""
+    found = []
+    for row in rows:
+        of = (row["knee"], row["class"], row["engine"], row["dtype"], row["card"])
+        for metric, statistic, _, (theirs, ours, resolution) in _figures(row):
+            found.append(Cell(row["source"], metric, statistic, of, _error(theirs, ours, resolution)))
+    return found
+
+
+def _figures(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str, tuple[float, float, float]]]:
+    best: dict[tuple[str, str], tuple[int, str]] = {}
+    for column in row["metrics"]:
+        metric = next((name for name, heads in FAMILIES.items() if column.startswith(heads)), None)
+        if metric is None:
+            continue
+        rank = next((at for at, name in enumerate(RANKS) if f"_{name}_" in column), 0)
+        key = metric, "tail" if rank >= TAIL else "central"
+        best[key] = min(best.get(key, (rank, column)), (rank, column))
+    for (metric, statistic), (_, column) in best.items():
+        yield metric, statistic, column, row["metrics"][column]
+
+
+def _error(theirs: float, ours: float, resolution: float) -> float:
+    return 0.0 if abs(ours - theirs) <= resolution / 2 else log(theirs / max(ours, 1e-9))
+
+
+def quantiles(cells: Sequence[Cell], shares: Sequence[float]) -> list[float]:
+    """Quantiles of the errors, each source counting the same."""
+    count: dict[str, int] = defaultdict(int)
+    for cell in cells:
+        count[cell.source] += 1
+    ordered = sorted(cells, key=lambda cell: cell.error)
+    weights = np.array([1 / count[cell.source] for cell in ordered])
+    middles = (np.cumsum(weights) - weights / 2) / weights.sum()
+    return [float(np.interp(share, middles, [cell.error for cell in ordered])) for share in shares]
+
+
+Ranges = dict[tuple[str, ...], tuple[float, float, float]]
+
+
+def ranges_of(cells: Sequence[Cell], widened: float = 1.0) -> Ranges:
+    """By class, the logarithms of low, median and high, of cells of one metric and statistic."""
+    groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        for length in range(1, len(cell.of) + 1):
+            groups[cell.of[:length]].append(cell)
+    found = {}
+    least = min(SOURCES, len({cell.source for cell in cells}))
+    for of, some in groups.items():
+        if len(some) >= CELLS and len({cell.source for cell in some}) >= least:
+            low, middle, high = quantiles(some, ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2))
+            found[of] = (middle - widened * (middle - low), middle, middle + widened * (high - middle))
+    return found
+
+
+def held(cell: Cell, ranges: Ranges) -> bool | None:
+    """Whether the cell lies in the range of its finest class; ``None`` where there is none."""
+    for length in range(len(cell.of), 0, -1):
+        found = ranges.get(cell.of[:length])
+        if found is not None:
+            return found[0] - 1e-9 <= cell.error <= found[2] + 1e-9
+    return None
+
+
+def held_out(cells: Sequence[Cell], widened: float) -> list[tuple[Cell, bool]]:
+    """Of each cell whether the ranges of the other sources hold it, as far as these have one."""
+    found = []
+    for source in sorted({cell.source for cell in cells}):
+        ranges = ranges_of([cell for cell in cells if cell.source != source], widened)
+        for cell in cells:
+            if cell.source == source and (inside := held(cell, ranges)) is not None:
+                found.append((cell, inside))
+    return found
+
+
+def widening(cells: Sequence[Cell]) -> float:
+    """The least factor from 1 on with which left-out sources are held in ``HELD_OUT`` of their cells."""
+    for step in range(31):
+        factor = 1.0 + step * (WIDEST - 1.0) / 30
+        out = held_out(cells, factor)
+        if not out or sum(inside for _, inside in out) >= HELD_OUT * len(out):
+            return factor
+    return WIDEST
+
+
+def parts(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
+    """Cells by metric, statistic and load."""
+    found: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        found[cell.metric, cell.statistic, cell.of[0]].append(cell)
+    return dict(sorted(found.items()))
+
+
+def distil(rows: Sequence[Mapping[str, Any]]) -> PublishedErrors:
+    """The package's data."""
+    ranges = []
+    for (metric, statistic, _), cells in parts(cells_of(rows)).items():
+        for of, (low, middle, high) in sorted(ranges_of(cells, widening(cells)).items()):
+            mine = [cell for cell in cells if cell.of[: len(of)] == of]
+            ranges.append(
+                PublishedRange(
+                    metric=metric,
+                    statistic=statistic,
+                    of=of,
+                    low=_three(exp(low)),
+                    median=_three(exp(middle)),
+                    high=_three(exp(high)),
+                    runs=len(mine),
+                    sources=tuple(sorted({cell.source for cell in mine})),
+                )
+            )
+    return PublishedErrors(ranges=tuple(ranges), order=tuple(_order(rows)))
+
+
+def _order(rows: Sequence[Mapping[str, Any]]) -> Iterator[PublishedOrder]:
+    """By metric and load, how far ratios of two arms of one table are off."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["source"], row["load"]].append(row)
+    pairs: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
+    for (source, _), same_load in sorted(groups.items()):
+        for one, other in combinations(same_load, 2):
+            figures = {
+                (metric, column): (one["metrics"][column], other["metrics"][column])
+                for metric, statistic, column, _ in _figures(one)
+                if statistic == "central" and column in other["metrics"]
+            }
+            for (metric, _), ((theirs, ours, _), (theirs_other, ours_other, _)) in figures.items():
+                load = "above" if "above" in (one["knee"], other["knee"]) else "below"
+                pairs[metric, load].append((source, log(theirs / theirs_other), log(ours / ours_other)))
+    for (metric, load), found in sorted(pairs.items()):
+        if len(found) < PAIRS:
+            continue
+        off = sorted(abs(theirs - ours) for _, theirs, ours in found)
+        yield PublishedOrder(
+            metric=metric,
+            load=load,
+            factor=_three(exp(float(np.quantile(off, LEVEL)))),
+            safe=_three(exp(_safe(found))),
+            pairs=len(found),
+            sources=tuple(sorted({source for source, *_ in found})),
+        )
+
+
+def _safe(pairs: Sequence[tuple[str, float, float]]) -> float:
+    """The least difference of ours from which on ``RIGHT`` of the pairs are in the measured order."""
+    ordered = sorted(((abs(ours), theirs * ours > 0) for _, theirs, ours in pairs), reverse=True)
+    safe, right = ordered[0][0], 0
+    for count, (difference, agrees) in enumerate(ordered, 1):
+        right += agrees
+        if right >= RIGHT * count:
+            safe = difference
+    return safe
+
+
+def coverage(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of how often ranges hold the measured value: made from all sources, and without the cell's own."""
+    lines = ["| metric | runs | cells | in the range | source left out |", "|---|---|---|---|---|"]
+    for (metric, statistic, load), cells in parts(cells_of(rows)).items():
+        factor = widening(cells)
+        ranges, out = ranges_of(cells, factor), held_out(cells, factor)
+        classes = sorted({cell.of[1:3] for cell in cells})
+        for some in [(), *classes]:
+            mine = [held(cell, ranges) for cell in cells if not some or cell.of[1:3] == some]
+            left = [inside for cell, inside in out if not some or cell.of[1:3] == some]
+            known = [inside for inside in mine if inside is not None]
+            words = class_words((load, *some)) if some else f"**all, {load} the knee**"
+            title = SHOWN[metric] + (" (tail)" if statistic == "tail" else "")
+            lines.append(f"| {title} | {words} | {len(mine)} | {_share(known)} | {_share(left)} |")
+    return "\n".join(lines)
+
+
+def _share(held: Sequence[bool]) -> str:
+    return f"{sum(held) / len(held):.0%} of {len(held)}" if held else "no range"
+
+
+def _three(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+PAGE_TEXT = """# How sure a prediction is
+
+<!-- written by benchmarks/published_errors.py -->
+
+A report states a range beside its times: "TTFT mean 210 ms, 180–260 (80 % of comparable published runs)". The range
+comes from {runs} published measurements of other people's fleets that no constant of kvyard was fitted to.
+`benchmarks/published.py` replays each with the flags that it names. The range holds 80 % of measured / predicted among
+comparable runs.
+
+Comparable runs have the same load (below or above the knee), kind of model, engine, type of weights and card. Where a
+class has fewer than {cells} runs or fewer than {least} sources, the card is dropped, then the type of weights, the
+engine, and the kind of model; a report names the class that was left. A figure that only one source has is judged by
+that one. Where there is nothing comparable, the report says that there is no evidence. A run is above the knee if
+requests spend a third of their TTFT or more waiting to be admitted.
+
+Ranges are of default timing for a model and a card. A profile that you fitted to your engine (`kvyard calibrate`) has
+its own error, that of time held out of the fit. Dynamo's polynomial and fixed times stand for no card and have no
+range.
+
+Sources: {sources}.
+
+## Ranges by class
+
+A range of 0.80–1.50 means: where 100 ms were predicted, 80 % of comparable runs measured 80 to 150 ms. Each source
+counts the same, however many runs it has. Ranges are widened until a source that is left out would lie in the ranges of
+the others in {held_out} of its runs, at most to {widest} times their width.
+
+| figure | class | range | median | runs | sources |
+|---|---|---|---|---|---|
+{ranges}
+
+## The order of two choices
+
+Most of an error is common to both sides of a comparison: the same card, model and engine, with another router or cache.
+Where two arms of one published table were predicted to differ by more than the factor below, nine pairs in ten were in
+the measured order. `sweep`, `tune` and `league` say that two choices lie within the error below that factor, and that
+their order is safe above it, although the milliseconds aren't.
+
+| figure | load | order is safe beyond | 80 % of ratios within | pairs | sources |
+|---|---|---|---|---|---|
+{order}
+
+## Do the ranges hold?
+
+Share of the published cells whose measured value lies in the stated range: with the range made from all sources, and
+with the range made without the cell's own source, as for a fleet that nobody has published.
+
+{coverage}
+"""
+
+
+def page(errors: PublishedErrors, rows: Sequence[Mapping[str, Any]]) -> str:
+    """``docs/how-sure.md``."""
+    ranges = [
+        (
+            SHOWN[one.metric] + (", p90 and beyond" if one.statistic == "tail" else ""),
+            class_words(one.of),
+            f"{one.low:g}–{one.high:g}",
+            f"{one.median:g}",
+            str(one.runs),
+            str(len(one.sources)),
+        )
+        for one in errors.ranges
+    ]
+    order = [
+        (
+            SHOWN[pair.metric],
+            f"{pair.load} the knee",
+            f"{pair.safe:g}×",
+            f"{pair.factor:g}×",
+            str(pair.pairs),
+            str(len(pair.sources)),
+        )
+        for pair in errors.order
+    ]
+    return PAGE_TEXT.format(
+        runs=len(rows),
+        cells=CELLS,
+        least=SOURCES,
+        held_out=f"{HELD_OUT:.0%}",
+        widest=f"{WIDEST:g}",
+        sources=", ".join(sorted({row["source"] for row in rows})),
+        ranges="\n".join(f"| {' | '.join(line)} |" for line in ranges),
+        order="\n".join(f"| {' | '.join(line)} |" for line in order),
+        coverage=coverage(rows),
+    )
+
+
+def write(results: Path = RESULTS) -> None:
+    """Write the package's data file and the page from the results."""
+    rows = read_rows(results)
+    errors = distil(rows)
+    DATA.write_bytes(msgspec.json.format(msgspec.json.encode(errors), indent=1) + b"\n")
+    PAGE.write_text(page(errors, rows))
+
+
+def main() -> None:
+    """Write the files and print the coverage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--coverage", action="store_true", help="print the coverage, and write nothing")
+    if not parser.parse_args().coverage:
+        write()
+    print(coverage(read_rows()))
+
+
+if __name__ == "__main__":
+    main()
