@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Feed kvyard's readers with bytes that reach code which none before reached, and note what breaks.
 
-    make fuzz                                 all targets by turns, a minute in all
+    make fuzz                                 all targets, alternating, a minute in all
     make fuzz SECONDS=7200                    for two hours
     make fuzz SECONDS=600 ARGS='trace body'   these targets
+    make fuzz SECONDS=600 ARGS='--jobs 8'     eight targets at a time
     scripts/fuzz.py --coverage                lines that the inputs found so far run, per target
 
 Targets and kept inputs are in ``tests/fuzz``. Inputs that reach something new are gathered in ``build/fuzz/<target>/found``,
@@ -17,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import defaultdict
@@ -50,6 +50,7 @@ TURN = 100.0
 
 def fuzz_one(name: str, seconds: float, cpu_s: float) -> None:
     """Fuzz one target in this process, which ends with it: when either is spent."""
+    began = time.monotonic()
     import atheris
 
     with atheris.instrument_imports(include=["kvyard"]):
@@ -92,7 +93,7 @@ def fuzz_one(name: str, seconds: float, cpu_s: float) -> None:
     found.mkdir(parents=True, exist_ok=True)
     folders = [str(found), *(str(path) for path in [CORPUS / name] if path.is_dir())]
     options = [
-        f"-max_total_time={max(1, round(seconds))}",
+        f"-max_total_time={max(1, round(seconds - (time.monotonic() - began)))}",
         f"-max_len={SHORTER.get(name, LONGEST)}",
         f"-rss_limit_mb={MEMORY}",
         "-timeout=1200",  # by the clock, and the machine may be stopped; SLOW goes by CPU
@@ -109,25 +110,25 @@ def fuzz_one(name: str, seconds: float, cpu_s: float) -> None:
 def turn(name: str, seconds: float, cpu_s: float) -> dict[str, Any]:
     """Fuzz one target in a process of its own, and tell what came of it."""
     command = [sys.executable, str(Path(__file__)), "--one", name, "--seconds", str(seconds), "--cpu", str(cpu_s)]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    for line in done.stdout.splitlines():
+    log = KEPT / name / "last.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    said = log.read_text(errors="replace")
+    for line in said.splitlines():
         if line.startswith("BROKEN"):
             print(line, flush=True)
-    (KEPT / name / "last.log").write_text(done.stdout)
-    executions = re.findall(r"number_of_executed_units: (\d+)", done.stdout) or re.findall(r"#(\d+)\s", done.stdout)
-    covered = re.findall(r"cov: (\d+)", done.stdout)
+    executions = re.findall(r"number_of_executed_units: (\d+)", said) or re.findall(r"#(\d+)\s", said)
+    covered = re.findall(r"cov: (\d+)", said)
     return {
         "target": name,
         "executions": int(executions[-1]) if executions else 0,
         "edges": int(covered[-1]) if covered else 0,
         "inputs": len(list((KEPT / name / "found").glob("*"))),
         "broken": len(list((KEPT / name / "broken").glob("*.bin"))),
-        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "exit": done.returncode,
+        "cpu_s": round(used.ru_utime + used.ru_stime, 1),
+        "exit": process.returncode,
     }
 
 
@@ -188,6 +189,7 @@ def main() -> int:
     parser.add_argument(
         "--cpu", type=float, default=float("inf"), help="end earlier, when it took so many seconds of CPU"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="targets at a time (1)")
     parser.add_argument("--coverage", action="store_true", help="show what is reached")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -203,24 +205,39 @@ def main() -> int:
         return 0
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     KEPT.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + asked.seconds
-    each = min(TURN, asked.seconds / len(names))
     rounds = {name: Rounds() for name in names}
-    with (KEPT / "runs.jsonl").open("a") as runs:
-        for number in itertools.count():
-            for name, own in rounds.items():
-                if time.monotonic() >= end or sum(one.cpu_s for one in rounds.values()) >= asked.cpu:
-                    return 1 if any(one.broken for one in rounds.values()) else 0
-                if number < own.due:
-                    continue
+    each = min(TURN, asked.seconds * asked.jobs / len(names))
+    fuzz_all(rounds, min(asked.jobs, len(names)), time.monotonic() + asked.seconds, each, asked.cpu)
+    return 1 if any(one.broken for one in rounds.values()) else 0
+
+
+def fuzz_all(rounds: dict[str, Rounds], jobs: int, end: float, turn_s: float, cpu_s: float) -> None:
+    """Give targets turns until the time ``end`` or until all took ``cpu_s`` seconds, ``jobs`` of them at a time."""
+    running = set[str]()
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                if time.monotonic() >= end - 1 or sum(one.cpu_s for one in rounds.values()) >= cpu_s:
+                    return
+                name = min((one for one in rounds if one not in running), key=lambda one: rounds[one].due)
+                running.add(name)
                 (KEPT / name).mkdir(exist_ok=True)
-                told = turn(name, end - time.monotonic(), each)
-                own.took(told, number)
-                runs.write(json.dumps(told) + "\n")
-                runs.flush()
-                print(own.line(name), flush=True)
+            told = turn(name, end - time.monotonic(), turn_s)
+            with lock:
+                running.remove(name)
+                rounds[name].took(told)
+                with (KEPT / "runs.jsonl").open("a") as runs:
+                    runs.write(json.dumps(told) + "\n")
+                print(rounds[name].line(name), flush=True)
                 (KEPT / "summary.txt").write_text(summary(rounds))
-    return 0
+
+    workers = [threading.Thread(target=work) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 class Rounds:
@@ -233,15 +250,15 @@ class Rounds:
         """The round of its next turn."""
         self._sat_out = 0
 
-    def took(self, told: dict[str, Any], number: int) -> None:
-        """It had a turn in a round."""
+    def took(self, told: dict[str, Any]) -> None:
+        """Count a turn."""
         gained = told["edges"] > self.edges
         self.turns += 1
         self.executions += told["executions"]
         self.cpu_s += told["cpu_s"]
         self.edges, self.inputs, self.broken = max(self.edges, told["edges"]), told["inputs"], told["broken"]
         self._sat_out = 0 if gained else min(MOST_ROUNDS, 2 * self._sat_out or 1)
-        self.due = number + 1 + self._sat_out
+        self.due += 1 + self._sat_out
 
     def line(self, name: str) -> str:
         """Its state in words."""

@@ -21,6 +21,7 @@ from unittest import mock
 
 import msgspec
 
+from kvyard import openai
 from kvyard.clock import SECOND, VirtualClock
 from kvyard.engine.models.fields import read_config
 from kvyard.engine.timing.measurements import parse_measurements
@@ -41,19 +42,25 @@ from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.registry import OURS
 from kvyard.router.journal import read_journal
+from kvyard.server.application import Application
+from kvyard.server.connection import PIPELINED_REQUESTS, ClientConnection, ServerState
 from kvyard.server.gateway import config as gateway_config
 from kvyard.server.gateway import reading
 from kvyard.server.gateway.access.keys import read_keys
+from kvyard.server.gateway.config import GatewayEngine
 from kvyard.server.gateway.connections import EngineAddress, EngineConnection, EngineConnections
 from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
 from kvyard.server.gateway.prompting import Prompting, read_body
 from kvyard.server.gateway.reading import PromptReader, ReadPrompt
+from kvyard.server.gateway.schemas import ExplainRoute
 from kvyard.server.gateway.usage import answer_tokens
 from kvyard.server.hinting import peek_hints
-from kvyard.server.http import Refusal
+from kvyard.server.http import ANY_METHOD, JSON, Bounds, Operation, Raw, Refusal, decode, decode_as_vllm
 from kvyard.server.indexer.config import load
 from kvyard.server.indexer.names import LocalNames
+from kvyard.server.indexer.schemas import Register, ScoreRequest
+from kvyard.server.request import HttpRequest
 
 Target = Callable[[bytes], None]
 LATER = {"picked": "kvyard.server.epp.service", "redis": "kvyard.server.gateway.sharing.peers"}
@@ -296,6 +303,93 @@ def _connections() -> EngineConnections:
     return EngineConnections(connect_seconds=1.0, silent_seconds=1e6)
 
 
+def requests(data: bytes) -> None:
+    """Requests on a client's connection: cut anywhere they are those of one piece, as far as both are read, and nothing of them
+    is held when the connection has ended.
+    """
+    steps, wire = data[:2] or b"\xff", data[2:]
+    whole = LOOP.run_until_complete(_received([wire]))
+    pieces, at = list[bytes](), 0
+    for step in itertools.cycle(steps):
+        if at >= len(wire):
+            break
+        pieces.append(wire[at : at + 1 + step % 64])
+        at += 1 + step % 64
+    parts = LOOP.run_until_complete(_received(pieces))
+    assert all(one == other for one, other in zip(whole, parts, strict=False)), (whole, parts)
+    assert abs(len(whole) - len(parts)) <= (len(whole) > PIPELINED_REQUESTS) * len(whole), (whole, parts)
+
+
+Received = tuple[str, str, bytes, list[tuple[bytes, bytes]], bytes]
+
+
+async def _received(pieces: list[bytes]) -> list[Received]:
+    """Requests that an application gets of these pieces, on a connection that then ends."""
+    received = list[Received]()
+
+    async def take(body: bytes | None, request: HttpRequest) -> Raw:
+        received.append((request.method, request.path, request.query, request.raw, body or b""))
+        announced = [value for name, value in request.raw if name == b"content-length"]
+        assert not announced or all(int(value) == len(body or b"") for value in announced)
+        return Raw(b"", "text/plain")
+
+    with_body: Any = {"path": "/{path}", "summary": "", "handler": take, "body": dict, "raw": True}
+    bounds = Bounds(body_bytes=8 << 10)
+    app = Application([], title="it", bounds=bounds, unknown=Operation(method=ANY_METHOD, **with_body))
+    state = ServerState(app, keep_alive_seconds=60)
+    connection, transport = ClientConnection(state), ClientWire()
+    connection.connection_made(transport)
+    for piece in pieces:
+        if transport.is_closing():
+            break
+        connection.data_received(piece)
+        for _ in range(4):
+            await asyncio.sleep(0)
+    turns = 0
+    while connection.request is not None and not connection.request.gone and turns < 8 * PIPELINED_REQUESTS:
+        turns += 1
+        await asyncio.sleep(0)
+    task = None if connection.request is None else connection.request.task
+    connection.connection_lost(None)
+    if task is not None:
+        await asyncio.wait([task])
+    assert app.held.bytes == 0
+    assert not state.connections
+    return received
+
+
+class ClientWire(Wire):
+    """The server's side of a connection without a socket, to a client that reads everything."""
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._ended = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+BODIES: list[Any] = [openai.CompletionRequest, openai.ChatRequest, GatewayEngine, Register, ScoreRequest, ExplainRoute]
+
+
+def posted(data: bytes) -> None:
+    """A typed body of the mock, the index service and the gateway: it is of its type, or refused in few words."""
+    kind = BODIES[data[0] % len(BODIES)] if data else BODIES[0]
+    for read in (lambda: decode(kind, data[1:]), lambda: decode_as_vllm(kind, data[1:], JSON)):
+        try:
+            assert isinstance(read(), kind)
+        except Refusal as refusal:
+            assert refusal.status in (400, 422)
+            assert len(refusal.problem.error) + len(refusal.problem.fix) < 2_000
+        except KvyardError as error:
+            assert len(str(error)) < 2_000
+
+
 def picked(data: bytes) -> None:
     """What an Envoy proxy says to the endpoint picker, message by message: JSON of messages in lines, or messages behind their
     lengths. Whatever comes, every message of a stream that goes on is answered, and nothing is held when it is over.
@@ -421,6 +515,8 @@ TARGETS: dict[str, Target] = {
         continuation,
         usage,
         answer,
+        requests,
+        posted,
         picked,
         redis,
     )

@@ -111,10 +111,15 @@ def read_token(file: str | Path | None, variable: str | None = TOKEN_VARIABLE) -
 
 def log_to_stderr(verbose: bool) -> None:
     """Log warnings, or with ``verbose`` what goes on too; each kind of line a few times within some seconds."""
+    from kvyard.server.line_writer import LineHandler
     from kvyard.server.log_limit import LogLimit
 
     level = logging.INFO if verbose else logging.WARNING
-    handler = logging.StreamHandler()
+    handler: logging.Handler
+    try:
+        handler = LineHandler()
+    except (OSError, ValueError, AttributeError):  # stderr is no file
+        handler = logging.StreamHandler()
     handler.addFilter(LogLimit())
     logging.basicConfig(level=level, format=LOG_FORMAT, handlers=[handler])
 

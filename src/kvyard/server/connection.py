@@ -1,8 +1,9 @@
 """A client's connection: it reads requests, has them answered one after the other, and bounds what a client makes it hold.
 
 This is the only place where bytes of a client come in and where its hang-up is noticed. Heads, trailers and pipelined
-requests are bounded here, bodies by the application's ``Bounds``, and all of it together by its ``HeldBytes``. A hang-up
-cancels the task of a request whose operation is ``abandoned_with_client``, at whatever stage it is.
+requests are bounded here, bodies by the application's ``Bounds``, and all of it together by its ``HeldBytes``, with answers
+that aren't read and connections themselves. A hang-up cancels the task of a request whose operation is
+``abandoned_with_client``, at whatever stage it is.
 
 It is built on httptools' parser and asyncio's protocols alone: general servers read ahead of answers that nobody takes, and
 have no public place to bound that.
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from kvyard.errors import KvyardError
-from kvyard.server.held import HeldBytes
+from kvyard.server.held import CONNECTION_BYTES, TLS_BYTES, HeldBytes
 from kvyard.server.http import Bounds, Refusal, openai_error_response
 from kvyard.server.request import HttpRequest
 from kvyard.server.transports import untie
@@ -41,6 +42,8 @@ HEADERS = 256
 HEAD_TOO_LONG = f"headers are longer than {HEADER_BYTES} bytes, or more than {HEADERS}"
 HEADER_OVERHEAD = 128
 """Bytes that the objects of one header take beside its text."""
+REQUEST_OVERHEAD = 1 << 10
+"""Bytes that the objects of a request take beside its head and body."""
 PIPELINED_BYTES = 64 << 10
 PIPELINED_REQUESTS = 32
 """Limits of what may follow a request before it is answered. A client that sends more gets the answers so far, and has to
@@ -97,6 +100,12 @@ class ClientConnection(asyncio.Protocol):
         """Bytes of this head, or of the trailers behind it."""
         self._head_holds = 0
         """Bytes that are counted for a head in progress, its objects included."""
+        self._parser_holds = 0
+        """Bytes that are counted for what is inside the parser."""
+        self._unread = 0
+        """Bytes that are counted for answers that the client hasn't read."""
+        self._own_bytes = 0
+        """Bytes that are counted for the connection itself."""
         self._unparsed = 0
         """Bytes since the parser last found something: the rest is inside the parser."""
         self._in_head = False
@@ -112,6 +121,8 @@ class ClientConnection(asyncio.Protocol):
         """Runs out where an answer isn't read."""
         self._closing: asyncio.TimerHandle | None = None
         """Runs out where the rest of an answer isn't read after the connection was closed."""
+        self._lingering: asyncio.TimerHandle | None = None
+        """Runs out where a client that was refused goes on sending."""
         self.writable: asyncio.Event | None = None
         """Set again once the client has read; ``None`` while it reads as fast as is written."""
 
@@ -119,17 +130,30 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self._state.connections.add(self)
-        self._late = self._loop.call_later(HEAD_SECONDS, self.transport.abort)
+        state, held = self._state, self._state.held
+        state.connections.add(self)
+        size = CONNECTION_BYTES + (TLS_BYTES if transport.get_extra_info("ssl_object") is not None else 0)
+        if not held.has_room_for_connection(size):
+            self._give_up("connections")
+            return
+        self._own_bytes = size
+        held.connection_bytes += size
+        # What the system doesn't take of an answer is counted from its first byte.
+        self.transport.set_write_buffer_limits(0)
+        self._late = self._loop.call_later(HEAD_SECONDS, self._give_up, "late")
 
     def connection_lost(self, error: Exception | None) -> None:
-        for timer in (self._late, self._stuck, self._idling, self._closing):
+        for timer in (self._late, self._stuck, self._idling, self._closing, self._lingering):
             if timer is not None:
                 timer.cancel()
         self._parser = None  # it refers to us
         self._overrun = True
         self._hold(b"")
         self._hold_head(-self._head_holds)
+        self._unparsed = 0
+        self._hold_unparsed()
+        self._hold_unread(0)
+        self._state.held.connection_bytes -= self._own_bytes
         for request in (*self._queue, *((self._arriving,) if self._arriving is not None else ())):
             if request is not self.request:
                 request.release()
@@ -148,10 +172,14 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         if self.writable is None:
             self.writable = asyncio.Event()
-        if self._stuck is None:
-            self._stuck = self._loop.call_later(STUCK_SECONDS, self.transport.abort)
+        self._hold_unread(self.transport.get_write_buffer_size())
+        if not self._state.held.has_room(0):
+            self._give_up("unread")
+        elif self._stuck is None:
+            self._stuck = self._loop.call_later(STUCK_SECONDS, self._give_up, "unread")
 
     def resume_writing(self) -> None:
+        self._hold_unread(0)
         if self.writable is not None:
             self.writable.set()
             self.writable = None
@@ -173,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
         if self._arriving is None and self._busy():
             # Not parsed before the answer is out, but read on: this is how a hang-up is noticed.
             if len(self._held) + len(data) > PIPELINED_BYTES or not self._state.held.has_room(len(data)):
-                self._overrun = True
+                self._overrun_by("pipelined")
                 self._hold(b"")
             else:
                 self._hold(self._held + data)
@@ -190,7 +218,7 @@ class ClientConnection(asyncio.Protocol):
         self._url, self._headers = b"", []
         self._head_bytes, self._unparsed, self._in_head = 0, 0, True
         if len(self._queue) >= PIPELINED_REQUESTS:
-            self._overrun = True
+            self._overrun_by("pipelined")
 
     def on_url(self, url: bytes) -> None:
         self._unparsed = 0
@@ -235,12 +263,15 @@ class ClientConnection(asyncio.Protocol):
         if refusal is not None:
             self._refuse(request, *refusal)
             return
-        request.hold(holds)
-        self._arriving = request
         if self.request is None and not self._queue and self.writable is None:
             self._start(request)
-        else:
+        elif self._state.held.has_room(holds + REQUEST_OVERHEAD):
             self._queue.append(request)
+        else:
+            self._overrun_by("pipelined")
+            return
+        request.hold(holds + REQUEST_OVERHEAD)
+        self._arriving = request
 
     def _head_refusal(self, version: str) -> tuple[int, str] | None:
         """Why a head that is complete isn't taken, as status and sentence."""
@@ -284,6 +315,8 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._parser is None:
             return
+        if self._unparsed != self._parser_holds:
+            self._hold_unparsed()
         if self._unparsed > 2 * HEADER_BYTES or self._head_bytes > 2 * HEADER_BYTES:
             self._malformed(431, HEAD_TOO_LONG)
         elif self._in_head and not self._state.held.has_room(0):
@@ -294,7 +327,26 @@ class ClientConnection(asyncio.Protocol):
     def _await_head(self) -> None:
         """Bound the time of a head in progress, once nothing before it is being answered."""
         if self._in_head and self._late is None and self.request is None and not self._queue:
-            self._late = self._loop.call_later(HEAD_SECONDS, self.transport.abort)
+            self._late = self._loop.call_later(HEAD_SECONDS, self._give_up, "late")
+
+    def _hold_unparsed(self) -> None:
+        self._state.held.bytes += self._unparsed - self._parser_holds
+        self._parser_holds = self._unparsed
+
+    def _hold_unread(self, size: int) -> None:
+        self._state.held.bytes += size - self._unread
+        self._unread = size
+
+    def _overrun_by(self, reason: str) -> None:
+        """Read nothing more of this client: it gets the answers so far."""
+        if not self._overrun:
+            self._overrun = True
+            self._state.held.refused[reason] += 1
+
+    def _give_up(self, reason: str) -> None:
+        """End the connection without an answer."""
+        self._state.held.refused[reason] += 1
+        self.transport.abort()
 
     def _hold_head(self, size: int) -> None:
         self._head_holds += size
@@ -390,6 +442,7 @@ class ClientConnection(asyncio.Protocol):
         if self.request is not None or refused:
             return  # the answer in progress comes first; then the connection closes
         self._refused = True
+        self._state.held.refused[{431: "head", 429: "held"}.get(status, "malformed")] += 1
         request.keep_alive = False
         status, headers, body = openai_error_response(Refusal(status, error, fix="send less" if status == 431 else ""))
         request.respond(status, headers, body)
@@ -406,6 +459,7 @@ class ClientConnection(asyncio.Protocol):
         elif arriving.finished:
             self._close(linger=True)  # it has its answer
         else:
+            self._state.held.refused["malformed"] += 1
             arriving.body_malformed(error)
 
     # -- its end --------------------------------------------------------------------------------------------------------
@@ -416,13 +470,13 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._overrun = True
             self.transport.write_eof()
-            self._loop.call_later(LINGER_SECONDS, self.transport.close)
+            self._lingering = self._loop.call_later(LINGER_SECONDS, self.transport.close)
         self._bound_closing()
 
     def _bound_closing(self) -> None:
         """End the connection if the client doesn't read the rest: a transport that closes waits for that without limit."""
         if self._closing is None and self.transport.get_write_buffer_size():
-            self._closing = self._loop.call_later(STUCK_SECONDS, self.transport.abort)
+            self._closing = self._loop.call_later(STUCK_SECONDS, self._give_up, "unread")
 
     def abort(self) -> None:
         """End the connection at once; what was written goes out if the client takes it now."""

@@ -161,7 +161,7 @@ class HttpRequest(Mapping[str, str]):
         """The whole body. Raises ``Refusal`` for one that is too long or late, and ``ClientGone``."""
         announced = self.get("content-length", "")
         if announced.isdecimal() and int(announced) > bounds.body_bytes:
-            raise _too_long(bounds)
+            raise self._too_long_refusal(bounds)
         if announced.isdecimal() and not self._held.has_room(int(announced) - self._size):
             self._no_room = True
         if not self._stopped():
@@ -172,9 +172,10 @@ class HttpRequest(Mapping[str, str]):
                     while not self._stopped() and not self.gone:
                         await self._more()
             except TimeoutError:
+                self._held.refused["late"] += 1
                 raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
         if self._too_long:
-            raise _too_long(bounds)
+            raise self._too_long_refusal(bounds)
         if self._no_room:
             self.release()
             raise self._held.refusal(self.path, self._size)
@@ -189,6 +190,11 @@ class HttpRequest(Mapping[str, str]):
     def _stopped(self) -> bool:
         """True if nothing more of the body is waited for."""
         return self._arrived or self._too_long or self._no_room or bool(self._malformed)
+
+    def _too_long_refusal(self, bounds: Bounds) -> Refusal:
+        self._held.refused["body"] += 1
+        fix = "send less at once, or raise limits.body_bytes"
+        return Refusal(413, f"the body is longer than {bounds.body_bytes} bytes", fix=fix, Connection="close")
 
     async def _more(self) -> None:
         self._waiting = asyncio.get_running_loop().create_future()
@@ -364,8 +370,3 @@ class HttpRequest(Mapping[str, str]):
         ended, self.on_end = self.on_end, None
         if ended is not None:
             ended(self)
-
-
-def _too_long(bounds: Bounds) -> Refusal:
-    fix = "send less at once, or raise limits.body_bytes"
-    return Refusal(413, f"the body is longer than {bounds.body_bytes} bytes", fix=fix, Connection="close")

@@ -1,16 +1,14 @@
 """The access log: a line of JSON for each request, of what became of it. Nothing of what it said is in there."""
 
 import logging
-import os
-import sys
 
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.server.line_writer import LineWriter
 
 log = logging.getLogger(__name__)
 
-STDERR = "-"
 PORTION = 64 << 10
 """Bytes of lines that are written without waiting for more."""
 
@@ -47,16 +45,22 @@ class AccessLog:
     def __init__(self, path: str) -> None:
         """``path`` may be ``-`` for stderr. Raises ``KvyardError`` where it can't be written."""
         self.path = path
-        self.lost = 0
-        self.error = ""
-        """Why the last lines couldn't be written; empty where they could."""
         self._lines: list[bytes] = []
         self._gathered = 0
-        self._file = -1
         try:
             self._open()
         except OSError as error:
             raise KvyardError(f"can't write the access log {path}: {error.strerror}") from None
+
+    @property
+    def lost(self) -> int:
+        """Lines that were left out."""
+        return self._writer.lost
+
+    @property
+    def error(self) -> str:
+        """Why the latest lines couldn't be written; empty where they could."""
+        return self._writer.error
 
     def add(self, line: AccessLine) -> None:
         """Take a line, and write what was gathered if that is enough."""
@@ -68,45 +72,28 @@ class AccessLog:
 
     def flush(self) -> None:
         """Write what was gathered."""
-        if not self._lines:
-            return
         text, self._lines, self._gathered = b"".join(self._lines), [], 0
         self.write(text)
 
     def write(self, text: bytes) -> None:
-        """Write whole lines at once."""
-        rest = memoryview(text)
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-            self.error = ""
-        except OSError as error:
-            self.lost += text.count(b"\n")
-            if not self.error:
-                log.warning("the access log %s can't be written: %s", self.path, error.strerror)
-            self.error = error.strerror or str(error)
+        """Write whole lines, together with those that there was no room for before."""
+        before = self._writer.error
+        self._writer.write(text)
+        if self._writer.error and not before:
+            log.warning("the access log %s can't be written: %s", self.path, self._writer.error)
 
     def reopen(self) -> None:
         """Begin the file again by its name: the old one may have been put aside. Keeps the old one where that can't be done."""
         self.flush()
-        old = self._file
         try:
-            self._open()
+            self._writer.reopen()
         except OSError as error:
             log.warning("the access log %s can't be opened again: %s", self.path, error.strerror)
-            return
-        if self.path != STDERR and old >= 0:
-            os.close(old)
 
     def close(self) -> None:
         """Write what was gathered and end it."""
         self.flush()
-        if self.path != STDERR and self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        self._writer.close()
 
     def _open(self) -> None:
-        if self.path == STDERR:
-            self._file = sys.stderr.fileno()
-        else:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._writer = LineWriter(self.path)

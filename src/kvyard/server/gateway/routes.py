@@ -34,6 +34,7 @@ from kvyard.server.gateway.processes.shared_homes import SharedHomes
 from kvyard.server.gateway.processes.shared_rates import SharedRates
 from kvyard.server.gateway.processes.whole import WholeGateway
 from kvyard.server.gateway.prompting import PeekedBody
+from kvyard.server.gateway.traffic import P
 from kvyard.server.gateway.view import GatewaySource, engine_info, state_samples
 from kvyard.server.guard import Guard
 from kvyard.server.health import Readiness, readiness
@@ -389,6 +390,7 @@ def assemble(
         intake.rates = SharedRates(channel, ring)
 
     held = gateway.held
+    gateway.metrics.sources.append(partial(held.samples, P))
 
     def configured(changed: GatewayConfig) -> None:
         intake.config = changed

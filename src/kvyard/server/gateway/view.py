@@ -264,6 +264,8 @@ def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iter
             yield P + "share_foreign_requests", labels, sum(peers.values())
             yield P + "share_outages_total", labels, shared.outages
             yield P + "share_unknown_workers_total", labels, shared.unknown_workers
+    if traffic.access_log is not None:
+        yield P + "access_log_lost_total", {}, traffic.access_log.lost
     if traffic.recorder is not None:
         written = traffic.recorder.counters
         yield P + "recording", {}, not traffic.recorder.stopped

@@ -233,4 +233,5 @@ def build(config: Config, token: str | None = None, admin_token: str | None = No
         guard=Guard(config.host, tuple(config.hosts)).check,
         seen=measures.seen,
     )
+    measures.sources.append(partial(app.held.samples, "kvyard_indexer_"))
     return app, service

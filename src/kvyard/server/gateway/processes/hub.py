@@ -352,6 +352,8 @@ class Hub:
             why = f"{ready} of {self._processes} answer; one that ended is started again"
             reasons.append(HealthReason(code="process-missing", why=why))
         samples: dict[str, float] = {"processes": ready, "process_restarts_total": self.restarts}
+        if self._access_log is not None:
+            samples["access_log_lost_total"] = self._access_log.lost
         if self._access_log is not None and self._access_log.error:
             reasons.append(HealthReason(code="access-log", about=self._access_log.path, why=self._access_log.error))
         if self._recorder is not None:

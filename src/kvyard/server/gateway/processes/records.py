@@ -91,17 +91,24 @@ def write_down(recorder: TrafficRecorder, clock: VirtualClock, process: int, cal
 class ToldLog(AccessLog):
     """An access log that another process writes."""
 
+    lost = 0
+    error = ""
+
     def __init__(self, path: str, tell: Tell) -> None:
         self._tell = tell
         super().__init__(path)
 
     def write(self, text: bytes) -> None:
-        self.error = "" if self._tell(text) else "the parent process doesn't keep up"
+        self.error = "" if not text or self._tell(text) else "the parent process doesn't keep up"
         if self.error:
             self.lost += text.count(b"\n")
 
     def reopen(self) -> None:
         """The parent does."""
+
+    def close(self) -> None:
+        """The parent does."""
+        self.flush()
 
     def _open(self) -> None:
         """The parent does."""
