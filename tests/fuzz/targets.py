@@ -373,6 +373,9 @@ class ClientWire(Wire):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
 
 BODIES: list[Any] = [openai.CompletionRequest, openai.ChatRequest, GatewayEngine, Register, ScoreRequest, ExplainRoute]
 
