@@ -136,3 +136,34 @@ class TestDirect:
             bench.indexer.identity.keys(TEXT, Namespace(lora_name="poet"))
         with pytest.raises(KvyardError, match="integers"):
             Identity(4, ENGINE)
+
+
+def test_blocks_of_an_unnamed_adapter_belong_to_no_base_model() -> None:
+    """Engines from before adapters had names in events say a number."""
+    bench = Bench()
+    bench.say(stored(TEXT, 4, lora_id=3))
+    assert bench.blocks(TEXT) == 0 and bench.blocks(TEXT, namespace=Namespace(lora_name="3")) == 0
+    bench.say(stored(SHORT, 4, lora_id=3, lora_name="poet"), stored(list(range(50, 66)), 4, lora_id=0))
+    assert bench.blocks(SHORT, namespace=Namespace(lora_name="poet")) == 4 and bench.blocks(SHORT) == 0
+    assert bench.blocks(list(range(50, 66))) == 4, "0 is no adapter's number"
+    direct = Bench(identity=Identity(4, ENGINE, direct=True))
+    direct.say(stored(TEXT, 4, lora_id=3))
+    assert direct.blocks(TEXT) == 0 and "adapter" in counters(direct).last_refusal
+
+
+def test_an_unknown_medium_costs_its_announcement_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """What was announced before and beside it holds, and the reason names the medium."""
+    bench = Bench()
+    bench.say(stored(TEXT, 4))
+    other = {"type": "BlockStored", "block_hashes": [7], "parent_block_hash": None, "token_ids": [1, 2, 3, 4]}
+    good = {"type": "BlockStored", "block_hashes": [8], "parent_block_hash": None, "token_ids": [5, 6, 7, 8]}
+    gone = {"type": "BlockRemoved", "block_hashes": hashes_of(TEXT, 4), "medium": "WARP_CORE"}
+    decoded = decode(raw([other | {"block_size": 4, "medium": "WARP_CORE"}, good | {"block_size": 4}, gone], None))
+    assert not decoded.lossy, "the stream goes on"
+    with caplog.at_level(logging.WARNING):
+        bench.say(*decoded.events, problems=decoded.problems)
+    assert bench.blocks(TEXT) == 32 and bench.blocks([5, 6, 7, 8]) == 1 and bench.blocks([1, 2, 3, 4]) == 0
+    assert counters(bench).refused == 2 and "'WARP_CORE'" in counters(bench).last_refusal
+    assert "'WARP_CORE'" in caplog.text
+    bench.say(problems=decoded.problems)
+    assert counters(bench).refused == 4

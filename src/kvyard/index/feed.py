@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kvyard.events.types import Event, Removed, Stored, Tier
+from kvyard.events.wire.decoded import Problem, ProblemKind
 from kvyard.hashing import HashingError, Key, wire_hash
 from kvyard.index.backend import IndexBackend
 from kvyard.index.bridge import Bridge, SpanSnapshot, TextSpan
@@ -107,6 +108,13 @@ class Feed:
             except Exception as error:
                 self._give_up(event, error)
 
+    def report(self, problems: Iterable[Problem]) -> None:
+        """Count announcements that can't be used since they name a place that isn't known."""
+        for problem in problems:
+            if problem.kind is ProblemKind.MEDIUM:
+                self._refuse(problem.reason, 1)
+                log.warning("an announcement of %s can't be used: %s", self.holder, problem.reason)
+
     def _give_up(self, event: Event, error: Exception) -> None:
         """An event couldn't be taken in, for a reason that wasn't thought of: it costs itself. Whatever it may have changed by
         then, none of its blocks are held. Raises where that can't be had either, and the stream is to be read again.
@@ -196,7 +204,7 @@ class Feed:
 
     def _store_direct(self, place: int, event: Stored, hashes: Sequence[Key]) -> None:
         size = event.block_size
-        if event.lora_name is not None:
+        if event.lora_name is not None or event.lora_id:
             self._refuse("an adapter's blocks can't be named in direct mode", len(hashes))
         elif size and size != self._size:
             self._refuse(f"blocks of {size} tokens where the index has {self._size}", len(hashes))

@@ -122,10 +122,12 @@ def marks_of_event(event: Stored, begin: int) -> list[Mark]:
     """
     marks: list[Mark] = []
     name = event.lora_name
-    if event.extra_keys is None and name is None and not event.salt:
+    if event.extra_keys is None and name is None and not event.salt and not event.lora_id:
         return marks
     if begin == 0 and name is not None:
         marks.append((0, ("lora", name)))
+    elif begin == 0 and event.lora_id:
+        marks.append((0, ("lora id", str(event.lora_id))))  # no prompt has it: only names are asked for
     if begin == 0 and event.salt:
         marks.append((0, ("salt", event.salt)))
     for index, extra in enumerate(event.extra_keys or ()):

@@ -116,10 +116,11 @@ class Indexer:
         if update.replaces:
             for feed in stream.feeds.values():
                 feed.clear()
-        if update.events:
+        if update.events or update.problems:
             feed = stream.by_rank.get(update.rank) or self.feed_for(
                 stream, stream.source.holder(update.rank), [update.rank]
             )
+            feed.report(update.problems)
             before = feed.mask
             feed.apply(update.events, stream.source.clear_scope == "all")
             if feed.mask != before:

@@ -144,7 +144,9 @@ class TestReading:
             event(5, removed(2**64)) if False else event(5, removed(None)),
             event(6, removed(2)),
         )
-        assert [one.hashes for one in decoded.events] == [[1], [2]]
+        assert [one.hashes for one in decoded.events] == [[1], [1], [2]], (
+            "a block that moves away has left, wherever it went"
+        )
         kinds = [problem.kind for problem in decoded.problems if problem.kind != "gap"]
         assert kinds == ["hash", "unknown", "malformed", "medium", "malformed"]
 

@@ -91,3 +91,25 @@ def test_trouble_with_the_server_is_said_in_log_and_health(
         eventually(fine)
         eventually(lambda: "over: index-server" in caplog.text)
         assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("given", [{}, {"namespace": "prod"}])
+def test_models_and_tenants_are_kept_apart_whatever_they_are_called(redis: RedisServer, given: dict[str, str]) -> None:
+    options = {"block_size": 2, "backend": "redis", "backend_options": {"url": redis.url, **given}}
+    with LiveRank("w", 0, PRESETS["full"], seed=1) as rank, Served(**options) as served:
+        served.register(**rank.registration(model_name="a:b", tenant_id="c"))
+        prompt = list(range(40))
+        rank.run(prompt)
+
+        def hits(model: str, tenant: str) -> int:
+            try:
+                found = served.score(prompt, model_name=model, tenant_id=tenant)
+            except AssertionError:
+                return 0  # nobody answers for it
+            return max((one["tokens"] for one in found.values()), default=0)
+
+        eventually(lambda: hits("a:b", "c"), lambda: served.get("/workers"))
+        served.register(
+            **rank.registration(model_name="a", tenant_id="b:c", instance_id="v", endpoint="tcp://127.0.0.1:9")
+        )
+        assert not hits("a", "b:c") and not hits("a", "default") and not hits("a:b", "default")

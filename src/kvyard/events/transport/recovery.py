@@ -447,9 +447,10 @@ class Recovery:
         at.release(batch.seq)
         at.advance(batch)
         self._log.add_batch(batch)
-        if batch.decoded.lossy:
+        loss = batch.decoded.loss
+        if loss is not None:
             self._no_rebuild |= batch.origin == Origin.REPLAY  # a live one may have been damaged on its way
-            self._doubt = f"batch {batch.seq} can't be read in full"
+            self._doubt = f"batch {batch.seq} can't be read in full: {loss.reason}"
         checkpoint = self._checkpoint
         if checkpoint is not None and at.applied >= checkpoint.seq:
             self._checkpoint = None

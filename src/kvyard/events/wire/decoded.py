@@ -21,6 +21,7 @@ class ProblemKind(StrEnum):
     HASH = "hash"
     GROUP = "group"
     MEDIUM = "medium"
+    """A place we don't know. Copies there aren't credited to anybody, so nothing that is known becomes wrong."""
     UNKNOWN = "unknown"
     """An event of a kind we don't know; skipped."""
     BATCH = "batch"
@@ -39,7 +40,7 @@ JSON_STARTS = b"[{ \t\r\n"
 UNREADABLE = (*DECODE_ERRORS, MemoryError, OverflowError, ValueError, TypeError)
 """What msgspec raises for bytes that are no message."""
 
-_HARMLESS = frozenset((ProblemKind.UNKNOWN, ProblemKind.BATCH))
+_HARMLESS = frozenset((ProblemKind.UNKNOWN, ProblemKind.BATCH, ProblemKind.MEDIUM))
 
 
 class EventRefused(ValueError):
@@ -78,7 +79,12 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lossy(self) -> bool:
         """Whether something was said that we failed to take in, so that a mirror may now be wrong."""
-        return any(problem.kind not in _HARMLESS for problem in self.problems)
+        return self.loss is not None
+
+    @property
+    def loss(self) -> Problem | None:
+        """The first problem by which something was lost."""
+        return next((problem for problem in self.problems if problem.kind not in _HARMLESS), None)
 
     def by_rank(self) -> "list[Decoded]":
         """This, split so that each part is of one rank; problems stay with the first part."""

@@ -155,6 +155,9 @@ class TrtllmReader:
                 problem = self._follow(index, envelope)
                 if problem is not None:
                     problems.append(problem)
+                problem = _unknown_level(index, envelope)
+                if problem is not None:
+                    problems.append(problem)
                 if isinstance(envelope.data, Created):
                     capacities |= _capacity(envelope, envelope.data)
                 found = self._read(envelope, stats)
@@ -210,13 +213,17 @@ class TrtllmReader:
         move = data.cache_level
         if move is None or move.new_value == move.old_value:
             return []
-        key, new, old = self._key(data.block_hash), _tier(move.new_value), _tier(move.old_value)
-        self._remember(rank, group, (key,), new)
+        key, new, old = self._key(data.block_hash), _TIERS.get(move.new_value), _TIERS.get(move.old_value)
+        moved: list[Event] = []
         # The new copy first: a reader in between must not think the block gone.
-        return [
-            Stored(hashes=[key], parent=None, tokens=None, block_size=0, group=group, tier=new, window=window),
-            Removed(hashes=[key], group=group, tier=old),
-        ]
+        if new is not None:
+            self._remember(rank, group, (key,), new)
+            moved.append(
+                Stored(hashes=[key], parent=None, tokens=None, block_size=0, group=group, tier=new, window=window)
+            )
+        if old is not None:  # it left, wherever it went
+            moved.append(Removed(hashes=[key], group=group, tier=old))
+        return moved
 
     def _stored(
         self, data: StoredData, group: int | None, window: int | None, rank: int | None, stats: DecodeStats
@@ -311,6 +318,15 @@ def _place(envelope: Envelope) -> tuple[int | None, int | None]:
     if group is None and window is not None:
         group = window if window >= 0 else STATE_GROUP - window
     return group, window if window is not None and window >= 0 else None
+
+
+def _unknown_level(index: int, envelope: Envelope) -> Problem | None:
+    """The problem with a block that moves from or to a level that isn't known."""
+    move = envelope.data.cache_level if isinstance(envelope.data, Updated) else None
+    for level in () if move is None else (move.new_value, move.old_value):
+        if level not in _TIERS:
+            return Problem(index, f"unknown cache level {level}", ProblemKind.MEDIUM)
+    return None
 
 
 def _tier(level: int) -> Tier:

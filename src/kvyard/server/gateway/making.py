@@ -5,6 +5,7 @@ from typing import Any
 
 from kvyard.clock import WallClock
 from kvyard.index import Identity, Indexer
+from kvyard.index.redis.names import joined
 from kvyard.router import Router
 from kvyard.router.deciders import make_decider
 from kvyard.router.journal import Journal, JournaledIndexer, JournalFile, named
@@ -110,13 +111,13 @@ class PoolMaker:
                 router,
                 clock=self._clock,
                 identity=f"{names.name} {names.seed} {router.block_size}",
-                namespace=f"{config.share_namespace}:{model}",
+                namespace=joined(config.share_namespace, model),
             )
         indexer = index if isinstance(index, Indexer) else None
         reader = PromptReader(prompting, identity, config.prefix_bytes)
         pool = EnginePool(model, router, reader, config, self._clock, remote, sharing, indexer)
         engine_tokenizer = EngineTokenizer(pool, self._client, self._clock)
-        self._share(pool, model)
+        self._share(pool, joined(model))
         return pool
 
     def make_side(self, pool: EnginePool) -> EnginePool:
@@ -140,7 +141,7 @@ class PoolMaker:
             indexer=pool.indexer,
             computes=True,
         )
-        self._share(side, f"{pool.model} {PREFILL_ROUTER}")
+        self._share(side, joined(PREFILL_ROUTER, pool.model))
         return side
 
     def _share(self, pool: EnginePool, name: str) -> None:

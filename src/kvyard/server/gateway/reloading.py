@@ -7,6 +7,7 @@ is taken over: engines, keys and figures. All else needs a restart, and the log 
 import asyncio
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -100,7 +101,8 @@ class Reloading:
         """
         for path in self.files:
             with suppress(OSError):
-                if not os.stat(path).st_size:
+                about = os.stat(path)
+                if stat.S_ISREG(about.st_mode) and not about.st_size:
                     raise KvyardError(f"{path} is empty: write it beside and move it here")
 
     def take_over_keys(self, keys: KeyFile) -> None:

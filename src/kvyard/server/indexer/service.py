@@ -193,8 +193,10 @@ class Service(AsyncService):
                 store = MemoryIndex(**options)
                 return self._make(identity, store, weights=config.weights, trust=config.trust)
             from kvyard.index.redis import SharedIndexer
+            from kvyard.index.redis.names import joined
 
-            options.setdefault("namespace", f"{model}:{tenant}")
+            given = options.pop("namespace", None)
+            options["namespace"] = joined(*([] if given is None else [given]), model, tenant)
             return SharedIndexer(
                 identity=identity, weights=config.weights, trust=config.trust, clock=self.clock, **options
             )
