@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -17,7 +19,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
-from tests.server.gateway.scripted_engine import ScriptedEngine, gated, plain
+from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated, plain
 from tests.server.gateway.support import PATIENCE, Gated, cached, eventually, fleet, front, worker_of
 
 from kvyard.engine.timing import FixedTiming
@@ -391,3 +393,67 @@ def test_two_mocks_may_call_their_workers_the_same() -> None:
     with fleet(workers=1) as one, fleet(workers=1) as other:
         with Gated(fleets=[one.url, other.url]) as gated:
             assert {engine["url"] for engine in gated.engines().values()} == {*one.urls, *other.urls}
+
+
+class RestartingEngine(ScriptedEngine):
+    """Closes its connections, and serves another model from then on."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(self._answers)
+        self._open: set[socket.socket] = set()
+        self.hangs_up_on = 0
+        """Requests."""
+        self.become(model)
+
+    def become(self, model: str) -> None:
+        self.model = model
+        self.models = json.dumps({"data": [{"id": model}]}).encode()
+
+    def _answers(self, head: str, body: bytes) -> list[bytes]:
+        if self.hangs_up_on:
+            self.hangs_up_on -= 1
+            return []
+        asked = json.loads(body)["model"]
+        return [answer("200 OK" if asked == self.model else "404 Not Found", b"{}")]
+
+    def _serve(self, connection: socket.socket) -> None:
+        self._open.add(connection)
+        super()._serve(connection)
+        self._open.discard(connection)
+
+    def restart(self, model: str) -> None:
+        self.become(model)
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_an_engine_that_comes_back_with_another_model_is_asked_before_it_gets_a_request_for_the_old_one() -> None:
+    """It was away for so short a time that no look found it missing."""
+    with RestartingEngine("old") as first, RestartingEngine("old") as second:
+        with gated(first, second, health_seconds=60, router={"policy": "round-robin"}) as gate:
+            gate.ready(2)
+            for engine in (first, second):
+                eventually(
+                    lambda engine=engine: gate.post("/v1/completions", model="old", prompt="x") and engine.requests
+                )
+            first.restart("new")
+            asked = len(first.requests)
+            # The end of a connection takes a moment to get through; nothing else is waited for.
+            eventually(lambda: gate.gateway.members.engines["odd0"].doubt or gate.engines()["odd0"]["pool"] == "new")
+            for _ in range(4):
+                gate.post("/v1/completions", model="old", prompt="x")
+            assert len(first.requests) == asked
+            eventually(lambda: gate.engines()["odd0"]["pool"] == "new")
+            gate.post("/v1/completions", model="new", prompt="x")
+            assert len(first.requests) == asked + 1
+
+
+def test_a_suspect_is_asked_for_its_models_when_it_is_well_again() -> None:
+    with RestartingEngine("old") as first, RestartingEngine("old") as second:
+        with gated(first, second, health_seconds=60, router={"policy": "round-robin"}) as gate:
+            gate.ready(2)
+            first.become("new")
+            first.hangs_up_on = 1
+            eventually(lambda: gate.post("/v1/completions", model="old", prompt="x") and not first.hangs_up_on)
+            eventually(lambda: gate.engines()["odd0"]["pool"] == "new")

@@ -1,6 +1,7 @@
 """The HTTP client for engines: what is asked of them beside requests, and the connections that requests take."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +38,8 @@ class EngineClient:
         self._headers = {} if self.authorization is None else {"authorization": self.authorization}
         self._look_headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         self._config = config
+        self.on_lost: Callable[[EngineAddress], None] | None = None
+        """See ``EngineConnections``; set before it is opened."""
 
     def configured(self, config: GatewayConfig) -> None:
         """Go by this configuration from now on; connections keep what they were opened with."""
@@ -58,6 +61,7 @@ class EngineClient:
             trust_env=False,
         )
         self.connections = EngineConnections(self._config.connect_seconds, self._config.silent_seconds)
+        self.connections.on_lost = self.on_lost
 
     async def close(self) -> None:
         if self.connections is not None:

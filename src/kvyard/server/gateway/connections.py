@@ -87,7 +87,7 @@ class EngineConnection(asyncio.Protocol):
         self._reusable = True
         self._surplus = False
         """Whether more came than was asked for."""
-        self._aborted = False
+        self.aborted = False
         """Whether it is this side that ended the connection."""
         self.paused = False
         """Whether the engine is made to wait, since the client is slower."""
@@ -160,7 +160,7 @@ class EngineConnection(asyncio.Protocol):
     def close(self) -> None:
         """End the connection at once, which ends the engine's work on what it was asked."""
         self.busy = False
-        self._aborted = True
+        self.aborted = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -198,7 +198,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.forget(self)
-        if self._until_closed and error is None and not self._failure and not self._aborted:
+        if self._until_closed and error is None and not self._failure and not self.aborted:
             self.complete = True
         elif not self.complete:
             self._failure = self._failure or CLOSED
@@ -283,6 +283,8 @@ class EngineConnections:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.closed = False
+        self.on_lost: Callable[[EngineAddress], None] | None = None
+        """Called where an engine has closed the last connection to it, though no request was in flight on it."""
         self._connect_seconds = connect_seconds
         self._silent_seconds = silent_seconds
         self._idle: dict[EngineAddress, list[EngineConnection]] = {}
@@ -326,9 +328,14 @@ class EngineConnections:
     def forget(self, connection: EngineConnection) -> None:
         """One was closed."""
         self._all.discard(connection)
-        idle = self._idle.get(connection.address)
+        address = connection.address
+        idle = self._idle.get(address)
         if idle and connection in idle:
             idle.remove(connection)
+            # Idle ones are closed by us, before engines do it: so another process may answer there soon.
+            by_engine = not connection.aborted and all(one.address != address for one in self._all)
+            if by_engine and self.on_lost is not None:
+                self.on_lost(address)
 
     def close(self) -> None:
         """End all of them; those who wait for an answer are cancelled."""

@@ -14,7 +14,7 @@ from kvyard.clock import Clock, pause
 from kvyard.router import Decision
 from kvyard.server.gateway.client import ELSEWHERE, EngineClient
 from kvyard.server.gateway.connections import EngineConnection, read_up_to
-from kvyard.server.gateway.failures import EngineFailed
+from kvyard.server.gateway.failures import EngineFailed, EngineMoved
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
@@ -119,6 +119,10 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             target += b"?" + self.query
         if engine.config.dp_size > 1:
             headers = [*headers, (RANK, b"%d" % decision.worker.rank)]
+        if engine.doubt is not None:
+            await asyncio.shield(engine.doubt)
+            if engine.pool is not proxied.pool:
+                raise EngineMoved("it serves another model by now", reached=False)
         trace, clock = proxied.trace, self.proxy.clock
         asked = clock.now() if trace is not None else 0
         answer = proxied.connection = await connections.take(engine.address)

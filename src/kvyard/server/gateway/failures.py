@@ -34,6 +34,14 @@ class EngineFailed(Exception):
         return self.answer is not None and self.answer[0] == 429
 
 
+class EngineMoved(EngineFailed):
+    """An engine serves another model than before: no fault of its own."""
+
+    @property
+    def busy(self) -> bool:
+        return True
+
+
 class AnswerCut(Exception):
     """An engine failed after its first byte went out."""
 

@@ -92,6 +92,7 @@ class Gateway(AsyncService):
         self.index = self._maker.index
         self.members = Membership(config, self.client, self.health, self._maker, self.supervisor)
         self.members.on_removed.append(self.metrics.forget)
+        self.client.on_lost = self.members.lost
         self.reloading = Reloading(config, self.members, self.keys)
         self.reloading.changed.append(self._configured)
 

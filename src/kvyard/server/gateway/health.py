@@ -142,13 +142,27 @@ class EngineHealth(msgspec.Struct, eq=False):
                     await engine.look.wait()
             share = 1.0
 
+    def doubt(self, engine: Engine) -> None:
+        """Another process may be at the engine's address: have it asked for its models before it gets a request."""
+        if engine.doubt is None:
+            engine.doubt = asyncio.get_running_loop().create_future()
+        engine.look.set()
+
     async def _look(self, engine: Engine, client: EngineClient, learn: Learn, ask_models: bool) -> bool:
         """Returns whether the engine answered as it should."""
+        doubt = engine.doubt
+        try:
+            return await self._ask(engine, client, learn, ask_models or doubt is not None or engine.state != "ready")
+        finally:
+            if doubt is not None:
+                engine.settle()
+
+    async def _ask(self, engine: Engine, client: EngineClient, learn: Learn, ask_models: bool) -> bool:
         try:
             status = await client.health(engine.address)
             if status != 200:
                 raise EngineFailed(f"/health answered {status}")
-            if engine.pool is None or not engine.models or not engine.up or ask_models:
+            if engine.pool is None or not engine.models or ask_models:
                 await learn(engine, (await client.models(engine.address)).data)
         except EngineFailed as failed:
             self.unwell(engine, failed.reason, gone=failed.gone)

@@ -13,6 +13,7 @@ from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.connections import EngineAddress
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import LOCAL, PoolMaker
 from kvyard.server.gateway.pool import Engine, EnginePool
@@ -84,6 +85,7 @@ class Membership(msgspec.Struct, eq=False):
         async with self._changing:
             engine = self.engine(name)
             await self._unwatch(name)
+            engine.settle()
             del self.engines[name]
             await self._leave(engine)
             for removed in self.on_removed:
@@ -121,6 +123,12 @@ class Membership(msgspec.Struct, eq=False):
         if engine.pool is not None and engine.up:
             engine.pool.open(engine)
         return engine
+
+    def lost(self, address: EngineAddress) -> None:
+        """The engine at ``address`` has closed its connections."""
+        for engine in self.engines.values():
+            if engine.address == address and engine.up:
+                self.health.doubt(engine)
 
     def listeners(self, engine: Engine) -> list[Listener]:
         """What follows an engine's events here."""

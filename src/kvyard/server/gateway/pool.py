@@ -88,6 +88,8 @@ class Engine:
         self.shunned_until = 0
         self.look = asyncio.Event()
         """Set to have it looked at soon."""
+        self.doubt: asyncio.Future[None] | None = None
+        """Done after the next look, where another process may have taken the engine's place since the last one."""
         self.heard_for: str | None = None
         """The model for which its events are listened to."""
         self.asked_for_events = False
@@ -106,6 +108,12 @@ class Engine:
     def marks(self) -> StreamMarks:
         """Where its event streams stand, as far as they are followed here."""
         return self.streams.marks(None if self.pool is None else self.pool.indexer)
+
+    def settle(self) -> None:
+        """There is no doubt any more, or no look that could end it."""
+        doubt, self.doubt = self.doubt, None
+        if doubt is not None and not doubt.done():
+            doubt.set_result(None)
 
     @property
     def announces(self) -> bool:
