@@ -124,11 +124,14 @@ def _edges(study: Study, fleets: Sequence[Candidate]) -> dict[str, str]:
 def _rows(study: Study, values: Mapping[str, Mapping[str, float | None]]) -> Iterator[dict[str, Any]]:
     for point in study.points:
         report = study.reports.get(point.key)
+        stated = None if report is None else report.ranges.get("ttft_mean")
         yield {
             **point.varied,
             **columns(values.get(point.key, {})),
             "timing": None if report is None else "; ".join(timing.source for timing in report.timing),
             "timing_error": None if report is None else report.timing_error,
+            "ttft_mean_low": None if stated is None else stated.low,
+            "ttft_mean_high": None if stated is None else stated.high,
             "error": "" if report is not None else study.failures.get(point.key, "not run yet"),
             "report": f"points/{point.key}.json",
         }

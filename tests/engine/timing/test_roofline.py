@@ -6,11 +6,12 @@ import importlib.util
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvyard.engine.cards import CARDS, find_card
+from kvyard.engine.cards import CARDS, Shares, find_card
 from kvyard.engine.models.fields import preset
 from kvyard.engine.models.split import Parallelism
 from kvyard.engine.timing import make_timing
@@ -124,12 +125,20 @@ def test_speed_ups_divide() -> None:
     ]
 
 
-@pytest.mark.parametrize(("card", "error"), [("h100", 0.1), ("b200", 0.15), ("l4", 0.15), ("mi300x", 0.15)])
-def test_an_error_is_that_of_cards_of_which_as_much_is_known(card: str, error: float) -> None:
-    assert RooflineTiming(deployment=Deployment(model="llama-3.1-8b", gpu=card)).error() == error
+def test_published_runs_tell_of_the_default_alone() -> None:
+    plain = RooflineTiming(deployment=LLAMA)
+    found = plain.run_class("sglang")
+    assert found is not None and (found.engine, found.model_class) == ("sglang", "dense")
+    for change in (
+        {"calibration": parse_calibration("itl=20@1")},
+        {"speedup_ratio": 2.0},
+        {"shares": Shares(mem=0.5)},
+        {"deployment": msgspec.structs.replace(LLAMA, pipeline_parallel_size=2)},
+    ):
+        assert msgspec.structs.replace(plain, **change).run_class("vllm") is None
 
 
 @pytest.mark.parametrize(("name", "words"), [("deepseek-v3", "latent attention"), ("nemotron-h-8b", "states")])
-def test_no_error_is_claimed_for_models_that_no_measured_run_had(name: str, words: str) -> None:
+def test_models_that_no_measured_run_had_are_named(name: str, words: str) -> None:
     timing = RooflineTiming(deployment=Deployment(model=name, gpu="h100"))
-    assert timing.error() is None and timing.describe().endswith(f"not checked on models with {words}")
+    assert timing.describe().endswith(f"not checked on models with {words}")

@@ -223,9 +223,11 @@ class TestWhetherTablesAreAtHand:
     def test_they_are_where_they_can_be_compiled(self) -> None:
         assert tables.tables_at_hand(self.LLAMA)
         assert not tables.tables_at_hand(Deployment(model="llama-3.1-8b", gpu="mi300x"))
-        assert tables.TablesTiming(deployment=self.LLAMA).error() == 0.1
+        assert tables.TablesTiming(deployment=self.LLAMA).run_class("vllm") is not None
         staged = tables.TablesTiming(deployment=Deployment(model="llama-3.1-8b", gpu="h100", pipeline_parallel_size=2))
-        assert staged.error() is None and staged.describe().endswith("PP2), pipeline stages one after the other")
+        assert staged.run_class("vllm") is None and staged.describe().endswith(
+            "PP2), pipeline stages one after the other"
+        )
 
     def test_they_are_not_where_the_package_has_none_for_this_case(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuses(*_: object, **__: object) -> None:

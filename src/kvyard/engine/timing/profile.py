@@ -262,6 +262,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """By tokens of a pass, what the work before attention is multiplied by."""
     request_ms: float = 0.0
     """What a client waits for once per request on top of passes. The engine doesn't: a replay leaves it out."""
+    held_out: dict[str, float] = {}
+    """By latency (``ttft``, ``tpot``, ``e2e``), the error of the mean in time of the measured run that was held out of the fit
+    and replayed, as a share without sign. Empty where the measurements have no requests."""
 
     @property
     def form(self) -> Form:
@@ -279,6 +282,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise KvyardError(f"{where}: weights must be above 0 and blend at least 1")
         if any(tokens < 1 or not 0 < factor < float("inf") for tokens, factor in self.curve.items()):
             raise KvyardError(f"{where}: the curve has tokens of at least 1 and factors above 0")
+        if any(not 0 <= error < float("inf") for error in self.held_out.values()):
+            raise KvyardError(f"{where}: held_out has errors as shares of at least 0, got {self.held_out}")
         if not 0 <= self.request_ms < float("inf"):
             raise KvyardError(f"{where}: request_ms must be a number of at least 0, got {self.request_ms}")
 
@@ -332,6 +337,9 @@ class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
         errors = load_profile(name=self.name, path=self.path).errors
         known = errors.get("all") or max(errors.values(), key=lambda one: one.unseen, default=None)
         return known.unseen if known is not None else None
+
+    def held_out(self) -> Mapping[str, float]:
+        return load_profile(name=self.name, path=self.path).held_out
 
     def request_ms(self) -> float:
         return load_profile(name=self.name, path=self.path).request_ms

@@ -12,6 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.error_range import RunClass
 from kvyard.engine.timing.model import TimingModel
 from kvyard.errors import KvyardError
 from kvyard.registry import Registry
@@ -41,7 +42,15 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return str(self.__struct_config__.tag)
 
     def error(self) -> float | None:
-        """The error that was seen where it could be checked, as a share (0.1 is 10 %); ``None`` where it isn't known."""
+        """Return the mean error of passes where it could be checked, as a share (0.1 is 10 %); ``None`` if it isn't known."""
+        return None
+
+    def held_out(self) -> Mapping[str, float]:
+        """Return errors of ``ttft``, ``tpot`` and ``e2e`` in measured time that was held out of its fit, as shares."""
+        return {}
+
+    def run_class(self, backend: str) -> RunClass | None:
+        """Return the class of published runs that tell how far off it is on the engine ``backend``; ``None`` if none do."""
         return None
 
     def request_ms(self) -> float:

@@ -7,17 +7,15 @@ from typing import Self
 
 import msgspec
 
-from kvyard.engine.cards import GENERIC, Shares
+from kvyard.engine.cards import Shares
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import mixers
 from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.error_range import RunClass, class_of
 from kvyard.engine.timing.registry import TimingConfig
 from kvyard.engine.timing.roofline import HOST_US, RooflineModel
 from kvyard.errors import KvyardError
 
-MEASURED_SHARES, GENERIC_SHARES, CALIBRATED = 0.10, 0.15, 0.08
-"""Errors of TPOT where it could be checked (docs/fidelity.md), rounded up: with a card's own shares 9 % (H100) and 8 % (H200),
-with generic ones 13 % (H100) and 14 % (B200, of which only the memory's is known); and calibrated."""
 UNCHECKED = {"mla": "latent attention", "mamba": "states", "mamba1": "states", "both": "states", "delta": "states"}
 """By kind of layer: what no measured run had."""
 
@@ -81,14 +79,13 @@ class RooflineTiming(TimingConfig, frozen=True, kw_only=True, tag="roofline"):
             text += f", not checked on models with {unchecked}"
         return text + self.deployment.caveat
 
-    def error(self) -> float | None:
-        if self.deployment.caveat or self._unchecked():
-            return None
-        if self.calibration is not None:
-            return CALIBRATED
-        used = self.shares or self.deployment.card.shares
-        measured = used.mem != GENERIC.mem and used.arith != GENERIC.arith
-        return MEASURED_SHARES if measured else GENERIC_SHARES
+    def run_class(self, backend: str) -> RunClass | None:
+        own = (
+            self.calibration is not None
+            or self.shares is not None
+            or self.speedup_ratio * self.decode_speedup_ratio != 1
+        )
+        return None if own or self.deployment.caveat else class_of(self.deployment, backend)
 
     def _unchecked(self) -> str:
         kinds = dict.fromkeys(mixers(Fields(self.deployment.config())))

@@ -13,6 +13,7 @@ from kvyard.engine.models.layers import mixers
 from kvyard.engine.models.weights import mlp_shape
 from kvyard.engine.timing.aic import SYSTEMS, aic_version, compile_aic, find_model, known_models
 from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.error_range import RunClass, class_of
 from kvyard.engine.timing.operators import ACTIVATION
 from kvyard.engine.timing.pass_table import PassTable
 from kvyard.engine.timing.registry import TimingConfig
@@ -23,8 +24,6 @@ from kvyard.errors import KvyardError
 
 HOST_US = 500.0
 """Host work of a pass that operators measured alone don't have in them."""
-SEEN = 0.05
-"""Mean error of TTFT, TPOT and E2E of real runs replayed with tables (docs/fidelity.md)."""
 
 
 class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
@@ -87,10 +86,9 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
     def describe(self) -> str:
         return f"{self.table().source} ({self.deployment}){self.deployment.caveat}"
 
-    def error(self) -> float | None:
-        if self.deployment.caveat:
-            return None
-        return SEEN if self.folder is not None else 2 * SEEN
+    def run_class(self, backend: str) -> RunClass | None:
+        own = self.folder is not None or self.speedup_ratio * self.decode_speedup_ratio != 1
+        return None if own or self.deployment.caveat else class_of(self.deployment, backend)
 
     @classmethod
     def usage(cls) -> str:

@@ -15,6 +15,7 @@ from kvyard.replay.record import MISSES, Record
 from kvyard.replay.records import Records
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.common import Observations
+from kvyard.replay.report.ranges import make_ranges
 from kvyard.replay.report.report import (
     MOVES,
     LinkUse,
@@ -73,11 +74,14 @@ def merged_report(
     ]
     gaps = [run.gaps for run in runs.values()]
     columns = np.concatenate([one for one, _ in gaps]), np.concatenate([one for _, one in gaps])
+    fields = seen.fields(workers, columns, label=label, trace=trace)
+    timing, loading = _timings(every), seen.totals.latency["loading"].spread()
     return Report(
-        **seen.fields(workers, columns, label=label, trace=trace),
+        **fields,
         pools={name: replace(report, trace={}) for name, report in reports.items()},
         config={"pools": {name: report.config for name, report in reports.items()}},
-        timing=_timings(every),
+        timing=timing,
+        ranges=make_ranges(timing, fields["latency"], fields["throughput"], loading),
         reuse=_shares([report.reuse for report in every], [*(tier.label for tier in Tier), "all"]),
         misses=_shares([report.misses for report in every], MISSES),
         missed_tokens=_shares([report.missed_tokens for report in every], MISSES),
@@ -85,7 +89,7 @@ def merged_report(
         preemptions=sum(report.preemptions or 0 for report in every),
         tiers=_tiers([report.tiers for report in every]),
         transfers=_transfers([report.transfers for report in every]),
-        loading=seen.totals.latency["loading"].spread(),
+        loading=loading,
         left_requests=sum(report.left_requests for report in every),
         left_tokens=dict(sorted(sum((Counter(report.left_tokens) for report in every), Counter[str]()).items())),
     )

@@ -36,10 +36,10 @@ def times(study: Study, file: str) -> str:
     if not by:
         return ""
     if len(by) == 1:
-        known = next(report for _, report in study.done if report.timing).timing_error is not None
+        known = any(report.ranges for _, report in study.done)
         cancels = " An error that all points have cancels between them." if known and len(study.done) > 1 else ""
         return f"Times: {next(iter(by))}.{cancels}"
-    alike = {(timing.kind, timing.error) for _, report in study.done for timing in report.timing}
+    alike = {timing.kind for _, report in study.done for timing in report.timing}
     some = [f"{text} ({labels[0]}{', ...' if len(labels) > 1 else ''})" for text, labels in by.items()]
     shown = 1 if len(alike) == 1 else MOST_TIMES
     more = f"; and {len(some) - shown} more{' like it' if shown == 1 else ''}, in {file}" if len(some) > shown else ""

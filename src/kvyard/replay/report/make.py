@@ -13,6 +13,7 @@ from kvyard.events.tier import LOWER_TIERS, reported_tiers
 from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
 from kvyard.replay.report.handovers import make_handovers
+from kvyard.replay.report.ranges import make_ranges
 from kvyard.replay.report.report import (
     MOVES,
     LinkUse,
@@ -79,10 +80,12 @@ def make_report(
     fields = seen.fields(workers, fleet.gaps.columns(), label=label, trace=trace)
     reuse, router = _reuse(totals), _router(fleet.config, totals, size)
     rate = engine_pace(fleet.config.workers[0].engine).per_token if bounds else None
+    timing, loading = make_timings(fleet.config), totals.latency["loading"].spread()
     return Report(
         **fields,
         config=msgspec.json.decode(msgspec.json.encode(fleet.config)),
-        timing=make_timings(fleet.config),
+        timing=timing,
+        ranges=make_ranges(timing, fields["latency"], fields["throughput"], loading),
         reuse=reuse,
         misses=_misses(totals),
         missed_tokens=_missed_tokens(fields["series"], totals),
@@ -90,7 +93,7 @@ def make_report(
         preemptions=totals.all["preemptions"],
         tiers=make_tiers(fleet, duration),
         transfers=make_transfers(fleet),
-        loading=totals.latency["loading"].spread(),
+        loading=loading,
         **make_left(fleet),
         scaling=make_scaling(fleet, totals, duration),
         pulls=make_pulls(fleet, totals),
@@ -112,7 +115,14 @@ def make_timings(config: ReplayConfig) -> list[TimingReport]:
             source += f", divided by {faster:g}"
         workers = kind.count + (found[source].workers if source in found else 0)
         tag = str(timing.__struct_config__.tag)
-        found[source] = TimingReport(kind=tag, source=source, error=timing.error(), workers=workers)
+        found[source] = TimingReport(
+            kind=tag,
+            source=source,
+            error=timing.error(),
+            held_out=dict(timing.held_out()),
+            run_class=timing.run_class(kind.engine.backend),
+            workers=workers,
+        )
     return list(found.values())
 
 

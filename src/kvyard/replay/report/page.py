@@ -10,7 +10,17 @@ from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.html import Page, PageLink, answer, card, esc, head, listing, row, table, tile
-from kvyard.replay.report.report import LATENCIES, LENGTHS, HandoverReport, Report, RouterReport, Share, WorkerReport
+from kvyard.replay.report.ranges import STATISTICS
+from kvyard.replay.report.report import (
+    LATENCIES,
+    LENGTHS,
+    HandoverReport,
+    Report,
+    RouterReport,
+    Share,
+    StatedRange,
+    WorkerReport,
+)
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
 
@@ -68,7 +78,7 @@ def page(report: Report, home: PageLink | None = None) -> str:
 
 
 def _tiles(report: Report) -> Iterator[str]:
-    latency, rates, error = report.latency, report.throughput, report.timing_error
+    latency, rates = report.latency, report.throughput
     for name, key, field in (
         ("Time to first token", "ttft", "p50"),
         ("Inter-token latency", "itl", "p50"),
@@ -76,8 +86,9 @@ def _tiles(report: Report) -> Iterator[str]:
     ):
         value = getattr(latency[key], field)
         what = "median" if field == "p50" else field
-        if error and value:
-            what += f", {_ms_range(value, error)}"
+        stated = report.ranges.get(f"{key}_{field}")
+        if stated is not None and value:
+            what += f", {_ms_range(stated)}"
         yield tile(name, *_ms(value), f"{what} · p99 {' '.join(_ms(latency[key].p99))}")
     yield tile(
         "Output",
@@ -105,9 +116,9 @@ def _ms(value: float) -> tuple[str, str]:
     return (f"{value / 1000:,.2f}" if value < 100_000 else f"{value / 1000:,.0f}"), "s"
 
 
-def _ms_range(value: float, error: float) -> str:
-    unit, by = ("ms", 1.0) if value * (1 + error) < 1000 else ("s", 1000.0)
-    return f"{say.ranged(value / by, error)} {unit}"
+def _ms_range(stated: StatedRange) -> str:
+    unit, by = ("ms", 1.0) if stated.high < 1000 else ("s", 1000.0)
+    return f"{say.ranged(stated, by)} {unit}"
 
 
 def _latencies(made: Page, report: Report) -> None:
@@ -145,9 +156,8 @@ def _latencies(made: Page, report: Report) -> None:
     cards.append(card("In numbers", "", table(["", *say.COLUMNS, "count"], rows)))
     ranges = say.range_rows(report)
     if ranges:
-        text = "Mean error of passes where it could be checked, on both sides. " + say.range_note(report)
         named = [row([f"{LATENCIES[key]} (ms)", *values]) for key, *values in ranges]
-        cards.append(card(say.range_title(report), text.strip(), table(["", *say.RANGES], named)))
+        cards.append(card(say.range_title(report), say.range_note(report), table(["", *STATISTICS], named)))
     made.cards("three", *cards)
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
+from kvyard.engine.timing.error_range import RunClass
 from kvyard.events.tier import Tier
 from kvyard.replay.report.numbers import Histogram, Spread
 from kvyard.replay.report.sketch import PercentileError
@@ -94,8 +95,27 @@ class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
     """In words."""
     error: float | None = None
     """The mean error of passes where it could be checked, a share (0.1 is 10 %); null where it isn't known."""
+    held_out: dict[str, float] = {}
+    """Errors of ``ttft``, ``tpot`` and ``e2e`` in measured time that was held out of a fit, as shares; empty without one."""
+    run_class: RunClass | None = None
+    """Published runs that it can be compared with; null where no published run tells of its error."""
     workers: int
     """Workers with this timing."""
+
+
+class StatedRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a figure of this run would lie if it was measured."""
+
+    low: float
+    high: float
+    """In the unit of the figure."""
+    basis: str
+    """``published``: 80 % of comparable published runs; ``held-out``: the error in held-out time of the fit's own run;
+    ``passes``: the mean error of single passes."""
+    of: str = ""
+    """Class of those published runs."""
+    runs: int = 0
+    sources: int = 0
 
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,6 +338,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, object] = msgspec.field(default_factory=dict)
     timing: list[TimingReport] = msgspec.field(default_factory=list)
     """What the times are worth: one for each kind of timing in the fleet. Empty where a clock was read: in a live run."""
+    ranges: dict[str, StatedRange] = msgspec.field(default_factory=dict)
+    """By metric, such as ``ttft_mean``, the range that comparable runs were measured in; a metric without evidence has none."""
     complete: bool = True
     """Whether the run went to the end of its trace."""
     duration_s: float

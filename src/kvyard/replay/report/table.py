@@ -10,6 +10,7 @@ from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.numbers import Spread
+from kvyard.replay.report.ranges import STATISTICS
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, HandoverReport, LiveReport, Report
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
@@ -126,7 +127,7 @@ def _measurements(report: Report, roomy: bool) -> Table:
 
 
 def _ranges(report: Report, rows: list[list[str]], roomy: bool) -> Table:
-    table = _table(say.range_title(report), *say.RANGES)
+    table = _table(say.range_title(report), *STATISTICS)
     for key, *values in rows:
         table.add_row(f"{LATENCIES[key] if roomy else say.SHORT[key]} (ms)", *values)
     table.columns[0].no_wrap = True

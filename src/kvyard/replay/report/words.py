@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from math import floor, log10
 
+from kvyard.engine.timing.error_range import LEVEL
 from kvyard.events.tier import LOWER_TIERS
+from kvyard.replay.report.ranges import RANGED, STATISTICS
 from kvyard.replay.report.report import (
     MOVES,
     Goodput,
@@ -12,6 +14,7 @@ from kvyard.replay.report.report import (
     Report,
     ScalingReport,
     Slo,
+    StatedRange,
     TimingReport,
 )
 from kvyard.tiers.load_policy import REASONS as WHY_LEFT
@@ -129,30 +132,48 @@ def summary(report: Report) -> str:
     return " · ".join(parts + others)
 
 
-RANGED = ("ttft", "itl", "tpot", "e2e")
-"""Latencies that are shown with the error of their timing."""
-RANGES = ("mean", "p50", "p90", "p99")
-QUEUEING = 0.5
-"""From this share of TTFT on, its range is that of queues more than of passes."""
+UNKNOWN = "no published run is comparable, so how far off they are isn't known"
 
 
 def timing_text(one: TimingReport) -> str:
-    """Where times come from, and how far off they are."""
-    return one.source if one.error is None else f"{one.source}: about {one.error * 100:.2g}% off"
+    """Where times come from, and the error that was found for them alone."""
+    if one.held_out:
+        each = ", ".join(f"{SHORT[name]} {error * 100:.2g}%" for name, error in one.held_out.items())
+        return f"{one.source}: {each} off in time that was held out of the fit"
+    return one.source if one.error is None else f"{one.source}: single passes about {one.error * 100:.2g}% off"
 
 
 def times(report: Report) -> str:
-    """The same for a whole run, as a sentence; empty where a clock was read."""
+    """Where times of a run come from, and how sure they are, in a sentence or two; empty where a clock was read."""
     if not report.timing:
         return ""
     if len(report.timing) == 1:
-        return f"Times: {timing_text(report.timing[0])}."
-    return f"Times: {'; '.join(f'{timing_text(one)} (of {one.workers} workers)' for one in report.timing)}."
+        words = timing_text(report.timing[0])
+    else:
+        words = "; ".join(f"{timing_text(one)} (of {one.workers} workers)" for one in report.timing)
+    return " ".join(filter(None, (f"Times: {words}.", how_sure(report))))
 
 
-def ranged(value: float, error: float) -> str:
-    """A value with an error on both sides, in three digits: more would say more than is known."""
-    return f"{three(value * (1 - error))}–{three(value * (1 + error))}"
+def how_sure(report: Report) -> str:
+    """The range of the mean TTFT, or that there is no evidence, as a sentence; empty for timing that stands for no card."""
+    stated, first = report.ranges.get("ttft_mean"), report.latency.get("ttft")
+    if stated is not None and first is not None:
+        return f"TTFT mean {measured(first.mean)} ms, {ranged(stated)} ({basis_text(stated)})."
+    comparable = any(one.run_class is not None for one in report.timing)
+    return f"{UNKNOWN[0].upper()}{UNKNOWN[1:]}." if comparable and first is not None and first.count else ""
+
+
+def basis_text(stated: StatedRange) -> str:
+    """What a range rests on."""
+    if stated.basis == "published":
+        sources = "1 source" if stated.sources == 1 else f"{stated.sources} sources"
+        return f"{LEVEL:.0%} of comparable published runs: {stated.of}; {stated.runs} runs of {sources}"
+    return "its error in held-out time" if stated.basis == "held-out" else "the mean error of single passes"
+
+
+def ranged(stated: StatedRange, by: float = 1.0) -> str:
+    """A range in three digits: more would say more than is known."""
+    return f"{three(stated.low / by)}–{three(stated.high / by)}"
 
 
 def three(value: float) -> str:
@@ -162,28 +183,35 @@ def three(value: float) -> str:
 
 
 def range_title(report: Report) -> str:
-    """The head of that table."""
-    return f"Give or take {(report.timing_error or 0) * 100:.2g}%"
+    """The head of the table of ranges."""
+    published = any(stated.basis == "published" for stated in report.ranges.values())
+    return f"{LEVEL:.0%} of comparable runs" if published else "Give or take its error"
 
 
 def range_rows(report: Report) -> list[list[str]]:
-    """Rows of a table of latencies with the error of their timing: its key, and the columns ``RANGES``. Empty without one."""
-    error = report.timing_error
-    if not error:
-        return []
-    spreads = {key: report.latency[key] for key in RANGED if key in report.latency and report.latency[key].count}
-    return [[key, *(ranged(getattr(spread, name), error) for name in RANGES)] for key, spread in spreads.items()]
+    """Rows of a table of ranges: the latency's key, and the columns ``STATISTICS``, ``-`` without evidence."""
+    keys = [key for key in RANGED if any(f"{key}_{name}" in report.ranges for name in STATISTICS)]
+    return [
+        [
+            key,
+            *(
+                ranged(stated) if (stated := report.ranges.get(f"{key}_{name}")) is not None else "-"
+                for name in STATISTICS
+            ),
+        ]
+        for key in keys
+    ]
 
 
 def range_note(report: Report) -> str:
-    """What ranges don't say: an error of passes grows in queues. Empty where there are no long ones."""
-    error, queue, first = report.timing_error, report.latency.get("queue"), report.latency.get("ttft")
-    if not error or queue is None or first is None or queue.mean < QUEUEING * first.mean:
-        return ""
-    return (
-        f"{queue.mean / first.mean:.0%} of TTFT is waiting, which grows faster than passes do: "
-        f"replay with --set timing_speedup={1 - error:.2f} and {1 + error:.2f} for its range."
-    )
+    """What ranges of a report rest on, each class of runs once."""
+    by: dict[str, list[str]] = {}
+    for key in RANGED:
+        for name, words in (("mean", ""), ("p99", " p90 and p99")):
+            stated = report.ranges.get(f"{key}_{name}")
+            if stated is not None:
+                by.setdefault(basis_text(stated), []).append(f"{SHORT[key]}{words}")
+    return ". ".join(f"{', '.join(names)}: {text}" for text, names in by.items()) + ("." if by else "")
 
 
 def common_times(runs: Sequence[str], reports: Sequence[Report]) -> str:
@@ -193,8 +221,8 @@ def common_times(runs: Sequence[str], reports: Sequence[Report]) -> str:
         return ""
     texts = {run: "; ".join(map(timing_text, report.timing)) for run, report in simulated}
     if len(set(texts.values())) == 1 and len(simulated) == len(reports):
-        error = simulated[0][1].timing_error
-        cancels = "" if error is None else " An error that all runs have cancels in their changes."
+        known = any(report.ranges for _, report in simulated)
+        cancels = " An error that all runs have cancels in their changes." if known else ""
         return f"Times of all runs: {texts[simulated[0][0]]}.{cancels}"
     each = "; ".join(f"{run}, {text}" for run, text in texts.items())
     return f"Times are not of one kind ({each}): changes smaller than these errors may be theirs."
