@@ -30,7 +30,11 @@ TRACE = conversation_trace()
 
 RENAMED: dict[str, str] = {}
 """Old text -> new text, for names in reports that changed on purpose. Applied to the JSON of the older side."""
-ADDED = (".report.config.router.object_credit", ".report.config.decode_router.object_credit")
+ADDED = (
+    ".report.config.router.object_credit",
+    ".report.config.decode_router.object_credit",
+    *(f".report.config.{name}" for name in ("client", "client_options", "turnaround", "warm_up")),
+)
 """Places that only the newer side has, on purpose."""
 
 POLICIES = [
@@ -289,7 +293,10 @@ def outcome(chosen: dict[str, Any], requests: int) -> dict[str, Any]:
     from kvyard.errors import KvyardError
     from kvyard.replay.report.files import to_json
     from kvyard.replay.run import replay
+    from kvyard.replay.settings import SETTINGS as KNOWN
 
+    if "concurrency" in chosen and "turnaround" in KNOWN:
+        chosen = {**chosen, "turnaround": 0}  # closed loops had none
     try:
         run = replay(TRACE, limit=requests, **chosen)
     except KvyardError as refusal:

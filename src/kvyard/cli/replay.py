@@ -324,6 +324,10 @@ NOT_LIVE = {
     "digest_error": "a gateway follows events",
     "plans": "a live engine computes one pass at a time",
     "samples": "a live report has no timeline of the fleet",
+    "client": "kvyard itself sends the requests of a live run",
+    "client_options": "kvyard itself sends the requests of a live run",
+    "turnaround": "kvyard sends the next request of a live run at once",
+    "warm_up": "run the warm-up first, with a command of its own",
     "peer_pull": "workers of a live fleet know nothing of each other's caches",
     "autoscale": "a live fleet has the workers that it was started with",
 }

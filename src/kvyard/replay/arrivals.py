@@ -3,7 +3,7 @@
 Open loop: a request comes at its recorded time, divided by the speed-up. Requests that wait for others (turns of a session, an
 agent's sub-agents) come when those have ended, plus their think time. Closed loop (``concurrency``): recorded times are
 ignored; that many sessions, or requests where there are no sessions, are in flight at any time, and the next one starts when
-one is through.
+one is through. A client's ``Pacing`` adds what lies between the two, and more.
 
 A trace of single requests is read as far as needed and no further, and so is one that gives session after session to a closed
 loop. Any other with sessions is read whole: a turn may be due long before the file comes to it.
@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from itertools import chain, count
 
 from kvyard.errors import KvyardError
+from kvyard.replay.clients.client import PLAIN, Pacing
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.traces.changes import spread
 from kvyard.replay.traces.identity import cumulative
@@ -30,10 +31,12 @@ class TraceArrivals:
         speedup: float = 1.0,
         concurrency: int | None = None,
         jitter: int = 0,
+        pacing: Pacing = PLAIN,
+        start: int = 0,
     ) -> None:
-        """``jitter`` spreads requests that were recorded together over that many nanoseconds of trace time. Raises
-        ``KvyardError`` for a speed-up or concurrency that makes no sense, and, once it is read that far, for a trace whose
-        ids aren't cumulative.
+        """``jitter`` spreads requests that were recorded together over that many nanoseconds of trace time. ``start`` is when
+        the trace begins. Raises ``KvyardError`` for a speed-up or concurrency that makes no sense, and, once it is read that
+        far, for a trace whose ids aren't cumulative.
         """
         if not speedup > 0:
             raise KvyardError(f"the speed-up must be above 0, got {speedup}")
@@ -48,6 +51,19 @@ class TraceArrivals:
         self._whole = False
         """True if everything has been read."""
         self._speedup = speedup
+        self._pacing = pacing
+        self._start = start
+        self._in_flight = 0
+        """In open loop, requests taken and not ended."""
+        self._most = pacing.most if concurrency is None else None
+        self._now = start
+        """When a request last ended."""
+        self._slots_opened = 0
+        self._concurrency = concurrency or 0
+        self._sent: dict[str, int] = {}
+        """With ``Pacing.join``: when each session sent its latest request."""
+        self._joined = 0
+        """With ``Pacing.join``: sessions that have started."""
         self._free = concurrency
         """Slots left in closed loop, ``None`` in open loop."""
         self._heap: list[tuple[int, int, TraceRequest]] = []
@@ -69,8 +85,10 @@ class TraceArrivals:
         self._early_ends = array("q")
         self._open: dict[str, int] = {}
         """In closed loop: requests read and not ended, by the session that has the slot."""
+        if pacing.join is not None:
+            self._rows, self._whole = iter(list(self._rows)), True
         self._next_row()
-        self._fill(0)
+        self._fill(start)
 
     @property
     def exhausted(self) -> bool:
@@ -79,19 +97,29 @@ class TraceArrivals:
 
     def peek(self) -> int | None:
         """When the next request comes; ``None`` where that depends on others that haven't ended, or nothing comes."""
-        return self._heap[0][0] if self._heap else None
+        if not self._heap:
+            return None
+        if self._most is None:
+            return self._heap[0][0]
+        return max(self._heap[0][0], self._now) if self._in_flight < self._most else None
 
     def take(self, now: int) -> list[TraceRequest]:
         """The requests that come at or before ``now``, in order."""
         out: list[TraceRequest] = []
-        heap = self._heap
-        while heap and heap[0][0] <= now:
-            out.append(heappop(heap)[2])
+        heap, most = self._heap, self._most
+        while heap and heap[0][0] <= now and (most is None or self._in_flight < most):
+            row = heappop(heap)[2]
+            out.append(row)
+            self._in_flight += 1
+            if self._pacing.join is not None and row.session is not None:
+                self._sent[row.session] = now
             self._fill(now)
         return out
 
     def ended(self, request: TraceRequest, now: int) -> None:
         """``request`` is through, however it ended: those that wait for it may come."""
+        self._in_flight -= 1
+        self._now = now
         # Those that name it may not have been read yet.
         if self._knows_waiters:
             self._ends[request.id] = now
@@ -156,6 +184,7 @@ class TraceArrivals:
         while self._row is not None:
             row = self._row
             waits = self._predecessors(row)
+            due = now
             if self._free is not None:
                 key = self._slot(row)
                 if key not in self._open:
@@ -163,19 +192,35 @@ class TraceArrivals:
                         return
                     self._free -= 1
                     self._open[key] = 0
+                    due += self._until_sent()
                 self._open[key] += 1
             if waits:
                 self._hold(row, waits, now)
             elif self._free is not None:
-                self._push(row, now)
+                self._push(row, due)
             else:
-                due = self._scaled(row.arrival)
+                due = self._start + self._first_due(row)
                 if not self._whole and self._heap and self._heap[0][0] < due:
                     return
                 self._push(row, due)
             if row.session is not None:
                 self._tails[row.session] = row.id
             self._next_row()
+
+    def _until_sent(self) -> int:
+        """How long a slot that opens now waits before it sends: its share of the ramp, or the client's turn-around."""
+        opened = self._slots_opened
+        self._slots_opened += 1
+        return (
+            self._pacing.ramp * opened // self._concurrency if opened < self._concurrency else self._pacing.turnaround
+        )
+
+    def _first_due(self, row: TraceRequest) -> int:
+        """When a request comes in open loop that waits for no other, counted from the start."""
+        if self._pacing.join is None:
+            return self._scaled(row.arrival)
+        self._joined += 1
+        return self._pacing.first(self._joined - 1)
 
     def _predecessors(self, row: TraceRequest) -> list[str]:
         waits = list(row.after)
@@ -194,9 +239,13 @@ class TraceArrivals:
             self._waiting.setdefault(name, []).append(row)
 
     def _due(self, row: TraceRequest, ended: int) -> int:
+        if self._pacing.join is not None and row.session in self._sent:
+            return self._pacing.next(self._sent[row.session], ended)
         if row.delay is not None:
             return ended + self._scaled(row.delay)
-        return ended if self._free is not None else max(ended, self._scaled(row.arrival))
+        if self._free is not None:
+            return ended + self._pacing.turnaround
+        return max(ended, self._start + self._scaled(row.arrival))
 
     def _push(self, row: TraceRequest, due: int) -> None:
         heappush(self._heap, (due, next(self._serial), row))

@@ -9,8 +9,11 @@ import msgspec
 from kvyard.clock import SECOND
 from kvyard.engine.config import EngineConfig
 from kvyard.errors import KvyardError, suggest
+from kvyard.replay.clients import CLIENTS, make_client
+from kvyard.replay.clients.client import Client, Pacing
 from kvyard.replay.scaling import SCALERS, make_scaler
 from kvyard.replay.traces.hinting import parse_hints
+from kvyard.replay.warm_up import NO_WARM_UP, WarmUp, parse_warm_up
 from kvyard.router import RouterConfig
 from kvyard.router.deciders import DECIDERS, make_decider
 from kvyard.router.pair import router_pair
@@ -265,6 +268,15 @@ def _router(name: str, value: object) -> RouterConfig:
     raise KvyardError(f"{name} is {value!r}: write the name of a routing policy, or a table of a router's settings")
 
 
+def read_warm_up(name: str, value: object) -> str:
+    """A number of requests, a time or the name of a file, as text. Raises ``KvyardError`` for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value:
+        raise KvyardError(f"{name} is {value!r}: write a number of requests, a time such as 5m, or the name of a trace")
+    return value
+
+
 class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a trace is driven, simulated or live."""
 
@@ -305,6 +317,34 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole replay."""
 
+    client: Annotated[
+        str | None,
+        Setting(
+            "The load generator that sends them: {choices}. Its pace, lengths and warm-up are those of its source.",
+            flag=True,
+            choices=CLIENTS.names,
+        ),
+    ] = None
+    client_options: Annotated[
+        dict[str, float],
+        Setting("Figures that only that client has, as NAME=VALUE,... .", parse=figures, options=CLIENTS),
+    ] = msgspec.field(default_factory=dict)
+    turnaround: Annotated[
+        int | None,
+        Setting(
+            "Closed loop: from an answer until the next request is sent. [default: the client's]",
+            flag=True,
+            parse=duration,
+        ),
+    ] = None
+    warm_up: Annotated[
+        str | None,
+        Setting(
+            "Not counted: the first REQUESTS, those of the first TIME (such as 5m), or a TRACE that is replayed before.",
+            flag=True,
+            parse=read_warm_up,
+        ),
+    ] = None
     workers: Annotated[
         tuple[WorkerConfig, ...],
         Setting("Workers, 8 by default; in a file, a table for each kind of them.", flag=True, parse=as_it_is),
@@ -353,6 +393,22 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """The same results, slowly."""
     samples: Annotated[int, Setting("About how many points the timeline has.")] = 150
 
+    @property
+    def warmed_by(self) -> WarmUp:
+        """What isn't counted."""
+        return NO_WARM_UP if self.warm_up is None else parse_warm_up(self.warm_up)
+
+    @property
+    def load_client(self) -> Client:
+        """The client that sends the requests."""
+        return make_client(self.client, self.client_options)
+
+    @property
+    def pacing(self) -> Pacing:
+        """When it sends them."""
+        found = self.load_client.pacing(self.concurrency)
+        return found if self.turnaround is None else found._replace(turnaround=self.turnaround)
+
     def made_of(self, kind: WorkerConfig) -> int:
         """How many workers of ``kind`` a fleet makes, those included that may come later."""
         return kind.count if self.autoscale is None else self.autoscale.most
@@ -377,6 +433,10 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def _check_autoscale(self, autoscale: AutoscaleConfig) -> None:
         autoscale.check()
+        if self.warm_up is not None:
+            raise KvyardError(
+                "warm_up is not modelled with autoscale, whose costs count from the start: leave one of them out"
+            )
         roles = [kind.engine.role for kind in self.workers]
         if len(set(roles)) < len(roles):
             raise KvyardError(
@@ -431,6 +491,12 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
         super().check()
+        self.warmed_by  # noqa: B018 - refuses what isn't a warm-up
+        self.pacing  # noqa: B018 - refuses clients and options that there aren't
+        if self.turnaround is not None and (self.turnaround < 0 or self.concurrency is None):
+            raise KvyardError(
+                "turnaround is for a closed loop, and can't be negative: say concurrency too, or leave it out"
+            )
         if not self.workers:
             raise KvyardError("a fleet needs at least one worker")
         for kind in self.workers:

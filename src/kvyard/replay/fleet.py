@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from kvyard.engine.build import make_core
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
+from kvyard.errors import KvyardError
 from kvyard.events.tier import Tier
 from kvyard.index import Holder
 from kvyard.index.digests import DigestIndex
@@ -40,6 +41,8 @@ from kvyard.replay.seen import Seen
 from kvyard.replay.shared import SharedTiers
 from kvyard.replay.split_placement import SplitPlacement, SplitRules
 from kvyard.replay.traces import TraceRequest
+from kvyard.replay.warm_up import NO_WARM_UP, WarmUp
+from kvyard.replay.window import CounterMarks
 from kvyard.replay.worker import SampleSeries, Worker
 from kvyard.replay.worker_pool import WorkerPool
 from kvyard.router import Router, RouterConfig
@@ -67,6 +70,7 @@ class Fleet:
         self._seen = Seen()
         self._touched: set[int] = set()
         self._unplaced: list[Record] = []
+        self._marks: CounterMarks | None = None
         self._facts = TraceFacts() if any(kind.engine.reads_facts for kind in config.workers) else None
         self._block_size = min(spec.block_size for spec in config.workers[0].engine.specs)
         policies = [make_policy(router) for router in config.routers]
@@ -123,16 +127,51 @@ class Fleet:
         """Workers that ever took requests."""
         return [worker for worker in self.workers if worker.began]
 
-    def run(self, requests: Iterable[TraceRequest], progress: Callable[[int, int, int], None] | None = None) -> None:
+    def run(
+        self,
+        requests: Iterable[TraceRequest],
+        progress: Callable[[int, int, int], None] | None = None,
+        before: Iterable[TraceRequest] | None = None,
+    ) -> None:
         """Run ``requests`` to the end. ``progress`` is called with (requests read, requests through, now) now and then.
+        Requests ``before`` them are run first, to their end, and aren't counted, nor are those that the config's ``warm_up``
+        leaves out.
 
         A KeyboardInterrupt ends the run where it is: records are whole up to there and ``interrupted`` is set.
         """
+        warm_up = self.config.warmed_by
+        if self._facts is not None and any(kind.engine.needs_future is not None for kind in self.config.workers):
+            requests, before = list(requests), None if before is None else list(before)
+            self._facts.foresee([*(before or ()), *requests], self._block_size)
+        if before is not None:
+            self.records.warming = True
+            self._drive(before, progress)
+            if not self.interrupted:
+                self._begin_window()
+        if not self.interrupted:
+            self.records.warming = bool(warm_up.requests or warm_up.time)
+            self._drive(requests, progress, warm_up if self.records.warming else None)
+            if self.records.warming and not self.interrupted:
+                raise KvyardError("warm_up leaves no request to report on: write less, or take a longer trace")
+        if self._marks is not None:
+            self._marks.take_off()
+
+    def _drive(
+        self,
+        requests: Iterable[TraceRequest],
+        progress: Callable[[int, int, int], None] | None,
+        warm_up: WarmUp | None = None,
+    ) -> None:
+        """Run ``requests`` from now on."""
         config = self.config
-        if self._facts is not None and any(kind.engine.needs_future is not None for kind in config.workers):
-            requests = list(requests)
-            self._facts.foresee(requests, self._block_size)
-        arrivals = TraceArrivals(requests, speedup=config.speedup, concurrency=config.concurrency, jitter=config.jitter)
+        arrivals = TraceArrivals(
+            requests,
+            speedup=config.speedup,
+            concurrency=config.concurrency,
+            jitter=config.jitter,
+            pacing=config.pacing,
+            start=self.now,
+        )
         intake = Intake(
             self._agenda,
             arrivals,
@@ -141,6 +180,8 @@ class Fleet:
             self.placement,
             self.index_sync,
             self.autoscaler,
+            warm_up or NO_WARM_UP,
+            None if warm_up is None else self._begin_window,
         )
         self.listeners.append(intake)
         loop = Loop(
@@ -153,6 +194,7 @@ class Fleet:
             shared=self._shared,
             fabric=self.fabric,
             timeline=self.timeline,
+            now=self.now,
         )
         with rarely_collected():
             try:
@@ -162,6 +204,14 @@ class Fleet:
                 self._passes.report()
             finally:
                 self.now = loop.now
+        self.listeners.remove(intake)
+
+    def _begin_window(self) -> None:
+        """The warm-up is over: count from now on."""
+        self.records.begin_window()
+        self.gaps.clear()
+        self.timeline.clear()
+        self._marks = CounterMarks(self)
 
     # -- parts --------------------------------------------------------------------------------------------------------
 

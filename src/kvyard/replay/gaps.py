@@ -48,6 +48,12 @@ class Gaps:
         if len(self._singles) >= _FRESH:
             self._settle()
 
+    def clear(self) -> None:
+        """Forget all gaps so far."""
+        self._settle()
+        self._table[:] = 0
+        self._longer.clear()
+
     def columns(self) -> tuple[Column, Column]:
         """The durations, ascending, in nanoseconds, and how often each occurred."""
         self._settle()

@@ -1,5 +1,7 @@
 """The intake: takes requests from the trace as they come, has them placed, and closes their records when they are through."""
 
+from collections.abc import Callable
+
 from kvyard.engine.job import Job
 from kvyard.replay.agenda import ARRIVAL, Agenda
 from kvyard.replay.arrivals import TraceArrivals
@@ -9,6 +11,7 @@ from kvyard.replay.placement import Placement
 from kvyard.replay.record import Record
 from kvyard.replay.records import Records
 from kvyard.replay.scaling.autoscaler import Autoscaler
+from kvyard.replay.warm_up import NO_WARM_UP, WarmUp
 
 
 class Intake(Listener):
@@ -23,8 +26,12 @@ class Intake(Listener):
         placement: Placement,
         index_sync: IndexSync,
         autoscaler: Autoscaler | None,
+        warm_up: WarmUp = NO_WARM_UP,
+        begin_window: Callable[[], None] | None = None,
     ) -> None:
-        """``unplaced`` are requests that came when no worker took any, or have lost theirs."""
+        """``unplaced`` are requests that came when no worker took any, or have lost theirs. ``begin_window`` is called before
+        the first request that isn't for ``warm_up`` any more.
+        """
         self.records = records
         self._agenda = agenda
         self._arrivals = arrivals
@@ -32,6 +39,10 @@ class Intake(Listener):
         self._placement = placement
         self._index_sync = index_sync
         self._autoscaler = autoscaler
+        self._warm_up = warm_up
+        self._begin_window = begin_window
+        self._first = -1
+        """When the first request came."""
         agenda.put(arrivals.peek(), ARRIVAL)
 
     @property
@@ -45,6 +56,9 @@ class Intake(Listener):
         arrivals, placement = self._arrivals, self._placement
         while requests := arrivals.take(now):
             for request in requests:
+                if self._begin_window is not None and self._is_warm(now):
+                    self._begin_window()
+                    self._begin_window = None
                 record = Record(
                     id=request.id,
                     session=request.session,
@@ -61,6 +75,12 @@ class Intake(Listener):
                 else:
                     self._unplaced.append(record)
         self._agenda.put(arrivals.peek(), ARRIVAL)
+
+    def _is_warm(self, now: int) -> bool:
+        """True if a request that comes now counts."""
+        if self._first < 0:
+            self._first = now
+        return len(self.records) >= self._warm_up.requests and now - self._first >= self._warm_up.time
 
     def place_unplaced(self, now: int) -> None:
         """Place the requests that wait for a worker, if any is there."""

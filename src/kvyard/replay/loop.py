@@ -40,8 +40,9 @@ class Loop:
         shared: SharedTiers,
         fabric: Fabric | None,
         timeline: SampleSeries,
+        now: int = 0,
     ) -> None:
-        self.now = 0
+        self.now = now
         self._agenda = agenda
         self._intake = intake
         self._placement = placement
@@ -138,4 +139,4 @@ class Loop:
 
     def _report(self, progress: Callable[[int, int, int], None]) -> None:
         records = self._intake.records
-        progress(len(records), len(records) - len(records.open), self.now)
+        progress(len(records), max(0, len(records) - len(records.open)), self.now)

@@ -168,6 +168,10 @@ class Records(Mapping[str, Record]):
         self._index: dict[str, int] | None = None
         self._sink: Sink | None = None
         self._given = 0
+        self.warming = False
+        """True while requests come that won't be counted."""
+        self._first = 0
+        """Rows before this one were for warming up."""
         self._through = 0
         """Before this row all are through."""
 
@@ -204,6 +208,11 @@ class Records(Mapping[str, Record]):
             made._count += len(rows) // made._layout.size
         return made
 
+    def begin_window(self) -> None:
+        """Leave out the requests that came so far: from now on these records are of those that follow."""
+        self._first = self._given = self._count
+        self.warming = False
+
     def begin(self, record: Record) -> None:
         """A request came."""
         number = self._count
@@ -233,7 +242,7 @@ class Records(Mapping[str, Record]):
             self._sink = None
 
     def __len__(self) -> int:
-        return self._count
+        return self._count - self._first
 
     def __iter__(self) -> Iterator[str]:
         return (record.id for record in self.read())
@@ -242,15 +251,16 @@ class Records(Mapping[str, Record]):
         if name in self.open:
             return self.open[name]
         if self._index is None:
-            self._index = {one: number for number, one in enumerate(self) if one not in self.open}
+            self._index = {one: number for number, one in enumerate(self, self._first) if one not in self.open}
         number = self._index[name]
         return next(self.read(number, number + 1))
 
     def values(self) -> ValuesView[Record]:
         return _RecordValues(self)
 
-    def read(self, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+    def read(self, start: int | None = None, stop: int | None = None) -> Iterator[Record]:
         """The records of rows ``start`` to ``stop``."""
+        start = self._first if start is None else start
         stop = self._count if stop is None else stop
         in_flight = {number: self.open[name] for name, number in self._numbers.items()}
         while start < stop:
@@ -267,11 +277,12 @@ class Records(Mapping[str, Record]):
         """All records as rows, some at a time. Packs those in flight as they are, without an end."""
         for name, number in self._numbers.items():
             self._pack(self.open[name], number, closes=False)
-        for number in range(len(self._chunks)):
+        for number in range(self._first // CHUNK, len(self._chunks)):
             count = min(CHUNK, self._count - number * CHUNK)
+            skipped = max(0, self._first - number * CHUNK)
             part = self._part(number)
-            stages = None if part.stages is None else part.stages[:count]
-            yield RecordPart(part.rows[:count], stages, part.names)
+            stages = None if part.stages is None else part.stages[skipped:count]
+            yield RecordPart(part.rows[skipped:count], stages, part.names)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -375,7 +386,7 @@ class Records(Mapping[str, Record]):
         while through < self._count and self._is_closed(through):
             through += 1
         self._through = through
-        while through - self._given >= BATCH:
+        while not self.warming and through - self._given >= BATCH:
             self._give(self._given + BATCH)
 
     def _is_closed(self, number: int) -> bool:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from kvyard.errors import KvyardError
@@ -111,8 +112,10 @@ def replay(
     reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "chain_ids": chain_ids}
     source = limited(trace, made.limit, trace_block_size=trace_block_size, **reading)
     source = hinted(source, made)
-    rows: Iterable[TraceRequest] = source
-    if bounds and not isinstance(source, Trace):
+    rows, before = as_sent(source, made, reading)
+    if bounds and made.warm_up is not None:
+        raise KvyardError("bounds are those of a whole trace: leave out warm_up, or bounds")
+    if bounds and not isinstance(rows, Trace):
         rows = list(rows)  # they are looked at twice
     fleet = Fleet(made)
     with streamed(fleet, per_request):
@@ -120,9 +123,9 @@ def replay(
             from kvyard.replay.progress import Bar
 
             with Bar(source, made.limit) as bar:
-                fleet.run(rows, bar.told)
+                fleet.run(rows, bar.told, before)
         else:
-            fleet.run(rows, progress or None)
+            fleet.run(rows, progress or None, before)
         check_served(fleet)
     found = None
     if bounds and not fleet.interrupted:
@@ -132,6 +135,29 @@ def replay(
     with rarely_collected():
         report = make_report(fleet, label=label, trace=describe(source), bounds=found, slo=wanted)
     return SimulatedRun(report, fleet, source if isinstance(source, Trace) else None)
+
+
+def as_sent(
+    source: Trace | Iterable[TraceRequest], config: ReplayConfig, reading: Mapping[str, Any]
+) -> tuple[Iterable[TraceRequest], Iterable[TraceRequest] | None]:
+    """Return requests as the client sends them, and those that warm up before, if any. ``reading`` is how a file is read."""
+    client, warm_up = config.load_client, config.warmed_by.trace
+    rows: Iterable[TraceRequest] = source
+    before: list[Iterable[TraceRequest]] = []
+    if warm_up:
+        before.append(open_trace(warm_up, **reading))
+    if config.client is not None:
+        if isinstance(source, Trace):
+            first = source.first
+        else:
+            rest = iter(source)
+            first = next(rest)
+            source = chain([first], rest)
+        warming = list(client.warm_up(first, config.concurrency))
+        if warming:
+            before.append(warming)
+        rows = client.requests(source, config.concurrency, Random(config.seed))
+    return rows, chain.from_iterable(before) if before else None
 
 
 @contextmanager

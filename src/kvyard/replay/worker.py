@@ -173,6 +173,10 @@ class SampleSeries:
             self.distance *= 2
         return now - now % self.distance + self.distance
 
+    def clear(self) -> None:
+        """Forget the points so far."""
+        self.times, self.points = [], []
+
     def as_dict(self, workers: Sequence[int], step: int = 1) -> dict[str, object]:
         """Columns: ``times_s``, every ``step``th of them, and per quantity a list of values for each of ``workers``, which are
         numbers.

@@ -81,6 +81,9 @@ class BusLink(LinkBase[BusTransfer]):
     def _busy_ns(self, direction: Direction) -> int:
         return self._fabric.network.busy_ns(self._ports[direction][0])
 
+    def leave_out_busy(self) -> None:
+        """The account of its ports is the network's."""
+
     def check_integrity(self) -> None:
         super().check_integrity()
         assert {transfer.number for transfer in self._by_flow.values()} == self._live.keys(), (

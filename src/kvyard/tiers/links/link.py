@@ -96,6 +96,8 @@ class LinkBase(Generic[T]):
         self._live: dict[int, T] = {}
         self._landed: list[Transfer] = []
         self._accounts = (LaneAccount(), LaneAccount())
+        self._left_out = (0, 0)
+        """Busy nanoseconds of each direction that don't count."""
         self._first_bytes = tuple(lane.first_byte_ns for lane in config.lanes)
         self._overheads = tuple(lane.piece_overhead for lane in config.lanes)
         # The speed of a transfer that has the link to itself.
@@ -203,9 +205,18 @@ class LinkBase(Generic[T]):
             landed=account.landed,
             cancelled=account.cancelled,
             bytes=account.bytes,
-            busy_ns=self._busy_ns(direction),
+            busy_ns=self._busy_ns(direction) - self._left_out[direction],
             queued_ns=account.queued_ns,
         )
+
+    @property
+    def accounts(self) -> tuple[LaneAccount, LaneAccount]:
+        """What each direction has carried so far."""
+        return self._accounts
+
+    def leave_out_busy(self) -> None:
+        """Count busy time from now on."""
+        self._left_out = (self._busy_ns(Direction.OUT), self._busy_ns(Direction.IN))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the link's state is consistent and its shares keep I7. Slow."""
