@@ -59,6 +59,13 @@ def test_users_of_multi_round_qa_come_back_after_their_gap() -> None:
     assert slow["0.1"] == pytest.approx(slow["0.0"] + 2.6)  # an open request is waited for, and the next tick
 
 
+def test_a_bare_loop_has_a_turnaround() -> None:
+    plain = replay(singles(40), **LOOP).report.duration_s
+    at_once = replay(singles(40), turnaround=0, **LOOP).report.duration_s
+    assert plain == pytest.approx(at_once + 9 * 0.020)
+    assert replay(singles(40), turnaround="50ms", **LOOP).report.duration_s == pytest.approx(at_once + 9 * 0.050)
+
+
 def test_inferencemax_sends_ten_rounds_of_ranged_lengths_after_two_to_warm_up() -> None:
     done = replay(singles(100), client="inferencemax", **LOOP)
     assert done.report.requests == {"all": 40, "finished": 40}
