@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from kvyard.replay.fleet import Fleet
 
 
+COPY_COUNTERS = ("submitted", "landed", "blocks", "bytes", "queued_ns")
+LANE_COUNTERS = ("submitted", "landed", "cancelled", "bytes", "queued_ns")
+
+
 class CounterMarks:
     """Counters of a fleet where its window begins."""
 
@@ -57,11 +61,11 @@ def _counters(fleet: Fleet) -> Iterator[tuple[Any, Iterable[str]]]:
             for tier in counters.tiers:
                 yield tier, ("tokens", "no_room")
                 for totals in (tier.stores, tier.loads):
-                    yield totals, type(totals).__slots__
+                    yield totals, COPY_COUNTERS
             links |= {id(tier): tier for tier in core.offload.tiers}
     for tier in links.values():
         yield tier.store, ("evicted",)
-        yield from ((account, type(account).__slots__) for account in tier.link.accounts)
+        yield from ((account, LANE_COUNTERS) for account in tier.link.accounts)
     placement = fleet.placement
     if isinstance(placement, SplitPlacement):
         yield placement, ("handed_over", "kept")
