@@ -45,7 +45,8 @@ NOT_HERE = {
     r"kvyard calibrate http": "an engine with nothing else to do for minutes",
     r"profile:mine\.json": "what calibrate wrote",
     r"--live http": "an endpoint that is yours",
-    r"^pip install": "the network",
+    r"^(KVYARD_PURE=1 )?pip install": "the network",
+    r"^make demo": "a clone",
     r"^helm|^kubectl|^docker": "a cluster",
 }
 REAL_TIME = ("live",)

@@ -67,7 +67,7 @@ def test_limits_with_and_without_units() -> None:
         Limit("cost", 12.5),
     ]
     assert parse_limits(None) == []
-    assert str(Limit("ttft_p99", 1000.0)) == "ttft_p99 ≤ 1,000.0 ms" and "≥" in str(Limit("reuse", 0.2))
+    assert str(Limit("ttft_p99", 1000.0)) == "ttft_p99 ≤ 1 s" and "≥" in str(Limit("reuse", 0.2))
     assert Limit("ttft_p99", 1000.0).violation(1500.0) == 0.5 and Limit("reuse", 0.2).violation(0.1) == 0.5
     assert Limit("ttft_p99", 1000.0).violation(1000.0) <= 0
 

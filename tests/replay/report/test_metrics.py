@@ -37,7 +37,9 @@ def test_a_latency_that_no_request_had_is_no_zero() -> None:
 
 
 def test_values_for_people() -> None:
-    assert METRICS["ttft_mean"].text(1234.5, unit=True) == "1,234.5 ms" and METRICS["ttft_mean"].text(1.0) == "1.00"
+    texts = {999.94: "999.9 ms", 1234.56: "1.235 s", 2000.0: "2 s", 16_800.0: "16.8 s", 1_250_000.0: "20 min 50 s"}
+    assert {ms: METRICS["ttft_mean"].text(ms, unit=True) for ms in texts} == texts
+    assert METRICS["ttft_mean"].text(12.3456, unit=True) == "12.35 ms" and METRICS["ttft_mean"].text(1.0) == "1.00"
     assert METRICS["reuse"].text(0.25) == "25.00%" and METRICS["rejected"].text(1200) == "1,200"
     assert METRICS["moved"].text(2e9) == "2.0 GB" and METRICS["balance"].text(1.0) == "1.000"
     assert COST.text(9.4) == "9.40" and COST.text(None) == "–"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from kvyard.replay.report.report import Report
-from kvyard.replay.report.words import measured
+from kvyard.replay.report.words import latency
 
 Resource = Literal["prefill", "decode", "cache", "link", "router"]
 
@@ -164,7 +164,7 @@ def answers(report: Report) -> list[str]:
     why = _why(whole, report, parts)
     said = [f"{NAMES[whole]} this fleet: {_where(parts)}{'; ' if why else ''}{why}. Try {_next(whole, report, parts)}."]
     if first != whole and found.first[first] >= LITTLE * parts.first:
-        start = f"{NAMES[first]} its first token, which comes after {measured(parts.first)} ms"
+        start = f"{NAMES[first]} its first token, which comes after {latency(parts.first)}"
         said.append(_sentence(start, first, report, parts))
     lever = max(LEVERS, key=lambda one: found.first[one])
     if lever not in (whole, first) and found.first[lever] >= WORTH * parts.first:
@@ -189,10 +189,10 @@ def _where(parts: TimeParts) -> str:
         "decoding": parts.decode,
     }
     told = [
-        f"{measured(ms)} ms {words} ({ms / parts.whole:.0%})" for words, ms in pieces.items() if ms > SEEN * parts.whole
+        f"{latency(ms)} {words} ({ms / parts.whole:.0%})" for words, ms in pieces.items() if ms > SEEN * parts.whole
     ]
     listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
-    return f"a request takes {measured(parts.whole)} ms on average, {listed}"
+    return f"a request takes {latency(parts.whole)} on average, {listed}"
 
 
 def _live(report: Report) -> list[str]:
@@ -202,7 +202,7 @@ def _live(report: Report) -> list[str]:
         return []
     share = ttft.mean / e2e.mean if e2e.mean else 0.0
     return [
-        f"A request takes {measured(e2e.mean)} ms on average, {measured(ttft.mean)} ms of it ({share:.0%}) until its first "
+        f"A request takes {latency(e2e.mean)} on average, {latency(ttft.mean)} of it ({share:.0%}) until its first "
         "token. What it waits for can't be seen from outside: replay the same trace without --live for that."
     ]
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
 from kvyard.replay.report.waterfall import LEVELS, LOSSES
-from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, measured, percent, whole
+from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, latency, measured, percent, whole
 
 Unit = Literal["ms", "per_s", "share", "count", "ratio", "bytes", "price"]
 Better = Literal["low", "high", ""]
@@ -75,7 +75,7 @@ class Metric(NamedTuple):
             return whole(value)
         if self.unit == "ratio":
             return f"{value:.3f}"
-        return f"{measured(value)} ms" if unit and self.unit == "ms" else measured(value)
+        return latency(value) if unit and self.unit == "ms" else measured(value)
 
     def change(self, value: float | None, base: float | None) -> float | None:
         """Return the change from ``base``, relative to it; of shares the difference."""

@@ -89,6 +89,16 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def latency(ms: float) -> str:
+    """Return a latency in the unit that fits, for a sentence."""
+    if ms < 1000:
+        return f"{measured(ms)} ms"
+    if ms >= 120_000:
+        return span(ms / 1000)
+    digits = f"{ms / 1000:.3f}" if ms < 10_000 else f"{ms / 1000:.2f}"
+    return f"{digits.rstrip('0').rstrip('.')} s"
+
+
 def limits(slo: Slo) -> str:
     """What a good request is."""
     given = ((name, slo.limit(name)) for name in ("ttft", "itl", "e2e"))

@@ -1,0 +1,203 @@
+"""``kvyard plan`` against a grid: is its fleet within 5 % of the cheapest of up to 400 listed ones, and what does it take?
+
+    python benchmarks/plan.py [--limit 2000] [--only NAME ...] [--jobs 2]
+
+Two traces, two models and two SLOs each, and three questions that no fleet can answer. The grid is independent of the search:
+its points are replayed from the cheapest on until one keeps the SLO, which is then the best of the grid. The second trace has
+sessions without a common clock and runs in a closed loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from typing import Any
+
+from kvyard.errors import KvyardError
+from kvyard.lab.jobs import LocalExecutor, TracePart
+from kvyard.lab.study import Study
+from kvyard.lab.study.cost import cost, parted
+from kvyard.lab.study.goals import judged
+from kvyard.replay.report.slo import parse_limits
+from kvyard.replay.settings import make_config
+
+ROOT = Path(__file__).resolve().parent.parent
+MOONCAKE = ROOT / "examples" / "data" / "mooncake_conversation.jsonl.xz"
+WEKA = ROOT.parent / "shared" / "traces" / "weka" / "claude_code_710.jsonl.xz"
+GPUS = ("h100", "h200")
+CASES: dict[str, dict[str, Any]] = {
+    "mooncake 32b tight": {
+        "trace": MOONCAKE,
+        "model": "Qwen/Qwen3-32B",
+        "max_tokens": 32768,
+        "slo": "ttft_p99<2s,itl_p99<50ms",
+    },
+    "mooncake 32b loose": {
+        "trace": MOONCAKE,
+        "model": "Qwen/Qwen3-32B",
+        "max_tokens": 32768,
+        "slo": "ttft_p90<5s,itl_p99<200ms",
+    },
+    "mooncake 8b tight": {
+        "trace": MOONCAKE,
+        "model": "llama-3.1-8b",
+        "max_tokens": 65536,
+        "slo": "ttft_p99<2s,itl_p99<50ms",
+    },
+    "mooncake 8b loose": {
+        "trace": MOONCAKE,
+        "model": "llama-3.1-8b",
+        "max_tokens": 65536,
+        "slo": "ttft_p90<5s,itl_p99<200ms",
+    },
+    "weka 32b tight": {
+        "trace": WEKA,
+        "model": "Qwen/Qwen3-32B",
+        "max_tokens": 32768,
+        "slo": "ttft_p90<2s,itl_p99<100ms",
+        "concurrency": 32,
+    },
+    "weka 32b loose": {
+        "trace": WEKA,
+        "model": "Qwen/Qwen3-32B",
+        "max_tokens": 32768,
+        "slo": "ttft_p90<8s",
+        "concurrency": 32,
+    },
+    "weka 8b tight": {
+        "trace": WEKA,
+        "model": "llama-3.1-8b",
+        "max_tokens": 65536,
+        "slo": "ttft_p90<2s,itl_p99<100ms",
+        "concurrency": 32,
+    },
+    "weka 8b loose": {
+        "trace": WEKA,
+        "model": "llama-3.1-8b",
+        "max_tokens": 65536,
+        "slo": "ttft_p90<8s",
+        "concurrency": 32,
+    },
+}
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "prompts too long": {"trace": MOONCAKE, "model": "Qwen/Qwen3-32B", "slo": "ttft_p99<2s"},
+    "a floor": {"trace": MOONCAKE, "model": "Qwen/Qwen3-32B", "max_model_len": 131072, "slo": "ttft_p99<2s"},
+    "too slow a card": {
+        "trace": MOONCAKE,
+        "model": "llama-3.1-70b",
+        "gpu": "l40s",
+        "max_tokens": 65536,
+        "slo": "itl_p99<10ms",
+    },
+}
+MOST = 400
+
+
+def flags(case: dict[str, Any], limit: int) -> list[str]:
+    """Return the case as flags of ``kvyard plan``."""
+    given = {"gpu": ",".join(GPUS), **case, "limit": limit}
+    trace = given.pop("trace")
+    return [
+        str(trace),
+        *(word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))),
+    ]
+
+
+def run_plan(case: dict[str, Any], limit: int, folder: Path) -> tuple[int, dict[str, Any], float, str]:
+    """Run the command as a user does; returns its exit code, its JSON, its CPU seconds and what it said on stderr."""
+    before = getrusage(RUSAGE_CHILDREN)
+    argv = [sys.executable, "-m", "kvyard", "plan", *flags(case, limit), "-o", str(folder), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    after = getrusage(RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, cpu, done.stderr
+
+
+def grid(case: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
+    """Return the grid's points that there can be, the cheapest first."""
+    base = {name: value for name, value in case.items() if name not in ("trace", "slo", "max_tokens")}
+    found = []
+    sizes = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+    for gpu, degree, dtype, host, workers in product(GPUS, (1, 2, 4, 8), ("auto", "fp8"), (0, 64), sizes):
+        if workers * degree > 48:
+            continue
+        point = {"gpu": gpu, "tensor_parallel_size": degree, "kv_cache_dtype": dtype, "workers": workers}
+        if host:
+            point["host_bytes"] = f"{host * degree}GiB"
+        try:
+            settings, prices = parted({**base, **point})
+            found.append((cost(settings, make_config(settings), prices), settings))
+        except KvyardError:
+            continue
+    return sorted(found, key=lambda pair: pair[0])[:MOST]
+
+
+def best_of(case: dict[str, Any], limit: int, folder: Path, jobs: int, below: float) -> tuple[float | None, int, int]:
+    """Return the price of the cheapest point that keeps the SLO, the points of the grid and how many were replayed.
+
+    Points that cost 1.06 times ``below`` or more can't change the verdict and aren't replayed.
+    """
+    points = grid(case)
+    study = Study(case["trace"], folder, executor=LocalExecutor(jobs), limit=limit)
+    limits, part = parse_limits(case["slo"]), TracePart(max_tokens=case.get("max_tokens"))
+    replayed = 0
+    for start in range(0, len(points), jobs):
+        lot = [(price, settings) for price, settings in points[start : start + jobs] if price < 1.06 * below]
+        made = [study.point({}, make_config(settings), part) for _, settings in lot]
+        reports = study.replay(made)
+        replayed += len(made)
+        for (price, _), point in zip(lot, made, strict=True):
+            if point.key in reports and judged(reports[point.key], price, limits)[1] <= 0:
+                return price, len(points), replayed
+    return None, len(points), replayed
+
+
+def main() -> None:
+    """Run all cases and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--limit", type=int, default=2000)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--no-grid", action="store_true", help="the search alone")
+    arguments = parser.parse_args()
+    print(
+        f"{'case':<20} {'plan':>8} {'grid':>8} {'ratio':>6} {'fleets':>6} {'CPU s':>6}  grid points, replayed; answer"
+    )
+    for name, case in CASES.items():
+        if (arguments.only and name not in arguments.only) or not case["trace"].exists():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            code, found, cpu, said = run_plan(case, arguments.limit, Path(folder) / "plan")
+            answer = found.get("answer")
+            if answer is None:
+                print(f"{name:<20} exit {code}: {said.strip() or ' '.join(found.get('says', []))}")
+                continue
+            price, points, replayed = (None, 0, 0)
+            if not arguments.no_grid:
+                price, points, replayed = best_of(
+                    case, arguments.limit, Path(folder) / "grid", arguments.jobs, answer["cost"]
+                )
+            ratio = f"{answer['cost'] / price:6.3f}" if price else "   <1 "
+            print(
+                f"{name:<20} {answer['cost']:8.2f} {price or 0:8.2f} {ratio} {len(found['fleets']):6} {cpu:6.1f}"
+                f"  {points}, {replayed}; {answer['fleet']}",
+                flush=True,
+            )
+    for name, case in IMPOSSIBLE.items():
+        if arguments.only and name not in arguments.only:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
+            code, _, cpu, said = run_plan(case, arguments.limit, Path(folder) / "plan")
+            print(f"{name:<20} exit {code} after {time.monotonic() - began:.1f} s, {cpu:.1f} s of CPU: {said.strip()}")
+
+
+if __name__ == "__main__":
+    main()
