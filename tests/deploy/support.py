@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-VARIANTS = ("mock", "vllm", "index", "epp", "roles")
+VARIANTS = ("mock", "vllm", "index", "epp", "vllm-epp", "roles")
 KNOWN = {"apiVersion", "kind", "namespace", "resources", "labels", "images", "configMapGenerator", "patches"}
 """Fields of a kustomization that ``kustomized`` understands. One more needs one more rule."""
 KEYS = {"containers": "name", "volumes": "name", "volumeMounts": "mountPath", "env": "name", "ports": "containerPort"}

@@ -45,7 +45,7 @@ def parsed(words: list[str]) -> Any:
 
 def test_there_are_commands_of_all_parts() -> None:
     assert {words[0] for words in FOUND.values()} == {"gateway", "mock", "index", "epp"}
-    assert len(FOUND) == 14
+    assert len(FOUND) == 16
 
 
 @pytest.mark.parametrize("where", FOUND)

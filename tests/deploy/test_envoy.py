@@ -58,7 +58,7 @@ def test_a_slip_would_be_found() -> None:
 
 def test_the_pool_names_the_pickers_port() -> None:
     (pool,) = documents(DEPLOY / "kubernetes" / "epp" / "pool.yaml")
-    services = [one for one in documents(DEPLOY / "kubernetes" / "epp" / "epp.yaml") if one["kind"] == "Service"]
+    services = [one for one in documents(DEPLOY / "kubernetes" / "picker" / "epp.yaml") if one["kind"] == "Service"]
     asked = pool["spec"]["endpointPickerRef"]
     assert [one["metadata"]["name"] for one in services] == [asked["name"]]
     assert asked["port"]["number"] in {port["port"] for port in services[0]["spec"]["ports"]}

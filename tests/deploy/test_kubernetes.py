@@ -133,8 +133,56 @@ def test_selectors_select_and_ports_are_there(fleet: list[dict[str, Any]]) -> No
         elif kind == "NetworkPolicy":
             (found,) = _chosen(pods, one["spec"]["podSelector"]["matchLabels"])
             ports = {port["containerPort"] for port in containers(found)[0]["ports"]}
-            allowed = {port["port"] for rule in one["spec"]["ingress"] for port in rule["ports"]}
+            same = [other for other in fleet if other["kind"] == kind and _selected(other) == _selected(one)]
+            allowed = {port["port"] for other in same for rule in other["spec"]["ingress"] for port in rule["ports"]}
             assert allowed == ports, name
+
+
+def _selected(policy: dict[str, Any]) -> dict[str, str]:
+    labels: dict[str, str] = policy["spec"]["podSelector"]["matchLabels"]
+    return labels
+
+
+@pytest.mark.parametrize("overlay", ["epp", "vllm-epp"])
+def test_with_a_picker_the_clusters_gateway_reaches_engines(overlay: str) -> None:
+    """Its pods are in a namespace that the manifests don't know, so a rule without ``from`` must open the port of the pool."""
+    fleet = kustomized(DEPLOY / "kubernetes" / overlay)
+    (pool,) = documents(DEPLOY / "kubernetes" / "epp" / "pool.yaml")
+    open_to_all = {
+        (label, port["port"])
+        for one in fleet
+        if one["kind"] == "NetworkPolicy"
+        for rule in one["spec"]["ingress"]
+        if "from" not in rule
+        for label in _selected(one).values()
+        for port in rule["ports"]
+    }
+    engine = pool["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
+    assert {(engine, target["number"]) for target in pool["spec"]["targetPorts"]} <= open_to_all
+    picker = pool["spec"]["endpointPickerRef"]
+    assert (picker["name"], picker["port"]["number"]) in open_to_all
+
+
+def test_the_route_leads_to_the_pool() -> None:
+    gateway, route = documents(DEPLOY / "kubernetes" / "epp" / "route.yaml")
+    (pool,) = documents(DEPLOY / "kubernetes" / "epp" / "pool.yaml")
+    assert [parent["name"] for parent in route["spec"]["parentRefs"]] == [gateway["metadata"]["name"]]
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"]) == (pool["kind"], pool["metadata"]["name"])
+    assert backend["group"] == pool["apiVersion"].partition("/")[0]
+    assert {one["metadata"]["namespace"] for one in (gateway, route, pool)} == {"kvyard"}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, for its kustomize")
+def test_kubectl_makes_the_same_of_them(fleet: list[dict[str, Any]], request: pytest.FixtureRequest) -> None:
+    folder = DEPLOY / "kubernetes" / request.node.callspec.params["fleet"]
+    made = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=True)
+    import yaml
+
+    real = [
+        (one["kind"], re.sub(r"-[a-z0-9]{10}$", "", one["metadata"]["name"])) for one in yaml.safe_load_all(made.stdout)
+    ]
+    assert sorted(real) == sorted(map(name_of, fleet))
 
 
 def _chosen(pods: list[tuple[dict[str, Any], dict[str, Any]]], labels: dict[str, str]) -> list[dict[str, Any]]:
