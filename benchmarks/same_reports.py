@@ -258,7 +258,8 @@ def settings() -> dict[str, dict[str, Any]]:
             "link": "h200",
         },
         "one pass at a time": {"workers": 2, "router": "kv", **SMALL, "plans": False},
-        "trtllm": {"workers": 2, "router": "kv", "backend": "trtllm", "num_gpu_blocks": 6000},
+        # Workers without roles have TensorRT-LLM's own rules now.
+        "trtllm": {"prefill": 2, "decode": 2, "router": "kv", "backend": "trtllm", "num_gpu_blocks": 6000},
         "hybrid, roles": {"prefill": 2, "decode": 2, "router": "kv", **GPT_OSS},
         "4 + 4 kv": {
             "prefill": 4,

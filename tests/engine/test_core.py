@@ -12,6 +12,7 @@ from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig, SpeculativeConfig
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
+from kvyard.engine.policies.settings import TrtllmSettings
 from kvyard.engine.ranks import Ranks
 from kvyard.engine.timing import FixedTiming, ProfileTiming
 from kvyard.engine.watcher import Watcher
@@ -134,7 +135,8 @@ def test_it_is_on_where_timing_is_a_real_engines():
     assert real.decides_ahead
     assert not SMALL.decides_ahead
     assert not replace(real, async_scheduling=False).decides_ahead
-    assert not replace(real, backend="trtllm").decides_ahead
+    assert replace(real, backend="trtllm").decides_ahead
+    assert not replace(real, backend="trtllm", trtllm=TrtllmSettings(mocker=True)).decides_ahead
     assert not replace(real, speculative=SpeculativeConfig(num_speculative_tokens=1)).decides_ahead
 
 
@@ -143,8 +145,8 @@ def test_what_it_is_not_modelled_with_is_refused():
         make_core(replace(AHEAD, speculative=SpeculativeConfig(num_speculative_tokens=1)))
     with pytest.raises(ConfigError, match="async_scheduling is not modelled with lower tiers"):
         make_core(replace(AHEAD, tiers=OffloadConfig(tiers=(TierConfig(num_blocks=9),)), bytes_per_block=1))
-    with pytest.raises(ConfigError, match="async_scheduling is modelled for backends vllm and sglang, not for trtllm"):
-        make_core(replace(AHEAD, backend="trtllm"))
+    with pytest.raises(ConfigError, match=r"async_scheduling is not modelled with trtllm\.mocker and roles"):
+        make_core(replace(AHEAD, backend="trtllm", trtllm=TrtllmSettings(mocker=True)))
     with pytest.raises(KvyardError, match="async_scheduling is on or off for all ranks"):
         Ranks([make_core(AHEAD), make_core(replace(AHEAD, async_scheduling=False))])
 

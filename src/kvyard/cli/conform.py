@@ -1,4 +1,4 @@
-"""``kvyard conform``: do our block manager and our engine do what vLLM's and SGLang's did, step by step?"""
+"""``kvyard conform``: do our block manager and our engine do what vLLM's, SGLang's and TensorRT-LLM's did, step by step?"""
 
 import json
 from collections import Counter
@@ -14,6 +14,8 @@ from kvyard.lab.conform.scheduler import conform as compare_steps
 from kvyard.lab.conform.scheduler import is_scheduler_log
 from kvyard.lab.conform.sglang import conform as compare_batches
 from kvyard.lab.conform.sglang import is_sglang_log
+from kvyard.lab.conform.trtllm import conform as compare_passes
+from kvyard.lab.conform.trtllm import is_trtllm_log
 
 SHOWN = 400
 """Characters shown of each result: enough to see a queue differ, short enough for a terminal."""
@@ -22,14 +24,17 @@ SHOWN = 400
 def conform(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Logs recorded from a real vLLM or SGLang, plain, .xz or .gz.", show_default=False),
+        typer.Argument(
+            help="Logs recorded from a real vLLM, SGLang or TensorRT-LLM, plain, .xz or .gz.", show_default=False
+        ),
     ],
 ) -> None:
-    """Replay logs of a real vLLM or SGLang and compare every result.
+    """Replay logs of a real vLLM, SGLang or TensorRT-LLM and compare every result.
 
     Of its block manager: hits, block ids, failures, hashes, reference counts, the order of free blocks, and events. Of its
     scheduler: who computes what in each step, hits, preemptions, ends, instants, and the order of free blocks. Of
-    SGLang's: batches, cached tokens, retractions, free, evictable and protected pages, ends, and events. Exit code 0: all are
+    SGLang's: batches, cached tokens, retractions, free, evictable and protected pages, ends, and events. Of
+    TensorRT-LLM's Python schedulers: passes, cached tokens, pauses, free blocks, and ends. Exit code 0: all are
     identical. 1: some differ; the first difference of each is shown. 2: none differs, but some can't be replayed.
     """
     verdicts = []
@@ -61,6 +66,8 @@ def _compare(path: Path) -> Callable[[Path], Verdict]:
     """The comparison for the kind of log that ``path`` is."""
     if is_sglang_log(path):
         return compare_batches
+    if is_trtllm_log(path):
+        return compare_passes
     return compare_steps if is_scheduler_log(path) else compare_blocks
 
 

@@ -112,7 +112,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.async_scheduling is not None:
             return self.async_scheduling
         real = type(self.timing).__struct_config__.tag in REAL_TIMINGS and self.role == "both"
-        return real and self.backend == "vllm" and self.tiers is None and self.speculative is None
+        usual = self.backend == "vllm" or (self.backend == "trtllm" and not (self.trtllm and self.trtllm.mocker))
+        return real and usual and self.tiers is None and self.speculative is None
 
     @property
     def capacity_tokens(self) -> int:
@@ -198,8 +199,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for name, reason in (("tiers", "lower tiers"), ("speculative", "draft tokens")):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"async_scheduling is not modelled with {reason}: turn one of them off")
-            if self.backend == "trtllm":
-                raise ConfigError("async_scheduling is modelled for backends vllm and sglang, not for trtllm")
         BACKENDS.get(self.backend).check(self)
         self.timing.check()
 

@@ -18,15 +18,18 @@ from kvyard.blocks import GroupSpec
 from kvyard.vllm.version import UnsupportedError
 
 
-def group_specs(kv_cache_config: Any) -> list[GroupSpec]:
-    """kvyard's specification of every group of ``kv_cache_config``. Raises ``UnsupportedError``, naming the group."""
+def group_specs(kv_cache_config: Any, dcp_world_size: int = 1) -> list[GroupSpec]:
+    """kvyard's specification of every group of ``kv_cache_config``. Raises ``UnsupportedError``, naming the group.
+
+    With decode context parallelism each rank has a part of a block's tokens: a block has ``dcp_world_size`` times as many.
+    """
     groups = kv_cache_config.kv_cache_groups
     if not groups:
         raise UnsupportedError("kvyard.vllm.Scheduler needs a model with a KV cache; this one has none")
-    return [_group_spec(f"group {at}", group) for at, group in enumerate(groups)]
+    return [_group_spec(f"group {at}", group, dcp_world_size) for at, group in enumerate(groups)]
 
 
-def _group_spec(where: str, group: Any) -> GroupSpec:
+def _group_spec(where: str, group: Any, dcp_world_size: int) -> GroupSpec:
     if group.role != KVCacheGroupRole.DEFAULT:
         raise UnsupportedError(f"{where} has the role {group.role.value}, which kvyard's block manager doesn't have")
     spec = group.kv_cache_spec
@@ -36,6 +39,8 @@ def _group_spec(where: str, group: Any) -> GroupSpec:
             raise UnsupportedError(f"{where} mixes kinds of attention, which kvyard's block manager has no rule for")
         spec = inner[0]
     size, eagle = spec.block_size, group.is_eagle_group
+    if dcp_world_size > 1 and spec.dcp_sharded:
+        size *= dcp_world_size
     # Exact types: what is derived from one of these has rules of its own.
     kind = type(spec)
     if kind is FullAttentionSpec:

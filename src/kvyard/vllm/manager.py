@@ -54,13 +54,13 @@ class Manager:
         """Raises ``UnsupportedError`` for settings that kvyard's block manager doesn't have, ``ConfigError`` for groups
         that can't live together.
         """
-        if dcp_world_size > 1 or pcp_world_size > 1:
-            raise UnsupportedError("kvyard.vllm.Scheduler doesn't do context parallelism (dcp or pcp above 1)")
+        if pcp_world_size > 1:
+            raise UnsupportedError("kvyard.vllm.Scheduler doesn't do prefill context parallelism (pcp above 1)")
         if metrics_collector is not None:
             raise UnsupportedError("kvyard.vllm.Scheduler has no residency metrics: leave --kv-cache-metrics out")
         if enable_mamba_shared_prefix_checkpoint:
             raise UnsupportedError("kvyard.vllm.Scheduler has no shared-prefix checkpoints: leave that option out")
-        specs = group_specs(kv_cache_config)
+        specs = group_specs(kv_cache_config, dcp_world_size)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching

@@ -41,11 +41,11 @@ class RecordingMixin(SchedulerInterface):
     """Mixed into a scheduler of vLLM's: records if told to, and does nothing otherwise."""
 
     kvyard_recorder: EngineRecorder | None = None
+    _clock = WallClock()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         scheduler: Any = self
-        self._clock = WallClock()
         self._preempted: list[str] = []
         self._under_way = 0
         """Steps that were decided on and whose output hasn't been looked at."""

@@ -11,7 +11,7 @@ from tests.engine.test_plans import same, workloads
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
-from kvyard.engine.policies.settings import SglangSettings
+from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
 from kvyard.engine.timing import FixedTiming, PolynomialTiming
 from kvyard.hashing import TokenChain, algorithm
 
@@ -26,10 +26,20 @@ def no_evict(draw):
         num_gpu_blocks=draw(st.sampled_from([40, 70, 130, 1000])),
         max_num_seqs=draw(st.sampled_from([2, 4, 64])),
         max_num_batched_tokens=draw(st.sampled_from([64, 256, 8192])),
-        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 48])),
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
         max_model_len=draw(st.sampled_from([None, 800])),
         timing=draw(st.sampled_from(TIMINGS)),
+        trtllm=draw(
+            st.builds(
+                TrtllmSettings,
+                capacity_scheduler_policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+                enable_chunked_prefill=st.booleans(),
+                context_chunking_policy=st.sampled_from(["first_come_first_served", "equal_progress"]),
+                chunk_unit_size=st.sampled_from([None, 64]),
+                batch_wait_timeout_iters=st.sampled_from([0, 3]),
+                batch_wait_max_tokens_ratio=st.sampled_from([0.0, 0.5]),
+                mocker=st.booleans(),
+            )
+        ),
     )
 
 

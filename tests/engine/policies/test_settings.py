@@ -14,11 +14,13 @@ from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.policies.mixed import MixedPasses
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
 from kvyard.engine.policies.sglang import SglangPasses
+from kvyard.engine.policies.trtllm import TrtllmPasses
 from kvyard.errors import KvyardError
 
 
 @pytest.mark.parametrize(
-    ("backend", "policy", "size"), [("vllm", MixedPasses, 64), ("sglang", SglangPasses, 1), ("trtllm", MixedPasses, 32)]
+    ("backend", "policy", "size"),
+    [("vllm", MixedPasses, 64), ("sglang", SglangPasses, 1), ("trtllm", TrtllmPasses, 32)],
 )
 def test_each_backend_has_its_policy_and_block_size(backend, policy, size):
     core = make_core(EngineConfig(backend=backend))
@@ -48,8 +50,13 @@ def test_the_backends_are_those_of_the_registry():
         ({"backend": "sglang", "enable_chunked_prefill": False}, "enable_chunked_prefill"),
         ({"backend": "sglang", "preemption_mode": "oldest"}, "least output"),
         ({"backend": "sglang", "watermark": 0.1}, "watermark"),
-        ({"backend": "trtllm", "preemption_mode": "oldest"}, "it never preempts"),
-        ({"backend": "trtllm", "scheduler_reserve_full_isl": False}, "always reserves"),
+        ({"backend": "trtllm", "preemption_mode": "oldest"}, "it pauses the latest arrival, or none"),
+        ({"backend": "trtllm", "scheduler_reserve_full_isl": False}, "capacity_scheduler_policy"),
+        ({"backend": "trtllm", "enable_chunked_prefill": False}, "it has trtllm.enable_chunked_prefill"),
+        ({"backend": "trtllm", "scheduling_policy": "priority"}, "first come, first served"),
+        ({"backend": "trtllm", "trtllm": TrtllmSettings(chunk_unit_size=33)}, "multiple of the block size"),
+        ({"backend": "trtllm", "trtllm": TrtllmSettings(batch_wait_timeout_iters=-1)}, "must not be negative"),
+        ({"backend": "trtllm", "trtllm": TrtllmSettings(batch_wait_max_tokens_ratio=2)}, "a share from 0 to 1"),
         ({"backend": "trtllm", "groups": (GroupSpec(), GroupSpec(kind="sliding_window", window=64))}, "full attention"),
         ({"backend": "sglang", "groups": (GroupSpec(kind="sliding_window", window=64),)}, "full attention"),
         ({"backend": "sglang", "speculative": SpeculativeConfig(num_speculative_tokens=2)}, "speculative"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.engine.driving import Row, drive, replay
 
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.policies.settings import TrtllmSettings
 
 SMALL = EngineConfig(backend="trtllm", block_size=16, num_gpu_blocks=20)
 
@@ -49,7 +51,7 @@ def test_a_prompt_without_room_for_an_answer_is_turned_away():
     ]
 
 
-def test_preempting_is_a_fault():
-    core = make_core(SMALL)
+def test_preempting_is_a_fault_by_the_mockers_rules():
+    core = make_core(replace(SMALL, trtllm=TrtllmSettings(mocker=True)))
     with pytest.raises(AssertionError, match="guaranteed not to happen"):
         core.scheduler.policy._victim(core.scheduler.running)

@@ -69,7 +69,33 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the ``trtllm`` backend admits requests."""
+    """How the ``trtllm`` backend admits requests and cuts prompts. Names and defaults are TensorRT-LLM's."""
 
-    capacity_scheduler_policy: Literal["guaranteed_no_evict"] = "guaranteed_no_evict"
-    """Only what can run to its end without blocks of others is admitted."""
+    capacity_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    """Whether only requests are admitted that can run to their end, or all that fit now; then later arrivals may be paused."""
+    enable_chunked_prefill: bool = False
+    """Whether prompts are cut into chunks. Without, a prompt longer than max_num_batched_tokens is refused."""
+    context_chunking_policy: Literal["first_come_first_served", "equal_progress"] = "first_come_first_served"
+    """Whether the first prompt takes as much of a pass as it can, or all prompts advance by the same number of tokens."""
+    chunk_unit_size: int | None = None
+    """Tokens that chunks are multiples of; ``None`` for the block size."""
+    batch_wait_timeout_iters: int = 0
+    """Passes that prompts may wait for a fuller batch while others decode."""
+    batch_wait_max_tokens_ratio: float = 0.0
+    """Share of max_num_batched_tokens from which on a batch is full enough."""
+    mocker: bool = False
+    """Whether passes are formed as NVIDIA Dynamo's mocker forms them: prompts in chunks of any length, by vLLM's rules."""
+
+    def check(self, block_size: int) -> None:
+        """Raise ``ConfigError`` if a value makes no sense for blocks of ``block_size`` tokens."""
+        unit = self.chunk_unit_size
+        if unit is not None and (unit < 1 or unit % block_size):
+            raise ConfigError(f"trtllm.chunk_unit_size ({unit}) must be a multiple of the block size ({block_size})")
+        if self.batch_wait_timeout_iters < 0:
+            raise ConfigError(
+                f"trtllm.batch_wait_timeout_iters must not be negative, got {self.batch_wait_timeout_iters}"
+            )
+        if not 0 <= self.batch_wait_max_tokens_ratio <= 1:
+            raise ConfigError(
+                f"trtllm.batch_wait_max_tokens_ratio is a share from 0 to 1, got {self.batch_wait_max_tokens_ratio}"
+            )

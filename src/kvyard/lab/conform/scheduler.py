@@ -126,14 +126,16 @@ class RecordedModel:
 class SchedulerLog:
     """One recorded run."""
 
+    format: ClassVar[str] = FORMAT
+
     def __init__(self, path: Path) -> None:
         """Raises ``LogError`` for a file that can't be read or isn't such a log."""
         self.name = path.name.removesuffix(".xz").removesuffix(".gz").removesuffix(".jsonl")
         lines = read_lines(path)
         try:
             self.header: Record = lines[0]
-            if self.header["format"] != FORMAT:
-                raise LogError(f"{path}: is of format {self.header['format']!r}, not {FORMAT!r}")
+            if self.header["format"] != self.format:
+                raise LogError(f"{path}: is of format {self.header['format']!r}, not {self.format!r}")
             settings: Record = self.header["config"]
             self.requests = [line for line in lines if "request" in line]
             # An engine at work says what a request was when that has ended.
@@ -149,11 +151,15 @@ class SchedulerLog:
                 if self.timed
                 else RecordedTiming(durations=tuple(step["ns"] for step in self.steps))
             )
-            self.config = engine_config(settings, timing)
+            self.config = self.engine_config(settings, timing)
             self._check_names(path)
             self.has_line = bool(self.steps) and self.steps[0]["line"] is not None
         except (*MALFORMED, msgspec.ValidationError) as bad:
             raise LogError(f"{path}: is no scheduler log: {bad!r}") from bad
+
+    def engine_config(self, config: Record, timing: TimingConfig) -> EngineConfig:
+        """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
+        return engine_config(config, timing)
 
     def scripts(self) -> dict[str, LoadScript] | None:
         """What a connector has of each request, if there was one."""
@@ -363,13 +369,10 @@ class LoggedRun(Watcher):
     def decided(self, made: Pass, now: int) -> None:
         scheduler = self.core.scheduler
         pool = scheduler.manager.pool
-        chunks = [(job.serial, job.id, new) for job, new, _ in made.chunks]
-        chunks += [(job.serial, job.id, tokens) for job, tokens in made.drafted]
-        decoding = [(job.serial, job.id, 1) for job in scheduler.lockstep()] if made.decoding else []
         self.steps.append(
             {
                 "scheduled": now,
-                "tokens": {name: count for _, name, count in sorted(chunks + decoding)},
+                "tokens": {job.id: tokens for job, tokens in self.in_order(made)},
                 "running": len(scheduler.running),
                 "waiting": len(scheduler.waiting) + len(scheduler.jobs.parked),
                 "free": pool.free,
@@ -378,6 +381,12 @@ class LoggedRun(Watcher):
             }
         )
         self._next = {}
+
+    def in_order(self, made: Pass) -> list[tuple[Job, int]]:
+        """The jobs of a pass and their tokens, in the order of the log: that of admission."""
+        decoding = [(job, 1) for job in self.core.scheduler.lockstep()] if made.decoding else []
+        entries = [*((job, new) for job, new, _ in made.chunks), *made.drafted, *decoding]
+        return sorted(entries, key=lambda entry: entry[0].serial)
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
         self._next.setdefault("resumed" if job.preemptions else "new", {})[job.id] = cached + external
@@ -423,20 +432,24 @@ def _sampler(stretches: list[list[int]]) -> Callable[[int, int], Sequence[int]]:
 
 def conform(path: Path) -> Verdict:
     """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
-    log = SchedulerLog(path)
+    return replay(path, SchedulerLog(path), LoggedRun)
+
+
+def replay(path: Path, log: SchedulerLog, run: type[LoggedRun]) -> Verdict:
+    """Hold runs of ``log`` to it. Raises ``LogError`` if it can't be replayed."""
     try:
-        difference = _first_difference(log)
+        difference = _first_difference(log, run)
     except MALFORMED as bad:
         raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
     return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
 
 
-def _first_difference(log: SchedulerLog) -> Difference | None:
-    stepped = LoggedRun(log, plans=False)
+def _first_difference(log: SchedulerLog, run: type[LoggedRun]) -> Difference | None:
+    stepped = run(log, plans=False)
     stepped.go()
     difference = _steps(log, stepped) or _ends(log, stepped)
     if difference is None and log.timed:
-        planned = LoggedRun(log, plans=True)
+        planned = run(log, plans=True)
         planned.go()
         difference = _planned(log, stepped, planned) or _ends(log, planned)
     return difference
