@@ -127,6 +127,8 @@ class LoopHolds:
     def __init__(self) -> None:
         self.longest = 0.0
         self.where = ""
+        self.failed: list[str] = []
+        """Reports of what took too long."""
 
     def note(self, seconds: float, callback: Callable[..., object]) -> None:
         if seconds > self.longest:

@@ -195,10 +195,14 @@ class Indexer:
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""
+        return self.explain_keys(self.identity.keys(tokens, namespace), len(tokens), worker, now)
+
+    def explain_keys(self, keys: Sequence[int], tokens: int, worker: Holder, now: int = 0) -> Explanation:
+        """``explain`` for request keys of a prompt of this many tokens."""
         if self._dirty:
             self._update_trust()
         self._update_ages()
-        return self.scorer.explain(self.identity.keys(tokens, namespace), len(tokens), worker, now)
+        return self.scorer.explain(keys, tokens, worker, now)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all parts agree with themselves."""

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.openai import ErrorBody
 from kvyard.server.held import HeldBytes
@@ -32,6 +33,7 @@ from kvyard.server.http import (
 )
 from kvyard.server.openapi import document
 from kvyard.server.request import ClientGone, HttpRequest
+from kvyard.server.weight import FIX, HEAVY, LARGE, too_heavy
 
 log = logging.getLogger(__name__)
 
@@ -171,10 +173,17 @@ class Application:
         body: Any = None
         if operation.body is not None:
             content = await request.body(self.bounds)
+            if len(content) >= LARGE:
+                await pause()  # each pass over it is a turn of its own
+                if not operation.raw and await too_heavy(content):
+                    request.refused("body")
+                    raise Refusal(413, HEAVY, fix=FIX)
             if operation.as_vllm:
                 body = decode_as_vllm(operation.body, content, request.get("content-type", ""))
             else:
                 body = content if operation.raw else decode(operation.body, content)
+            if not operation.raw and len(content) >= LARGE:
+                await pause()
         return await operation.handler(body, request)
 
     def _made(self, value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:

@@ -17,6 +17,7 @@ import msgspec
 
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import ErrorBody, ErrorInfo
+from kvyard.server.weight import LARGE
 
 if TYPE_CHECKING:
     from kvyard.server.request import HttpRequest
@@ -208,11 +209,15 @@ def decode(type_: Any, body: bytes) -> Any:
     """``body`` as a ``type_``. Raises ``Refusal`` that names the field and the fix."""
     try:
         return msgspec.json.decode(body, type=type_)
-    except msgspec.ValidationError as error:
-        raise Refusal(422, **explained(str(error), type_)) from None
     except (ValueError, *DECODE_ERRORS) as error:
-        text = re.sub(r"^JSON is malformed: ", "", str(error))
-        raise Refusal(400, f"the body is not JSON: {text}", fix="send a JSON object in UTF-8") from None
+        raise _unreadable(error, type_) from None
+
+
+def _unreadable(error: Exception, type_: Any) -> Refusal:
+    if isinstance(error, msgspec.ValidationError):
+        return Refusal(422, **explained(str(error), type_))
+    text = re.sub(r"^JSON is malformed: ", "", str(error))
+    return Refusal(400, f"the body is not JSON: {text}", fix="send a JSON object in UTF-8")
 
 
 def decode_as_vllm(type_: Any, body: bytes, content_type: str) -> Any:
@@ -226,6 +231,8 @@ def decode_as_vllm(type_: Any, body: bytes, content_type: str) -> Any:
     try:
         return msgspec.json.decode(body, type=type_)
     except (ValueError, *DECODE_ERRORS) as error:
+        if len(body) >= LARGE:  # reading it a second and third time takes too long
+            raise _unreadable(error, type_) from None
         try:
             found = json.loads(body)
             json.dumps(found, ensure_ascii=False).encode()  # half a character is no text

@@ -191,6 +191,10 @@ class HttpRequest(Mapping[str, str]):
         """True if nothing more of the body is waited for."""
         return self._arrived or self._too_long or self._no_room or bool(self._malformed)
 
+    def refused(self, reason: str) -> None:
+        """Count a refusal before the handler was asked; see ``held.REASONS``."""
+        self._held.refused[reason] += 1
+
     def _too_long_refusal(self, bounds: Bounds) -> Refusal:
         self._held.refused["body"] += 1
         fix = "send less at once, or raise limits.body_bytes"

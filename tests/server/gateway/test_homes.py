@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -162,6 +163,6 @@ def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_shapes_of_conversations(path: str, body: dict[str, Any], chat: list[tuple[str, str]] | None) -> None:
     asked = read_body(path, json.dumps(body).encode())
     assert isinstance(asked, PeekedResponses | PeekedMessages)
-    found = asked.as_chat()
+    found = asyncio.run(asked.as_chat())
     said = None if found is None else [(one["role"], one["content"]) for one in json.loads(bytes(found.messages))]
     assert said == chat

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from kvyard.clock import pause
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
@@ -29,13 +30,21 @@ from kvyard.server.gateway.homes import ResponseHome
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import EnginePool, Placement
 from kvyard.server.gateway.processes.shared_rates import SharedRates
-from kvyard.server.gateway.prompting import PeekedContinuation, PeekedPrompt, PeekedResponses, not_json, read_body
+from kvyard.server.gateway.prompting import (
+    PeekedBody,
+    PeekedContinuation,
+    PeekedPrompt,
+    PeekedResponses,
+    not_json,
+    read_body,
+)
 from kvyard.server.gateway.proxied_request import ProxiedRequest
 from kvyard.server.gateway.reading import NOTHING
 from kvyard.server.gateway.tracing import CONTEXT, Tracing
 from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal, Response, openai_error
 from kvyard.server.request import HttpRequest
+from kvyard.server.weight import FIX, HEAVY, LARGE, too_heavy
 
 BYTES_PER_TOKEN = 4
 """Of a body, where a prompt isn't read and a limit has to be kept; the engine says better at the end."""
@@ -81,16 +90,18 @@ class RequestIntake(msgspec.Struct, eq=False):
         """Where a request may go, by its prompt. Raises ``Refusal`` for one that can't be routed, and with a ``key`` for one
         that goes on from a response that isn't known to be its own.
         """
-        asked = read_body(path, body, self.reads_prompts)
+        asked = await self._read(path, body, self.reads_prompts)
         key_salt = None
         if key is not None:
             check_models(key, body)
+            if len(body) >= LARGE:
+                await pause()
             key_salt = salt_of(key, path, body)
         name, pool, lora = self.members.find(asked.model)
         prompt, known = NOTHING, None
         reads = self.reads_prompts
         if not reads and pool.prefill is not None:
-            asked, reads = read_body(path, body), True  # who computes it depends on how long it is
+            asked, reads = await self._read(path, body), True  # who computes it depends on how long it is
         if reads:
             salt = asked.cache_salt if isinstance(asked, PeekedPrompt) else None
             salt = salt if key_salt is None else key_salt
@@ -110,7 +121,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             if home is not None and home.model == pool.model:
                 shut |= pool.all_but(home.engine)
         place = Placement(request=request, shut=shut, known=known, salt=key_salt)
-        if self.proxy.traffic.recorder is not None and prompt.single:
+        if self.proxy.traffic.recorder is not None and prompt.single and not await too_heavy(body):
             place.hints = peek_hints(body, headers, prompt.tokens)
             place.tail = prompt.tail
         return Routed(id_, name, pool, place)
@@ -218,13 +229,24 @@ class RequestIntake(msgspec.Struct, eq=False):
     async def _pool_of(self, body: bytes, request: HttpRequest, key: AccessKey | None) -> Routed:
         """Any engine of the model that a body names, if it names one."""
         if key is not None:
+            if key.models and await too_heavy(body):
+                raise Refusal(413, HEAVY, fix=FIX)
             check_models(key, body, request.query, request.get("content-encoding", ""))
         try:
-            model = read_body(request.path, body, prompts=False).model if body else None
+            model = (await self._read(request.path, body, prompts=False)).model if body else None
         except Refusal:
             model = None  # it may be anything
         name, pool, _ = self.members.find(model)
         return self._unread(name, pool, pool.without(name), request)
+
+    async def _read(self, path: str, body: bytes, prompts: bool = True) -> PeekedBody:
+        """``read_body``, with a turn of its own for each pass over a long body."""
+        if await too_heavy(body, 2 * self.config.limits.tokens):
+            raise Refusal(413, HEAVY, fix=FIX)
+        found = read_body(path, body, prompts)
+        if len(body) >= LARGE:
+            await pause()
+        return found
 
     async def _home_of(self, path: str, headers: Mapping[str, str], key: AccessKey | None) -> Routed:
         """The engine that keeps a response."""

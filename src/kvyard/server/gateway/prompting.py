@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 
+from kvyard.clock import pause
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import CHAT, COMPLETIONS
 from kvyard.server.gateway.config import BYTES, ENGINE
 from kvyard.server.gateway.templates import ChatTemplate, TemplateFailed
 from kvyard.server.http import Refusal
 from kvyard.server.tokens import Tokenizer, make_tokenizer, render
+from kvyard.server.weight import LARGE, too_heavy
 
 _NOT_TEXT = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"', b'"image_embeds"')
 """Parts whose tokens don't say what they are: engines set such blocks apart by hashes that we don't have."""
@@ -86,18 +88,19 @@ class PeekedChat(PeekedPrompt, kw_only=True):
 class PeekedResponses(PeekedPrompt, kw_only=True):
     """``POST /v1/responses``; further fields go to the engine as they are."""
 
-    input: Any = None
+    input: msgspec.Raw = _NULL
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: msgspec.Raw = _NULL
 
-    def as_chat(self) -> PeekedChat | None:
+    async def as_chat(self) -> PeekedChat | None:
         """The conversation that it is, where all of it is here and is text."""
         if self.previous_response_id is not None or self.tools != _NULL:
             return None
-        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        given = await _decoded(self.input)
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        found = _chat(self, first, items, {"input_text", "output_text", "text"})
+        found = await _chat(self, first, items, {"input_text", "output_text", "text"})
         if found is not None:
             found.add_special_tokens = True  # vLLM adds them here, and in no other conversation
         return found
@@ -112,19 +115,28 @@ class PeekedContinuation(PeekedBody, kw_only=True):
 class PeekedMessages(PeekedPrompt, kw_only=True):
     """``POST /v1/messages``; further fields go to the engine as they are."""
 
-    messages: Any = None
-    system: Any = None
+    messages: msgspec.Raw = _NULL
+    system: msgspec.Raw = _NULL
     tools: msgspec.Raw = _NULL
 
-    def as_chat(self) -> PeekedChat | None:
+    async def as_chat(self) -> PeekedChat | None:
         """The conversation that it is, where all of it is text."""
         if self.tools != _NULL:
             return None
-        first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return _chat(self, first, self.messages, {"text"})
+        system = await _decoded(self.system)
+        first = [] if system is None else [{"role": "system", "content": system}]
+        return await _chat(self, first, await _decoded(self.messages), {"text"})
 
 
-def _chat(ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kinds: set[str]) -> PeekedChat | None:
+async def _decoded(raw: msgspec.Raw) -> Any:
+    """The value of a field; other tasks have their turn after a long one."""
+    found = msgspec.json.decode(raw)
+    if len(memoryview(raw)) >= LARGE:
+        await pause()
+    return found
+
+
+async def _chat(ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kinds: set[str]) -> PeekedChat | None:
     """``items`` after ``first`` as a conversation; ``None`` where a part is none of ``kinds``."""
     said: list[dict[str, Any]] = []
     for item in [*first, *items] if isinstance(items, list) else [None]:
@@ -139,7 +151,10 @@ def _chat(ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kinds: set
         if not isinstance(content, str):
             return None
         said.append({"role": item["role"], "content": content})
-    return PeekedChat(model=ask.model, cache_salt=ask.cache_salt, messages=msgspec.Raw(msgspec.json.encode(said)))
+    messages = msgspec.json.encode(said)
+    if len(messages) >= LARGE:
+        await pause()
+    return PeekedChat(model=ask.model, cache_salt=ask.cache_salt, messages=msgspec.Raw(messages))
 
 
 _TEMPLATE = (
@@ -214,6 +229,14 @@ class RawPrompt(msgspec.Struct, frozen=True):
     ids: bytes | None = None
 
 
+_RAW = ("prompt", "messages", "system", "input", "tools", "documents", "chat_template", "chat_template_kwargs")
+"""Fields whose values are built where a prompt is read."""
+
+
+def _is_flat(raw: bytes) -> bool:
+    return raw[:1] == b"[" and raw[1:2].isdigit() and raw.find(b"[", 1) < 0
+
+
 class Prompting:
     """Token ids for one pool."""
 
@@ -230,10 +253,18 @@ class Prompting:
         self.template = None if folder is None else ChatTemplate.of(folder)
         """Where conversations are written here; ``None``: engines are asked."""
 
-    def source(self, ask: PeekedBody) -> RawPrompt | None:
+    async def heavy(self, ask: PeekedBody) -> bool:
+        """True if a prompt has more values than may be read at once; such a one isn't read."""
+        for name in _RAW:
+            raw = getattr(ask, name, None)
+            if isinstance(raw, msgspec.Raw) and await too_heavy(bytes(raw)):
+                return True
+        return False
+
+    async def source(self, ask: PeekedBody) -> RawPrompt | None:
         """The one prompt of a request, where it can be read here; ``None`` where ``prompts`` has to be asked."""
         if isinstance(ask, PeekedResponses | PeekedMessages):
-            chat = ask.as_chat()
+            chat = await ask.as_chat()
             if chat is None:
                 return None
             ask = chat
@@ -241,15 +272,19 @@ class Prompting:
             return None
         if isinstance(ask, PeekedChat):
             text = self._rendered(ask) if self.how == BYTES else self._by_template(ask)
+            if text is not None and len(text) >= LARGE:
+                await pause()
             return None if text is None else RawPrompt(text, self.how != BYTES and bool(ask.add_special_tokens))
         if not isinstance(ask, PeekedCompletion):
             return None
         raw = bytes(ask.prompt)
         if raw[:1] == b'"' and self.local is not None:
-            return RawPrompt(msgspec.json.decode(raw, type=str), ask.add_special_tokens is not False)
-        if raw[:1] == b"[" and raw[1:2].isdigit() and b"[" not in raw[1:]:
-            return RawPrompt(ids=raw)
-        return None
+            return RawPrompt(await _decoded(ask.prompt), ask.add_special_tokens is not False)
+        return RawPrompt(ids=raw) if _is_flat(raw) else None
+
+    def flat(self, ask: PeekedBody) -> bool:
+        """True if the prompt is one list of numbers, which is read piece by piece however long it is."""
+        return isinstance(ask, PeekedCompletion) and ask.truncate_prompt_tokens is None and _is_flat(bytes(ask.prompt))
 
     async def prompts(self, ask: PeekedBody) -> list[Sequence[int]]:
         """The prompts of a request, or none where they can't be read. Of further ones only the length is right, and of text not
@@ -257,7 +292,7 @@ class Prompting:
         """
         found: list[Sequence[int]] | None = None
         if isinstance(ask, PeekedResponses | PeekedMessages):
-            chat = ask.as_chat()
+            chat = await ask.as_chat()
             if chat is None:
                 self.unread += 1
                 return []
@@ -277,7 +312,7 @@ class Prompting:
         return found
 
     async def _of_completion(self, ask: PeekedCompletion) -> list[Sequence[int]] | None:
-        given = msgspec.json.decode(ask.prompt)
+        given = await _decoded(ask.prompt)
         if isinstance(given, str):
             ids = await self._of_text(given, ask)
             return None if ids is None else [ids]

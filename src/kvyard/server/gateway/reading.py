@@ -25,6 +25,7 @@ from kvyard.index import Identity
 from kvyard.server.gateway.prefixes import STRETCH, KnownPrefixes, KnownStretch, names_of
 from kvyard.server.gateway.prompting import PeekedBody, PeekedChat, PeekedPrompt, Prompting, RawPrompt
 from kvyard.server.tokens import ByteTokenizer, FileTokenizer, Tokenizer
+from kvyard.server.weight import LARGE
 
 log = logging.getLogger(__name__)
 
@@ -156,14 +157,20 @@ class PromptReader:
         """
         reads = not isinstance(ask, PeekedPrompt) or ask.reads_cache
         direct, size = self._identity.direct, self._identity.block_size
-        if reads and not whole and not direct:
-            source = self.prompting.source(ask)
+        heavy = await self.prompting.heavy(ask)
+        by_pieces = reads and not whole and not direct
+        if heavy and not (by_pieces and self.prompting.flat(ask)):
+            return self._unread()
+        if by_pieces:
+            source = await self.prompting.source(ask)
             if source is not None:
                 found = await self._read_source(source, namespace, too_long)
                 if found is not None:
                     if source.ids is None and isinstance(ask, PeekedChat):
                         self._sample_template(ask, namespace, found)
                     return found
+        if heavy:
+            return self._unread()
         prompts = await self.prompting.prompts(ask)
         if not prompts:
             return NOTHING
@@ -193,6 +200,10 @@ class PromptReader:
             return unnamed
         return ReadPrompt(found.keys, tokens, found.tail, kept, single)
 
+    def _unread(self) -> ReadPrompt:
+        self.prompting.unread += 1
+        return NOTHING
+
     async def _read_source(self, source: RawPrompt, namespace: Namespace, too_long: TooLong) -> ReadPrompt | None:
         """``None`` where it has to be read in another way."""
         if source.ids is not None:
@@ -200,6 +211,8 @@ class PromptReader:
             if too_long(count):
                 return ReadPrompt((), count, single=True)
             pieces = _cut_ids(source.ids)
+            if max(map(len, pieces)) > 2 * STRETCH:
+                return None  # mostly blanks
             try:
                 return await self._named(b"json", pieces, lambda at: _ids(pieces[at]), namespace, too_long)
             except (KvyardError, *DECODE_ERRORS):
@@ -209,6 +222,8 @@ class PromptReader:
             return None
         assert source.text is not None
         parts, tokens = cutter.pieces(source.text, source.special)
+        if len(source.text) >= LARGE:
+            await pause()
         kind = b"text+" if source.special else b"text"
         by_thread = not isinstance(self.prompting.local, ByteTokenizer)
         if not by_thread and too_long(sum(map(len, parts))):

@@ -7,7 +7,7 @@ local hashes lead to the same keys. Extra keys (adapter, salt, media) join a blo
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import cbor2
 import xxhash
@@ -72,14 +72,22 @@ def _words(tokens: Sequence[int]) -> bytes:
         raise HashingError("token ids must be whole numbers from 0 to 4294967295") from None
 
 
-def keys_of_hashes(identity: Identity, hashes: Sequence[int], namespace: Namespace) -> list[int]:
-    """The request keys of blocks with these hashes: local ones, or in direct mode the engine's own.
+def keys_of_hashes(
+    identity: Identity, hashes: Sequence[int], namespace: Namespace, turn: int = 8192
+) -> Iterator[list[int]]:
+    """The request keys of blocks with these hashes, ``turn`` blocks at a time: local ones, or in direct mode the engine's own.
 
     Raises ``IdentityError`` in direct mode for a namespace, which is part of the engine's hashes already.
     """
     if identity.direct:
-        return [one & _U64 for one in hashes]
+        yield [one & _U64 for one in hashes]
+        return
     names = identity.algorithm
     assert isinstance(names, LocalNames)
-    local = [(one & _U64).to_bytes(8, "big") for one in hashes]
-    return names.chain(None, local, identity.extras(len(hashes), namespace))
+    extras = identity.extras(len(hashes), namespace)
+    parent: int | None = None
+    for at in range(0, len(hashes), turn):
+        local = [(one & _U64).to_bytes(8, "big") for one in hashes[at : at + turn]]
+        keys = names.chain(parent, local, None if extras is None else extras[at : at + turn])
+        parent = keys[-1]
+        yield keys

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -90,15 +90,16 @@ class IndexerRoutes:
     async def query(self, body: schemas.Query, headers: Mapping[str, str]) -> schemas.Matches:
         """How many tokens of a prompt each instance has, per tier and rank, cumulative."""
         self._check_length(body.token_ids, "token_ids")
-        model = self.service.model(body)
-        return self._matches(model, model.indexer.identity.keys(body.token_ids, body.namespace(body.media)), body)
+        identity = self.service.model(body).indexer.identity
+        keys = await _gathered(identity.keys_by_turns(body.token_ids, body.namespace(body.media)))
+        return self._matches(self.service.model(body), keys, body)
 
     async def query_by_hash(self, body: schemas.QueryByHash, headers: Mapping[str, str]) -> schemas.Matches:
         """The same for a prompt's block hashes."""
-        self._check_length(body.block_hashes, "block_hashes")
-        model = self.service.model(body)
-        keys = keys_of_hashes(model.indexer.identity, body.block_hashes, body.namespace())
-        return self._matches(model, keys, body)
+        identity = self.service.model(body).indexer.identity
+        self._check_length(body.block_hashes, "block_hashes", self._bounds.tokens // identity.block_size)
+        keys = await _gathered(keys_of_hashes(identity, body.block_hashes, body.namespace()))
+        return self._matches(self.service.model(body), keys, body)
 
     def _matches(self, model: IndexedModel, keys: Sequence[int], body: schemas.Wanted) -> schemas.Matches:
         holders = model.holders(body.workers)
@@ -120,24 +121,26 @@ class IndexerRoutes:
         for at, one in enumerate(prompts):
             where = "" if body.batch is None else f"batch[{at}]."
             tokens = await self._tokens(model, one.token_ids, one.text, where)
-            if at:
-                await pause()
+            identity = model.indexer.identity
+            keys = await _gathered(identity.keys_by_turns(tokens, body.namespace(one.media)))
+            await pause()
             model = self.service.model(body)  # it may be gone by now
             holders = model.holders(body.workers)
-            scores = model.indexer.score(tokens, body.namespace(one.media), holders, self.service.clock.now())
+            scores = model.indexer.score_keys(keys, len(tokens), holders, self.service.clock.now())
             results.append(answers.scored(model, scores))
         return schemas.ScoreResponse(**answers.model_facts(model), results=results)
 
     async def explain(self, body: schemas.ExplainRequest, headers: Mapping[str, str]) -> schemas.ExplainResponse:
         """Why each rank matches as much of a prompt as it does."""
         tokens = await self._tokens(self.service.model(body), body.token_ids, body.text, "")
+        identity = self.service.model(body).indexer.identity
+        keys = await _gathered(identity.keys_by_turns(tokens, body.namespace(body.media)))
         model = self.service.model(body)
-        namespace = body.namespace(body.media)
         now = self.service.clock.now()
-        found = [
-            answers.explained(model, model.indexer.explain(tokens, holder, namespace, now))
-            for holder in self._asked_about(model, body)
-        ]
+        found: list[schemas.WorkerExplanation] = []
+        for holder in self._asked_about(model, body):
+            found.append(answers.explained(model, model.indexer.explain_keys(keys, len(tokens), holder, now)))
+            await pause()
         return schemas.ExplainResponse(**answers.model_facts(model), tokens=len(tokens), explanations=found)
 
     def _asked_about(self, model: IndexedModel, body: schemas.ExplainRequest) -> Sequence[Holder]:
@@ -179,9 +182,10 @@ class IndexerRoutes:
         self._check_length(token_ids, f"{where}token_ids")
         return token_ids
 
-    def _check_length(self, items: Sequence[int], field: str) -> None:
-        if len(items) > self._bounds.tokens:
-            error = f"{len(items)} in {field}; at most {self._bounds.tokens}"
+    def _check_length(self, items: Sequence[int], field: str, most: int | None = None) -> None:
+        most = self._bounds.tokens if most is None else most
+        if len(items) > most:
+            error = f"{len(items)} in {field}; at most {most}"
             raise Refusal(413, error, field=field, fix="send less, or raise limits.tokens")
 
     # -- the service itself -----------------------------------------------------------------------------------------
@@ -218,6 +222,16 @@ class IndexerRoutes:
         """Every figure, for Prometheus."""
         assert self.measures is not None
         return Raw(*self.measures.text())
+
+
+async def _gathered(turns: Iterator[list[int]]) -> list[int]:
+    """The keys of all turns; other tasks have their turn in between."""
+    keys: list[int] = []
+    for some in turns:
+        if keys:
+            await pause()
+        keys += some
+    return keys
 
 
 def build(config: Config, token: str | None = None, admin_token: str | None = None) -> tuple[Application, Service]:

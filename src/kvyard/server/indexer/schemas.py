@@ -185,6 +185,9 @@ class MediaItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1)]
 
 
+MediaItems = Annotated[list[MediaItem], Meta(max_length=1000)]
+
+
 class Wanted(ModelRequest, kw_only=True, forbid_unknown_fields=True):
     """What sets a prompt apart besides its tokens, and whom to ask about."""
 
@@ -203,7 +206,7 @@ class Query(Wanted, kw_only=True, forbid_unknown_fields=True):
     """A prompt as token ids."""
 
     token_ids: list[Token]
-    media: list[MediaItem] = []
+    media: MediaItems = []
 
 
 class QueryByHash(Wanted, kw_only=True, forbid_unknown_fields=True):
@@ -217,7 +220,7 @@ class PromptRequest(Wanted, kw_only=True, forbid_unknown_fields=True):
 
     token_ids: list[Token] | None = None
     text: str | None = None
-    media: list[MediaItem] = []
+    media: MediaItems = []
 
 
 class ScoreRequest(PromptRequest, kw_only=True, forbid_unknown_fields=True):
@@ -231,7 +234,7 @@ class BatchPrompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     token_ids: list[Token] | None = None
     text: str | None = None
-    media: list[MediaItem] = []
+    media: MediaItems = []
 
 
 class ExplainRequest(PromptRequest, kw_only=True, forbid_unknown_fields=True):

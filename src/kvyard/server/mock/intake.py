@@ -16,7 +16,7 @@ from kvyard.server.mock.answers import AnswerWish, MadeAnswer, compose
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.incoming import ROOM, IncomingPrompt, PromptAddress, TransferWish
 from kvyard.server.mock.worker import MockWorker
-from kvyard.server.tokens import Tokenizer, render
+from kvyard.server.tokens import ByteTokenizer, Tokenizer, render
 
 MOST_LOGPROBS = 20
 GREEDY = 1e-5
@@ -126,9 +126,7 @@ class MockIntake(msgspec.Struct, eq=False):
                 raise refuse("Input should be a valid string", f"messages[{at}].content", 422)
         if not messages:
             raise refuse("Cannot apply chat template to an empty conversation. Provide at least one message.")
-        return self.tokenizer.encode(
-            render([msgspec.structs.asdict(one) for one in messages], tools, ask, go_on), special=special
-        )
+        return self.encode(render([msgspec.structs.asdict(one) for one in messages], tools, ask, go_on), special)
 
     def namespace(self, model: str | None, salt: str | None = None) -> tuple[str, Namespace]:
         """The model's name and what sets its hashes apart. Raises ``Refusal`` for a model that isn't here."""
@@ -143,19 +141,34 @@ class MockIntake(msgspec.Struct, eq=False):
             raise refuse(f"The model `{name[:200]}` does not exist.", "model", 404)
         return name, Namespace(lora_name=lora.name, lora_path=lora.path, lora_id=lora.number, salt=salt)
 
+    def encode(self, text: str, special: bool) -> list[int]:
+        """The ids of a text. Raises ``Refusal`` for one that has too many, before they are made where each byte is one."""
+        if isinstance(self.tokenizer, ByteTokenizer):
+            self._check_length(len(text))
+        return self.tokenizer.encode(text, special)
+
+    def _check_length(self, tokens: int) -> None:
+        most = self.worker.config.limits.tokens
+        if tokens > most:
+            raise refuse(f"a prompt may have {most} tokens, this one has {tokens}", "prompt")
+
     def _prompts(self, given: str | list[int | str | list[int]], special: bool) -> list[list[int]]:
         if isinstance(given, str):
-            return [self.tokenizer.encode(given, special)]
+            return [self.encode(given, special)]
         if not given:
             raise refuse("You must pass at least one prompt")
-        if all(type(one) is int for one in given):
+        kinds = set(map(type, given))
+        if kinds == {int}:
             return [given]  # type: ignore[list-item]
-        if any(type(one) is int for one in given):
+        if len(given) > self.worker.config.max_choices:
+            most = self.worker.config.max_choices
+            raise refuse(f"{len(given)} choices are more than the {most} that one request may have")
+        if int in kinds:
             at = next(at for at, one in enumerate(given) if type(one) is not type(given[0]))
             raise refuse("prompt must be a string, a list of token ids, or a list of either", f"prompt[{at}]", 422)
         found: list[list[int]] = []
         for one in given:
-            found.append(self.tokenizer.encode(one, special) if isinstance(one, str) else list(one))  # type: ignore[arg-type]
+            found.append(self.encode(one, special) if isinstance(one, str) else list(one))  # type: ignore[arg-type]
         return found
 
     def _take(
@@ -188,8 +201,7 @@ class MockIntake(msgspec.Struct, eq=False):
         for prompt in prompts:
             if not prompt:
                 raise refuse("The decoder prompt cannot be empty")
-            if len(prompt) > config.limits.tokens:
-                raise refuse(f"a prompt may have {config.limits.tokens} tokens, this one has {len(prompt)}", "prompt")
+            self._check_length(len(prompt))
             if min(prompt) < 0:
                 at = next(at for at, token in enumerate(prompt) if token < 0)
                 raise refuse("token ids are whole numbers from 0", f"prompt[{at}]", 422)

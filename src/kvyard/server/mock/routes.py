@@ -202,21 +202,23 @@ class MockRoutes:
         if (body.prompt is None) == (body.messages is None):
             raise refuse("give either prompt or messages", "prompt", 422)
         if body.prompt is not None:
-            ids = self._tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+            ids = self._intake.encode(body.prompt, body.add_special_tokens is not False)
         else:
             special = bool(body.add_special_tokens)
             ids = self._intake.conversation(
                 body.messages or [], body.tools, body.add_generation_prompt, special=special
             )
-        strings = [self._tokenizer.word(token) for token in ids] if body.return_token_strs else None
+        strings = None
+        if body.return_token_strs:
+            strings = await asyncio.to_thread(lambda: [self._tokenizer.word(token) for token in ids])
         return schemas.Tokenized(count=len(ids), max_model_len=self._worker.longest, tokens=ids, token_strs=strings)
 
     async def detokenize(self, body: schemas.Detokenize, headers: Headers) -> schemas.Detokenized:
         """Ids as text."""
         self._intake.namespace(body.model)
-        if any(not 0 <= token < 1 << 32 for token in body.tokens):
+        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < 1 << 32:
             raise refuse("token ids are whole numbers from 0 to 4294967295", "tokens[0]", 422)
-        return schemas.Detokenized(prompt=self._tokenizer.decode(body.tokens))
+        return schemas.Detokenized(prompt=await asyncio.to_thread(self._tokenizer.decode, body.tokens))
 
     async def load_lora(self, body: schemas.LoadLora, headers: Headers) -> Raw:
         """Load an adapter."""
