@@ -60,6 +60,25 @@ def test_wrong_settings_are_refused_at_once() -> None:
         testing.gateway(router="no-such-policy")
 
 
+def test_faults_begin_change_and_end() -> None:
+    def status(url: str) -> int:
+        body = {"model": engines.model, "prompt": "hello", "max_tokens": 1}
+        return httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False).status_code
+
+    with testing.fleet(workers=2, speed=100, faults={"error_rate": 1.0, "error_status": 503}) as engines:
+        assert [status(url) for url in engines.urls] == [503, 503]
+        engines.set_faults(worker=1, error_rate=0.0)
+        assert [status(url) for url in engines.urls] == [503, 200]
+        engines.set_faults(error_rate=0.0)
+        assert [status(url) for url in engines.urls] == [200, 200]
+        with pytest.raises(KvyardError, match="error_rat"):
+            engines.set_faults(error_rat=1.0)
+        with pytest.raises(KvyardError, match="a share from 0 to 1"):
+            engines.set_faults(error_rate=2.0)
+    with pytest.raises(KvyardError, match="a share from 0 to 1"):
+        testing.fleet(faults={"event_loss": -1.0})
+
+
 def test_what_is_never_seen_is_said() -> None:
     with testing.fleet(block_size=16) as engines, testing.stream(engines) as seen:
         with pytest.raises(TimeoutError, match=r"not seen within 0\.01 s"):

@@ -1,12 +1,15 @@
 """A mock fleet and a gateway for tests, each on free ports of this machine."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from kvyard.server.gateway.config import convert
 from kvyard.server.gateway.routes import build
 from kvyard.server.mock.config import make_config
+from kvyard.server.mock.faults import changed
 from kvyard.server.mock.fleet import MockFleet
 from kvyard.server.mock.schemas import EventStream
 from kvyard.server.running import HttpServer, listen
@@ -19,11 +22,15 @@ HOST = "127.0.0.1"
 class FleetServer(ThreadedService):
     """A fleet of mock engines with KV events. Settings are those of ``kvyard mock``: ``workers=2, block_size=16, ...``."""
 
-    def __init__(self, *, port: int = 0, **settings: object) -> None:
-        """Binds the ports: free ones, or those from ``port`` on. Raises ``KvyardError`` for what can't be."""
+    def __init__(self, *, port: int = 0, faults: Mapping[str, float] | None = None, **settings: object) -> None:
+        """Binds the ports: free ones, or those from ``port`` on. ``faults`` are fields of ``MockFaults``, for all workers:
+        ``{"error_rate": 0.1}``. Raises ``KvyardError`` for what can't be.
+        """
         super().__init__()
         events = {"kv_events_endpoint": LOOPBACK, "kv_events_replay_endpoint": LOOPBACK, "drain_seconds": 1}
-        self.fleet = MockFleet(make_config({**events, **settings}), HOST, port)
+        config = make_config({**events, **settings})
+        config = msgspec.structs.replace(config, faults=changed(config.faults, faults or {}))
+        self.fleet = MockFleet(config, HOST, port)
         self._stopping = asyncio.Event()
 
     @property
@@ -52,6 +59,15 @@ class FleetServer(ThreadedService):
     def revive(self, worker: int) -> None:
         """Start a dead worker again, at its old addresses and with an empty cache."""
         self.call(self.fleet.revive(worker))
+
+    def set_faults(self, worker: int | None = None, **faults: float) -> None:
+        """Change faults of one worker, or of all, from the next request on; fields that aren't named stay.
+
+        Raises ``KvyardError`` for a fault that there isn't, and for a value that makes no sense.
+        """
+        workers = self.fleet.workers if worker is None else [self.fleet.workers[worker]]
+        for one, new in [(one, changed(one.faults, faults)) for one in workers]:
+            one.faults = new
 
     async def serve(self, ready: Callable[[], None]) -> None:
         async with self.fleet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvyard.engine.timing.error_range import LEVEL
 from kvyard.lab.plan.plan import Planned
 from kvyard.lab.plan.search import ROUTERS, Fleet
 from kvyard.lab.plan.serve import serve_commands
@@ -95,6 +96,7 @@ def paragraph(planned: Planned) -> list[str]:
     said = [_take(planned, answer)]
     if planned.budget is not None and answer.cost > planned.budget:
         said.append(_over(planned))
+    said.append(_sure(planned, answer))
     said.append(f"In this fleet {_limiting(answer)}.")
     said += [_cheaper(planned, answer), _better(planned, answer), _growth(planned), _other_card(planned, answer)]
     if planned.interrupted:
@@ -141,6 +143,39 @@ def _results(planned: Planned, fleet: Fleet) -> str:
         value = metric.text(fleet.values.get(limit.name), unit=True)
         parts.append(f"{metric.title} is {value} (limit {metric.text(limit.value, unit=True)})")
     return ", ".join(parts)
+
+
+def _sure(planned: Planned, answer: Fleet) -> str:
+    """Return how far comparable published runs were from what was predicted for them, and whether the limits hold even so."""
+    assert answer.report is not None
+    known = [
+        (limit, stated) for limit in planned.limits if (stated := answer.report.ranges.get(limit.name)) is not None
+    ]
+    if not known:
+        return "How sure that is can't be said: no published run is comparable to this fleet."
+    parts, open_ = [], []
+    for limit, stated in known:
+        metric = WANTED[limit.name]
+        low, high = (metric.text(end, unit=True) for end in (stated.low, stated.high))
+        parts.append(f"{metric.title} {low} to {high}")
+        if limit.violation(stated.high) > 0:
+            open_.append(metric.title)
+    said = f"By comparable published runs ({LEVEL:.0%} of them) that will be measured as {', '.join(parts)}"
+    if not open_:
+        return f"{said}: the limits hold in that range."
+    sure = [fleet for fleet in planned.search.fleets if fleet.met and _holds(planned, fleet)]
+    instead = ""
+    if sure:
+        cheapest = min(sure, key=lambda fleet: fleet.cost)
+        instead = f" {describe(cheapest)}, {money(planned, cheapest.cost)}, keeps it in the whole range."
+    return f"{said}: the limit of {' and '.join(open_)} lies inside that range, so measure before you buy.{instead}"
+
+
+def _holds(planned: Planned, fleet: Fleet) -> bool:
+    """True if every limit with a range holds at the range's worse end."""
+    assert fleet.report is not None
+    ranges = fleet.report.ranges
+    return all(limit.name not in ranges or limit.violation(ranges[limit.name].high) <= 0 for limit in planned.limits)
 
 
 def _none(planned: Planned) -> list[str]:
