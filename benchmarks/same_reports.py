@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,9 @@ ADDED = (
     ".report.config.router.object_credit",
     ".report.config.decode_router.object_credit",
     *(f".report.config.{name}" for name in ("client", "client_options", "turnaround", "warm_up")),
+    ".report.ranges",
+    ".report.timing.held_out",
+    ".report.timing.run_class",
 )
 """Places that only the newer side has, on purpose."""
 
@@ -321,7 +325,7 @@ def compare(name: str, before: Any, after: Any, place: str = "") -> list[str]:
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))
         return [line for at, (left, right) in pairs for line in compare(name, left, right, f"{place}[{at}]")]
-    if before == after or (type(before) is object and place in ADDED):
+    if before == after or (type(before) is object and re.sub(r"\[\d+\]", "", place) in ADDED):
         return []
     shown = [str(value)[:90] if type(value) is not object else "(nothing)" for value in (before, after)]
     return [f"{name}: {place.lstrip('.')}: {shown[0]} -> {shown[1]}"]

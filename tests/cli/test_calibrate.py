@@ -146,7 +146,6 @@ def test_files_that_cant_be_used(capsys: pytest.CaptureFixture[str], tmp_path: P
         (("--from", str(few), "-o", str(tmp_path)), "it is a directory"),
         (("--from", str(few), "--model", "m"), "--model is for live engines: leave it out with --from"),
         (("--from", str(few), "--rounds", "2"), "--rounds is for live engines: leave it out with --from"),
-        (("--from", str(few), "--no-async-scheduling"), "--async-scheduling is for live engines: leave it out"),
     ):
         assert run(*argv) == 2
         err = capsys.readouterr().err

@@ -47,7 +47,10 @@ def calibrate(
         int | None, typer.Option(min=1, help="Of the engine: longer prompts are computed in parts.")
     ] = None,
     async_scheduling: Annotated[
-        bool | None, typer.Option(help="Whether the engine decides passes ahead; by default, found out if it can be.")
+        bool | None,
+        typer.Option(
+            help="Whether the engine decides passes ahead; by default found out of a live engine if it can be, on for files."
+        ),
     ] = None,
 ) -> None:
     """Fit a timing profile to a real engine: kvyard calibrate URL -o mine.json, then --timing profile:mine.json.
@@ -60,13 +63,14 @@ def calibrate(
     from kvyard.cli.fits import show_fit
     from kvyard.files import check_outputs
     from kvyard.lab.calibrate.calibration import fit_profile
+    from kvyard.lab.calibrate.held_out import replay_held_out
 
     if (url is None) == (not logs):
         raise KvyardError("say what to calibrate from: the URL of a live engine, or --from FILE")
     asked = {"max_prompt": max_prompt, "max_batch": max_batch, "rounds": rounds, "seconds": seconds}
     bounds = {bound: value for bound, value in asked.items() if value is not None}
     if logs:
-        live = {"model": model, "token_file": token_file, "async_scheduling": async_scheduling, **bounds}
+        live = {"model": model, "token_file": token_file, **bounds}
         for flag, value in live.items():
             if value is not None:
                 raise KvyardError(f"--{flag.replace('_', '-')} is for live engines: leave it out with --from")
@@ -74,7 +78,11 @@ def calibrate(
     if logs:
         from kvyard.lab.calibrate.sources import read_source
 
-        show_fit(fit_profile([read_source(log, max_num_batched_tokens) for log in logs], name), output)
+        sources = [read_source(log, max_num_batched_tokens) for log in logs]
+        found = fit_profile([source.measurements for source in sources], name)
+        known = {"max_num_batched_tokens": max_num_batched_tokens, "async_scheduling": async_scheduling}
+        checked = replay_held_out(sources, known)
+        show_fit(found, output, checked)
         return
     assert url is not None
     from kvyard.lab.calibrate.plan import CalibrationLimits
@@ -97,13 +105,16 @@ def calibrate(
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(f"{seen.requests} requests in {seen.rounds:.3g} rounds\n", err=True)
     found = fit_profile([seen.measurements], name or seen.facts.model.rsplit("/", 1)[-1])
-    show_fit(found, output)
+    settings, words = _settings(seen, found.profile.request_ms, async_scheduling)
+    show_fit(found, output, replay_held_out([seen.source], settings))
     with words_beside(output):
-        _advise(seen, found.profile.request_ms, output, async_scheduling)
+        typer.echo(words)
+        flags = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items() if value is not None)
+        typer.echo(f"\nReplay with: --timing profile:{output or 'FILE'} {flags}")
 
 
-def _advise(seen: ProbeResult, request_ms: float, output: Path | None, async_scheduling: bool | None) -> None:
-    """Print with which settings to replay what that engine does."""
+def _settings(seen: ProbeResult, request_ms: float, async_scheduling: bool | None) -> tuple[dict[str, object], str]:
+    """Return with which settings to replay what that engine does, and how it decides passes, in words."""
     from kvyard.lab.calibrate.probing import waits_a_pass
 
     facts = seen.facts
@@ -113,25 +124,23 @@ def _advise(seen: ProbeResult, request_ms: float, output: Path | None, async_sch
     elif facts.async_scheduling is not None:
         ahead, why = facts.async_scheduling, "as the engine says"
     else:
-        told, passes = waits_a_pass(seen.probes, request_ms)
-        if told is None:
-            typer.echo(
-                "- Whether the engine decides passes ahead: say --async-scheduling or --no-async-scheduling "
-                "(vLLM does on GPUs, and doesn't on CPUs)."
-            )
-        ahead, why = told, f"a prompt waits for {passes:.1f} passes beside others"
-    settings = {
+        ahead, passes = waits_a_pass(seen.probes, request_ms)
+        why = f"a prompt waits for {passes:.1f} passes beside others"
+    settings: dict[str, object] = {
         "block_size": facts.block_size,
         "num_gpu_blocks": facts.num_gpu_blocks,
         "max_num_batched_tokens": facts.max_num_batched_tokens,
         "max_num_seqs": facts.max_num_seqs,
         "max_model_len": facts.max_model_len,
     }
-    if ahead is not None:
-        settings["async_scheduling"] = ahead
-        typer.echo(f"\nPasses are decided {'ahead' if ahead else 'when they start'}: {why}.")
-    flags = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items() if value is not None)
-    typer.echo(f"\nReplay with: --timing profile:{output or 'FILE'} {flags}")
+    if ahead is None:
+        return settings, (
+            "- Whether the engine decides passes ahead: say --async-scheduling or --no-async-scheduling "
+            "(vLLM does on GPUs, and doesn't on CPUs)."
+        )
+    return settings | {
+        "async_scheduling": ahead
+    }, f"\nPasses are decided {'ahead' if ahead else 'when they start'}: {why}."
 
 
 def _tell(number: int, of: int, what: str) -> None:

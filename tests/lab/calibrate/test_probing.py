@@ -19,6 +19,7 @@ from kvyard.engine.timing.profile import load_profile, pass_ms
 from kvyard.errors import KvyardError
 from kvyard.lab.calibrate import probing
 from kvyard.lab.calibrate.calibration import fit_profile
+from kvyard.lab.calibrate.held_out import replay_held_out
 from kvyard.lab.calibrate.plan import CalibrationLimits, Probe, make_plan
 from kvyard.lab.calibrate.probing import ProbeResult, probe_engine, probe_order, waits_a_pass
 from kvyard.replay.live.endpoint import Endpoint
@@ -82,6 +83,10 @@ def test_a_mock_of_known_times_is_found_again(monkeypatch: pytest.MonkeyPatch, a
     assert found.profile.errors["all"].unseen < 0.03
     assert found.profile.request_ms < 0.1  # on this loop HTTP takes no time
     assert waits_a_pass(seen.probes, found.profile.request_ms)[0] is async_scheduling
+    settings = {"block_size": 16, "num_gpu_blocks": 5999, "max_num_batched_tokens": 2048}
+    held = replay_held_out([seen.source], settings | {"async_scheduling": async_scheduling})
+    assert held is not None and held.requests == seen.requests // 2
+    assert max(map(abs, held.errors.values())) < 0.05, held.errors
     assert any("Beyond 16 decoding requests" in note for note in found.unknown)
     assert any("host's time" in note for note in found.unknown)
 

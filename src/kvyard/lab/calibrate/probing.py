@@ -15,10 +15,11 @@ import msgspec
 from kvyard.clock import MS, SECOND, WallClock, pause
 from kvyard.engine.timing.measurements import Measurement, Measurements
 from kvyard.errors import KvyardError
+from kvyard.lab.calibrate.held_out import FEWEST, CalibrationSource
 from kvyard.lab.calibrate.plan import PAUSE, CalibrationLimits, Probe, make_plan
 from kvyard.lab.calibrate.prompts import HIGH, LOW, FreshPrompts
 from kvyard.lab.calibrate.windows import lone_prompts, windows
-from kvyard.lab.validate.reading import MeasuredRequest
+from kvyard.lab.validate.reading import MeasuredRequest, MeasuredRun
 from kvyard.replay.live.endpoint import AnswerBroken, AnswerRefused, Endpoint
 from kvyard.replay.live.facts import EngineFacts, engine_facts, metrics_page, preemptions, served
 from kvyard.replay.traces import TraceRequest
@@ -56,6 +57,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """How many were done, of those asked for."""
     probes: list[list[MeasuredRequest]]
     """By probe, its requests. Each has times of its own."""
+    source: CalibrationSource
+    """The measurements, those before the last round, and the requests of that round, which are held out."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -90,9 +93,13 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
     clock, results = WallClock(), list[list[MeasuredRequest]]()
     rows, lone, notes = list[Measurement](), list[Measurement](), list[str]()
     outside: list[float] = []
+    early: Measurements | None = None
     begun = clock.now()
     order = probe_order(len(plan), limits.rounds)
+    last_round = len(order) - len(plan)
     for number, group in enumerate(order):
+        if number == last_round and number:
+            early = _measured(prober, rows, lone, outside, ())
         if clock.now() - begun > limits.seconds * SECOND:
             which = ", the larger ones" if number < len(plan) else ""
             notes.append(f"{len(order) - number} of {len(order)} probes{which}: {limits.seconds:g} s were over.")
@@ -121,15 +128,8 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
         notes.append(f"{now - facts.preemptions} requests that were preempted, and computed twice.")
     if facts.max_num_batched_tokens is None:
         notes.append("How long prompts were cut: say --max-num-batched-tokens as the engine has it.")
-    name = f"{facts.model.rsplit('/', 1)[-1]} at {prober.endpoint.url.partition('//')[2]}"
-    made = Measurements(
-        name,
-        f"{facts.engine} {facts.version}".strip(),
-        tuple(rows),
-        tuple(lone),
-        statistics.median(outside) if outside else None,
-        tuple(notes),
-    )
+    made = _measured(prober, rows, lone, outside, notes)
+    late = sorted((one for requests in results[last_round:] for one in requests), key=lambda one: one.request.arrival)
     return ProbeResult(
         facts=facts,
         measurements=made,
@@ -137,7 +137,45 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
         failed=prober.failed,
         rounds=len(results) / len(plan),
         probes=results,
+        source=_with_last_round(made, early, late),
     )
+
+
+def _measured(
+    prober: "_Prober",
+    rows: Sequence[Measurement],
+    lone: Sequence[Measurement],
+    outside: Sequence[float],
+    notes: Sequence[str],
+) -> Measurements:
+    facts = prober.facts
+    return Measurements(
+        f"{facts.model.rsplit('/', 1)[-1]} at {prober.endpoint.url.partition('//')[2]}",
+        f"{facts.engine} {facts.version}".strip(),
+        tuple(rows),
+        tuple(lone),
+        statistics.median(outside) if outside else None,
+        tuple(notes),
+    )
+
+
+def _with_last_round(
+    made: Measurements, early: Measurements | None, late: Sequence[MeasuredRequest]
+) -> CalibrationSource:
+    if early is None or len(late) < FEWEST:
+        return CalibrationSource(measurements=made)
+    start = late[0].request.arrival
+    requests = [
+        msgspec.structs.replace(
+            one,
+            request=msgspec.structs.replace(one.request, id=str(number), arrival=one.request.arrival - start),
+            first_token=None if one.first_token is None else one.first_token - start,
+            ended=one.ended - start,
+        )
+        for number, one in enumerate(late)
+    ]
+    run = MeasuredRun(name="the last round", format="probes", requests=requests, client=True)
+    return CalibrationSource(measurements=made, early=early, run=run)
 
 
 def probe_order(probes: int, rounds: int) -> list[int]:

@@ -14,6 +14,7 @@ Not seen: preempted requests, whose prompts are computed again; prompts found ca
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,12 @@ COARSE = 160
 """Answers that are looked at, where only first and last tokens are known."""
 KNOWN = 0.5
 """Share of an answer's tokens whose times must be known: engines that are behind send several at once."""
+LONG = 64
+"""Tokens of two answers in the same time that tell whether both are of one engine."""
+PAIRS = 8
+"""Such pairs that are needed to tell."""
+APART = 0.06
+"""Share by which the tokens of a quarter of them differ where they aren't. Of one engine they differ by a token or two."""
 PARTS = 24
 PROMPT_PARTS = 64
 """Passes of one window that are told apart, without prompts and with."""
@@ -55,9 +62,14 @@ class _Answer(NamedTuple):
 
 
 def windows(
-    requests: Iterable[MeasuredRequest], budget: int | None = None, group: int | None = None, late: int = 0
+    requests: Iterable[MeasuredRequest],
+    budget: int | None = None,
+    group: int | None = None,
+    late: int = 0,
+    until: int | None = None,
 ) -> list[Measurement]:
     """Passes of a run, a few in a row as one measurement. ``budget`` is ``max_num_batched_tokens``, where it is known.
+    Measurements that end after ``until`` are left out.
 
     A new answer begins later than others go on, on a busy machine by several passes: its prompt is put to the longest of the
     ``late`` passes before its first token, where only few prompts come.
@@ -65,7 +77,11 @@ def windows(
     fine, answers = _answers(requests)
     found: list[Measurement] = []
     for observer in _observers(answers) if fine else _some(answers):
-        found += _seen_by(observer, answers, budget, fine, group, late)
+        found += [
+            row
+            for ended, row in _seen_by(observer, answers, budget, fine, group, late)
+            if until is None or ended <= until
+        ]
     return found
 
 
@@ -86,6 +102,30 @@ def lone_prompts(
             ms = (one.first - one.arrival) / MS
             found.append(Measurement("prefill", (first,), 0, 0, 0, ms, others=rest, group=group))
     return found
+
+
+def out_of_step(requests: Iterable[MeasuredRequest]) -> float | None:
+    """By which share answers that decoded together differ in their tokens, where that is more than jitter; else ``None``.
+
+    In one engine every pass gives a token to each of them. Only answers whose tokens were all timed tell.
+    """
+    fine, answers = _answers(requests)
+    if not fine:
+        return None
+    found = []
+    for one, other in pairwise(answers):
+        low, high = max(one.first, other.first), min(one.ended, other.ended)
+        counts = sorted(
+            int(np.searchsorted(answer.times, high, "right") - np.searchsorted(answer.times, low, "right"))
+            for answer in (one, other)
+        )
+        if counts[1] >= LONG:
+            found.append((counts[1] - counts[0]) / max(1, counts[0]))
+    if len(found) < PAIRS:
+        return None
+    # Neighbours are often of one rank, also where there are several.
+    apart = float(np.quantile(found, 0.75))
+    return apart if apart > APART else None
 
 
 def _chunks(new: int, past: int, budget: int) -> list[tuple[int, int]]:
@@ -150,8 +190,8 @@ def _some(answers: Sequence[_Answer]) -> Sequence[_Answer]:
 
 def _seen_by(
     observer: _Answer, answers: Sequence[_Answer], budget: int | None, fine: bool, group: int | None, late: int
-) -> Iterator[Measurement]:
-    """The windows of one observer. Pass k gave it its token k; what others got is put to the nearest pass."""
+) -> Iterator[tuple[int, Measurement]]:
+    """The windows of one observer, each with its end. Pass k gave it token k; what others got is put to the nearest pass."""
     grid = observer.times
     last = len(grid) - 1
     batch = np.zeros(last + 2, dtype=np.int64)
@@ -193,7 +233,7 @@ def _seen_by(
             continue
         took = (int(grid[high]) - int(grid[low - 1])) / MS
         if took > 0:
-            yield _measurement(shapes[low : high + 1], took, group)
+            yield int(grid[high]), _measurement(shapes[low : high + 1], took, group)
 
 
 def _nearest(grid: Times, time: int) -> int:
