@@ -124,7 +124,7 @@ class Recording:
                 self._process(batch, batch, step, self._now)
             else:
                 scheduler.reset_if_idle()
-                if not self._skip_idle():
+                if not self._skip_idle(tried=scheduler.of_sglang.last_batch is None):
                     return
             scheduler.of_sglang.last_batch = batch
 
@@ -154,8 +154,12 @@ class Recording:
                     return
             scheduler.of_sglang.last_batch = batch
 
-    def _skip_idle(self) -> bool:
-        """Go on to the next arrival; false if there is none."""
+    def _skip_idle(self, *, tried: bool = True) -> bool:
+        """Go on to the next arrival; false if there is none. A prompt under way is ``tried`` once more before that: the last
+        request of the decode batch may just have been given up.
+        """
+        if not tried and self._scheduler.of_sglang.chunked_req is not None:
+            return True
         if not self._inbox:
             return False
         self._now = max(self._now, self._inbox[0]["arrival"])
@@ -183,6 +187,12 @@ class Recording:
         tokens = {req.rid: count for req, count in zip(batch.reqs, lengths, strict=True)}
         extending = 0 if decode else len(batch.reqs) - len(batch.decoding_reqs or ())
         past: dict[str, int] = {}
+        cut = [req.rid for req in batch.reqs[:extending] if req.extend_end < len(req.full_untruncated_fill_ids)]
+        if len(cut) > 1:
+            # Of two prompts that are cut to fit the window pool, SGLang forgets to go on with the first.
+            raise SystemExit(
+                f"{self._settings['seed']}: SGLang cut two prompts in one batch, {cut}: choose another seed"
+            )
         for at, req in enumerate(batch.reqs):
             if at < extending:
                 past[req.rid] = self._past[req.rid] = prefixes[at]

@@ -188,7 +188,7 @@ class SglangUnderTest:
         scheduler.max_running_requests = settings["max_running_requests"]
         scheduler.max_req_len = min(CONTEXT_LEN - 1, size - 1)
         scheduler.kv_shard_widening = 1
-        scheduler.sliding_window_size = None
+        window = scheduler.sliding_window_size = settings.get("sliding_window_size")
         scheduler.disaggregation_mode = DisaggregationMode.NULL
         scheduler.metrics_reporter = scheduler.metrics_collector = Metrics()
         scheduler.tp_worker = scheduler.model_worker = SimpleNamespace(
@@ -198,6 +198,7 @@ class SglangUnderTest:
             setattr(scheduler, name, None)
         for name in OFF:
             setattr(scheduler, name, False)
+        scheduler.is_hybrid_swa = window is not None
         for name in IGNORED:
             setattr(scheduler, name, _Anything())
         scheduler.grammar_manager = SimpleNamespace(
@@ -236,10 +237,14 @@ class SglangUnderTest:
 
     def _allocator(self, size: int, page: int) -> Any:
         from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+        from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
         from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
         kv_cache = SimpleNamespace(device=DEVICE, size=size, page_size=page)
         dtype = self._torch.float16
+        if "sliding_window_size" in self._settings:
+            swa = int(size * self._settings["swa_full_tokens_ratio"]) // page * page
+            return SWATokenToKVPoolAllocator(size, swa, page, dtype, DEVICE, _window_pool(), need_sort=False)
         if page == 1:
             return TokenToKVPoolAllocator(size, dtype, DEVICE, kv_cache, need_sort=False)
         return PagedTokenToKVPoolAllocator(size, page, dtype, DEVICE, kv_cache, need_sort=False)
@@ -250,6 +255,9 @@ class SglangUnderTest:
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
         settings, scheduler = self._settings, self.of_sglang
+        components = [ComponentType.FULL]
+        if "sliding_window_size" in settings:
+            components.append(ComponentType.SWA)
         return UnifiedRadixCache(
             CacheInitParams(
                 disable=settings["disable_radix_cache"],
@@ -259,7 +267,8 @@ class SglangUnderTest:
                 eviction_policy=settings["radix_eviction_policy"],
                 enable_kv_cache_events=True,
                 chunked_prefill_size=settings["chunked_prefill_size"],
-                tree_components=(ComponentType.FULL,),
+                sliding_window_size=settings.get("sliding_window_size"),
+                tree_components=tuple(components),
                 tree_core_backend=settings.get("tree_core"),
             )
         )
@@ -341,14 +350,20 @@ class SglangUnderTest:
         scheduler = self.of_sglang
         page = scheduler.page_size
         tree = scheduler.tree_cache
-        return {
+        allocator = scheduler.token_to_kv_pool_allocator
+        windows = scheduler.is_hybrid_swa
+        state = {
             "running": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),
             "waiting": len(scheduler.waiting_queue),
-            "free": scheduler.token_to_kv_pool_allocator.available_size() // page,
-            "evictable": tree.evictable_size() // page,
-            "protected": tree.protected_size() // page,
+            "free": (allocator.full_available_size() if windows else allocator.available_size()) // page,
+            "evictable": tree.full_evictable_size() // page,
+            "protected": tree.full_protected_size() // page,
             "ratio": scheduler.new_token_ratio_tracker.current,
         }
+        if windows:
+            sizes = (allocator.swa_available_size(), tree.swa_evictable_size(), tree.swa_protected_size())
+            state["swa"] = [size // page for size in sizes]
+        return state
 
     def take_requeued(self) -> list[tuple[str, str]]:
         """Requests that were retracted or preempted since this was last called, in order."""
@@ -386,13 +401,30 @@ OFF = (
     "enable_unified_memory",
     "enable_lora",
     "enable_overlap_mlx",
-    "is_hybrid_swa",
     "is_hybrid_ssm",
     "require_mlp_sync",
     "enable_fpm",
     "attn_dp_enabled",
 )
 IGNORED = ("output_streamer", "load_publisher", "scheduler_stage_metrics", "ipc_channels", "kv_events_publisher")
+
+
+def _window_pool() -> Any:
+    """Stands for the tensors of full and window attention: it knows which token of one is which of the other."""
+    from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
+
+    class WindowPool(BaseSWAKVPool):
+        def __init__(self) -> None:
+            self.full_to_swa_index_mapping: Any = None
+
+        def register_mapping(self, full_to_swa_index_mapping: Any) -> None:
+            self.full_to_swa_index_mapping = full_to_swa_index_mapping
+
+        def translate_loc_from_full_to_swa(self, kv_indices: Any) -> Any:
+            return self.full_to_swa_index_mapping[kv_indices]
+
+    WindowPool.__abstractmethods__ = frozenset()
+    return WindowPool()
 
 
 def _with_model_impl(init: Any) -> None:

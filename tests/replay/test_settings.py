@@ -318,7 +318,9 @@ def test_files(tmp_path: Path) -> None:
 
 def test_other_backends_keep_window_layers_as_full_ones() -> None:
     asked = {"model": "gpt-oss-120b", "gpu": "h200"}
-    windows, full = engine(**asked), engine(**asked, backend="sglang")
+    windows, full = engine(**asked), engine(**asked, backend="trtllm")
+    assert engine(**asked, backend="sglang").specs == windows.specs
+    assert engine(**asked, backend="sglang", eviction="lfu").specs == full.specs
     assert len(windows.specs) == 2 and [spec.is_full for spec in full.specs] == [True]
     assert full.bytes_per_block == 2 * (windows.bytes_per_block or 0)
     assert full.num_gpu_blocks < windows.num_gpu_blocks

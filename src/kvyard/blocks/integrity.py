@@ -10,14 +10,18 @@ from collections.abc import Iterable
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
+from kvyard.blocks.radix import own_window_pages
 from kvyard.blocks.request import Request
 
 
 def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
     """Raise ``AssertionError`` unless every reference is accounted for (I1) and every block is in one place (I2, I3)."""
     references: Counter[Extent] = Counter()
+    own_windows = 0
     for request in requests:
         for table in request.tables:
+            if pool.windows is not None:
+                own_windows += own_window_pages(table)
             end = 0
             for extent in table:
                 assert extent.ids, f"{request} lists an empty extent"
@@ -27,6 +31,10 @@ def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
             assert table.length >= end, f"{request}: the table is shorter than its blocks"
             listed = [block for block in table.ids() if block]
             assert len(listed) == len(set(listed)), f"a table lists a block twice: {listed}"
+    windows = pool.windows
+    if windows is not None:
+        counted = windows.free + windows.evictable + windows.protected + own_windows
+        assert counted == windows.size, f"I2: {counted} window pages are somewhere, of {windows.size}"
     references.update(pool.pinned)
     for held in pool.holds:
         references.update(held)

@@ -27,6 +27,7 @@ from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
 from kvyard.blocks.step import Stepper
 from kvyard.blocks.table import Table
+from kvyard.blocks.window_pages import WindowPages
 from kvyard.events.types import Sink, Tier
 
 
@@ -54,12 +55,13 @@ class BlockManager:
         tier: Tier = Tier.G1,
         now: Callable[[], int] | None = None,
         radix: str | None = None,
+        windows: WindowPages | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         """``hints``: whether requests may say when their session ends or comes back, which needs an eviction order that goes
         by priority; ``lru`` does then, and is the same without hints. ``radix``: one group of full attention is cached in a
-        radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``). Raises ``ConfigError`` for what can't
-        be honoured.
+        radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``), with ``windows`` beside it. Raises
+        ``ConfigError`` for what can't be honoured.
         """
         self.geometry = resolve_geometry(
             groups, caching=caching, hash_block_size=hash_block_size, scheduler_block_size=scheduler_block_size
@@ -85,6 +87,7 @@ class BlockManager:
             now=now or (lambda: 0),
             radix=radix,
         )
+        pool.windows = windows
         unit = self.geometry.hash_block_size
         made = [
             (RadixGroup if radix is not None else group_class(spec, caching, unit))(
@@ -104,6 +107,8 @@ class BlockManager:
         self.caching = caching
         self.tree = made[0] if isinstance(made[0], RadixGroup) else None
         """The radix tree, where there is one."""
+        if self.tree is not None:
+            self.tree.caches = caching
         self.max_model_len = max_model_len
         self.watermark_blocks = int(watermark * num_blocks)
         self.requests: dict[str, Request] = {}

@@ -17,6 +17,7 @@ from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
+from kvyard.blocks.window_pages import WindowPages
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Key, Run
 
@@ -49,6 +50,8 @@ class Pool:
         self.tier = tier
         self.radix = RadixOrder(radix) if radix is not None else None
         """The order once more, if it is that of a radix tree."""
+        self.windows: WindowPages | None = None
+        """Pages of sliding-window layers beside such a tree: every block that is taken takes one of them."""
         self.order: EvictionOrder = self.radix or make_order(eviction, now, eviction_options)
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
         """The order once more, if it is one that wants to be told of uses."""
@@ -89,6 +92,8 @@ class Pool:
         if not 0 <= count <= self.free:
             raise ValueError(f"cannot take {count} blocks: {self.free} are free")
         self.free -= count
+        if self.windows is not None:
+            self.windows.free -= count
         loose = self._loose
         cut = len(loose) - count
         if cut >= 0:
@@ -121,23 +126,42 @@ class Pool:
         return taken
 
     def make_room(self, count: int) -> None:
-        """Evict leaves of the radix tree until ``count`` free blocks cache nothing, or no leaf is left."""
+        """Evict leaves of the radix tree until ``count`` free blocks cache nothing, or no leaf is left; then window pages until
+        as many of those are free.
+        """
         radix = self.radix
+        if radix is None:
+            return
         fresh = self.num_blocks - self._fresh
-        while radix is not None and len(self._loose) + fresh < count:
+        while len(self._loose) + fresh < count:
             extent = radix.first()
+            if extent is None:
+                break
+            self._evict_leaf(extent, radix)
+        windows = self.windows
+        while windows is not None and windows.free < count:
+            extent = windows.first()
             if extent is None:
                 return
             assert extent.node is not None
-            parent = extent.node.parent
-            self._dequeue(extent)
-            self._unname(extent)
-            extent.forget_neighbours()
-            self._loose += extent.ids
-            self.evicted += len(extent.ids)
-            extent.ids = []
-            if parent is not None and not parent.kids:
-                radix.expose(parent.copies[0])
+            if extent.refs or extent.node.kids:
+                windows.evict(extent)
+            else:
+                self._evict_leaf(extent, radix)
+
+    def _evict_leaf(self, extent: Extent, radix: RadixOrder) -> None:
+        assert extent.node is not None
+        parent = extent.node.parent
+        if self.windows is not None:
+            self.windows.evict(extent)
+        self._dequeue(extent)
+        self._unname(extent)
+        extent.forget_neighbours()
+        self._loose += extent.ids
+        self.evicted += len(extent.ids)
+        extent.ids = []
+        if parent is not None and not parent.kids:
+            radix.expose(parent.copies[0])
 
     def _evict(self, count: int, taken: list[int]) -> None:
         lru, learner = self._lru, self.learner

@@ -1,4 +1,4 @@
-"""A group of full attention cached as SGLang's radix tree caches it.
+"""Full attention cached as SGLang's radix tree caches it, with or without sliding windows beside it.
 
 Blocks are pages, and the map of cached copies is the tree. Three things differ from vLLM's way. Pages get into the tree when
 they are *inserted*: after a prompt, or a chunk of it, and at the end of a request, never while it decodes. A page that the
@@ -12,6 +12,7 @@ from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.group import Group, GroupHit
 from kvyard.blocks.request import Request
 from kvyard.blocks.table import Table
+from kvyard.blocks.window_pages import WindowPages, part_of
 from kvyard.hashing.stretches import agree_until
 
 
@@ -19,6 +20,13 @@ class RadixGroup(Group):
     """Pages of one group of full attention in a radix tree."""
 
     inserts = True
+    caches = True
+    """Whether requests are inserted."""
+
+    @property
+    def windows(self) -> WindowPages | None:
+        """Pages of sliding-window layers, where the model has any."""
+        return self.pool.windows
 
     @property
     def order(self) -> RadixOrder:
@@ -60,48 +68,87 @@ class RadixGroup(Group):
 
     def match(self, request: Request, tokens: int) -> Hit:
         """Return the longest prefix of the request's first ``tokens`` tokens in the tree, which counts as a use of it."""
-        keys = self.chain_of(request).keys
-        nodes, at = self.map.walk(keys, min(tokens // self.block_size, len(keys)), through_holes=False)
-        if nodes and nodes[-1].stop > at:
-            nodes[-1] = self._split(nodes[-1], at)
-        self.order.use_path(nodes)
-        return Hit(request, at * self.block_size, (GroupHit(at, 0, nodes),), 0, self.pool.version)
+        nodes, found = self._find(request, tokens // self.block_size)
+        stop = nodes[-1].stop if nodes else 0
+        boundary = found * self.block_size if found > stop else 0
+        return Hit(request, stop * self.block_size, (GroupHit(stop, 0, nodes),), boundary, self.pool.version)
 
     def touch(self, request: Request) -> None:
         """Count as a match of all the tokens of ``request``."""
-        keys = self.chain_of(request).keys
-        nodes, at = self.map.walk(keys, len(keys), through_holes=False)
-        if nodes:
-            if nodes[-1].stop > at:
-                nodes[-1] = self._split(nodes[-1], at)
-            self.order.use_path(nodes)
+        self._find(request, len(self.chain_of(request).keys))
 
-    def insert(self, request: Request, tokens: int, priority: int) -> None:
-        """Insert the pages of the request's first ``tokens`` tokens, which it holds. Pages that the tree has are freed."""
+    def _find(self, request: Request, pages: int) -> tuple[list[Node], int]:
+        """The nodes that a request can reuse of its first ``pages`` pages, and how many of these the tree has. Counts as a use
+        of those nodes; where the tree parts with the request a node is split.
+        """
+        keys = self.chain_of(request).keys
+        nodes, at = self.map.walk(keys, min(pages, len(keys)), through_holes=False)
+        if nodes and nodes[-1].stop > at:
+            nodes[-1] = self._split(nodes[-1], at)
+        windows = self.windows
+        if windows is not None:
+            del nodes[windows.usable(nodes) :]
+            if nodes:
+                windows.use(nodes[-1])
+        self.order.use_path(nodes)
+        return nodes, at
+
+    def insert(self, request: Request, tokens: int, priority: int, *, finished: bool = False) -> None:
+        """Insert the pages of the request's first ``tokens`` tokens, which it holds. Pages that the tree has are freed.
+        ``finished``: the request is about to give back all that it holds.
+        """
         table = request.tables[0]
+        held = held_of(table)
+        known, branch = tokens, held.branch
+        if (table.registered or 0) * self.block_size < branch <= tokens:
+            tokens = branch
         last = tokens // self.block_size
         if not last:
             return
-        chain = self.chain_of(request)
-        counted = table.state if isinstance(table.state, int) else 0
-        path, matched = self._use(request, last, priority, counted)
+        if not finished:
+            self.slide(table, tokens - 1)
+        path, matched = self._use(request, last, priority, held)
         self._adopt(table, path, matched)
         if matched < last:
-            own = table.extents[-1]
-            assert own.start == matched, f"{request} holds its own pages in several extents"
-            if last < own.stop:
-                rest, own = own, own.split_front(last - matched)
-                rest.forget_neighbours()
-                table.replace(len(table.extents) - 1, [own, rest])
-            self.order.create(own, priority)
-            self.map.enter(chain, own, path[-1].copies[0] if path else None)
-            assert own.node is not None
-            path.append(own.node)
+            self._grow(request, path, last, priority, held)
+        if self.windows is None:
+            prompt = request.num_prompt_tokens // self.block_size
+            if 0 < prompt < last:
+                self._use_prompt(path, prompt, priority + 1)
+        else:
+            self.windows.use(path[-1])
+            self._lock(held, path[-1])
         table.registered = last
-        table.state = max(counted, last)
-        prompt = request.num_prompt_tokens // self.block_size
-        if 0 < prompt < last:
-            self._use_prompt(path, prompt, priority + 1)
+        held.inserted = max(held.inserted, last)
+        if branch == tokens:
+            held.branch = 0
+            if not finished:
+                self.slide(table, known - 1)
+
+    def _grow(self, request: Request, path: list[Node], last: int, priority: int, held: "Held") -> None:
+        """Add a leaf behind ``path`` with the request's pages up to position ``last``."""
+        table = request.tables[0]
+        own = table.extents[-1]
+        matched = own.start
+        assert matched == (path[-1].stop if path else 0), f"{request} holds its own pages in several extents"
+        if last < own.stop:
+            rest, own = own, own.split_front(last - matched)
+            rest.forget_neighbours()
+            table.replace(len(table.extents) - 1, [own, rest])
+        self.order.create(own, priority)
+        self.map.enter(self.chain_of(request), own, path[-1].copies[0] if path else None)
+        leaf = own.node
+        assert leaf is not None
+        windows = self.windows
+        if windows is not None and held.evicted < last:
+            if held.evicted > matched:
+                self._split(leaf, held.evicted)
+            if leaf.stop - leaf.start > windows.pages:
+                # A lock of the leaf's end must not hold more than a window.
+                windows.enter(self._split(leaf, last - windows.pages).copies[0])
+            windows.enter(own)
+        self.order.insert_along(own, priority, counts=True, used=False)
+        path.append(leaf)
 
     def _use_prompt(self, path: list[Node], prompt: int, priority: int) -> None:
         """Split the node where the first ``prompt`` pages end, so that the answer can be evicted without the prompt. The nodes
@@ -118,11 +165,12 @@ class RadixGroup(Group):
                 return
             order.insert_along(node.copies[0], priority, counts=False)
 
-    def _use(self, request: Request, last: int, priority: int, counted: int) -> tuple[list[Node], int]:
+    def _use(self, request: Request, last: int, priority: int, held: "Held") -> tuple[list[Node], int]:
         """Walk down the tree along the request's first ``last`` pages, splitting the last node where the two part. Returns the
-        nodes and how many pages they cover. Nodes that end after ``counted`` pages count a hit.
+        nodes and how many pages they cover. Nodes that end after what it has inserted before count a hit.
         """
-        order = self.order
+        order, windows = self.order, self.windows
+        counted = held.inserted
         path: list[Node] = []
         at = 0
         # What the request holds of the tree needs no search.
@@ -139,14 +187,30 @@ class RadixGroup(Group):
             if node is None:
                 break
             at = agree_until(node.keys, keys, at, min(node.stop, last))
-            if at < node.stop:
+            plain = at == node.stop and windows is None
+            if not plain:
                 order.use(node.copies[0])
-                node = self._split(node, at)
-                order.insert_along(node.copies[0], priority, at > counted, used=False)
-            else:
-                order.insert_along(node.copies[0], priority, at > counted)
+                if at < node.stop:
+                    node = self._split(node, at)
+                if windows is not None:
+                    self._recover(node, path, held, windows)
+            order.insert_along(node.copies[0], priority, at > counted, used=plain)
             path.append(node)
         return path, at
+
+    def _recover(self, node: Node, path: list[Node], held: "Held", windows: WindowPages) -> None:
+        """Window pages of a request that inserts ``node`` go to it where it has lost its own, and are freed where it has them.
+        A part of it that the request has given up, too, is split off and added to ``path``.
+        """
+        live = max(node.start, held.evicted)
+        if live >= node.stop:
+            return
+        if part_of(node.copies[0]).present:
+            windows.free += node.stop - live
+            return
+        if live > node.start:
+            path.append(self._split(node, live))
+        windows.enter(node.copies[0])
 
     def _adopt(self, table: Table, path: list[Node], matched: int) -> None:
         """Hold the tree's copy of the first ``matched`` pages in place of the request's own."""
@@ -172,4 +236,77 @@ class RadixGroup(Group):
         later: Extent = node.copies[0]
         front = self.map.split(node, at)
         self.order.split(front.copies[0], later)
+        if self.windows is not None:
+            self.windows.split(front.copies[0], later)
         return front
+
+    # -- windows ----------------------------------------------------------------------------------------------------
+
+    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+        super().adopt(table, hit, local, external)
+        if self.windows is not None and hit.nodes:
+            self._lock(held_of(table), hit.nodes[-1])
+
+    def _lock(self, held: "Held", node: Node) -> None:
+        """Read the window that ends with ``node`` in place of the one before."""
+        assert self.windows is not None
+        if held.end is not None:
+            self.windows.unlock(held.end, held.low)
+        held.end, held.low = node, self.windows.lock(node)
+
+    def slide(self, table: Table, tokens: int) -> None:
+        """Free window pages of the request's own that are out of the window once ``tokens`` tokens are computed. As long as it
+        may still be inserted a whole window in whole pages is kept.
+        """
+        windows = self.windows
+        if windows is None:
+            return
+        held, page = held_of(table), self.block_size
+        if tokens - windows.window <= held.evicted * page:
+            return
+        evicted = max(held.evicted, table.registered or 0)
+        kept = windows.pages * page if self.caches else windows.window
+        held.evicted = max(evicted, (tokens - kept) // page)
+        windows.free += held.evicted - evicted
+
+    def release(self, request: Request, table: Table) -> None:
+        windows = self.windows
+        if windows is not None:
+            held = held_of(table)
+            windows.free += own_window_pages(table)
+            if held.end is not None:
+                windows.unlock(held.end, held.low)
+        super().release(request, table)
+
+
+class Held:
+    """What a request has to do with the tree, besides the pages in its table."""
+
+    __slots__ = ("branch", "decodes", "end", "evicted", "inserted", "low")
+
+    def __init__(self) -> None:
+        self.inserted = 0
+        """Pages that it has inserted."""
+        self.branch = 0
+        """Tokens of it that the tree has, though not with a window to go on from; 0 for none. They are inserted first."""
+        self.decodes = False
+        """Whether it has taken part in a decode pass."""
+        self.evicted = 0
+        """Where its own window pages begin, if not with its own pages."""
+        self.end: Node | None = None
+        """The node at whose end the window begins that it has locked ..."""
+        self.low = 0
+        """... and the position where the first node of that window begins."""
+
+
+def held_of(table: Table) -> Held:
+    """What the request with this table has to do with the tree."""
+    held = table.state
+    if not isinstance(held, Held):
+        held = table.state = Held()
+    return held
+
+
+def own_window_pages(table: Table) -> int:
+    """Window pages of a request that the tree doesn't have."""
+    return max(0, table.length - max(held_of(table).evicted, table.registered or 0))

@@ -5,6 +5,7 @@ from functools import partial
 
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
+from kvyard.blocks.window_pages import WindowPages
 from kvyard.clock import VirtualClock
 from kvyard.engine.config import BACKENDS, EngineConfig
 from kvyard.engine.core import EngineCore, EventBatcher
@@ -60,12 +61,11 @@ def make_core(
         raise ConfigError(
             f"eviction order {oracle} needs to know the future, which only the replay of a trace does: choose another"
         )
-    specs = config.specs
     ahead = config.decides_ahead
     if ahead and ranks > 1:
         plans = False  # what ranks in step have decided on differs by a pass: they are driven one by one
     if events:
-        batcher = Batcher([spec.meta for spec in specs], stream=name, with_tokens=with_tokens)
+        batcher = Batcher([spec.meta for spec in config.block_groups], stream=name, with_tokens=with_tokens)
     speculative = config.speculative
     clock = VirtualClock()
     manager = make_manager(config, clock.now, batcher, alone=peer is None and source is None)
@@ -122,10 +122,14 @@ def make_manager(
     config: EngineConfig, now: Callable[[], int], sink: Sink | None = None, *, alone: bool = True
 ) -> BlockManager:
     """The block manager of such a rank; ``alone``: no prompt comes from elsewhere. Raises ``ConfigError``."""
-    tree = BACKENDS.get(config.backend).tree
+    of_backend = BACKENDS.get(config.backend).tree
+    tree = of_backend(config) if of_backend is not None and alone else None
+    windows: WindowPages | None = None
+    if tree is not None and tree.window is not None:
+        windows = WindowPages(tree.window_pages, tree.window, config.block_groups[0].block_size)
     return BlockManager(
-        config.num_gpu_blocks + 1,
-        config.specs,
+        (tree.pages if tree is not None else config.num_gpu_blocks) + 1,
+        config.block_groups,
         caching=config.enable_prefix_caching,
         max_model_len=config.max_model_len or 1 << 30,
         max_in_flight_tokens=config.max_num_batched_tokens * (2 if config.decides_ahead else 1),
@@ -137,7 +141,8 @@ def make_manager(
         hints=config.heed_hints,
         sink=sink,
         now=now,
-        radix=tree(config) if tree is not None and alone else None,
+        radix=tree.eviction if tree is not None else None,
+        windows=windows,
     )
 
 
@@ -185,9 +190,9 @@ def _scheduler(
     policy = backend.policy(jobs, config)
     limits: list[tuple[int, int, str]] = []
     if backend.spare_blocks is not None:
-        page = manager.groups[0].block_size
-        tokens = (config.num_gpu_blocks - backend.spare_blocks) * page - policy.spare_tokens
-        limits.append((tokens, page if policy.spare_tokens else 1, f"the {config.num_gpu_blocks} blocks there are"))
+        page, pages = manager.groups[0].block_size, manager.pool.num_blocks - 1
+        tokens = (pages - backend.spare_blocks) * page - policy.spare_tokens
+        limits.append((tokens, page if policy.spare_tokens else 1, f"the {pages} blocks there are"))
     if config.max_model_len is not None:
         limits.append((config.max_model_len, 1, f"max_model_len {config.max_model_len}"))
     return Scheduler(jobs, policy, limits, config.role)

@@ -107,6 +107,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (GroupSpec(kind="full", block_size=self.block_size or BACKENDS.get(self.backend).block_size),)
 
     @property
+    def block_groups(self) -> tuple[GroupSpec, ...]:
+        """Groups with block tables and events of their own. SGLang has one table, of full attention, and no other events."""
+        if self.backend != "sglang" or len(self.specs) == 1:
+            return self.specs
+        return tuple([spec for spec in self.specs if spec.is_full][:1]) or self.specs
+
+    @property
     def decides_ahead(self) -> bool:
         """Whether passes are decided on while the ones before them run."""
         if self.async_scheduling is not None:
@@ -214,15 +221,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def check_plain_model(self) -> None:
         """Raise ``ConfigError`` for what is modelled with vLLM's way of scheduling only."""
-        if self.speculative is not None:
-            raise ConfigError(f"speculative tokens are modelled for backend vllm, not for {self.backend}")
-        if self.tiers is not None:
-            raise ConfigError(f"offloading to lower tiers is modelled for backend vllm, not for {self.backend}")
+        self.check_no_extras()
         groups = self.specs
         if len(groups) > 1 or not groups[0].is_full:
             raise ConfigError(
                 f"backend {self.backend} is modelled for one group of full attention; hybrid models need vllm"
             )
+
+    def check_no_extras(self) -> None:
+        """Raise ``ConfigError`` for drafts and lower tiers, which are modelled with vLLM's way of scheduling only."""
+        if self.speculative is not None:
+            raise ConfigError(f"speculative tokens are modelled for backend vllm, not for {self.backend}")
+        if self.tiers is not None:
+            raise ConfigError(f"offloading to lower tiers is modelled for backend vllm, not for {self.backend}")
 
     def refuse(self, unused: Mapping[str, str]) -> None:
         """Raise ``ConfigError``, with the reason, if one of these settings isn't at its default: the backend has no use for

@@ -381,17 +381,24 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
     made = plan(find_config(given["model"]), memory, **card)
     options = made.engine_options()
     options |= {"groups": made.groups, "block_size": None}
-    if given.get("backend", "vllm") != "vllm" and not any(spec.is_state for spec in made.groups):
+    if not _keeps_windows(given) and not any(spec.is_state for spec in made.groups):
         options |= _as_full_attention(made)
     if "num_gpu_blocks" in given:
         options["num_gpu_blocks"] = given["num_gpu_blocks"]
     return options
 
 
+def _keeps_windows(given: Mapping[str, Any]) -> bool:
+    """True if the engine is modelled with sliding windows, all its settings considered."""
+    backend = given.get("backend", "vllm")
+    if backend != "sglang":
+        return bool(backend == "vllm")
+    by_hash = given.get("heed_hints") or given.get("eviction", "lru") != "lru"
+    return not (by_hash or given.get("prefill") or given.get("decode") or given.get("books_sampled"))
+
+
 def _as_full_attention(made: ModelPlan) -> dict[str, Any]:
-    """Return the options of an engine that keeps window layers as long as full ones. SGLang's pool for window layers has 0.8
-    tokens for each of the full one, so its own pools hold about a tenth more.
-    """
+    """Return the options of an engine that keeps window layers as long as full ones."""
     groups = len(made.groups)
     return {
         "groups": (),

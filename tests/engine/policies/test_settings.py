@@ -36,6 +36,9 @@ def test_the_backends_are_those_of_the_registry():
         EngineConfig(backend="vlm").check()
 
 
+HYBRID = (GroupSpec(), GroupSpec(kind="sliding_window", window=64))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -59,6 +62,24 @@ def test_the_backends_are_those_of_the_registry():
         ({"backend": "trtllm", "trtllm": TrtllmSettings(batch_wait_max_tokens_ratio=2)}, "a share from 0 to 1"),
         ({"backend": "trtllm", "groups": (GroupSpec(), GroupSpec(kind="sliding_window", window=64))}, "full attention"),
         ({"backend": "sglang", "groups": (GroupSpec(kind="sliding_window", window=64),)}, "full attention"),
+        (
+            {
+                "backend": "sglang",
+                "groups": (GroupSpec(), *(GroupSpec(kind="sliding_window", window=window) for window in (64, 128))),
+            },
+            "windows of one size",
+        ),
+        (
+            {"backend": "sglang", "groups": (*HYBRID, GroupSpec(kind="mamba"))},
+            "modelled for full attention, with or without sliding windows",
+        ),
+        (
+            {"backend": "sglang", "groups": HYBRID, "num_gpu_blocks": 20},
+            "128 window tokens, too few for two windows of 64",
+        ),
+        ({"backend": "sglang", "groups": HYBRID, "eviction": "lfu"}, "sglang.radix_eviction_policy"),
+        ({"backend": "sglang", "groups": HYBRID, "role": "decode"}, "one group of full attention"),
+        ({"backend": "sglang", "sglang": SglangSettings(swa_full_tokens_ratio=0)}, "above 0 and at most 1"),
         ({"backend": "sglang", "speculative": SpeculativeConfig(num_speculative_tokens=2)}, "speculative"),
         ({"backend": "sglang", "sglang": SglangSettings(chunked_prefill_size=0)}, "at least 1"),
         (

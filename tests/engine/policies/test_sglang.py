@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.engine.driving import Row, drive, replay
 
+from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.policies import sglang as policy
@@ -130,3 +131,18 @@ def test_pages_are_found_when_they_have_been_computed():
     rows = [Row(0, 500, 1, (1,)), Row(0, 501, 1, (1,)), Row(10**9, 502, 1, (1,))]
     cached = {name: cached for name, _, cached, _ in replay(CONFIG, rows).of("admitted")}
     assert cached == {"r0": 0, "r1": 0, "r2": 496}
+
+
+def test_windows_and_full_attention_share_the_memory():
+    """A hybrid model's blocks are divided, and every window page is somewhere after every pass."""
+    window = GroupSpec(kind="sliding_window", block_size=16, window=64)
+    config = replace(CONFIG, block_size=None, groups=(GroupSpec(block_size=16), window, window), num_gpu_blocks=260)
+    core = make_core(with_settings(config, chunked_prefill_size=256))
+    windows = core.scheduler.manager.pool.windows
+    assert core.scheduler.manager.pool.num_blocks == 101
+    assert windows.size == 80
+    assert windows.window == 63
+    rows = [Row(at * 3_000_000, 200 + 37 * (at % 9), 5 + 40 * (at % 4), (at % 5, at % 3, at)) for at in range(40)]
+    jobs = drive(core, rows, check=True)
+    assert all(job.output == row.output for job, row in zip(jobs, rows, strict=True))
+    assert windows.free + windows.evictable == 80

@@ -74,7 +74,7 @@ def admitted(state: dict[str, Any]) -> list[list[Any]]:
             break
         length = prompt + output
         if known is not None:
-            new = budget.price_known(length, answer - output, length, known)
+            new = budget.price_known(length, answer - output, answer - output, length, known)
         else:
             new = budget.price(length - cached, min(answer - output, CLIP), cached // page, first=not answers)
         if new <= 0:

@@ -18,10 +18,23 @@ PROTECTED_HITS: Final = 2
 """Inserts after which ``slru`` keeps a node longer."""
 
 
+class WindowPart:
+    """What a node has of the pages of sliding-window layers (``kvyard.blocks.window_pages``)."""
+
+    __slots__ = ("extent", "locks", "newer", "older", "present")
+
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
+        self.present = False
+        self.locks = 0
+        """Requests whose windows, when they began or were last inserted, reached into it."""
+        self.newer = self.older = self
+
+
 class NodeUse(UseHistory):
     """When and how often a node was used. The parts of a split node have this in common, but for the time of access."""
 
-    __slots__ = ("accessed", "created", "hits", "priority")
+    __slots__ = ("accessed", "created", "hits", "priority", "window")
 
     def __init__(self, created: int = 0, hits: int = 0, priority: int = 0) -> None:
         super().__init__()
@@ -31,6 +44,7 @@ class NodeUse(UseHistory):
         """Inserts that came along."""
         self.priority = priority
         """The highest priority of the requests that inserted it."""
+        self.window: WindowPart | None = None
 
     def copy(self) -> "NodeUse":
         return NodeUse(self.created, self.hits, self.priority)
@@ -69,9 +83,9 @@ class RadixOrder:
     # -- uses, reported by the tree -------------------------------------------------------------------------------
 
     def create(self, extent: Extent, priority: int) -> None:
-        """``extent`` becomes a node."""
+        """``extent`` becomes a node, without a hit so far."""
         self._clock += STEP
-        extent.history = NodeUse(self._clock, 1, priority)
+        extent.history = NodeUse(self._clock, 0, priority)
 
     def use(self, extent: Extent) -> None:
         """An insert reaches ``extent``."""

@@ -11,6 +11,19 @@ Config = TypeVar("Config")
 """``EngineConfig``, which names a backend and so knows of this."""
 
 
+class TreeSettings(NamedTuple):
+    """The radix tree that blocks are cached in."""
+
+    eviction: str
+    """Its eviction policy."""
+    pages: int
+    """Pages of full attention."""
+    window: int | None = None
+    """Tokens before the current one that sliding-window layers read, if the model has such layers."""
+    window_pages: int = 0
+    """Pages that they have."""
+
+
 class SchedulerBackend(NamedTuple, Generic[Config]):
     """What ``EngineConfig.backend`` stands for."""
 
@@ -24,5 +37,5 @@ class SchedulerBackend(NamedTuple, Generic[Config]):
     """What makes passes of an engine's jobs."""
     spare_blocks: int | None = None
     """Where a request may grow no larger than the pool: how many blocks less than that, for rounding."""
-    tree: Callable[[Config], str | None] | None = None
-    """The eviction policy of a radix tree that blocks are cached in, where that is the backend's way."""
+    tree: Callable[[Config], TreeSettings | None] | None = None
+    """The radix tree that blocks are cached in, where that is the backend's way."""

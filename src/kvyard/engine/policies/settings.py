@@ -35,6 +35,8 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """By how much a priority must be higher for that."""
     clip_max_new_tokens: int = 4096
     """Room is set aside for at most this many output tokens per request, however many it may produce."""
+    swa_full_tokens_ratio: float = 0.8
+    """Tokens that sliding-window layers have room for, as a share of those that full attention has room for."""
     schedule_conservativeness: float = 1.0
     """Above 1, more room is set aside for the output of running requests; below, less."""
     books_sampled: bool = False
@@ -53,6 +55,10 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not 0 <= self.schedule_conservativeness < inf:
             raise ConfigError(
                 f"sglang.schedule_conservativeness must be finite and not be negative, got {self.schedule_conservativeness}"
+            )
+        if not 0 < self.swa_full_tokens_ratio <= 1:
+            raise ConfigError(
+                f"sglang.swa_full_tokens_ratio must be above 0 and at most 1, got {self.swa_full_tokens_ratio}"
             )
         if chunk == -1:
             return

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 
 from kvyard.blocks import Hit
 from kvyard.blocks.extent import Node
-from kvyard.blocks.radix import RadixGroup
-from kvyard.blocks.spec import ConfigError
+from kvyard.blocks.radix import RadixGroup, held_of
+from kvyard.blocks.spec import ConfigError, GroupSpec
+from kvyard.blocks.window_pages import WindowPages
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Chunk, Pass
-from kvyard.engine.policies.backend import SchedulerBackend
+from kvyard.engine.policies.backend import SchedulerBackend, TreeSettings
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.policies.mocker import (
     DECAY_PASSES,
@@ -49,12 +50,15 @@ UNUSED = {
     "scheduler_reserve_full_isl": "it admits by a budget of free tokens",
     "watermark": "it admits by a budget of free tokens",
 }
+SLIDE_INTERVAL = 128
+"""Tokens by which a window moves on before a request gives back what is out of it: SGLANG_SWA_EVICTION_INTERVAL."""
 REFRESH_INTERVAL = 32
 """Waiting requests count as uses of what is cached for them once in this many attempts to admit one."""
 BY_CACHE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 """Schedule policies that match every waiting request before they choose."""
 
 
+ROUNDING = 1e-6
 NO_TOKENS = -1
 """A prompt doesn't fit."""
 
@@ -153,16 +157,19 @@ class Budget:
         self.chunk = chunk - mixed if chunk is not None else None
 
     @property
+    def roomy(self) -> bool:
+        """True if something is free that isn't spoken for."""
+        return self.free - self.total > 0 and self.free - self.current > 0
+
+    @property
     def spent(self) -> bool:
         """True if the batch has as many tokens as it may have, though more would fit."""
-        if self.free - self.total <= 0 or self.free - self.current <= 0:
-            return False
-        return self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0)
+        return self.roomy and (self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0))
 
     @property
     def open(self) -> bool:
         """True if another prompt may be tried."""
-        return self.free - self.total > 0 and self.free - self.current > 0 and not self.spent
+        return self.roomy and not self.spent
 
     def pages(self, tokens: int) -> int:
         """``tokens`` in whole pages, as tokens."""
@@ -178,20 +185,30 @@ class Budget:
         """True if ``left`` prompt tokens and the answer fit, with a page to spare, once ``locked`` free pages are held."""
         return left + answer + self.page < self.free - locked * self.page - self.total
 
-    def price(self, left: int, answer: int, locked: int, *, first: bool) -> int:
+    def longest(self, left: int, answer: int, hit: Hit | None) -> int | None:
+        """Tokens of a prompt that fits whole which the batch may compute; ``None`` for any number."""
+        return self.chunk
+
+    def price(
+        self, left: int, answer: int, locked: int, *, first: bool, uncut: bool = False, hit: Hit | None = None
+    ) -> int:
         """Return how many of the ``left`` tokens of a prompt are computed in this batch: ``NO_TOKENS`` if it doesn't fit whole,
-        0 if the batch has as much as it may have. ``first``: the batch has no other prompt.
+        0 if the batch has as much as it may have. ``first``: the batch has no other prompt. ``uncut``: it may have no chunk
+        of this one. ``hit``: what is cached of it and gets ``locked``.
         """
         if not self.fits(left, answer, locked):
             return NO_TOKENS
+        longest = self.longest(left, answer, hit)
+        if longest == NO_TOKENS:
+            return NO_TOKENS
         charged = self.pages(left)
-        if self.chunk is None:
-            return left if first or charged < self.inputs else 0
-        if charged <= self.chunk:
+        if self.chunk is None and not first and charged >= self.inputs:
+            return 0
+        if longest is None or charged <= longest:
             return left
-        return max(0, self.chunk // self.page * self.page)
+        return 0 if uncut else max(0, longest // self.page * self.page)
 
-    def price_known(self, left: int, remaining: int, occupied: int, known: "KnownEnds") -> int:
+    def price_known(self, left: int, answer: int, remaining: int, occupied: int, known: "KnownEnds") -> int:
         """Like ``price`` without prefix caching, where all answers are known to have all their tokens: a prompt fits if there
         is room whenever a request ends.
         """
@@ -213,6 +230,74 @@ class Budget:
         self.inputs -= charged
         if self.chunk is not None:
             self.chunk -= charged
+
+
+class WindowBudget(Budget):
+    """The budget of a model with sliding windows beside full attention: ``SWAPrefillBudget``."""
+
+    def __init__(
+        self,
+        free: int,
+        page: int,
+        aside: float,
+        inputs: int,
+        chunk: int | None,
+        mixed: int,
+        windows: WindowPages,
+    ) -> None:
+        super().__init__(free, page, aside, inputs, chunk, mixed)
+        self._windows = windows
+        self._spoken_for = 0
+        """Window tokens spoken for."""
+
+    @property
+    def window_room(self) -> int:
+        """Window tokens that could be had at once and aren't spoken for."""
+        windows = self._windows
+        return (windows.free + windows.evictable) * self.page - self._spoken_for
+
+    @property
+    def roomy(self) -> bool:
+        return super().roomy and self.window_room > 0
+
+    def needed(self, tokens: int, answer: int) -> int:
+        """Window tokens that a prompt of ``tokens`` takes at once at most, and its answer after that."""
+        window = self._windows.window
+        allocated = tokens if self.chunk is None else min(tokens, self.chunk)
+        return max(allocated - window, 0) + min(tokens + answer, window) + self.page
+
+    def continued(self) -> int:
+        """What is free, and nothing if that is nothing."""
+        assert self.chunk is not None
+        return max(0, min(self.chunk, int(self.free - self.total), self.window_room - self.page))
+
+    def longest(self, left: int, answer: int, hit: Hit | None) -> int | None:
+        room = self.window_room
+        if hit is not None:
+            room -= self._windows.lockable(hit.groups[0].parts()) * self.page
+        needed = self.needed(self.pages(left), answer)
+        if needed < room:
+            return self.chunk
+        if self.chunk is None or needed < self._windows.size * self.page:
+            return NO_TOKENS  # it fits later
+        cap = (room - self.needed(0, answer)) // self.page * self.page
+        return min(self.chunk, cap) if cap > 0 else NO_TOKENS
+
+    def price_known(self, left: int, answer: int, remaining: int, occupied: int, known: "KnownEnds") -> int:
+        """As far as memory goes it is enough that the prompt fits now."""
+        paged = self.pages(left) + self.page
+        if (
+            paged > min(self.free - self.current, self.free - self.total)
+            or self.needed(left, answer) > self.window_room
+        ):
+            return NO_TOKENS
+        if self.chunk is None or left <= self.chunk:
+            return left
+        return max(0, self.chunk)
+
+    def charge(self, tokens: int, answer: int) -> None:
+        self._spoken_for += self.needed(self.pages(tokens), answer)
+        super().charge(tokens, answer)
 
 
 class KnownEnds:
@@ -263,6 +348,7 @@ class SglangPasses(PassMaker):
         self._random = random.Random(config.seed)
         self._preempts = settings.enable_priority_scheduling and not settings.disable_priority_preemption
         self._tree: RadixGroup | None = jobs.manager.tree if jobs.manager.caching else None
+        self._windows = jobs.manager.pool.windows
         waiting = jobs.waiting
         assert isinstance(waiting, WaitingQueue)
         # A plan is made only where nobody waits, or nobody is tried until a request leaves: who comes later changes nothing.
@@ -341,6 +427,8 @@ class SglangPasses(PassMaker):
         passes = 1
         if self._ahead or self._policy == "hrrn":
             pass  # a plan would have to know what is in flight, or when requests arrive in it
+        elif self._windows is not None:
+            pass  # windows move on in every pass
         elif self._chunked is None and (not jobs.waiting or (self._full and not self._preempts)):
             passes = self.horizon.passes(longest, took_pages)
         return Pass((), batch.count, batch.context, batch.longest(), stable_for=passes)
@@ -382,7 +470,7 @@ class SglangPasses(PassMaker):
     def _admit(self, now: int) -> list[Chunk]:
         """Let prompts in, in order, until one has to wait; returns the chunks to compute."""
         running, waiting = self._running, self._waiting
-        if self._preempts or not running:
+        if self._preempts or self._windows is not None or not running:
             self._full = False
         if (self._full or not waiting) and self._chunked is None:
             return []
@@ -392,9 +480,7 @@ class SglangPasses(PassMaker):
         self._sort()
         settings, pool = self._settings, self.jobs.manager.pool
         mixed = len(running) if self._mixes else 0
-        budget = Budget(
-            pool.free * self._page, self._page, self._aside(), settings.max_prefill_tokens, self._chunk_size, mixed
-        )
+        budget = self._budget(mixed)
         chunks: list[Chunk] = []
         if self._chunked is not None:
             self._continue(self._chunked, budget, chunks)
@@ -413,22 +499,16 @@ class SglangPasses(PassMaker):
             self._tried[job] = (job.num_tokens, hit.tokens)
             if most is not None and len(chunks) >= most:
                 break
-            left = job.num_tokens - hit.tokens
+            left, answer = job.num_tokens - hit.tokens, min(job.remaining, self._clip)
             if known is not None:
-                new = budget.price_known(left, job.remaining, job.num_tokens, known)
-            elif (
-                self._chunked is not None
-                and self._policy == "shortest-prefill-first"
-                and budget.chunk is not None
-                and budget.pages(left) > budget.chunk
-            ):
-                # One prompt at a time goes on in the next pass.
-                new = (
-                    0 if budget.fits(left, min(job.remaining, self._clip), hit.groups[0].free_blocks(0)) else NO_TOKENS
-                )
+                new = budget.price_known(left, answer, job.remaining, job.num_tokens, known)
             else:
+                # One prompt at a time goes on in the next pass.
+                uncut = self._chunked is not None and (
+                    self._policy == "shortest-prefill-first" or self._windows is not None
+                )
                 locked = hit.groups[0].free_blocks(0)
-                new = budget.price(left, min(job.remaining, self._clip), locked, first=not chunks)
+                new = budget.price(left, answer, locked, first=not chunks, uncut=uncut, hit=hit)
             if new == NO_TOKENS:
                 self._full = bool(chunks) or bool(running)
                 break
@@ -447,6 +527,13 @@ class SglangPasses(PassMaker):
                 break
         self._take(chunks)
         return chunks
+
+    def _budget(self, mixed: int) -> Budget:
+        inputs, page = self._settings.max_prefill_tokens, self._page
+        free = self.jobs.manager.pool.free * page
+        if self._windows is not None:
+            return WindowBudget(free, page, self._aside(), inputs, self._chunk_size, mixed, self._windows)
+        return Budget(free, page, self._aside(), inputs, self._chunk_size, mixed)
 
     def _rows(self, held: int = 0, started: int = 0) -> int:
         """How many requests may be in the batch being formed; ``held`` of them ran before, ``started`` have begun with it."""
@@ -485,6 +572,8 @@ class SglangPasses(PassMaker):
         past = job.num_computed_tokens
         left = job.num_tokens - past
         room = budget.continued()
+        if not room:
+            return
         if self._policy == "shortest-prefill-first" and budget.chunk is not None:
             room = min(room, self._spare_for_shorter(left, budget.chunk))
         new = min(left, room)
@@ -555,8 +644,10 @@ class SglangPasses(PassMaker):
     def _start(self, job: Job, hit: Hit, now: int) -> None:
         """``job`` leaves the queue and holds what is cached of it."""
         jobs = self.jobs
-        if hit.tokens:
+        if hit.tokens or hit.shared_prefix_boundary:
             jobs.manager.hold(job, hit)
+            if hit.shared_prefix_boundary:
+                held_of(job.tables[0]).branch = hit.shared_prefix_boundary
         if self._preempts:
             self._entries[job] = self._waiting.entries[job]
         jobs.waiting.remove(job)
@@ -569,6 +660,8 @@ class SglangPasses(PassMaker):
         manager, page = self.jobs.manager, self._page
         tokens = sum([new for _, new, _ in chunks]) + (len(chunks) * page if page > 1 else 0)
         manager.pool.make_room(ceil_div(tokens, page))
+        if self._windows is not None and self._tree is None:
+            self._slide_chunks(chunks)
         for job, new, _ in chunks:
             taken = manager.allocate(job, new, delay_caching=True)
             assert taken is not None, f"{job} was left without a page"
@@ -581,9 +674,9 @@ class SglangPasses(PassMaker):
     def _match(self, job: Job, tokens: int) -> Hit:
         return self._tree.match(job, tokens) if self._tree is not None else self.jobs.manager.lookup(job)
 
-    def _insert(self, job: Job, tokens: int) -> None:
+    def _insert(self, job: Job, tokens: int, *, finished: bool = False) -> None:
         if self._tree is not None:
-            self._tree.insert(job, tokens, job.priority)
+            self._tree.insert(job, tokens, job.priority, finished=finished)
         elif self.jobs.manager.caching:
             self.jobs.manager.cache(job, tokens)
 
@@ -593,13 +686,13 @@ class SglangPasses(PassMaker):
         for job, new, past in done.chunks:
             if job.running and past + new >= job.num_tokens and not job.state.ended:
                 job.awaits = 0
-                self._insert(job, past + new)
+                self._insert(job, past + new, finished=job.output + 1 >= job.max_tokens)
                 self._published.add(job)
 
     def _finishing(self, job: Job) -> None:
         """``job`` has its last token: what it computed can be found from now on."""
         if job not in self._published:
-            self._insert(job, job.num_computed_tokens)
+            self._insert(job, job.num_computed_tokens, finished=True)
 
     # -- order ------------------------------------------------------------------------------------------------------
 
@@ -721,17 +814,44 @@ class SglangPasses(PassMaker):
 
     def _has_room(self, pages: int) -> bool:
         pool = self.jobs.manager.pool
+        windows = self._windows
+        if self._tree is None:
+            return pool.free >= pages and (windows is None or windows.free >= pages)
         pool.make_room(pages)
-        return pool.unnamed >= pages if self._tree is not None else pool.free >= pages
+        return pool.unnamed >= pages and (windows is None or windows.free >= pages)
 
     def _take_decoding(self, due: list[Job]) -> None:
         """Take the pages of a decode pass. SGLang evicts for a page for each request, whether it needs one or not."""
         jobs = self.jobs
+        if self._windows is not None:
+            self._slide()
         if jobs.blocks.headroom:
             jobs.blocks.make_headroom()
         for job in due:
             taken = jobs.blocks.take(job)
             assert taken, f"{job} was left without a page"
+
+    def _slide(self) -> None:
+        """Free what is out of the windows of the decode batch, of a request once in ``SLIDE_INTERVAL`` tokens, and not before
+        its second decode pass: the pass in flight may still compute its prompt.
+        """
+        tree, windows = self.jobs.manager.tree, self._windows
+        assert tree is not None
+        assert windows is not None
+        for job in self._running:
+            held = held_of(job.tables[0])
+            tokens = self._length(job) - 1
+            if held.decodes and tokens - windows.window >= held.evicted * self._page + SLIDE_INTERVAL:
+                tree.slide(job.tables[0], tokens)
+            held.decodes = True
+
+    def _slide_chunks(self, chunks: list[Chunk]) -> None:
+        """Without a tree, free what is out of the windows of prompts that go on; of the pass before, if that is in flight."""
+        tree = self.jobs.manager.tree
+        assert tree is not None
+        for job, _, past in chunks:
+            if job.tables:
+                tree.slide(job.tables[0], past - (self._chunk_size or 0) if self._ahead else past)
 
     def _retract(self, due: list[Job], now: int) -> list[Job]:
         """Send those with the least output back to the queue until the rest fits. Returns the rest of ``due``."""
@@ -797,10 +917,25 @@ def _as_mocker(config: EngineConfig) -> bool:
     return config.role != "both" or (config.sglang is not None and config.sglang.books_sampled)
 
 
-def tree(config: EngineConfig) -> str | None:
-    """The eviction policy of the radix tree; ``None`` where blocks are cached as vLLM's."""
+def tree(config: EngineConfig) -> TreeSettings | None:
+    """The radix tree; ``None`` where blocks are cached as vLLM's. With windows, the memory of all blocks is divided."""
+    if _as_mocker(config):
+        return None
+    settings, blocks = config.sglang or SglangSettings(), config.num_gpu_blocks
+    windows = _windows(config)
+    if windows:
+        ratio, page = settings.swa_full_tokens_ratio, windows[0].block_size
+        pages = int(blocks / (len(config.specs) - len(windows) + ratio * len(windows)) + ROUNDING)
+        assert windows[0].window is not None
+        window_pages = int(pages * page * ratio) // page
+        return TreeSettings(settings.radix_eviction_policy, pages, windows[0].window - 1, window_pages)
     plain = config.eviction == "lru" and not config.heed_hints and config.enable_prefix_caching
-    return (config.sglang or SglangSettings()).radix_eviction_policy if plain and not _as_mocker(config) else None
+    return TreeSettings(settings.radix_eviction_policy, blocks) if plain else None
+
+
+def _windows(config: EngineConfig) -> list[GroupSpec]:
+    """The groups of sliding windows."""
+    return [spec for spec in config.specs if spec.attention.is_window]
 
 
 MOCKER_READS = (
@@ -814,9 +949,39 @@ MOCKER_READS = (
 """Settings that the mocker's rules read; they know the policies fifo and lpm."""
 
 
+def _check_groups(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` unless there is full attention, with or without sliding windows of one size."""
+    windows = _windows(config)
+    if not windows:
+        config.check_plain_model()
+        return
+    full = [spec for spec in config.specs if spec not in windows]
+    if not full or not all(spec.is_full for spec in full):
+        raise ConfigError("backend sglang is modelled for full attention, with or without sliding windows beside it")
+    if len({spec.window for spec in windows}) > 1:
+        raise ConfigError("backend sglang has windows of one size: SGLang keeps one sliding_window_size for a model")
+    if len({spec.block_size for spec in config.specs}) > 1:
+        raise ConfigError("backend sglang has one page size: give all groups the same block_size")
+    if _as_mocker(config):
+        raise ConfigError("workers with roles and books_sampled are modelled for one group of full attention")
+    if config.eviction != "lru" or config.heed_hints:
+        raise ConfigError(
+            "with sliding windows, backend sglang evicts by sglang.radix_eviction_policy and heeds no hints"
+        )
+    config.check_no_extras()
+    given = tree(config)
+    assert given is not None
+    page, window = windows[0].block_size, ceil_div(windows[0].window or 1, windows[0].block_size)
+    if given.window_pages < 2 * window + 3:
+        raise ConfigError(
+            f"sglang.swa_full_tokens_ratio leaves {given.window_pages * page} window tokens, too few for two windows of "
+            f"{windows[0].window}: raise it, or num_gpu_blocks"
+        )
+
+
 def check(config: EngineConfig) -> None:
     """Raise ``ConfigError`` for what it isn't modelled with."""
-    config.check_plain_model()
+    _check_groups(config)
     config.refuse(UNUSED)
     given, usual = config.sglang or SglangSettings(), SglangSettings()
     given.check(config.specs[0].block_size)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.passes import Pass
 from kvyard.engine.policies.settings import SglangSettings
@@ -41,11 +43,12 @@ COMPARED = (
     "free",
     "evictable",
     "protected",
+    "swa",
     "ratio",
     "events",
     "finished",
 )
-OF_PLANS = ("tokens", "past", "requeued", "running", "waiting", "free", "evictable", "protected", "ratio")
+OF_PLANS = ("tokens", "past", "requeued", "running", "waiting", "free", "evictable", "protected", "swa", "ratio")
 """Fields that the first pass of a plan has in common with the same pass by itself."""
 SAME_NAMES = (
     "max_prefill_tokens",
@@ -57,6 +60,7 @@ SAME_NAMES = (
 )
 OPTIONAL = (
     "prefill_max_requests",
+    "swa_full_tokens_ratio",
     "schedule_low_priority_values_first",
     "disable_priority_preemption",
     "priority_scheduling_preemption_threshold",
@@ -156,11 +160,20 @@ class SglangLog:
 def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
     """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
     page = config["page_size"]
+    window = config.get("sliding_window_size")
+    groups: tuple[GroupSpec, ...] = ()
+    blocks = config["num_tokens"] // page
+    if window is not None:
+        # SGLang counts the tokens before the current one.
+        window_group = GroupSpec(kind="sliding_window", block_size=page, window=window + 1)
+        groups = (GroupSpec(kind="full", block_size=page), window_group)
+        blocks = ceil(blocks * (1 + config["swa_full_tokens_ratio"]))
     policy = config["schedule_policy"]
     made = EngineConfig(
         backend="sglang",
-        block_size=page,
-        num_gpu_blocks=config["num_tokens"] // page,
+        block_size=None if groups else page,
+        groups=groups,
+        num_gpu_blocks=blocks,
         max_num_seqs=config["max_running_requests"],
         enable_prefix_caching=not config["disable_radix_cache"],
         async_scheduling=config["overlap"],
@@ -206,6 +219,7 @@ class SglangRun(LoggedRun):
             tokens |= {job.id: 1 for job in policy.decoding()}
         held = sum(len(extent.ids) for extent in pool.maps[0].extents() if extent.refs)
         unnamed = pool.unnamed if scheduler.manager.caching else pool.free
+        windows = pool.windows
         self.steps.append(
             {
                 "scheduled": now,
@@ -218,6 +232,7 @@ class SglangRun(LoggedRun):
                 "free": unnamed,
                 "evictable": pool.free - unnamed,
                 "protected": held,
+                "swa": [windows.free, windows.evictable, windows.protected] if windows is not None else None,
                 "ratio": policy.ratio,
                 "events": self.numbers.take(),
                 "finished": [],
@@ -261,7 +276,7 @@ def _difference(log: SglangLog, step: int, field: str, recorded: object, ours: o
 def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
     for at, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
         start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
-        theirs = {"scheduled": recorded["start"], "past": {}, "events": [], "finished": [], **recorded}
+        theirs = {"scheduled": recorded["start"], "past": {}, "swa": None, "events": [], "finished": [], **recorded}
         theirs["requeued"] = [*recorded.get("retracted", ()), *recorded.get("preempted", ())]
         theirs["order"] = list(recorded["tokens"])
         mine = ours | {"start": start, "ns": ns, "order": list(ours["tokens"])}

@@ -95,9 +95,8 @@ class MockWorker:
         for rank in range(config.dp_size):
             batcher = None
             if config.events_endpoint is not None:
-                specs = config.engine.specs
                 batcher = Batcher(
-                    [spec.meta for spec in specs],
+                    [spec.meta for spec in config.engine.block_groups],
                     stream=self.name,
                     rank=rank,
                     with_tokens=True,

@@ -1,0 +1,161 @@
+"""Pages of sliding-window layers beside a radix tree of full attention, as SGLang keeps them.
+
+Every token has a slot in two pools: one of full attention, whose pages the tree's nodes hold, and one of the window layers.
+Only the number of window pages matters here. A node of the tree has its window pages or has lost them; a prefix can be
+reused where the nodes before its end have a whole window of them. A request gives back its own window pages as its window
+moves on, and locks those of the tree that its window covers.
+"""
+
+from math import inf
+
+from kvyard.blocks.eviction.radix import WindowPart, use_of
+from kvyard.blocks.extent import Extent, Node
+from kvyard.integers import ceil_div
+
+
+class WindowPages:
+    """The window pages of one tree: how many are free, and which nodes have theirs, in order of use."""
+
+    def __init__(self, pages: int, window: int, page_size: int) -> None:
+        """``window``: tokens before the current one that a layer reads."""
+        self.free = pages
+        self.window = window
+        self.page_size = page_size
+        self.pages = ceil_div(window, page_size)
+        """Pages that a window fits in where it begins with one."""
+        self.size = pages
+        self.evictable = 0
+        """Pages of nodes whose window no request reads."""
+        self.protected = 0
+        self._ends = WindowPart(Extent([], 0))
+        """Joins the two ends of the list of nodes with window pages: ``older`` is the latest used, ``newer`` the earliest."""
+        self._ends.older = self._ends.newer = self._ends
+
+    # -- the tree ---------------------------------------------------------------------------------------------------
+
+    def usable(self, nodes: list[Node]) -> int:
+        """Return how many of ``nodes``, which lead down from the root, a request can reuse."""
+        covered = inf
+        usable = 0
+        for count, node in enumerate(nodes, 1):
+            if not part_of(node.copies[0]).present:
+                covered = 0
+                continue
+            covered += (node.stop - node.start) * self.page_size
+            if covered >= self.window:
+                usable = count
+        return usable
+
+    def use(self, node: Node) -> None:
+        """A match or an insert ends with ``node``: its window is the latest used."""
+        span = self.window + self.page_size
+        covered = 0
+        newer = self._ends
+        at: Node | None = node
+        while at is not None and covered < span:
+            part = part_of(at.copies[0])
+            if part.present:
+                self._unlink(part)
+                self._link(part, newer)
+                newer = part
+            covered += (at.stop - at.start) * self.page_size
+            at = at.parent
+
+    def split(self, front: Extent, extent: Extent) -> None:
+        """``front`` was split off the node of ``extent``."""
+        later = part_of(extent)
+        part = part_of(front)
+        part.locks, part.present = later.locks, later.present
+        if part.present:
+            self._link(part, later)
+
+    def enter(self, extent: Extent) -> None:
+        """A node takes over window pages of the request that inserts it."""
+        part = part_of(extent)
+        part.present = True
+        self._link(part, self._ends)
+        if part.locks:
+            self.protected += len(extent.ids)
+        else:
+            self.evictable += len(extent.ids)
+
+    def evict(self, extent: Extent) -> None:
+        """Free the window pages of a node, if it has any; no request may read them."""
+        part = part_of(extent)
+        if part.present:
+            assert not part.locks, f"{extent} is read by a window and evicted"
+            part.present = False
+            self._unlink(part)
+            self.evictable -= len(extent.ids)
+            self.free += len(extent.ids)
+
+    def first(self) -> Extent | None:
+        """The node whose window pages are evicted next."""
+        part = self._ends.newer
+        while part.locks:
+            part = part.newer
+        return part.extent if part is not self._ends else None
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def lock(self, node: Node) -> int:
+        """A request reads the window that ends with ``node``. Returns the position where the locked nodes begin."""
+        covered = 0
+        low = node.stop
+        at: Node | None = node
+        while at is not None and covered < self.window:
+            part = part_of(at.copies[0])
+            if part.present and not part.locks:
+                self._protect(at.stop - at.start)
+            part.locks += 1
+            covered += (at.stop - at.start) * self.page_size
+            low, at = at.start, at.parent
+        return low
+
+    def unlock(self, node: Node, low: int) -> None:
+        """Take back a lock of the nodes from position ``low`` to the end of ``node``."""
+        at: Node | None = node
+        while at is not None and at.stop > low:
+            part = part_of(at.copies[0])
+            part.locks -= 1
+            if part.present and not part.locks:
+                self._protect(at.start - at.stop)
+            at = at.parent
+
+    def lockable(self, nodes: list[Node]) -> int:
+        """Return how many evictable pages a lock at the end of ``nodes`` would protect."""
+        covered = pages = 0
+        for node in reversed(nodes):
+            if covered >= self.window:
+                break
+            part = part_of(node.copies[0])
+            if part.present and not part.locks:
+                pages += node.stop - node.start
+            covered += (node.stop - node.start) * self.page_size
+        return pages
+
+    def _protect(self, pages: int) -> None:
+        self.evictable -= pages
+        self.protected += pages
+
+    # -- the list ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _link(part: WindowPart, newer: WindowPart) -> None:
+        """Put ``part`` next to ``newer``, as used before it."""
+        older = newer.older
+        part.newer, part.older = newer, older
+        newer.older = older.newer = part
+
+    @staticmethod
+    def _unlink(part: WindowPart) -> None:
+        part.newer.older, part.older.newer = part.older, part.newer
+
+
+def part_of(extent: Extent) -> WindowPart:
+    """The window part of a node's extent."""
+    use = use_of(extent)
+    part = use.window
+    if part is None:
+        part = use.window = WindowPart(extent)
+    return part
