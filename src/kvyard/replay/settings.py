@@ -394,7 +394,7 @@ def _keeps_windows(given: Mapping[str, Any]) -> bool:
     if backend != "sglang":
         return bool(backend == "vllm")
     by_hash = given.get("heed_hints") or given.get("eviction", "lru") != "lru"
-    return not (by_hash or given.get("prefill") or given.get("decode") or given.get("books_sampled"))
+    return not by_hash and given.get("role", "both") == "both"
 
 
 def _as_full_attention(made: ModelPlan) -> dict[str, Any]:
