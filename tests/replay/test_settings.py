@@ -304,6 +304,19 @@ def test_refused(settings: dict[str, object], match: str) -> None:
         Fleet(config)
 
 
+def test_split_is_prefill_and_decode_in_one() -> None:
+    apart = make_config({"prefill": 2, "decode": 6})
+    assert make_config({"split": "2+6"}) == make_config({"split": "2+6", "workers": 8}) == apart
+    assert make_config({"split": "none", "workers": 4}) == make_config({"workers": 4})
+    for settings, match in (
+        ({"split": "2+6", "workers": 7}, "has 8 workers, and workers is 7"),
+        ({"split": "2+6", "prefill": 2}, "leave one of the two out"),
+        ({"split": "half"}, "write none, or prefill and decode workers such as 2"),
+    ):
+        with pytest.raises(KvyardError, match=match):
+            make_config(settings)
+
+
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match="can't read"):
         SETTINGS.read(tmp_path / "no.toml")

@@ -140,6 +140,10 @@ class RoleSettings(msgspec.Struct, frozen=True, kw_only=True):
     decode: Annotated[
         int | None, Setting("... to these, which decode; instead of workers.", also=("decode_workers",), flag=True)
     ] = None
+    split: Annotated[
+        str | None,
+        Setting("Both in one, for studies: 2+6 is 2 prefill and 6 decode workers, none is workers that do both."),
+    ] = None
 
 
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +216,7 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
     parsed = SETTINGS.parse(settings)
     if parsed.get("pools") is not None:
         raise KvyardError("pools are replayed by kvyard replay alone: take one of them here, without [[pools]]")
+    parsed = _with_split(parsed)
     given = DEFAULTS | parsed
     workers = given["workers"]
     if parsed.keys() & {"prefill", "decode"}:
@@ -237,6 +242,26 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
                     f"{name} is for fleets with prefill and decode workers{also}: say how many, or leave it out"
                 )
     return config
+
+
+def _with_split(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with ``split`` as ``prefill`` and ``decode``. Raises ``KvyardError`` for what contradicts it."""
+    found = dict(given)
+    split = found.pop("split", None)
+    if split is None or split == "none":
+        return found
+    if found.keys() & {"prefill", "decode"}:
+        raise KvyardError(
+            "split and prefill/decode both say how many workers have which role: leave one of the two out"
+        )
+    parts = split.split("+")
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        raise KvyardError(f"split is {split!r}: write none, or prefill and decode workers such as 2+6")
+    prefill, decode = map(int, parts)
+    workers = found.pop("workers", prefill + decode)
+    if isinstance(workers, list | tuple) or count("workers", workers) != prefill + decode:
+        raise KvyardError(f"split {split} has {prefill + decode} workers, and workers is {workers}: make them agree")
+    return {**found, "prefill": prefill, "decode": decode}
 
 
 def _of_role(role: str, given: Mapping[str, Any]) -> int:
