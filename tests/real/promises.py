@@ -66,12 +66,19 @@ class Asker:
         assert reply.status_code == 200, (reply.status_code, reply.text)
         if body.get("stream"):
             chunks = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line.startswith("data: {")]
-            answer, ids = chunks[-1], _prompt_ids(chunks[0])
+            answer, ids = chunks[-1], self.prompt_ids(body, chunks[0])
         else:
             answer = reply.json()
-            ids = _prompt_ids(answer)
+            ids = self.prompt_ids(body, answer)
         self._keep(kind, reply.headers["x-kvyard-decision"], answer["usage"], ids, began)
         return answer
+
+    def prompt_ids(self, body: Mapping[str, Any], answer: Mapping[str, Any]) -> list[int]:
+        """The prompt's ids as the engine read it; of several prompts those of the last, which ``cached_tokens`` is about."""
+        found = answer.get("prompt_token_ids")
+        if found is None:
+            found = answer["choices"][-1].get("prompt_token_ids")
+        return list(found or ())
 
     def refuse(self, path: str, **body: Any) -> None:
         """A request that the gateway can read and the engine refuses."""
@@ -148,11 +155,3 @@ class Asker:
 def _by_kind(promises: Sequence[Promise]) -> Iterator[tuple[str, list[Promise]]]:
     for kind in sorted({one.kind for one in promises}):
         yield kind, [one for one in promises if one.kind == kind]
-
-
-def _prompt_ids(answer: Mapping[str, Any]) -> list[int]:
-    """The prompt's ids as the engine read it; of several prompts those of the last, which ``cached_tokens`` is about."""
-    found = answer.get("prompt_token_ids")
-    if found is None:
-        found = answer["choices"][-1].get("prompt_token_ids")
-    return list(found or ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,8 +22,8 @@ LEAST = 0.97
 
 
 @contextlib.contextmanager
-def gate(engines: list[RealEngine], **settings: Any) -> Iterator[tuple[Gated, Asker]]:
-    """A gateway before ``engines``, ready, with watchers of their events."""
+def gate(engines: Sequence[RealEngine], asks: type[Asker] = Asker, **settings: Any) -> Iterator[tuple[Gated, Asker]]:
+    """A gateway before ``engines``, ready, with watchers of their events; ``asks`` sends requests through it."""
     size = engines[0].settings.block_size
     listed = [
         {
@@ -42,7 +42,7 @@ def gate(engines: list[RealEngine], **settings: Any) -> Iterator[tuple[Gated, As
         for engine in engines:
             engine.complete([1] * (size + 1), max_tokens=1)
         gated.ready(len(engines), len(engines))
-        asker = Asker(gated.url, size, watches)
+        asker = asks(gated.url, size, watches)
         try:
             yield gated, asker
         finally:

@@ -1,0 +1,51 @@
+"""A real SGLang 0.5.23 on CPU, on loopback. What it has no CPU build for is in ``stand_in``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.real.engine import MODELS, NAME, TOPIC, RealEngine
+
+STAND_IN = Path(__file__).parent / "stand_in"
+
+
+class SglangEngine(RealEngine):
+    """An SGLang server in a process group of its own. ``settings.blocks`` are pages of its radix cache."""
+
+    def command(self) -> list[str]:
+        settings = self.settings
+        events = {
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events_port}",
+            "replay_endpoint": f"tcp://*:{self.replay_port}",
+            "topic": TOPIC,
+        }
+        return [
+            *(str(self.python), "-m", "sglang.launch_server", "--model-path", str(MODELS / settings.model)),
+            *("--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+            *("--sampling-backend", "pytorch", "--disable-overlap-schedule", "--disable-cuda-graph"),
+            *(
+                "--page-size",
+                str(settings.block_size),
+                "--max-total-tokens",
+                str(settings.blocks * settings.block_size),
+            ),
+            *("--context-length", str(settings.longest), "--skip-server-warmup", "--enable-cache-report"),
+            *("--enable-metrics", "--kv-events-config", json.dumps(events)),
+            *settings.flags,
+        ]
+
+    def environment(self) -> Mapping[str, str]:
+        found = dict(super().environment())
+        return {**found, "PYTHONPATH": str(STAND_IN)}
+
+    def generate(self, ids: list[int], tokens: int) -> Any:
+        """SGLang's own route, which reports ids and cached tokens."""
+        parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        reply = self.client.post("/generate", json={"input_ids": ids, "sampling_params": parameters})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
