@@ -103,7 +103,7 @@ class TestTimingOfAModelOnACard:
         assert isinstance(timing, RooflineTiming)
         assert (timing.deployment.tensor_parallel_size, timing.deployment.kv_cache_dtype) == (2, "fp8")
         assert timing.describe() == "roofline of llama-3.1-8b on h100 TP2 fp8 cache, no measurement"
-        assert timing.error() == 0.10
+        assert timing.error() is None, "published runs of its class say, not the timing"
 
     @pytest.mark.parametrize(
         ("given", "says"),
