@@ -13,6 +13,7 @@ import msgspec
 
 from kvyard.lab.study import Result, Row, Section, Study, Table, columns, own_options
 from kvyard.lab.study.advice import Advice, Candidate, front, least_behind
+from kvyard.lab.study.certainty import Evidence, evidence_of
 from kvyard.lab.study.charts import Bar, bars
 from kvyard.lab.study.runs import run_page
 from kvyard.lab.study.seeds import means, not_set, spreads
@@ -46,6 +47,8 @@ class Standing(msgspec.Struct, frozen=True):
     """True if no other policy of the cell beats it in ``FRONT``."""
     link: str
     """Page of its first run."""
+    evidence: Evidence = Evidence()
+    """Of that run."""
 
 
 def league(
@@ -126,10 +129,12 @@ def standings(study: Study) -> dict[str, list[Standing]]:
     """Return the policies of each cell, the lowest mean TTFT first."""
     runs: dict[str, dict[str, list[Values]]] = {}
     links: dict[tuple[str, str], str] = {}
+    evidence: dict[tuple[str, str], Evidence] = {}
     for point, report in study.done:
         cell, policy = cell_of(point.varied), point.varied["router"]
         runs.setdefault(cell, {}).setdefault(policy, []).append(read_metrics(report))
         links.setdefault((cell, policy), run_page(study, point))
+        evidence.setdefault((cell, policy), evidence_of(report))
     cells = {}
     for cell, by_policy in runs.items():
         candidates = [Candidate(policy, means(found)) for policy, found in by_policy.items()]
@@ -137,7 +142,9 @@ def standings(study: Study) -> dict[str, list[Standing]]:
         places = []
         for candidate in candidates:
             name, spread = candidate.name, spreads(by_policy[candidate.name])["ttft_mean"] or 0.0
-            places.append(Standing(name, candidate.values, spread, name in unbeaten, links[cell, name]))
+            places.append(
+                Standing(name, candidate.values, spread, name in unbeaten, links[cell, name], evidence[cell, name])
+            )
         cells[cell] = sorted(places, key=lambda place: (place.values["ttft_mean"] or 0.0, place.policy))
     return cells
 
@@ -157,7 +164,10 @@ def advice(cells: Mapping[str, Sequence[Standing]]) -> Advice:
     jammed = overloaded(cells)
     judged = {cell: places for cell, places in cells.items() if cell not in jammed} or cells
     said = least_behind(
-        {cell: [Candidate(place.policy, place.values) for place in places] for cell, places in judged.items()}
+        {
+            cell: [Candidate(place.policy, place.values, evidence=place.evidence) for place in places]
+            for cell, places in judged.items()
+        }
     )
     left = "Overloaded loads are left out of this: their queues decide, and not the router."
     return said.also(left if said.choice and len(judged) < len(cells) else "")

@@ -9,6 +9,7 @@ from typing import Any
 from kvyard.lab.study import Chart, Result, Row, Section, Study, Table, columns, own_options
 from kvyard.lab.study.advice import Advice, Candidate, answer, at_edges, lowest_ttft, with_foresight
 from kvyard.lab.study.axes import axis, axis_title, number_of, words
+from kvyard.lab.study.certainty import evidence_of
 from kvyard.lab.study.charts import MOST_LINES, Bar, Lines, bars, curves
 from kvyard.lab.study.cost import fleet_size, foresees
 from kvyard.lab.study.runs import run_page
@@ -89,7 +90,11 @@ def advice(study: Study) -> Advice:
         values = read_metrics(report)
         if values["ttft_mean"] is not None:
             fleet = Candidate(
-                point.label, values, fleet_size(point.config), violation(values, limits) if limits else 0.0
+                point.label,
+                values,
+                fleet_size(point.config),
+                violation(values, limits) if limits else 0.0,
+                evidence_of(report),
             )
             fleets[foresees(point.config)].append(fleet)
     if study.slo is not None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvyard.lab.study.certainty import Evidence, limits_text, order_text
 from kvyard.lab.study.table import Values
 from kvyard.replay.report.metrics import COST, METRICS, Metric
 from kvyard.replay.report.slo import WANTED, Limit
@@ -36,6 +37,8 @@ class Candidate(msgspec.Struct):
     """Orders candidates by price: a number, or a ``FleetSize``."""
     violation: float = 0.0
     """By how much it misses the limits; 0 if it keeps them."""
+    evidence: Evidence = Evidence()
+    """What is known of the error of its values."""
 
     def losses(self, goals: Sequence[Metric]) -> list[Any]:
         """Return how bad it is by each goal: smaller is better."""
@@ -120,7 +123,17 @@ def answer(
         said = f"Take {best.name}: {keeping}, and {by}" if wanted else f"Take {best.name}: {keeping} {by}"
     asked = [metric for metric in _asked(goals, limits) if metric is not COST]
     results = ", ".join([f"{metric.title} {metric.text(best.values.get(metric.name), unit=True)}" for metric in asked])
-    return Advice(best.name, [f"{said}: {f'{results}, ' if results else ''}{_price(best)}."])
+    advice = Advice(best.name, [f"{said}: {f'{results}, ' if results else ''}{_price(best)}."])
+    if len(goals) == 1 and goals[0] is not COST:
+        rest = [candidate for candidate in candidates if candidate is not best and candidate.violation <= 0]
+        advice = advice.also(in_order(best, choose(rest, goals)[0], goals[0]) if rest else "")
+    return advice.also(limits_text(limits, best.evidence))
+
+
+def in_order(best: Candidate, other: Candidate, metric: Metric) -> str:
+    """Say whether the order of two candidates in ``metric`` stands in spite of the error; empty without evidence."""
+    both = [(one.name, _value(one, metric), one.evidence) for one in (best, other)]
+    return order_text(metric, both[0], both[1])
 
 
 def lowest_ttft(candidates: Sequence[Candidate]) -> Advice:
@@ -131,10 +144,12 @@ def lowest_ttft(candidates: Sequence[Candidate]) -> Advice:
     near = [candidate for candidate in candidates if _value(candidate, TTFT) <= _value(best, TTFT) * (1 + NEAR)]
     cheap = min(near, key=lambda candidate: (candidate.cost, _value(candidate, TTFT)))
     lowest = f"the lowest mean TTFT, {_text(best, TTFT)}"
+    rest = [candidate for candidate in candidates if candidate is not best]
+    second = min(rest, key=lambda candidate: (_value(candidate, TTFT), candidate.cost)) if rest else None
     if cheap.cost == best.cost:
         return Advice(
             best.name, [f"Take {best.name}: {lowest}, and none within {NEAR:.0%} of it is cheaper: {_price(best)}."]
-        )
+        ).also(in_order(best, second, TTFT) if second is not None else "")
     cheapest = f"Within {NEAR:.0%} of it, {cheap.name} is the cheapest: {_text(cheap, TTFT)}, {_price(cheap)}."
     return Advice(cheap.name, [f"{best.name} has {lowest}: {_price(best)}. {cheapest}"])
 
@@ -181,7 +196,8 @@ def least_behind(groups: Mapping[str, Sequence[Candidate]]) -> Advice:
             f"What it costs{where}: an ITL p99 of {_text(own, TRADED)}, where {calm.name} has {_text(calm, TRADED)} and a mean "
             f"TTFT of {_text(calm, TTFT)}."
         )
-    return Advice(choice, [why, trade])
+    second = next((candidate for candidate in candidates if candidate is not own), None)
+    return Advice(choice, [why, trade]).also(in_order(own, second, TTFT) if second is not None else "")
 
 
 def _among(own: Candidate, candidates: Sequence[Candidate]) -> str:

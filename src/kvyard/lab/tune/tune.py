@@ -14,6 +14,7 @@ from kvyard.errors import KvyardError
 from kvyard.integers import ceil_div
 from kvyard.lab.jobs import TracePart
 from kvyard.lab.study import Study, own_options
+from kvyard.lab.study.certainty import evidence_of
 from kvyard.lab.study.cost import Prices, cost
 from kvyard.lab.study.goals import Goal, judged
 from kvyard.lab.study.grid import point_key
@@ -215,7 +216,7 @@ class _Search:
                 continue
             price = self._price(trial, report)
             if part == tuned.parts.train:
-                trial.cost = price
+                trial.cost, trial.evidence = price, evidence_of(report)
             values, violation = judged(report, price, tuned.limits)
             absent = [goal.name for goal in tuned.goals if values[goal.name] is None]
             if absent and part != tuned.parts.test:
