@@ -21,7 +21,7 @@ from kvyard.replay.traces import open_trace
 DATA = Path(__file__).parent / "data" / "h200-engine"
 RUNS = {"A": "10 requests/s", "B": "30 requests/s"}
 ENGINE = {"block_size": 16, "async_scheduling": False}
-ROOFLINE = {"gpu": "h200", "model": "llama-3.1-8b", "timing": "roofline"}
+ROOFLINE = {"gpu": "h200", "model": "llama-3.1-8b", "timing": "roofline", "host_us": 500.0}
 
 
 def fitted() -> FittedProfile:

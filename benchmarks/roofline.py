@@ -49,7 +49,7 @@ def predicted_ms(row: dict[str, Any], model: RooflineModel) -> float:
 
 def errors(name: str, kind: str, shares: Shares | None) -> list[float]:
     """Errors of the passes of one kind in a file, with sign: 0.1 is 10 % too long."""
-    model = RooflineModel(make_operators(preset("llama-3.1-8b"), Parallelism()), find_card("h200"), shares, host_us=0)
+    model = RooflineModel(make_operators(preset("llama-3.1-8b"), Parallelism()), find_card("h200"), shares)
     rows = map(json.loads, (DATA / name).read_text().splitlines())
     return [predicted_ms(row, model) / row["ms"] - 1 for row in rows if kind_of(row) == kind]
 

@@ -135,7 +135,7 @@ def test_it_is_on_where_timing_is_a_real_engines():
     assert real.decides_ahead
     assert not SMALL.decides_ahead
     assert not replace(real, async_scheduling=False).decides_ahead
-    assert replace(real, backend="trtllm").decides_ahead
+    assert replace(real, backend="trtllm").decides_ahead and replace(real, backend="sglang").decides_ahead
     assert not replace(real, backend="trtllm", trtllm=TrtllmSettings(mocker=True)).decides_ahead
     assert not replace(real, speculative=SpeculativeConfig(num_speculative_tokens=1)).decides_ahead
 

@@ -11,7 +11,6 @@ import pytest
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import FixedTiming, PolynomialTiming, ProfileTiming, make_timing
 from kvyard.engine.timing.roofline_timing import RooflineTiming
-from kvyard.engine.timing.tables import TablesTiming
 from kvyard.errors import KvyardError
 from kvyard.replay.config import LEFT_OUT, HandoverConfig, ReplayConfig
 from kvyard.replay.settings import OF_AN_ENGINE, OF_TIERS, SETTINGS, make_config
@@ -97,8 +96,7 @@ class TestTimingOfAModelOnACard:
 
     CARD: ClassVar = {"model": "llama-3.1-8b", "gpu": "h100"}
 
-    def test_with_nothing_measured_a_roofline(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda *_: False)
+    def test_by_default_a_roofline(self) -> None:
         timing = engine(**self.CARD, tensor_parallel_size=2, kv_cache_dtype="fp8").timing
         assert isinstance(timing, RooflineTiming)
         assert (timing.deployment.tensor_parallel_size, timing.deployment.kv_cache_dtype) == (2, "fp8")
@@ -139,9 +137,9 @@ class TestTimingOfAModelOnACard:
             ({"tensor_parallel_size": 2}, 1, -1, -1),
             ({"pipeline_parallel_size": 2}, 1, 1, 1),
             ({"weight_dtype": "fp8"}, 1, -1, -1),
-            ({"weight_dtype": "int4"}, 1, -1, -1),
+            ({"weight_dtype": "int4"}, 1, -1, 1),
             ({"kv_cache_dtype": "fp8"}, 1, -1, 0),
-            ({"host_us": 900}, 0, 1, 1),
+            ({"host_us": 2900}, 0, 1, 1),
             ({"data_parallel_size": 2}, 0, 0, 0),
         ):
             signs = [(now > before) - (now < before) for now, before in zip(found(**given), plain, strict=False)]
@@ -152,9 +150,10 @@ class TestTimingOfAModelOnACard:
         alone, shared = engine(**given), engine(**given, dp_size=4, enable_expert_parallel=True)
         assert shared.num_gpu_blocks > 1.5 * alone.num_gpu_blocks
 
-    def test_with_tables_at_hand_those(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvyard.replay.settings.tables_at_hand", lambda *_: True)
-        assert isinstance(engine(**self.CARD).timing, TablesTiming)
+    def test_kernels_and_host_are_those_of_the_engine(self) -> None:
+        timing = engine(**self.CARD, backend="sglang").timing
+        assert isinstance(timing, RooflineTiming) and timing.engine == "sglang"
+        assert timing.host().exposed_us == 200
 
     def test_two_measured_numbers_tighten_a_roofline(self) -> None:
         timing = engine(**self.CARD, calibrate="ttft=120@2048,itl=14@32").timing

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.window_pages import WindowPages
@@ -20,6 +22,7 @@ from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.speculative import SpeculativeBatch
 from kvyard.engine.stores import Stores
 from kvyard.engine.timing import TimingModel, make_timing
+from kvyard.engine.timing.host import HostTiming
 from kvyard.engine.watcher import NO_WATCHER, Watcher
 from kvyard.events.batcher import Batcher
 from kvyard.events.types import Sink
@@ -69,7 +72,10 @@ def make_core(
     speculative = config.speculative
     clock = VirtualClock()
     manager = make_manager(config, clock.now, batcher, alone=peer is None and source is None)
-    timing = make_timing(config.timing, config.capacity_tokens)
+    timing_config = config.timing
+    if ahead and isinstance(timing_config, HostTiming):
+        timing_config = msgspec.structs.replace(timing_config, overlap=True)
+    timing = make_timing(timing_config, config.capacity_tokens)
     offload: Offload | None = None
     if config.tiers is not None:
         assert config.bytes_per_block is not None

@@ -1,7 +1,8 @@
-"""Cards by name: what a data sheet says of one, and what share of it kernels reach. Numbers only; nothing is computed here.
+"""Cards by name: what a data sheet says of one. Numbers only; nothing is computed here.
 
-Peak rates are dense (without sparsity) and per card, links per card and direction. The shares are measured, where a
-line says so; ``GENERIC`` stands for cards that weren't measured.
+Peak rates are dense (without sparsity) and per card, links per card and direction. What share of them kernels reach is in
+``kvyard.engine.timing.kernels`` for cards with operator tables, and in ``shares`` for others; ``GENERIC`` stands for cards
+that weren't measured.
 """
 
 from __future__ import annotations
@@ -92,8 +93,6 @@ _CARDS = (
         peer_latency_us=NVLINK_US,
         host_bandwidth=32 * GB,
         source="NVIDIA A100 datasheet: 2,039 GB/s, 312 TFLOPS bf16, NVLink 600 GB/s both ways, PCIe 4.0 x16",
-        shares=Shares(mem=0.76, arith=0.75),
-        shares_source="operator tables of aiconfigurator-core 0.12",
     ),
     Card(
         name="h100",
@@ -105,8 +104,6 @@ _CARDS = (
         peer_latency_us=NVLINK_US,
         host_bandwidth=64 * GB,
         source="NVIDIA H100 datasheet: 3.35 TB/s, 989/1,979 TFLOPS dense, NVLink 900 GB/s both ways, PCIe 5.0 x16",
-        shares=Shares(mem=0.85, arith=0.62, decode_mem=0.86),
-        shares_source="public vLLM runs of 7B to 70B",
     ),
     Card(
         name="h200",
@@ -118,8 +115,6 @@ _CARDS = (
         peer_latency_us=NVLINK_US,
         host_bandwidth=64 * GB,
         source="NVIDIA H200 datasheet: 4.8 TB/s, 989/1,979 TFLOPS dense, NVLink 900 GB/s both ways, PCIe 5.0 x16",
-        shares=Shares(mem=0.82, arith=0.62),
-        shares_source="passes of an 8B model measured on one H200",
     ),
     Card(
         name="b200",
@@ -131,8 +126,6 @@ _CARDS = (
         peer_latency_us=NVLINK_US,
         host_bandwidth=64 * GB,
         source="NVIDIA HGX B200 datasheet: 62 TB/s over 8, 2.25/4.5/9 PFLOPS dense, NVLink 1.8 TB/s both ways, PCIe 5.0 x16",
-        shares=Shares(mem=0.78),
-        shares_source="operator tables of aiconfigurator-core 0.12 (memory only)",
     ),
     Card(
         name="b300",
@@ -190,8 +183,8 @@ _CARDS = (
         peer_latency_us=PCIE_US,
         host_bandwidth=32 * GB,
         source="NVIDIA L40S datasheet: 864 GB/s, 362/733 TFLOPS dense, PCIe 4.0 x16",
-        shares=Shares(mem=0.77, mixed_decode=1.8),
-        shares_source="operator tables of aiconfigurator-core 0.12 (memory only); FlashAttention 2 on Ada",
+        shares=Shares(mixed_decode=1.8),
+        shares_source="FlashAttention 2 on Ada (mixed passes only)",
     ),
     Card(
         name="rtx4090",
@@ -216,8 +209,8 @@ _CARDS = (
         peer_latency_us=PCIE_US,
         host_bandwidth=64 * GB,
         source="NVIDIA RTX PRO 6000 Blackwell Server datasheet: 1,597 GB/s, dense rates at 2,430 MHz, PCIe 5.0 x16",
-        shares=Shares(mem=0.92, arith=0.85, mixed_decode=1.9),
-        shares_source="per-layer tables of LLMServingSim",
+        shares=Shares(mixed_decode=1.9),
+        shares_source="per-layer tables of LLMServingSim (mixed passes only)",
     ),
     Card(
         name="mi300x",

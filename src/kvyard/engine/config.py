@@ -96,7 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     async_scheduling: Annotated[bool | None, Setting("Whether a pass is decided on while the one before it runs.")] = (
         None
     )
-    """``None`` for what vLLM does on a GPU where timing is a real engine's: on, except with what it isn't modelled with."""
+    """``None`` for what engines do on a GPU where timing is a real engine's: on, except with what it isn't modelled with."""
     seed: int = 0
 
     @property
@@ -119,7 +119,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.async_scheduling is not None:
             return self.async_scheduling
         real = type(self.timing).__struct_config__.tag in REAL_TIMINGS and self.role == "both"
-        usual = self.backend == "vllm" or (self.backend == "trtllm" and not (self.trtllm and self.trtllm.mocker))
+        usual = self.backend in ("vllm", "sglang") or (
+            self.backend == "trtllm" and not (self.trtllm and self.trtllm.mocker)
+        )
         return real and usual and self.tiers is None and self.speculative is None
 
     @property

@@ -15,7 +15,7 @@ import pytest
 from kvyard.engine.cards import find_card
 from kvyard.engine.timing import aic
 from kvyard.engine.timing.deployment import Deployment
-from kvyard.engine.timing.tables import TablesTiming, tables_at_hand
+from kvyard.engine.timing.tables import TablesTiming
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import make_config
 
@@ -43,7 +43,6 @@ def test_quantisation_in_a_word() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is not None, reason="it is installed")
 def test_without_the_package_one_sentence_says_what_to_install() -> None:
-    assert not tables_at_hand(LLAMA)
     with pytest.raises(KvyardError, match=r"pip install 'kvyard\[aic\]'"):
         TablesTiming(deployment=LLAMA).table()
 
@@ -136,16 +135,10 @@ class TestInstalled:
     ) -> None:
         with pytest.raises(KvyardError, match=says):
             TablesTiming(deployment=deployment, engine=engine).table()
-        assert not tables_at_hand(deployment, engine)
 
-    def test_the_best_there_is_is_taken_by_default(self) -> None:
-        def kind(**settings: object) -> str:
-            (worker,) = make_config({"workers": 1, **settings}).workers
-            return worker.engine.timing.describe()
-
-        assert kind(model="llama-3.1-8b", gpu="h100").startswith("tables of aiconfigurator-core")
-        assert "sglang" in kind(model="llama-3.1-8b", gpu="h100", backend="sglang")
-        assert kind(model="llama-3.1-8b", gpu="l4").startswith("roofline")
+    def test_installing_the_package_changes_no_default(self) -> None:
+        (worker,) = make_config({"workers": 1, "model": "llama-3.1-8b", "gpu": "h100"}).workers
+        assert worker.engine.timing.describe().startswith("roofline")
 
 
 @pytest.mark.slow

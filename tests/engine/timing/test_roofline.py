@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from kvyard.engine.models.fields import preset
 from kvyard.engine.models.split import Parallelism
 from kvyard.engine.timing import make_timing
 from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.kernels import Kernels
 from kvyard.engine.timing.operators import make_operators
 from kvyard.engine.timing.roofline import RooflineModel, padded
 from kvyard.engine.timing.roofline_timing import RooflineTiming, parse_calibration
@@ -54,6 +56,49 @@ def test_every_card_has_times_and_two_of_them_are_quicker_than_one(card: str) ->
     assert 0 < two.pass_ns((), 1, 1000, 1000) < one.pass_ns((), 1, 1000, 1000) < 1e9
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-120b", "qwen3-235b-a22b-fp8", "deepseek-v3", "qwen3.5-9b"])
+@pytest.mark.parametrize("card", CARDS)
+def test_more_tokens_never_take_less(card: str, name: str) -> None:
+    timing = model(name, card, tensor_parallel_size=4)
+    sizes = [1, 2, 4, 8, 16, 24, 48, 96, 128, 200, 256, 384, 512, 513, 700, 1024, 2048, 4096, 8192, 16384]
+    prompts = [timing.pass_ns([(size, 0)], 0, 0, 0) for size in sizes]
+    steps = [timing.pass_ns((), size, size * 1000, 1000) for size in sizes[:-4]]
+    assert prompts == sorted(prompts) and steps == sorted(steps)
+
+
+@given(new=st.integers(1, 4000), past=st.integers(0, 30_000))
+def test_cached_tokens_never_cost_more_than_computing_them(new: int, past: int) -> None:
+    timing = model("qwen3-14b")
+    assert timing.pass_ns([(new, past)], 0, 0, 0) <= timing.pass_ns([(new + past, 0)], 0, 0, 0)
+
+
+def test_products_measured_in_a_chain_on_an_h200() -> None:
+    """Alone, below 256 tokens, the weights' share is right; in a chain of large ones the power limit is."""
+    data = Path(__file__).resolve().parents[3] / "benchmarks" / "data" / "h200-kernels.jsonl"
+    card = find_card("h200")
+    kernel = Kernels(card).product("bf16")
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for row in map(json.loads, data.read_text().splitlines()):
+        if row["kind"] == "product":
+            tokens, n, k = row["tokens"], row["n"], row["k"]
+            moved = 2.0 * tokens * (n + k)
+            peaks = (2.0 * n * k / card.bandwidth, 2.0 * tokens * n * k / card.rate("bf16"), moved / card.bandwidth)
+            weights, work, activations = (1e6 * seconds for seconds in peaks)
+            errors[tokens < 256].append(kernel.us(weights, work, activations) / row["us"] - 1)
+    for found in errors.values():
+        assert len(found) >= 30 and abs(median(found)) < 0.06 and max(map(abs, found)) < 0.3
+
+
+def test_weights_only_in_8_bits_save_memory_and_no_arithmetic() -> None:
+    """An A100 has no FP8 tensor cores: steps are quicker than in 16 bits, long prompts are not."""
+    wide, narrow = (
+        RooflineModel(make_operators(preset("qwen3-32b"), Parallelism(), weight_dtype=dtype), find_card("a100"))
+        for dtype in ("bf16", "fp8")
+    )
+    assert narrow.pass_ns((), 1, 1000, 1000) < 0.7 * wide.pass_ns((), 1, 1000, 1000)
+    assert narrow.pass_ns([(8192, 0)], 0, 0, 0) > 0.95 * wide.pass_ns([(8192, 0)], 0, 0, 0)
+
+
 def test_graphs_have_sizes() -> None:
     assert [padded(tokens) for tokens in (1, 2, 3, 5, 9, 512, 513)] == [1, 2, 4, 8, 16, 512, 513]
 
@@ -64,7 +109,7 @@ def test_nothing_computed_takes_no_time() -> None:
 
 @pytest.mark.skipif(not TRUTH.exists(), reason="measured passes are in ../shared, which isn't here")
 def test_decode_steps_measured_on_an_h200_are_within_a_tenth_on_the_mean() -> None:
-    timing = RooflineModel(make_operators(preset("llama-3.1-8b"), Parallelism()), find_card("h200"), host_us=0)
+    timing = RooflineModel(make_operators(preset("llama-3.1-8b"), Parallelism()), find_card("h200"))
     rows = [json.loads(line) for line in (TRUTH / "engine" / "sweep.jsonl").read_text().splitlines()]
     errors = [
         abs(timing.pass_ns((), row["batch"], row["batch"] * row["ctx"], row["ctx"]) / 1e6 / row["ms"] - 1)
@@ -77,12 +122,12 @@ def test_decode_steps_measured_on_an_h200_are_within_a_tenth_on_the_mean() -> No
 @pytest.mark.parametrize(
     ("file", "kind", "bound"),
     [
-        ("h200.jsonl", "prompts", 0.22),
-        ("h200.jsonl", "prompts after cached tokens", 0.34),
-        ("h200.jsonl", "decode", 0.11),
-        ("h200-graphs.jsonl", "prompts", 0.10),
-        ("h200-graphs.jsonl", "prompts after cached tokens", 0.31),
-        ("h200-graphs.jsonl", "decode", 0.16),
+        ("h200.jsonl", "prompts", 0.19),
+        ("h200.jsonl", "prompts after cached tokens", 0.38),
+        ("h200.jsonl", "decode", 0.06),
+        ("h200-graphs.jsonl", "prompts", 0.08),
+        ("h200-graphs.jsonl", "prompts after cached tokens", 0.35),
+        ("h200-graphs.jsonl", "decode", 0.11),
         ("h200-graphs.jsonl", "mixed", 0.12),
     ],
 )
@@ -112,7 +157,7 @@ class TestCalibration:
 
     def test_a_time_below_the_hosts_is_refused(self) -> None:
         config = RooflineTiming(deployment=LLAMA, calibration=parse_calibration("itl=0.2@1"))
-        with pytest.raises(KvyardError, match=r"itl of 0.2 ms is less than the 0.5 ms the host takes"):
+        with pytest.raises(KvyardError, match=r"itl of 0.2 ms is less than the 1.434 ms the host takes"):
             make_timing(config, 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ from hypothesis import strategies as st
 
 from kvyard.engine.timing import tables
 from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.host import Host
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
 from kvyard.engine.timing.servingsim import Mixture, read_servingsim
 from kvyard.engine.timing.table_cache import cached_table
 from kvyard.engine.timing.table_model import TableModel
 from kvyard.errors import KvyardError
-from kvyard.replay.settings import engine_config
 
 TABLE = PassTable(
     source="made up",
@@ -26,7 +25,7 @@ TABLE = PassTable(
     decode=Plane((1, 64), (1, 1000, 10000), ((10.0, 30.0, 200.0), (50.0, 900.0, 9000.0))),
     skew=Curve((1,), (0.1,)),
 )
-MODEL = TableModel(TABLE, host_us=100.0)
+MODEL = TableModel(TABLE, host=Host(step_us=100.0))
 
 
 def test_a_curve_is_exact_at_its_points_and_linear_between_and_beyond() -> None:
@@ -45,7 +44,7 @@ def test_the_longest_context_counts_for_its_share() -> None:
 
 
 def test_decode_steps_beside_prompts_cost_what_is_said() -> None:
-    slow = TableModel(TABLE, host_us=100.0, mixed_decode=2.0)
+    slow = TableModel(TABLE, host=Host(step_us=100.0), mixed_decode=2.0)
     assert slow.pass_ns([(512, 0)], 64, 64_000, 1000) - MODEL.pass_ns([(512, 0)], 64, 64_000, 1000) == 900_000
 
 
@@ -199,44 +198,22 @@ def test_uneven_ranks_take_what_the_experts_take_for_all_of_them() -> None:
 
 
 def test_the_host_takes_its_time_for_a_pass_and_for_each_sequence() -> None:
-    model = TableModel(TABLE, host_us=100.0, host_sequence_us=10.0)
+    model = TableModel(TABLE, host=Host(step_us=100.0, sequence_us=10.0))
     assert model.pass_ns((), 64, 64_000, 1000) - MODEL.pass_ns((), 64, 64_000, 1000) == 64 * 10_000
     planned = model.decode_ns(64, 64_000, 3, 1000).tolist()
     assert planned == [model.pass_ns((), 64, 64_000 + 64 * at, 1000 + at) for at in range(3)]
 
 
-class TestWhetherTablesAreAtHand:
+def test_tables_of_the_package_are_told_in_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of aiconfigurator-core, which isn't installed here: what asks it is replaced."""
-
-    LLAMA = Deployment(model="llama-3.1-8b", gpu="h100")
-
-    @pytest.fixture(autouse=True)
-    def _installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        monkeypatch.setenv("KVYARD_CACHE", str(tmp_path))
-        monkeypatch.setattr(tables, "aic_version", lambda: "0.12")
-        monkeypatch.setattr(tables, "find_model", lambda *_: "meta-llama/Llama")
-        monkeypatch.setattr(tables, "compile_aic", lambda *_, **__: TABLE)
-        tables.tables_at_hand.cache_clear()
-        yield
-        tables.tables_at_hand.cache_clear()
-
-    def test_they_are_where_they_can_be_compiled(self) -> None:
-        assert tables.tables_at_hand(self.LLAMA)
-        assert not tables.tables_at_hand(Deployment(model="llama-3.1-8b", gpu="mi300x"))
-        assert tables.TablesTiming(deployment=self.LLAMA).run_class("vllm") is not None
-        staged = tables.TablesTiming(deployment=Deployment(model="llama-3.1-8b", gpu="h100", pipeline_parallel_size=2))
-        assert staged.run_class("vllm") is None and staged.describe().endswith(
-            "PP2), pipeline stages one after the other"
-        )
-
-    def test_they_are_not_where_the_package_has_none_for_this_case(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuses(*_: object, **__: object) -> None:
-            raise KvyardError("no tables for fp8 on a100")
-
-        monkeypatch.setattr(tables, "compile_aic", refuses)
-        assert not tables.tables_at_hand(self.LLAMA)
-        timing = engine_config({"model": "llama-3.1-8b", "gpu": "h100"}).timing
-        assert timing.describe() == "roofline of llama-3.1-8b on h100, no measurement"
+    monkeypatch.setenv("KVYARD_CACHE", str(tmp_path))
+    monkeypatch.setattr(tables, "aic_version", lambda: "0.12")
+    monkeypatch.setattr(tables, "find_model", lambda *_: "meta-llama/Llama")
+    monkeypatch.setattr(tables, "compile_aic", lambda *_, **__: TABLE)
+    assert tables.TablesTiming(deployment=Deployment(model="llama-3.1-8b", gpu="h100")).run_class("vllm") is not None
+    staged = tables.TablesTiming(deployment=Deployment(model="llama-3.1-8b", gpu="h100", pipeline_parallel_size=2))
+    assert staged.run_class("vllm") is None
+    assert staged.describe().endswith("PP2), pipeline stages one after the other")
 
 
 @given(st.floats(0, 6000), st.floats(0, 12000))

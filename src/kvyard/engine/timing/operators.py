@@ -39,6 +39,12 @@ class AttentionShape(msgspec.Struct, frozen=True, kw_only=True):
     """Operations per pair of tokens in a prompt."""
     decode_flops: int
     """Operations per token of context in a decode step."""
+    width: int = 128
+    """Of a head."""
+    cache_bytes: int = 2
+    """Of a number in the cache."""
+    latent: bool = False
+    """True for MLA."""
     window: int = 0
 
 
@@ -57,6 +63,10 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     expert_bytes: float
     """Weights of one expert on this rank."""
     pair_flops: int
+    pair_bytes: int
+    """Activations that a pair moves."""
+    holders: int
+    """Ranks over which whole experts are spread."""
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +93,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     hops: int
     """Hand-overs between pipeline stages."""
     dtype: str
-    """What is multiplied: ``bf16``, ``fp8`` or ``fp4``."""
+    """What matrices are stored in: a name of ``WEIGHT_BITS``."""
+    expert_dtype: str
+    """What experts are stored in."""
     ranks: int
     """Tensor ranks."""
     data_ranks: int
@@ -107,8 +119,26 @@ def make_operators(
     return _Counter(fields, split, weight_dtype, kv_cache_dtype).count()
 
 
-MULTIPLIED_IN = {"fp8": "fp8", "fp4": "fp4"}
-"""By what weights are stored in; all others are widened to 16 bits first."""
+def weight_types(fields: Fields, weight_dtype: str | None = None) -> tuple[str, str]:
+    """What matrices and experts are stored in, names of ``WEIGHT_BITS``: ``weight_dtype``, or as the checkpoint says."""
+    if weight_dtype is not None:
+        name = find_weight_dtype(weight_dtype)
+        return ("bf16" if name == "mxfp4" else name), name
+    quantised = fields.outer.get("quantization_config") or fields.get("quantization_config")
+    if not isinstance(quantised, Mapping):
+        return "bf16", "bf16"
+    said = (
+        f"{quantised.get('quant_method', '')} {quantised.get('quant_algo', '')} {quantised.get('format', '')}".lower()
+    )
+    if "mxfp4" in said:
+        return "bf16", "mxfp4"
+    if "fp4" in said:
+        return "fp4", "fp4"
+    if "fp8" in said or "float-quantized" in said:
+        return "fp8", "fp8"
+    linear, _ = weight_bits(fields)
+    name = "int4" if linear < 8 else "int8" if linear == 8 else "bf16"
+    return name, name
 
 
 class _Counter:
@@ -121,12 +151,7 @@ class _Counter:
         plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
         self._cache = plain if kv_cache_dtype == "auto" else dtype_bytes(kv_cache_dtype)
         linear, routed = weight_bits(fields, weight_dtype)
-        if weight_dtype is None:
-            quantised = fields.outer.get("quantization_config") or fields.get("quantization_config")
-            method = str(quantised.get("quant_method", "")) if isinstance(quantised, Mapping) else ""
-            self._dtype = "fp8" if "fp8" in method else "fp4" if method in ("nvfp4", "modelopt_fp4") else "bf16"
-        else:
-            self._dtype = MULTIPLIED_IN.get(find_weight_dtype(weight_dtype), "bf16")
+        self._dtype, self._expert_dtype = weight_types(fields, weight_dtype)
         self._linear, self._routed = linear / 8, routed / 8
         self._hidden = fields.integer("hidden_size")
         self._products: dict[tuple[int, int], int] = {}
@@ -156,6 +181,7 @@ class _Counter:
             exchanges=self._exchanges if split.data_parallel_size > 1 else 0,
             hops=split.pipeline_parallel_size - 1,
             dtype=self._dtype,
+            expert_dtype=self._expert_dtype,
             ranks=self._ranks,
             data_ranks=split.data_parallel_size,
         )
@@ -199,6 +225,8 @@ class _Counter:
                     token_bytes=2 * stored * width * self._cache,
                     prompt_flops=4 * mine * width,
                     decode_flops=4 * mine * width,
+                    width=width,
+                    cache_bytes=self._cache,
                     window=fields.integer(window) if window else 0,
                 )
             )
@@ -226,6 +254,9 @@ class _Counter:
                 token_bytes=(rank + turned) * self._cache,
                 prompt_flops=2 * mine * (plain + turned + value),
                 decode_flops=2 * mine * (2 * rank + turned),
+                width=value,
+                cache_bytes=self._cache,
+                latent=True,
             )
         )
 
@@ -264,12 +295,10 @@ class _Counter:
             return
         experts, inner, chosen = mlp.experts, mlp.expert_width, mlp.chosen
         self._product(experts, hidden)  # which experts
-        self._small(2 * experts * ACTIVATION)
         split = self._split
         mine, slice_ = split.experts_of(experts, inner)
         sources = split.data_parallel_size
         self._exchanges += 2
-        self._small(matrices * slice_ * chosen * ACTIVATION)
         one = Experts(
             count=0,
             experts=mine,
@@ -278,5 +307,7 @@ class _Counter:
             tokens=sources,
             expert_bytes=matrices * hidden * slice_ * self._routed,
             pair_flops=2 * matrices * hidden * slice_,
+            pair_bytes=2 * ACTIVATION * (hidden + slice_),
+            holders=max(1, experts // mine),
         )
         self._experts[one] = self._experts.get(one, 0) + 1

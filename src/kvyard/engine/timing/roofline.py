@@ -1,29 +1,31 @@
 """``roofline``: a pass on a card without measurements, from the card's data sheet and the model's config.
 
-Every operator is bound by the memory it reads or by its arithmetic, each at the share of the peak that kernels reach; between
-the two they blend. Small kernels and collectives cost at least their launch. Two measured numbers, the time of a prompt and of
-one decode step, scale what is left (``calibrate``). What the formula leaves out: kernels that fall off at odd shapes, and
-transfers of a pipeline that overlap.
+Every operator takes what its memory traffic and its arithmetic take at the card's peaks, by the constants of its kernel
+(``kernels``), and at least a launch. Two measured numbers, the time of a prompt and of one decode step, scale the card's part
+(``calibrate``). Left out: pipeline stages that overlap, and kernels that fall off at odd shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import ClassVar
 
 import numpy as np
 
 from kvyard.engine.cards import Card, Shares
+from kvyard.engine.timing.host import NO_HOST, Host
+from kvyard.engine.timing.kernels import Kernels
 from kvyard.engine.timing.model import SHORT, Durations, Times, contexts, scaled, scaled_many
-from kvyard.engine.timing.operators import Operators
+from kvyard.engine.timing.operators import AttentionShape, Experts, Operators, Product
 
-GEMM_US = 3.5
-"""What a matrix product takes besides its work."""
-KERNEL_US = 2.5
-"""What any other kernel takes at least."""
-HOST_US = 500.0
-"""Host work of a pass that the card waits for."""
+KERNEL_US = 3.0
+"""Least time of a kernel that only moves activations: 1.4 to 5 µs on an H200 (benchmarks/data/h200-kernels.jsonl)."""
+MOVED = 0.5
+"""Share of the memory's bandwidth in those (a norm with its residual, same file)."""
+SAMPLER_US = 30.0
+"""Greedy sampling of one sequence (same file),"""
+SAMPLER_BYTES = 22
+"""and bytes at the memory's peak per sequence and token of the vocabulary."""
 GRAPH_TOKENS = 512
 """Up to here passes run as CUDA graphs of fixed sizes."""
 
@@ -33,6 +35,53 @@ def padded(tokens: int) -> int:
     if tokens > GRAPH_TOKENS or tokens <= 2:
         return tokens
     return 4 if tokens <= 4 else (tokens + 7) // 8 * 8
+
+
+class _Attention:
+    """Microseconds of ``count`` layers that attend alike, by tokens of context."""
+
+    __slots__ = (
+        "decode_launch",
+        "decode_pad",
+        "decode_us",
+        "pair_us",
+        "prompt_launch",
+        "prompt_pad",
+        "token_us",
+        "window",
+    )
+
+    def __init__(self, of: AttentionShape, card: Card, kernels: Kernels) -> None:
+        prompt, decode = kernels.prompts(of.width), kernels.decoding(of.width, of.cache_bytes, of.latent)
+        flops = card.rate("bf16")
+        self.decode_launch = of.count * decode.launch_us
+        self.prompt_launch = of.count * prompt.launch_us
+        self.pair_us = of.count * of.prompt_flops / (flops * prompt.arith) * 1e6
+        self.prompt_pad = prompt.pad
+        self.token_us = of.count * of.token_bytes / (card.bandwidth * decode.mem) * 1e6
+        work_us = of.count * of.decode_flops / (flops * decode.arith) * 1e6 if of.latent else 0.0
+        self.decode_us = max(self.token_us, work_us)
+        self.decode_pad = decode.pad
+        self.window = of.window
+
+    def prompt(self, new: int, past: int) -> float:
+        window = self.window
+        seen = past if not window or past < window else window
+        pairs = new * seen + (0.5 * new * new if not window or new < window else 1.0 * new * window)
+        work = (pairs + self.prompt_pad * new) * self.pair_us
+        read = (seen + new) * self.token_us
+        return work if work > read else read
+
+    def decode(self, batch: int, context: int) -> float:
+        window = self.window
+        if window and context > batch * window:
+            context = batch * window
+        return (context + self.decode_pad * batch) * self.decode_us
+
+    def decodes(self, batch: int, context: Times) -> Times:
+        if self.window:
+            context = np.minimum(context, float(batch * self.window))
+        return (context + self.decode_pad * batch) * self.decode_us
 
 
 class RooflineModel:
@@ -46,28 +95,26 @@ class RooflineModel:
         card: Card,
         shares: Shares | None = None,
         *,
-        host_us: float = HOST_US,
+        engine: str = "vllm",
+        host: Host = NO_HOST,
         prefill: float = 1.0,
         decode: float = 1.0,
         speedup: float = 1.0,
         decode_speedup: float = 1.0,
     ) -> None:
-        shares = shares or card.shares
+        kernels = Kernels(card, engine, shares)
         self._of = of
-        self._memory = card.bandwidth * shares.mem / 1e6
-        self._rate = card.rate(of.dtype) * shares.arith / 1e6
-        self._head_rate = card.rate("bf16") * shares.arith / 1e6
-        self._cache = card.bandwidth * shares.decode_mem / 1e6
-        self._prompt_rate = card.rate("bf16") * shares.prefill_arith / 1e6
-        self._link = card.peer_bandwidth / 1e6
-        self._hop_us = card.peer_latency_us
-        self._mixed = shares.mixed_decode
-        self._host = host_us
+        self._card = card
+        self._kernels = kernels
+        self._attention = [_Attention(one, card, kernels) for one in of.attention]
+        self._decode_launch = sum(one.decode_launch for one in self._attention)
+        self._prompt_launch = sum(one.prompt_launch for one in self._attention)
+        self._mixed_launch = max(self._decode_launch, self._prompt_launch)
+        self._mixed = (shares or card.shares).mixed_decode
+        self._host = host
         self._prefill, self._decode = prefill, decode
         self._prompt_ratio, self._decode_ratio = speedup, speedup * decode_speedup
         self._bases: dict[tuple[int, int], float] = {}
-        self._full = [one for one in of.attention if not one.window]
-        self._windowed = [one for one in of.attention if one.window]
 
     # -- the two verbs ----------------------------------------------------------------------------------------------
 
@@ -76,23 +123,27 @@ class RooflineModel:
         tokens = decode_batch + sum(new for new, _ in prompts)
         if not tokens:
             return 0
-        base = self._base(tokens, decode_batch + len(prompts))
+        sequences = decode_batch + len(prompts)
+        base = self._base(tokens, sequences)
         read = self._reading(decode_batch, decode_context) if decode_batch else 0.0
         if not prompts:
-            return scaled(round((self._host + (base + read) * self._decode) * 1e3), self._decode_ratio)
-        work = base + read * self._mixed + sum(self._attending(new, past) for new, past in prompts)
-        return scaled(round((self._host + work * self._prefill) * 1e3), self._prompt_ratio)
+            us = self._host.joined(sequences, (base + self._decode_launch + read) * self._decode)
+            return scaled(round(us * 1e3), self._decode_ratio)
+        work = base + (self._mixed_launch if decode_batch else self._prompt_launch) + read * self._mixed
+        work += sum(self._attending(new, past) for new, past in prompts)
+        return scaled(round(self._host.joined(sequences, work * self._prefill) * 1e3), self._prompt_ratio)
 
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
-        base, scale, host = self._base(batch, batch), self._decode, self._host
+        base, scale, joined = self._base(batch, batch) + self._decode_launch, self._decode, self._host.joined
         if passes > SHORT:
             read = self._readings(batch, contexts(batch, context, passes))
-            return scaled_many(np.rint((host + (base + read) * scale) * 1e3), self._decode_ratio)
+            us = self._host.joined_many(batch, (base + read) * scale)
+            return scaled_many(np.rint(us * 1e3), self._decode_ratio)
         steps = range(context, context + batch * passes, batch)
         reading, ratio = self._reading, self._decode_ratio
-        spent = [scaled(round((host + (base + reading(batch, at)) * scale) * 1e3), ratio) for at in steps]
+        spent = [scaled(round(joined(batch, (base + reading(batch, at)) * scale) * 1e3), ratio) for at in steps]
         return np.array(spent, dtype=np.int64)
 
     def uneven_ns(self, tokens: int, of_all: Sequence[int]) -> int:
@@ -115,74 +166,63 @@ class RooflineModel:
         return found
 
     def _work_out(self, tokens: int, sequences: int) -> float:
-        of, memory, rate = self._of, self._memory, self._rate
-        total = 0.0
-        for product in of.products:
-            moved = product.n * product.k * product.weight + 2.0 * tokens * (product.n + product.k)
-            total += product.count * _blend(moved / memory, 2.0 * tokens * product.n * product.k / rate)
+        of, kernels, peak = self._of, self._kernels, self._card.bandwidth / 1e6
+        total = sum(product.count * self._product(product, tokens, of.dtype) for product in of.products)
         total += self._shared(tokens)
-        head = of.head
-        moved = head.n * head.k * head.weight
-        total += _blend(moved / memory, 2.0 * sequences * head.n * head.k / self._head_rate)
+        total += self._product(of.head, sequences, "bf16")
+        total += SAMPLER_US + sequences * of.head.n * SAMPLER_BYTES / peak
         if of.small_kernels:
-            each = tokens * of.small_bytes / of.small_kernels / memory
+            each = tokens * of.small_bytes / of.small_kernels / (peak * MOVED)
             total += of.small_kernels * (each if each > KERNEL_US else KERNEL_US)
-        # Attention is two kernels: over pieces of the context, and putting those together.
-        total += 2 * KERNEL_US * sum(one.count for one in of.attention) + sequences * of.states / memory
+        total += sequences * of.states / peak
+        message = tokens * of.collective_bytes
         if of.collectives:
-            moved = tokens * of.collective_bytes * 2.0 * (of.ranks - 1) / of.ranks
-            total += of.collectives * (self._hop_us + moved / self._link)
-        return total + of.hops * (self._hop_us + tokens * of.collective_bytes / self._link)
+            total += of.collectives * kernels.all_reduce(of.ranks, message)
+        return total + of.hops * (self._card.peer_latency_us + message / self._card.peer_bandwidth * 1e6)
+
+    def _product(self, product: Product, tokens: int, dtype: str) -> float:
+        card = self._card
+        moved = tokens * (product.k * (6.0 if dtype in card.flops and dtype != "bf16" else 2.0) + 2.0 * product.n)
+        return self._kernels.product(dtype).us(
+            product.n * product.k * product.weight / card.bandwidth * 1e6,
+            2.0 * tokens * product.n * product.k / card.rate(dtype) * 1e6,
+            moved / card.bandwidth * 1e6,
+        )
 
     def _shared(self, tokens: float) -> float:
         """Experts, and the exchange of tokens between the data ranks that share them, for ``tokens`` of each rank."""
         of, total = self._of, 0.0
         for layer in of.experts:
-            called = layer.experts * (1.0 - (1.0 - layer.chance) ** (tokens * layer.tokens))
-            pairs = tokens * layer.per_token
-            moved = called * layer.expert_bytes + 4.0 * pairs * sqrt(layer.pair_flops)
-            total += layer.count * (2 * GEMM_US + _blend(moved / self._memory, pairs * layer.pair_flops / self._rate))
+            total += layer.count * self._experts(layer, tokens)
         if of.exchanges:
             # Every rank gathers the tokens of all, and their results are scattered.
-            moved = tokens * of.collective_bytes * (of.data_ranks - 1)
-            total += of.exchanges * (self._hop_us + moved / self._link)
+            message, ranks = tokens * of.collective_bytes * of.data_ranks, of.data_ranks
+            total += of.exchanges / 2 * (self._kernels.gather(ranks, message) + self._kernels.scatter(ranks, message))
         return total
+
+    def _experts(self, layer: Experts, tokens: float) -> float:
+        card, dtype = self._card, self._of.expert_dtype
+        called = layer.experts * (1.0 - (1.0 - layer.chance) ** (tokens * layer.tokens))
+        pairs = tokens * layer.per_token
+        return self._kernels.experts(dtype).us(
+            called * layer.expert_bytes / card.bandwidth * 1e6,
+            pairs * layer.pair_flops / card.rate(dtype) * 1e6,
+            pairs * layer.pair_bytes / card.bandwidth * 1e6,
+            tokens * layer.tokens * layer.chance,
+            layer.holders,
+        )
 
     def _attending(self, new: int, past: int) -> float:
         """Attention of one prompt."""
-        total = 0.0
-        for one in self._of.attention:
-            seen = past if not one.window or past < one.window else one.window
-            pairs = new * seen + (0.5 * new * new if not one.window or new < one.window else 1.0 * new * one.window)
-            work = pairs * one.prompt_flops / self._prompt_rate
-            read = (seen + new) * one.token_bytes / self._cache
-            total += one.count * (work if work > read else read)
-        return total
+        return sum(one.prompt(new, past) for one in self._attention)
 
     def _reading(self, batch: int, context: int) -> float:
         """Attention of a decode step: all that its requests have cached is read once."""
-        total = 0.0
-        for one in self._full:
-            read = context * one.token_bytes / self._cache
-            work = context * one.decode_flops / self._rate
-            total += one.count * (read if read > work else work)
-        for one in self._windowed:
-            seen = batch * one.window if context > batch * one.window else context
-            total += one.count * (seen * one.token_bytes / self._cache)
-        return total
+        return sum(one.decode(batch, context) for one in self._attention)
 
     def _readings(self, batch: int, context: Times) -> Times:
-        """The same for many steps."""
+        """Like the above for many steps."""
         total = np.zeros(len(context))
-        for one in self._full:
-            read = context * one.token_bytes / self._cache
-            work = context * one.decode_flops / self._rate
-            total += one.count * np.maximum(read, work)
-        for one in self._windowed:
-            seen = np.minimum(context, float(batch * one.window))
-            total += one.count * (seen * one.token_bytes / self._cache)
+        for one in self._attention:
+            total += one.decodes(batch, context)
         return total
-
-
-def _blend(memory: float, arithmetic: float) -> float:
-    return sqrt(memory * memory + arithmetic * arithmetic) + GEMM_US

@@ -12,8 +12,8 @@ from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import mixers
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.error_range import RunClass, class_of
-from kvyard.engine.timing.registry import TimingConfig
-from kvyard.engine.timing.roofline import HOST_US, RooflineModel
+from kvyard.engine.timing.host import NO_HOST, HostTiming
+from kvyard.engine.timing.roofline import RooflineModel
 from kvyard.errors import KvyardError
 
 UNCHECKED = {"mla": "latent attention", "mamba": "states", "mamba1": "states", "both": "states", "delta": "states"}
@@ -31,37 +31,36 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens that each request of the batch had."""
 
 
-class RooflineTiming(TimingConfig, frozen=True, kw_only=True, tag="roofline"):
+class RooflineTiming(HostTiming, frozen=True, kw_only=True, tag="roofline"):
     """Passes from a card's data sheet and a model's config."""
 
     deployment: Deployment
     calibration: Calibration | None = None
     shares: Shares | None = None
     """Shares of the peak that stand in for the card's own."""
-    host_us: float = HOST_US
 
     def check(self) -> None:
         super().check()
         if self.shares is not None:
             self.shares.check("timing: shares")
-        if not 0 <= self.host_us < 1e9:
-            raise KvyardError(f"timing: host_us is the host's part of a pass in microseconds, got {self.host_us}")
 
     def model(self, capacity_tokens: int) -> RooflineModel:
-        operators, card = self.deployment.operators(), self.deployment.card
-        plain = RooflineModel(operators, card, self.shares, host_us=self.host_us)
+        operators, card, host = self.deployment.operators(), self.deployment.card, self.host()
+        plain = RooflineModel(operators, card, self.shares, engine=self.engine, host=NO_HOST)
         prefill = decode = 1.0
         wanted = self.calibration
         if wanted is not None and wanted.ttft_ms is not None:
-            prefill = _scale(plain.pass_ns([(wanted.prompt_tokens, 0)], 0, 0, 0), wanted.ttft_ms, self.host_us, "ttft")
+            kernels = plain.pass_ns([(wanted.prompt_tokens, 0)], 0, 0, 0)
+            prefill = _scale(kernels, wanted.ttft_ms, host.alone_us(1), "ttft")
         if wanted is not None and wanted.itl_ms is not None:
-            step = plain.pass_ns((), wanted.batch, wanted.batch * wanted.context, wanted.context)
-            decode = _scale(step, wanted.itl_ms, self.host_us, "itl")
+            kernels = plain.pass_ns((), wanted.batch, wanted.batch * wanted.context, wanted.context)
+            decode = _scale(kernels, wanted.itl_ms, host.alone_us(wanted.batch), "itl")
         return RooflineModel(
             operators,
             card,
             self.shares,
-            host_us=self.host_us,
+            engine=self.engine,
+            host=host,
             prefill=prefill,
             decode=decode,
             speedup=self.speedup_ratio,
@@ -72,7 +71,7 @@ class RooflineTiming(TimingConfig, frozen=True, kw_only=True, tag="roofline"):
         based = "scaled to your measurements" if self.calibration is not None else "no measurement"
         text, card = f"roofline of {self.deployment}, {based}", self.deployment.card
         used = self.deployment.operators().dtype
-        if used not in card.flops:
+        if used in ("fp8", "fp4") and used not in card.flops:
             text += f", computed in bf16 ({card.name} has no {used})"
         unchecked = self._unchecked()
         if unchecked:
@@ -125,9 +124,9 @@ def parse_calibration(text: str) -> Calibration:
     return msgspec.convert(values, Calibration)
 
 
-def _scale(found_ns: int, wanted_ms: float, host_us: float, name: str) -> float:
+def _scale(kernels_ns: int, wanted_ms: float, host_us: float, name: str) -> float:
     """By what the card's part is multiplied, so that a pass takes ``wanted_ms``."""
     part = wanted_ms * 1e3 - host_us
     if part <= 0:
         raise KvyardError(f"calibrate: {name} of {wanted_ms:g} ms is less than the {host_us / 1e3:g} ms the host takes")
-    return part / (found_ns / 1e3 - host_us)
+    return part / (kernels_ns / 1e3)

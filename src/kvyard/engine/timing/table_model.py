@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kvyard.engine.timing.host import NO_HOST, Host
 from kvyard.engine.timing.model import SHORT, Durations, Times, contexts, scaled, scaled_many
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
 from kvyard.engine.timing.roofline import padded
@@ -17,10 +18,7 @@ REMEMBERED = 1 << 14
 
 
 class TableModel:
-    """``host_us`` and ``host_sequence_us`` are what the host adds to each pass and to each sequence in it.
-
-    ``mixed_decode`` stands in where passes with both were not measured.
-    """
+    """``host`` adds its part to each pass. ``mixed_decode`` stands in where passes with both were not measured."""
 
     needs_longest: ClassVar[bool] = True
 
@@ -28,14 +26,13 @@ class TableModel:
         self,
         table: PassTable,
         *,
-        host_us: float = 0.0,
-        host_sequence_us: float = 0.0,
+        host: Host = NO_HOST,
         mixed_decode: float = 1.0,
         speedup: float = 1.0,
         decode_speedup: float = 1.0,
     ) -> None:
         self._table = table
-        self._host, self._host_sequence = host_us, host_sequence_us
+        self._host = host
         self._mixed = mixed_decode
         self._prompt_ratio, self._decode_ratio = speedup, speedup * decode_speedup
         self._bases: dict[tuple[int, int], float] = {}
@@ -50,17 +47,19 @@ class TableModel:
         tokens = decode_batch + sum(new for new, _ in prompts)
         if not tokens:
             return 0
-        base = self._base(tokens, decode_batch + len(prompts))
+        sequences = decode_batch + len(prompts)
+        base, joined = self._base(tokens, sequences), self._host.joined
         decode = 0.0
         if decode_batch:
             decode = self._row(decode_batch).step(decode_context / decode_batch, longest)
         if not prompts:
-            return scaled(round((base + decode) * 1e3), self._decode_ratio)
+            return scaled(round(joined(sequences, base + decode) * 1e3), self._decode_ratio)
         alone = sum(self._prompt(new, past) for new, past in prompts)
         if not decode_batch:
-            return scaled(round((base + alone) * 1e3), self._prompt_ratio)
+            return scaled(round(joined(sequences, base + alone) * 1e3), self._prompt_ratio)
         if self._together is None:
-            return scaled(round((base + alone + decode * self._mixed) * 1e3), self._prompt_ratio)
+            work = base + alone + decode * self._mixed
+            return scaled(round(joined(sequences, work) * 1e3), self._prompt_ratio)
         # Measured with one prompt; several are what they take one after the other, and slow decoding down as one would.
         new = sum(one for one, _ in prompts)
         past = sum(one * before for one, before in prompts) / new
@@ -69,7 +68,7 @@ class TableModel:
         whole = self._table.prompt.value(new, past) if len(prompts) > 1 else alone
         skewed = decode - self._row(decode_batch).mean(mean)
         work = base + both * (alone / whole if whole else 1.0) + skewed
-        return scaled(round(work * 1e3), self._prompt_ratio)
+        return scaled(round(joined(sequences, work) * 1e3), self._prompt_ratio)
 
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
@@ -77,10 +76,10 @@ class TableModel:
         base, row, ratio = self._base(batch, batch), self._row(batch), self._decode_ratio
         if passes > SHORT:
             steps = row.steps(contexts(batch, context, passes) / batch, longest)
-            return scaled_many(np.rint((base + steps) * 1e3), ratio)
-        step = row.step
+            return scaled_many(np.rint(self._host.joined_many(batch, base + steps) * 1e3), ratio)
+        step, joined = row.step, self._host.joined
         spent = [
-            scaled(round((base + step((context + at * batch) / batch, longest + at)) * 1e3), ratio)
+            scaled(round(joined(batch, base + step((context + at * batch) / batch, longest + at)) * 1e3), ratio)
             for at in range(passes)
         ]
         return np.array(spent, dtype=np.int64)
@@ -104,8 +103,7 @@ class TableModel:
         if found is None:
             _bound(self._bases)
             table = self._table
-            found = table.tokens.value(self._size(tokens)) + table.sequences.value(sequences) + self._host
-            found += self._host_sequence * sequences
+            found = table.tokens.value(self._size(tokens)) + table.sequences.value(sequences)
             self._bases[tokens, sequences] = found
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -11,39 +10,24 @@ import msgspec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import mixers
 from kvyard.engine.models.weights import mlp_shape
-from kvyard.engine.timing.aic import SYSTEMS, aic_version, compile_aic, find_model, known_models
+from kvyard.engine.timing.aic import aic_version, compile_aic, find_model, known_models
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.error_range import RunClass, class_of
+from kvyard.engine.timing.host import HostTiming
 from kvyard.engine.timing.operators import ACTIVATION
 from kvyard.engine.timing.pass_table import PassTable
-from kvyard.engine.timing.registry import TimingConfig
 from kvyard.engine.timing.servingsim import Mixture, read_servingsim
 from kvyard.engine.timing.table_cache import cached_table, folder_digest
 from kvyard.engine.timing.table_model import TableModel
 from kvyard.errors import KvyardError
 
-HOST_US = 500.0
-"""Host work of a pass that operators measured alone don't have in them."""
 
-
-class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
+class TablesTiming(HostTiming, frozen=True, kw_only=True, tag="tables"):
     """Passes put together from measured operators."""
 
     deployment: Deployment
     folder: str | None = None
     """Of LLMServingSim's CSV files, that of one ``tp`` size; ``None`` for the tables of aiconfigurator-core."""
-    engine: str = "vllm"
-    """Whose kernels were measured: vllm, sglang or trtllm."""
-    host_us: float = HOST_US
-    host_sequence_us: float = 0.0
-    """Host work of each sequence in a pass."""
-
-    def check(self) -> None:
-        super().check()
-        for name in ("host_us", "host_sequence_us"):
-            value = getattr(self, name)
-            if not 0 <= value < 1e9:
-                raise KvyardError(f"timing: {name} is the host's part of a pass in microseconds, got {value}")
 
     def table(self) -> PassTable:
         """The table, from disk where it was compiled before. Raises ``KvyardError`` where its source has none."""
@@ -76,8 +60,7 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
     def model(self, capacity_tokens: int) -> TableModel:
         return TableModel(
             self.table(),
-            host_us=self.host_us,
-            host_sequence_us=self.host_sequence_us,
+            host=self.host(),
             mixed_decode=self.deployment.card.shares.mixed_decode,
             speedup=self.speedup_ratio,
             decode_speedup=self.decode_speedup_ratio,
@@ -146,15 +129,3 @@ class TablesTiming(TimingConfig, frozen=True, kw_only=True, tag="tables"):
                 f"{folder} has {', '.join(sizes)}, and tensor_parallel_size is {self.deployment.tensor_parallel_size}"
             )
         return folder
-
-
-@cache
-def tables_at_hand(deployment: Deployment, engine: str = "vllm") -> bool:
-    """Whether measured tables are installed for ``deployment`` under ``engine``: they are compiled, if they weren't yet."""
-    if aic_version() is None or deployment.card.name not in SYSTEMS:
-        return False
-    try:
-        TablesTiming(deployment=deployment, engine=engine).table()
-    except KvyardError:
-        return False  # no model of its shape, no such type on that card, no engine measured there, ...
-    return True

@@ -1,0 +1,84 @@
+"""The host's part of a pass and of a request: scheduling, preparing inputs, sending tokens; HTTP and tokenizing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvyard.engine.timing.model import Times
+from kvyard.engine.timing.registry import TimingConfig
+from kvyard.errors import KvyardError
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """Host work in microseconds. With ``overlap`` the host works on the next pass while the card computes this one."""
+
+    step_us: float
+    """Of a pass, whatever is in it."""
+    sequence_us: float = 0.0
+    """Of each sequence of a pass."""
+    exposed_us: float = 0.0
+    """With ``overlap``: what the card waits for between two passes even so,"""
+    exposed_sequence_us: float = 0.0
+    """and for each sequence of a pass."""
+    overlap: bool = False
+
+    def alone_us(self, sequences: int) -> float:
+        """What a pass takes beyond its kernels, if those take long enough to hide what can be hidden."""
+        if self.overlap:
+            return self.exposed_us + self.exposed_sequence_us * sequences
+        return self.step_us + self.sequence_us * sequences
+
+    def joined(self, sequences: int, card_us: float) -> float:
+        """Microseconds of a pass of ``sequences`` whose kernels take ``card_us``."""
+        host = self.step_us + self.sequence_us * sequences
+        if not self.overlap:
+            return host + card_us
+        busy = card_us + self.exposed_us + self.exposed_sequence_us * sequences
+        return busy if busy > host else host
+
+    def joined_many(self, sequences: int, card_us: Times) -> Times:
+        """Like ``joined`` for passes of as many sequences each."""
+        host = self.step_us + self.sequence_us * sequences
+        if not self.overlap:
+            return host + card_us
+        exposed = self.exposed_us + self.exposed_sequence_us * sequences
+        busy: Times = (card_us + exposed).clip(min=host)
+        return busy
+
+
+NO_HOST = Host(step_us=0.0)
+HOSTS = {
+    "vllm": Host(step_us=1400.0, sequence_us=34.0, exposed_us=500.0, exposed_sequence_us=6.0),
+    "sglang": Host(step_us=1400.0, sequence_us=20.0, exposed_us=200.0, exposed_sequence_us=12.0),
+    "trtllm": Host(step_us=1400.0, sequence_us=20.0, exposed_us=200.0, exposed_sequence_us=12.0),
+}
+"""By engine. vLLM's first two come from runs of Qwen3-32B under vLLM 0.12, which didn't overlap; SGLang's and TensorRT-LLM's
+last two from runs of that model under SGLang 0.5.1 and TensorRT-LLM 1.0 (aiconfigurator-core's silicon rows). vLLM's last two
+are half a millisecond (runs of vLLM 0.19) and what is seen at 128 running, 1 to 1.5 ms."""
+
+
+class HostTiming(TimingConfig, frozen=True, kw_only=True):
+    """What timing has that knows kernels alone: an engine's host. ``None`` stands for that engine's default."""
+
+    engine: str = "vllm"
+    """Whose kernels and host: vllm, sglang or trtllm."""
+    host_us: float | None = None
+    """Host work of a pass."""
+    host_sequence_us: float | None = None
+    """Host work of each sequence in a pass."""
+    overlap: bool = False
+    """True if the host decides on a pass while the one before it runs."""
+
+    def check(self) -> None:
+        super().check()
+        for name in ("host_us", "host_sequence_us"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1e9:
+                raise KvyardError(f"timing: {name} is the host's part of a pass in microseconds, got {value}")
+
+    def host(self) -> Host:
+        """The host's constants. A ``host_us`` of one's own is what passes take beyond their kernels, overlap or not."""
+        known = HOSTS.get(self.engine, HOSTS["vllm"])
+        if self.host_us is not None or self.host_sequence_us is not None:
+            return Host(step_us=self.host_us or 0.0, sequence_us=self.host_sequence_us or 0.0)
+        return msgspec.structs.replace(known, overlap=self.overlap)
