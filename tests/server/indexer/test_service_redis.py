@@ -109,7 +109,6 @@ def test_models_and_tenants_are_kept_apart_whatever_they_are_called(redis: Redis
             return max((one["tokens"] for one in found.values()), default=0)
 
         eventually(lambda: hits("a:b", "c"), lambda: served.get("/workers"))
-        served.register(
-            **rank.registration(model_name="a", tenant_id="b:c", instance_id="v", endpoint="tcp://127.0.0.1:9")
-        )
+        nowhere = {"endpoint": "tcp://127.0.0.1:9", "replay_endpoint": None}
+        served.register(**rank.registration(model_name="a", tenant_id="b:c", instance_id="v", **nowhere))
         assert not hits("a", "b:c") and not hits("a", "default") and not hits("a:b", "default")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.cards import find_card
 from kvyard.errors import KvyardError
 
@@ -38,7 +39,7 @@ def read_prices(path: Path) -> PriceList:
         found = msgspec.toml.decode(path.read_bytes(), type=PriceList)
     except OSError as error:
         raise KvyardError(f"--prices {path} can't be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise KvyardError(f"--prices {path}: {error}; {form}") from None
     prices = {}
     for name, price in found.cards.items():
