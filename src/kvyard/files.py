@@ -16,7 +16,9 @@ from itertools import count
 from pathlib import Path
 from shutil import copyfile, copyfileobj, copymode
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any, Literal
+
+import msgspec
 
 from kvyard.errors import KvyardError
 
@@ -69,6 +71,24 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
     """Write a file in one go. Raises as ``whole_file`` does."""
     with whole_file(path) as file:
         file.write(data.encode("utf-8", "replace") if isinstance(data, str) else data)
+
+
+def encode_json(value: object, order: Literal["deterministic", "sorted"] | None = None) -> bytes:
+    """``value`` as JSON. Names of files needn't be UTF-8: what isn't becomes a replacement character."""
+    try:
+        return msgspec.json.encode(value, order=order)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(value, order=order)), order=order)
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if not value.isascii() else value
+    if isinstance(value, list | tuple):
+        return [_encodable(one) for one in value]
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(one) for name, one in value.items()}
+    return value
 
 
 def open_new(path: str | Path) -> IO[bytes]:

@@ -30,6 +30,9 @@ class Option(NamedTuple):
 
     def check(self, name: str, value: float, error: Callable[[str], Exception] = KvyardError) -> None:
         """Raise ``error`` with one sentence unless ``value`` is within bounds; ``name`` begins it."""
+        given: object = value
+        if not isinstance(given, int | float) or isinstance(given, bool):
+            raise error(f"{name} must be a number, got {given!r:.100}")
         if self.most < inf and not self.least <= value <= self.most:
             raise error(f"{name} must be from {self.least:g} to {self.most:g}, got {value:g}")
         if self.positive and not 0 < value < inf:

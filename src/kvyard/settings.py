@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -66,6 +67,8 @@ class Declared(NamedTuple):
     mark: Setting
     heading: str = ""
     """Of its part of a command's help: the struct's ``heading``, where it has one."""
+    is_table: bool = False
+    """True if it is a table of settings, which are also set one by one: ``NAME.FIELD=VALUE``."""
 
     @property
     def full_help(self) -> str:
@@ -133,6 +136,9 @@ class Settings(dict[str, Declared]):
         for name in names:
             if name in self.left_out:
                 raise KvyardError(f"{name}: {self.left_out[name]}")
+            table, dot, _ = name.partition(".")
+            if dot and table in self and self[table].is_table:
+                continue  # its fields are looked at when it is read
             if name not in self and name not in self._also:
                 listed = "" if len(self) <= FEW else "--list-settings lists them"
                 hint = suggest(name.replace("-", "_"), [*self, *self._also], listed)
@@ -140,6 +146,7 @@ class Settings(dict[str, Declared]):
 
     def parse(self, given: Mapping[str, object], where: str = "") -> dict[str, Any]:
         """``given`` with text made into values, and without what is ``None``. Raises ``KvyardError``, saying ``where``."""
+        given = self._folded({}, given)
         self.check_names(given, where)
         said = self.named(given, where).items()
         return {name: self[name].parse(f"{name}{where}", value) for name, value in said if value is not None}
@@ -147,6 +154,7 @@ class Settings(dict[str, Declared]):
     def merge(self, base: Mapping[str, object] | str | Path | None, on_top: Mapping[str, object]) -> dict[str, object]:
         """What a file or a mapping sets, with ``on_top`` over it. Raises ``KvyardError`` where a number replaces tables."""
         found = self.named(base if isinstance(base, Mapping) else self.read(base) if base else {})
+        on_top = self._folded(found, on_top)
         given = {name: value for name, value in self.named(on_top).items() if value is not None}
         for name in given:
             if isinstance(found.get(name), list | tuple):
@@ -154,6 +162,22 @@ class Settings(dict[str, Declared]):
                     f"{name} is given twice: the configuration has tables of {name}, so leave the number out"
                 )
         return {**found, **given}
+
+    def _folded(self, base: Mapping[str, object], given: Mapping[str, object]) -> Mapping[str, object]:
+        """``given`` with names such as ``sglang.page_size`` in tables, laid over those of ``base``."""
+        if not any("." in name for name in given):
+            return given
+        found = {name: value for name, value in given.items() if "." not in name}
+        for name, value in given.items():
+            table, dot, field = name.partition(".")
+            if not dot:
+                continue
+            if table not in self or not self[table].is_table:
+                found[name] = value  # which is no setting
+                continue
+            before = found.get(table, base.get(table))
+            found[table] = {**(before if isinstance(before, Mapping) else {}), field.replace("-", "_"): value}
+        return found
 
     def read(self, path: str | Path) -> dict[str, Any]:
         """What a TOML file sets, as it is written there. Raises ``KvyardError``, naming the file."""
@@ -214,7 +238,8 @@ def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) ->
         if get_origin(plain) is Literal:
             text = text.replace("{choices}", _either(get_args(plain)))
         parse = mark.parse or _parser_for(plain, field.name)
-        found[name] = Declared(name, field.name, parse, text, field.default, mark, getattr(struct, "heading", ""))
+        heading, table = getattr(struct, "heading", ""), mark.parse is None and _is_struct(plain)
+        found[name] = Declared(name, field.name, parse, text, field.default, mark, heading, table)
     return Settings(found)
 
 
@@ -266,6 +291,10 @@ def _read_text(plain: Any, name: str, value: Any, where: str) -> Any:
     return value
 
 
+SMALLEST, LARGEST = 1e-12, 1e18
+"""What numbers can be in earnest: beyond, sums and quotients of them aren't numbers any more."""
+
+
 # -- how settings are read ----------------------------------------------------------------------------------------------
 
 
@@ -291,10 +320,15 @@ def count(name: str, value: object) -> int:
 
 def number(name: str, value: object) -> float:
     """A number, whole or not."""
+    found: float | None = None
     if isinstance(value, int | float | str) and not isinstance(value, bool):
-        with suppress(ValueError):
-            return float(value)
-    _refuse(name, value, "a number")
+        with suppress(ValueError, OverflowError):
+            found = float(value)
+    if found is None:
+        _refuse(name, value, "a number")
+    if found and not SMALLEST <= abs(found) <= LARGEST and isfinite(found):
+        _refuse(name, value, f"0, or from {SMALLEST:g} to {LARGEST:g}")
+    return found
 
 
 def figures(name: str, value: object) -> dict[str, float]:
@@ -442,12 +476,38 @@ def _one_of(choices: tuple[str, ...]) -> Parser:
 
 def _table(kind: Any) -> Parser:
     def table(name: str, value: object) -> Any:
+        if _is_struct(kind):
+            if isinstance(value, kind):
+                return value
+            if not isinstance(value, Mapping):
+                _refuse(name, value, f"a table: write {name}.{kind.__struct_fields__[0]}=VALUE, or [{name}] in a file")
+            value = read_texts(kind, value, f" of {name}")
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            raise KvyardError(f"{name} can't be read: {error}") from None
+            raise KvyardError(_mismatch(name, str(error))) from None
 
     return table
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+_EXPECTED = re.compile(r"Expected `([^`]+)`, got `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list"}
+
+
+def _mismatch(name: str, error: str) -> str:
+    """A sentence for what msgspec says of a table."""
+    found = _EXPECTED.match(error)
+    if found is None:
+        return f"{name} can't be read: {error}"
+    wanted = " or ".join(
+        _KINDS.get(kind.strip(), kind.strip()) for kind in found[1].split("|") if kind.strip() != "null"
+    )
+    where = f"{name}.{found[3]}" if found[3] else name
+    return f"{where} must be {wanted}, and is {_KINDS.get(found[2], found[2])}"
 
 
 def _refuse(name: str, value: object, wanted: str) -> NoReturn:

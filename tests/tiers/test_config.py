@@ -32,7 +32,7 @@ def test_tiers(keys: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"policy": "sometimes"}, "unknown policy 'sometimes': choose one of write_through"),
+        ({"policy": "sometimes"}, "unknown offload policy 'sometimes': choose one of write_through"),
         ({"events": "none"}, "unknown events 'none'"),
         ({"blocks_per_chunk": 0}, "blocks_per_chunk must be"),
         ({"offload_batch_size": 0}, "offload_batch_size must be"),
@@ -68,7 +68,7 @@ def test_from_a_file() -> None:
         ({"tiers": [{"num_blocks": 1, "speed": 3}]}, "unknown field `speed`"),
         ({"tiers": [{"num_blocks": "many"}]}, "Expected `int"),
         ({"tiers": [{"num_blocks": 1, "link": "string"}]}, "unknown link preset 'string'"),
-        ({"tiers": [{"num_blocks": 1}], "policy": "never"}, "unknown policy 'never'"),
+        ({"tiers": [{"num_blocks": 1}], "policy": "never"}, "unknown offload policy 'never'"),
         ({}, "missing required field `tiers`"),
         ({"tiers": []}, "tiers must be 1 to 4"),
         ({"tiers": [{"num_blocks": 1}] * 5}, "tiers must be 1 to 4"),

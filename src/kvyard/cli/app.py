@@ -12,7 +12,9 @@ import importlib
 import importlib.util
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -25,6 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from kvyard import __version__
+from kvyard.cli.plain_stream import PlainStream
 from kvyard.errors import KvyardError
 
 REFUSED = 2
@@ -188,13 +191,27 @@ def _print_nowhere() -> None:
 
 
 def _make_streams_forgiving() -> None:
-    """A terminal or a pipe that can't show a sign gets a question mark; a closed stream takes everything."""
+    """A terminal or a pipe that can't show a sign gets a question mark, and no escapes; a closed stream takes everything."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+            setattr(sys, name, PlainStream(stream))
+
+
+def _end_in_order() -> None:
+    """Let SIGTERM end this process as an error would, so that files which aren't whole go; servers have their own way."""
+    process = os.getpid()
+
+    def terminated(number: int, _: object) -> None:
+        if os.getpid() != process:
+            os._exit(128 + number)  # a process of ours: what is to be done at its end is ours
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminated)
 
 
 class Unloaded(TyperCommand):
@@ -273,6 +290,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, CommandEntry]
     Bugs keep their traceback: only ``KvyardError`` is turned into a sentence.
     """
     _make_streams_forgiving()
+    _end_in_order()
     if COMPLETE_VARIABLE in os.environ:
         get_completion_inspect_parameters()  # registers Typer's shells, as its own completion options would
     try:

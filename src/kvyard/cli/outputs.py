@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import typer
 
-from kvyard.files import STDOUT, is_stdout, write_whole
+from kvyard.files import STDOUT, encode_json, is_stdout, write_whole
 
 
 def print_json(value: object) -> None:
     """Write ``value`` to stdout for programs: indented, and UTF-8 whatever the terminal has."""
-    write_whole(STDOUT, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    write_whole(STDOUT, msgspec.json.format(encode_json(value), indent=2) + b"\n")
 
 
 @contextmanager

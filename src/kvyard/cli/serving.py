@@ -14,7 +14,7 @@ import typer
 from kvyard.cli.app import OUTPUT
 from kvyard.cli.settings import Command, parameter, with_group
 from kvyard.errors import KvyardError
-from kvyard.files import check_outputs, is_regular, write_whole
+from kvyard.files import check_outputs, encode_json, is_regular, write_whole
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TOKEN_VARIABLE = "KVYARD_TOKEN"
@@ -54,7 +54,7 @@ class Announced:
             write_whole(self._port_file, "".join(f"{urlsplit(url).port}\n" for url in urls))
         if self._ready_file is not None:
             value = {"pid": os.getpid(), "urls": urls, **more}
-            write_whole(self._ready_file, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+            write_whole(self._ready_file, msgspec.json.format(encode_json(value), indent=2) + b"\n")
 
     def __enter__(self) -> Self:
         self._remove()  # one that was left by a server that was killed would be believed

@@ -44,6 +44,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError(f"acceptance_rates are shares from 0 to 1, got {self.acceptance_rates}")
 
 
+MOST = {"num_gpu_blocks": 1 << 40, "max_num_seqs": 1 << 24, "max_num_batched_tokens": 1 << 24}
+"""Counts that no engine goes beyond."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine rank."""
 
@@ -159,9 +163,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def check(self) -> None:
         """Raise ``ConfigError`` for a value or a combination that no engine can honour."""
         ORDERS.check(self.eviction, self.eviction_options)
-        for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                least = "at least 1" if getattr(self, name) < 1 else f"at most {most:,}"
+                raise ConfigError(f"{name} must be {least}, got {getattr(self, name)}")
         if self.block_size is not None and self.block_size < 1:
             raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
         if self.block_size is not None and self.groups:

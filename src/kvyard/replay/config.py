@@ -58,6 +58,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self.engine.check()
 
 
+MOST_RANKS = 100_000
+"""Of all workers together: each takes some memory before anything is replayed."""
 NICS: Mapping[str, tuple[int | None, int]] = {
     "cx7": (50 * 10**9, 10_000),
     "nvlink": (450 * 10**9, 10_000),
@@ -509,6 +511,9 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             self._check_pulls(self.peer_pull)
         if self.autoscale is not None:
             self._check_autoscale(self.autoscale)
+        ranks = sum(self.made_of(kind) * kind.dp_size for kind in self.workers)
+        if ranks > MOST_RANKS:
+            raise KvyardError(f"a fleet has at most {MOST_RANKS:,} ranks in all, not {ranks:,}: give fewer workers")
         if self.samples < 2:
             raise KvyardError(f"samples must be at least 2, got {self.samples}")
         if self.event_lag < 0:

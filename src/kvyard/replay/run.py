@@ -118,7 +118,7 @@ def replay(
     if bounds and not isinstance(rows, Trace):
         rows = list(rows)  # they are looked at twice
     fleet = Fleet(made)
-    with streamed(fleet, per_request):
+    with streamed(fleet, per_request), _within_time():
         if progress is True:
             from kvyard.replay.progress import Bar
 
@@ -158,6 +158,17 @@ def as_sent(
             before.append(warming)
         rows = client.requests(source, config.concurrency, Random(config.seed))
     return rows, chain.from_iterable(before) if before else None
+
+
+@contextmanager
+def _within_time() -> Iterator[None]:
+    """Raise ``KvyardError`` for times that aren't within 292 years: nanoseconds in 64 bits."""
+    try:
+        yield
+    except OverflowError:
+        raise KvyardError(
+            "a time of this run is more than 292 years away: look at speedup, timing and the trace's arrival times"
+        ) from None
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How lower tiers announce what they store: with everything a reader needs, or ``legacy``, hashes only."""
 
     def __post_init__(self) -> None:
-        _one_of("policy", self.policy, tuple(POLICIES))
+        _one_of("offload policy", self.policy, tuple(POLICIES))
         LOADS.check(self.load_policy, self.load_options)
         _one_of("events", self.events, ("self-describing", "legacy"))
         _one_of("last_block", self.last_block, ("skip", "recompute-token", "recompute-block"))

@@ -21,6 +21,9 @@ DECODE = (-25.74, 54.01, 5.74)
 _PAGE: Final = 1 << 14
 """Contexts whose steps are worked out in one go."""
 
+_MOST: Final = 1 << 26
+"""Contexts that are kept: caches of more tokens are no card's."""
+
 
 class DecodeSteps:
     """How long a decode pass takes by its context, for caches of one size: worked out once, where it is asked for.
@@ -32,7 +35,7 @@ class DecodeSteps:
     def __init__(self, capacity: float, ratio: float) -> None:
         self._capacity = capacity
         self._ratio = ratio
-        self._contexts = int(capacity) + 1
+        self._contexts = min(int(capacity) + 1, _MOST)
         # Memory that isn't written to is not taken yet.
         self._steps: Durations = np.empty(self._contexts, dtype=np.int64)
         self._shown: Durations = self._steps.view()
@@ -46,7 +49,7 @@ class DecodeSteps:
         end = context + batch * passes
         last = end - batch
         if last >= self._contexts:
-            if context >= self._contexts:
+            if context >= self._capacity:
                 return self._of_full_cache(passes)
             return self._work_out(np.arange(context, end, batch, dtype=np.float64))
         page = context // _PAGE

@@ -9,6 +9,7 @@ import xxhash
 
 from kvyard import __version__
 from kvyard.errors import KvyardError
+from kvyard.files import encode_json
 from kvyard.lab.jobs import TracePart
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.settings import SETTINGS, make_config
@@ -100,7 +101,7 @@ def make_grid(
 def point_key(config: ReplayConfig | None, about: Mapping[str, object]) -> str:
     """Return the key of a replay: equal replays have equal keys, however they were written."""
     value = {"version": __version__, "config": config, "about": dict(about)}
-    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(value, order="deterministic"))
+    return xxhash.xxh3_128_hexdigest(encode_json(value, order="deterministic"))
 
 
 def fingerprint(path: str | Path) -> str:

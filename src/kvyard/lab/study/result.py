@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard import __version__
 from kvyard.errors import KvyardError
-from kvyard.files import write_whole
+from kvyard.files import encode_json, write_whole
 from kvyard.lab.study.table import LEGEND, Table
 from kvyard.replay.report.figures import Figure
 from kvyard.replay.report.html import Page, answer, esc, head, listing
@@ -104,7 +104,7 @@ class Result(msgspec.Struct, kw_only=True):
     def json(self) -> bytes:
         """Return all facts and rows as JSON."""
         value = {"kind": f"kvyard {self.kind}", **self.facts, self.rows_key: self.rows}
-        return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+        return msgspec.json.format(encode_json(value), indent=1) + b"\n"
 
     def csv(self) -> str:
         """Return all rows as CSV."""

@@ -191,6 +191,8 @@ def _where(parts: TimeParts) -> str:
     told = [
         f"{latency(ms)} {words} ({ms / parts.whole:.0%})" for words, ms in pieces.items() if ms > SEEN * parts.whole
     ]
+    if not told:
+        return "a request takes no time at all"
     listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
     return f"a request takes {latency(parts.whole)} on average, {listed}"
 

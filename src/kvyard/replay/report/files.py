@@ -13,7 +13,7 @@ from kvyard.clock import MS
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.events.tier import reported_tiers
-from kvyard.files import IsWhole, always, is_regular, whole_file, write_whole
+from kvyard.files import IsWhole, always, encode_json, is_regular, whole_file, write_whole
 from kvyard.replay.record import Record
 from kvyard.replay.records import BATCH
 from kvyard.replay.report.report import VERSION, Report
@@ -111,7 +111,7 @@ _MORE: dict[str, Column] = {
 
 def to_json(report: Report) -> bytes:
     """The canonical form: the same report gives the same bytes."""
-    return msgspec.json.encode(report, order="deterministic") + b"\n"
+    return encode_json(report, order="deterministic") + b"\n"
 
 
 def from_json(data: bytes | str, name: str = "this") -> Report:

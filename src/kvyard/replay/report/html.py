@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvyard.files import encode_json
 from kvyard.replay.report.figures import Figure
 
 MANY = 3
@@ -58,7 +59,7 @@ class Page:
             (here / name).read_text("utf-8") for name in ("palette.css", "page.css", "scales.js", "page.js")
         )
         scales = scales.replace("export const", "const")
-        figures = msgspec.json.encode(self._figures).decode().replace("<", "\\u003c")
+        figures = encode_json(self._figures).decode().replace("<", "\\u003c")
         head, *rest = self._parts or [""]
         body = "\n".join([head, self._contents(), *rest])
         return f"""<!doctype html>
@@ -148,5 +149,5 @@ def card(title: str, text: str, inner: str, wide: bool = True) -> str:
 
 def listing(title: str, value: object) -> str:
     """A value as JSON, folded away."""
-    text = msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=2).decode()
+    text = msgspec.json.format(encode_json(value, order="deterministic"), indent=2).decode()
     return f"<details><summary>{esc(title)}</summary><pre>{esc(text)}</pre></details>"

@@ -10,6 +10,7 @@ import msgspec
 
 from kvyard.clock import MS, SECOND
 from kvyard.events.tier import LOWER_TIERS, reported_tiers
+from kvyard.files import encode_json
 from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
 from kvyard.replay.report.handovers import make_handovers
@@ -83,7 +84,7 @@ def make_report(
     timing, loading = make_timings(fleet.config), totals.latency["loading"].spread()
     return Report(
         **fields,
-        config=msgspec.json.decode(msgspec.json.encode(fleet.config)),
+        config=msgspec.json.decode(encode_json(fleet.config)),
         timing=timing,
         ranges=make_ranges(timing, fields["latency"], fields["throughput"], loading),
         reuse=reuse,
