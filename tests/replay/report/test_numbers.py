@@ -28,8 +28,13 @@ def test_a_spread_is_that_of_the_values_written_out(lot: list[tuple[int, int]]) 
     assert found.mean == pytest.approx(mean)
     assert (found.min, found.max) == (flat[0], flat[-1])
     for share, value in ((0.5, found.p50), (0.9, found.p90), (0.95, found.p95), (0.99, found.p99)):
-        assert value == flat[round(share * (len(flat) - 1))]
+        assert value == flat[math.ceil(share * (len(flat) - 1) - 0.5)]
     assert found.std == pytest.approx(math.sqrt(math.fsum((one - mean) ** 2 for one in flat) / len(flat)), abs=1e-6)
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_the_middle_of_an_even_number_of_values_is_the_lower_of_two(count: int) -> None:
+    assert spread(range(count)).p50 == (count - 1) // 2
 
 
 @given(LOTS)

@@ -1,9 +1,11 @@
 """The numbers of a report: what a lot of values comes to.
 
-A percentile is the value at the nearest rank, so it is always one that occurred. Values may have weights: a weight of n is n
-equal values.
+A percentile is the value at the nearest rank, so it is always one that occurred: of n values in order, counted from 0, the one
+at share x (n - 1), and between two ranks exactly the lower one. So p50 of an even number of values is the lower of the two in
+the middle. Values may have weights: a weight of n is n equal values.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -61,7 +63,7 @@ def weighted(values: npt.NDArray[np.generic], weights: npt.NDArray[np.int64], sc
 
 def rank_of(share: float, count: int) -> int:
     """Which of ``count`` values in order, from 0 on, is the percentile."""
-    return round(share * (count - 1))
+    return math.ceil(share * (count - 1) - 0.5)
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
