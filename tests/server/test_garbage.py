@@ -38,8 +38,11 @@ def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: p
         busy = False
         while 2 not in searches:
             await asyncio.sleep(0.001)
-        monkeypatch.setattr(garbage, "LONGEST", 0)
+        # Busy, and the process has grown.
         busy = True
+        monkeypatch.setattr(garbage, "SOONEST", 0)
+        grown = 1 << 40
+        monkeypatch.setattr(garbage, "resident_bytes", lambda: grown)
         searches.clear()
         while 2 not in searches:
             await asyncio.sleep(0.001)

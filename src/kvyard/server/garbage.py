@@ -1,30 +1,44 @@
-"""Searches for cyclic garbage that nobody waits for: what stays is set aside, and all is searched only while nothing is under
-way.
+"""Memory that is free goes back to the system, and searches for cyclic garbage are made while nobody waits for them, or where
+memory is wasted.
 
 Python looks for cycles whenever enough objects were made, among the young ones, and now and then among all: an index or a
 thousand streams then stand still for tens of milliseconds. What has lived for some seconds is mostly here to stay, so it is set
 aside (``gc.freeze``), and young ones are few.
 
-What is set aside and then becomes garbage in a circle waits for a search of all. So nothing that comes and goes with requests
-may be in one (``tests/server/gateway/test_garbage.py``): ``transports.untie`` is for what asyncio leaves.
+What is set aside and then becomes garbage in a circle waits for a search of all. Nothing that comes and goes with requests may
+be in one (``tests/server/gateway/test_garbage.py``; ``transports.untie`` is for what asyncio leaves). All is searched while
+nothing is under way, and at once where the process has grown by a tenth since the latest search: so searches are few, and what
+they might find is bounded.
 """
 
+import asyncio
+import ctypes
 import gc
+import os
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from kvyard.clock import SECOND, WallClock, pause
 
 YOUNG = 5000
-"""So many more objects than before make Python look among the youngest."""
+"""Objects that are made before Python looks among the youngest."""
 ROUNDS = 2
-"""So often before it looks among those that were young a moment ago too."""
+"""Looks among the youngest before it looks among those that were young a moment ago too."""
 NEVER = 1 << 30
 INTERVAL = 5.0
-"""Seconds after which what is there is set aside."""
+"""Seconds after which what is there is set aside, and free memory given back."""
 WHOLE = 600 * SECOND
-"""How often all is searched at most."""
-LONGEST = 36 * WHOLE
-"""And at least, though something is under way: what is set aside isn't searched by itself."""
+"""Between two searches of all while nothing is under way."""
+SOONEST = 20 * SECOND
+"""Between two searches of all while the process grows."""
+GROWTH = 1.1
+"""Growth of the process since the latest search of all that makes another one due."""
+SPARE = 1.03
+"""Growth above its lowest size that makes it give memory back."""
+DRIFT = 0.005
+"""Share by which the lowest size follows the present one each time: a process may grow for good."""
 
 
 class SearchTimes:
@@ -35,9 +49,9 @@ class SearchTimes:
         self.total = 0
         """Nanoseconds."""
         self.longest = 0
-        """The same of one, but for those that nothing waited for."""
+        """Nanoseconds of the longest search that something waited for."""
         self.idle = False
-        """Whether nothing waits for searches just now."""
+        """True if nothing waits for searches just now."""
         self._clock = WallClock()
         self._began = 0
 
@@ -72,14 +86,43 @@ def settle(idle: bool = True) -> None:
 
 
 async def stay_settled(idle: Callable[[], bool]) -> None:
-    """Set aside what has come since, again and again; search all of it now and then, while it is ``idle``."""
+    """Set aside what has come since, again and again; search all of it while it is ``idle`` or where the process has grown."""
     clock = WallClock()
-    searched = clock.now()
+    searched, size = clock.now(), resident_bytes()
+    lowest = float(size)
     while True:
         await pause(INTERVAL)
         gc.collect(1)
         gc.freeze()
+        now = resident_bytes()
+        if now > SPARE * lowest:
+            await asyncio.to_thread(trim)
+            now = resident_bytes()
         since = clock.now() - searched
-        if since >= LONGEST or (since >= WHOLE and idle()):
-            searched = clock.now()
+        if (since >= WHOLE and idle()) or (since >= SOONEST and now > GROWTH * size):
             settle(idle())
+            await asyncio.to_thread(trim)
+            searched, now = clock.now(), resident_bytes()
+            size = now
+        size = min(size, now)
+        lowest = min(now, lowest + DRIFT * (now - lowest))
+
+
+def resident_bytes() -> int:
+    """Memory that this process has; 0 where that isn't known."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+@cache
+def _malloc_trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+
+
+def trim() -> None:
+    """Give free memory back to the system, from between used memory too. Other threads go on meanwhile."""
+    give_back = _malloc_trim()
+    if give_back is not None:
+        give_back(0)
