@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvyard.lab.study import Result, Row, Section, Study, Table, columns, own_options
-from kvyard.lab.study.advice import Advice, Candidate, front, least_behind
+from kvyard.lab.study.advice import Advice, Candidate, front, least_behind, rejection_rule
 from kvyard.lab.study.certainty import Evidence, evidence_of
 from kvyard.lab.study.charts import Bar, bars
 from kvyard.lab.study.runs import run_page
@@ -80,6 +80,10 @@ def view(study: Study) -> Result:
     cells = standings(study)
     jammed = overloaded(cells)
     said = advice(cells)
+    if study.slo is not None:
+        said = said.also(
+            rejection_rule([Candidate(one.policy, one.values) for places in cells.values() for one in places])
+        )
     tables = {}
     for cell, places in cells.items():
         rows = [

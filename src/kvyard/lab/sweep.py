@@ -59,7 +59,7 @@ def view(study: Study) -> Result:
             )
             for point in study.points
         ],
-        shown=SHOWN,
+        shown=tuple(dict.fromkeys((*SHOWN, *(limit.name for limit in limits_of(study.slo))))) if study.slo else SHOWN,
     )
     over = " and ".join(f"{len(values)} values of {name}" for name, values in study.grid.axes.items())
     charts, note = _charts(study, along, values)

@@ -7,9 +7,12 @@ import pytest
 from tests.replay.traces.support import CONVERSATION
 
 from kvyard.errors import KvyardError
+from kvyard.lab.study.advice import missed, overload_text
 from kvyard.replay.report import Report, Slo
+from kvyard.replay.report.answers import answers
 from kvyard.replay.report.files import from_json, to_json
-from kvyard.replay.report.slo import read_slo
+from kvyard.replay.report.metrics import read_metrics
+from kvyard.replay.report.slo import RULE, Limit, limits_of, read_slo, violation
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest
@@ -73,3 +76,36 @@ def test_the_time_between_tokens_counts_from_the_second_on(tokens: int, limit: i
     rows = [TraceRequest("a", 0, 16, tokens)]
     found = replay(rows, workers=1, num_gpu_blocks=100, block_size=16, timing="fixed:18,6", slo=f"itl={limit}").report
     assert found.goodput is not None and found.goodput.requests.value == good
+
+
+def test_rejected_requests_count_as_missed_everywhere() -> None:
+    """Nine short prompts and one that is longer than the model takes: a tenth is rejected."""
+    rows = [TraceRequest(str(at), at * 10**9, 16 if at else 5000, 2) for at in range(10)]
+    settings = {"workers": 1, "num_gpu_blocks": 100, "block_size": 16, "max_model_len": 1000, "timing": "fixed:18,6"}
+    report = replay(rows, slo="ttft=500,ttft_p99<1s", **settings).report
+    good = report.goodput
+    assert good is not None and good.percentiles
+    assert (good.requests.part, good.requests.whole, good.rejected) == (9, 10, 0.1)
+    assert good.percentiles["ttft_p99"].value_ms < 1000 and not good.percentiles["ttft_p99"].met
+    text = " ".join(report_text(report).split())
+    assert "Rejected ≤ 1% 10.00% NOT met" in text and RULE in text
+    values = read_metrics(report)
+    assert violation(values, limits_of(Slo(percentiles={"ttft_p99": 1000.0}))) > 0
+    assert missed(values, [Limit("ttft_p99", 1000.0)]) == "10.0% of the requests are rejected (limit 1%)"
+    few = replay(rows[1:], slo="ttft_p99<1s", **settings).report
+    assert few.goodput is not None and few.goodput.percentiles and few.goodput.percentiles["ttft_p99"].met
+    assert "Rejected" not in report_text(few)
+
+
+def test_overload_is_called_overload() -> None:
+    """Ten requests a second, of which an engine that takes 0.2 s for each can serve five."""
+    rows = [TraceRequest(str(at), at * 10**8, 1024, 1) for at in range(300)]
+    settings = {"workers": 1, "num_gpu_blocks": 100, "block_size": 16, "max_num_batched_tokens": 1024}
+    report = replay(rows, **settings, timing="fixed:200,6").report
+    values = read_metrics(report)
+    assert values["offered_requests_per_s"] == pytest.approx(10, rel=0.05)
+    assert values["requests_per_s"] == pytest.approx(5, rel=0.05)
+    assert answers(report)[0].startswith("Overloaded: 5.00 of 10.")
+    assert "overloaded, 5.00 of 10." in missed(values, [Limit("ttft_p99", 1000.0)])
+    idle = replay(rows, **settings, timing="fixed:20,6").report
+    assert not answers(idle)[0].startswith("Overloaded") and not overload_text(read_metrics(idle))

@@ -60,7 +60,7 @@ def test_shares_have_numerator_and_denominator() -> None:
     assert f"{report.router.regret.part:,} / {report.router.regret.whole:,}" in text
     assert "Device to host" in text and "requests waited for loads" in text
     assert report.goodput is not None
-    assert f"{report.goodput.requests.part:,} / {report.goodput.requests.whole:,} finished requests" in text
+    assert f"{report.goodput.requests.part:,} / {report.goodput.requests.whole:,} requests" in text
 
 
 def test_what_is_not_known_is_said() -> None:

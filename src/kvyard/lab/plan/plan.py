@@ -18,7 +18,8 @@ from kvyard.lab.study.cost import Prices
 from kvyard.lab.study.goals import judged
 from kvyard.lab.study.price_list import PriceList
 from kvyard.lab.study.seeds import not_set
-from kvyard.replay.report.slo import REJECTED, Limit
+from kvyard.replay.report.report import REJECTED
+from kvyard.replay.report.slo import Limit
 from kvyard.replay.settings import SETTINGS, make_config
 
 LOADS = (1.1, 1.25, 1.5, 2.0)

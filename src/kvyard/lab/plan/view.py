@@ -183,7 +183,7 @@ def _none(planned: Planned) -> list[str]:
     if not tried:
         return ["Nothing was replayed yet."]
     closest = min(tried, key=lambda fleet: (fleet.violation, fleet.cost))
-    why = missed(closest.values, planned.limits) or "more than 1 % of the requests are rejected"
+    why = missed(closest.values, planned.limits)
     return [
         f"No fleet of {len(tried)} that were replayed keeps the SLO. The closest is {describe(closest)}, "
         f"{money(planned, closest.cost)}: {why}.",
@@ -218,7 +218,7 @@ def _cheaper(planned: Planned, answer: Fleet) -> str:
     if not below:
         return ""
     nearest = min(below, key=lambda fleet: (fleet.violation, fleet.cost))
-    why = missed(nearest.values, planned.limits) or "more than 1 % of the requests are rejected"
+    why = missed(nearest.values, planned.limits)
     return f"Cheaper and closest is {describe(nearest)}, {money(planned, nearest.cost)}: there {why}."
 
 

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvyard.engine.timing.error_range import KNEE
 from kvyard.lab.study.certainty import Evidence, limits_text, order_text
 from kvyard.lab.study.table import Values
-from kvyard.replay.report.metrics import COST, METRICS, Metric
-from kvyard.replay.report.slo import WANTED, Limit
+from kvyard.replay.report.metrics import COST, METRICS, SERVED, Metric
+from kvyard.replay.report.report import REJECTED, too_many_rejected
+from kvyard.replay.report.slo import RULE, WANTED, Limit
 
 NEAR = 0.05
 """A candidate whose mean TTFT is at most this share above the lowest is as good, and may be cheaper."""
@@ -109,11 +111,11 @@ def answer(
         return Advice()
     best = chosen[0] if len(chosen) == 1 else middle(chosen, goals)
     if best.violation > 0:
-        why = missed(best.values, limits) or "more than 1 % of the requests were rejected"
+        why = missed(best.values, limits)
         slo = f" ({wanted})" if wanted else ""
         return Advice(
             "", [f"No point of {count} meets the SLO{slo}. The closest is {best.name}: {why}; {_price(best)}."]
-        )
+        ).also(rejection_rule(candidates))
     if len(chosen) > 1:
         said = f"{len(chosen)} of {count} points are on the Pareto front. In its middle: {best.name}"
     else:
@@ -127,7 +129,12 @@ def answer(
     if len(goals) == 1 and goals[0] is not COST:
         rest = [candidate for candidate in candidates if candidate is not best and candidate.violation <= 0]
         advice = advice.also(in_order(best, choose(rest, goals)[0], goals[0]) if rest else "")
-    return advice.also(limits_text(limits, best.evidence))
+    return advice.also(limits_text(limits, best.evidence), rejection_rule(candidates) if limits else "")
+
+
+def rejection_rule(candidates: Sequence[Candidate]) -> str:
+    """Return how rejected requests count, if any candidate rejects some."""
+    return RULE if any(candidate.values.get("rejected_share") for candidate in candidates) else ""
 
 
 def in_order(best: Candidate, other: Candidate, metric: Metric) -> str:
@@ -261,14 +268,30 @@ def changes(metrics: Sequence[Metric], values: Values, base: Values) -> str:
 
 
 def missed(values: Values, limits: Sequence[Limit]) -> str:
-    """Return the limits that ``values`` miss, with what is there instead; empty if all are kept."""
+    """Return the limits that ``values`` miss, with what is there instead, and overload; empty if all are kept."""
     found = []
     for limit in limits:
         value, metric = values.get(limit.name), WANTED[limit.name]
         if value is not None and limit.violation(value) > 0:
             limited = metric.text(limit.value, unit=True)
             found.append(f"{metric.title} is {metric.text(value, unit=True)} (limit {limited})")
+    rejected = values.get("rejected_share") or 0.0
+    if too_many_rejected(rejected):
+        found.append(f"{rejected:.1%} of the requests are rejected (limit {REJECTED:.0%})")
+    if found and (overload := overload_text(values)):
+        found.append(overload)
     return ", ".join(found)
+
+
+def overload_text(values: Values) -> str:
+    """Say that a fleet serves clearly fewer requests than arrive and lets them queue; else empty."""
+    served, offered = values.get("requests_per_s"), values.get("offered_requests_per_s")
+    queue, first = values.get("queue_mean"), values.get("ttft_mean")
+    if served is None or offered is None or queue is None or not first:
+        return ""
+    if served > SERVED * offered or queue < KNEE * first:
+        return ""
+    return f"overloaded, {served:,.2f} of {offered:,.2f} requests a second served"
 
 
 def _asked(goals: Sequence[Metric], limits: Sequence[Limit]) -> list[Metric]:

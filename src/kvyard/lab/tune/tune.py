@@ -14,6 +14,7 @@ from kvyard.errors import KvyardError
 from kvyard.integers import ceil_div
 from kvyard.lab.jobs import TracePart
 from kvyard.lab.study import Study, own_options
+from kvyard.lab.study.advice import missed
 from kvyard.lab.study.certainty import evidence_of
 from kvyard.lab.study.cost import Prices, cost
 from kvyard.lab.study.goals import Goal, judged
@@ -163,11 +164,8 @@ class _Search:
         tuned = self._tuned
         closest = min((trial.violation for trial in tuned.trials if trial.state == "done"), default=float("inf"))
         if violation > max(HOPELESS, closest):
-            trial.state, trial.why, trial.violation = (
-                "pruned",
-                "a prefix of the trace misses the limits by far",
-                violation,
-            )
+            why = missed(values, tuned.limits)
+            trial.state, trial.why, trial.violation = "pruned", f"on a prefix of the trace {why}", violation
         if len(tuned.goals) > 1 or tuned.metrics == [COST]:
             return
         value = values[tuned.goals[0].name]

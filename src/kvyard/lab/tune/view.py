@@ -206,7 +206,7 @@ def _tested(tuned: Tuned, found: Trial) -> str:
     said = f"On the test part ({requests}): {', '.join(results) or 'replayed'}"
     if found.test_violation <= 0:
         return f"{said}{'; the SLO is met there too' if tuned.limits else ''}."
-    why = missed(found.test, tuned.limits) or "more than 1 % of the requests are rejected there"
+    why = missed(found.test, tuned.limits)
     return f"{said}. The SLO is missed there: {why}."
 
 

@@ -10,6 +10,8 @@ by, and only their order is told.
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from kvyard.engine.timing.error_range import KNEE
+from kvyard.replay.report.metrics import SERVED, offered_per_s
 from kvyard.replay.report.report import Report
 from kvyard.replay.report.words import latency
 
@@ -166,6 +168,9 @@ def answers(report: Report) -> list[str]:
     if first != whole and found.first[first] >= LITTLE * parts.first:
         start = f"{NAMES[first]} its first token, which comes after {latency(parts.first)}"
         said.append(_sentence(start, first, report, parts))
+    offered, served = offered_per_s(report), report.throughput["requests_per_s"]
+    if offered is not None and served <= SERVED * offered and parts.waiting >= KNEE * parts.first:
+        said.insert(0, f"Overloaded: {served:,.2f} of {offered:,.2f} requests a second were served.")
     lever = max(LEVERS, key=lambda one: found.first[one])
     if lever not in (whole, first) and found.first[lever] >= WORTH * parts.first:
         said.append(f"Without more cards: {_why(lever, report, parts)}; try {_next(lever, report, parts)}.")

@@ -178,12 +178,15 @@ class Observations:
 
     def _goodput(self, slo: Slo, seconds: float, latency: Mapping[str, Spread]) -> Goodput:
         done, kept = self.totals.statuses["finished"], self.totals.good
-        percentiles = judged_percentiles(slo, latency, done)
+        count = self.totals.count
+        rejected = self.totals.statuses.get("rejected", 0) / max(1, count)
+        percentiles = judged_percentiles(slo, latency, done, rejected)
         return Goodput(
             slo_ms=msgspec.convert(
                 msgspec.to_builtins(slo), Slo
             ),  # whole numbers become floats, as they would when read
-            requests=share(kept["requests"], done, "finished requests within the SLO / finished requests"),
+            requests=share(kept["requests"], count, "requests within the SLO / all requests, rejected ones included"),
+            rejected=rejected,
             requests_per_s=kept["requests"] / seconds if seconds else 0.0,
             output_tokens_per_s=kept["output"] / seconds if seconds else 0.0,
             percentiles=percentiles or msgspec.UNSET,

@@ -166,6 +166,17 @@ def _within_slo(report: Report) -> float | None:
     return report.goodput.requests.part / max(1, report.requests["all"]) if report.goodput is not None else None
 
 
+SERVED = 0.9
+"""Share of the offered requests below which, where they queue, a fleet is overloaded."""
+
+
+def offered_per_s(report: Report) -> float | None:
+    """Requests that arrived per second, from the first arrival to the last; ``None`` where that isn't known."""
+    arrived, window = report.series.arrived, report.series.window_s
+    last = max((at for at, count in enumerate(arrived, 1) if count), default=0)
+    return sum(arrived) / (last * window) if last > 1 else None
+
+
 IN_TABLES = (
     "ttft_mean",
     "ttft_p50",
@@ -197,13 +208,15 @@ def _all_metrics() -> Iterator[Metric]:
     part = "Throughput, per second"
     yield Metric("requests_per_s", "Requests", part, "per_s", "high", _rate("requests_per_s"), "req/s",
                  axis="Requests finished per second")  # fmt: skip
+    yield Metric("offered_requests_per_s", "Requests offered", part, "per_s", "", offered_per_s, "offered/s", "data",
+                 axis="Requests that arrived per second")  # fmt: skip
     yield Metric("output_tokens_per_s", "Output tokens", part, "per_s", "high", _rate("output_tokens_per_s"), "out tok/s",
                  axis="Output tokens per second")  # fmt: skip
     yield Metric("goodput_requests_per_s", "Requests per second within the SLO", part, "per_s", "high",
                  lambda report: report.goodput.requests_per_s if report.goodput else None, "good/s", "rare")  # fmt: skip
     yield Metric("goodput", "Requests within the SLO", part, "share", "high",
                  lambda report: report.goodput.requests.value if report.goodput else None, "good", "comparison",
-                 axis="Finished requests within the SLO / finished")  # fmt: skip
+                 axis="Requests within the SLO / all")  # fmt: skip
     yield Metric("within_slo", "Share of requests within the SLO", part, "share", "high", _within_slo, "within", "data",
                  axis="Requests that finished within the SLO / all")  # fmt: skip
     part = "Of prompt tokens"

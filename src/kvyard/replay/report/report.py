@@ -67,6 +67,16 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return max((ms for key, ms in self.percentiles.items() if key.partition("_")[0] in kinds), default=None)
 
 
+REJECTED = 0.01
+"""Share of requests that a fleet may reject and meet an SLO. Percentiles are of the requests it served: rejecting the long ones
+would look like an improvement."""
+
+
+def too_many_rejected(rejected_share: float) -> bool:
+    """True if a run that rejects this share of its requests meets no SLO."""
+    return rejected_share > REJECTED
+
+
 class PercentileLimit(msgspec.Struct, frozen=True, kw_only=True):
     """A percentile of a run beside its limit."""
 
@@ -80,6 +90,9 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
     slo_ms: Slo
     requests: Share
+    """Of all requests: rejected ones count as missed."""
+    rejected: float = 0.0
+    """Share of requests that were rejected. With more than 1 % no percentile is met."""
     requests_per_s: float
     output_tokens_per_s: float
     percentiles: dict[str, PercentileLimit] | msgspec.UnsetType = msgspec.UNSET

@@ -14,7 +14,7 @@ from kvyard.clock import MS
 from kvyard.errors import KvyardError
 from kvyard.replay.report.metrics import COST, METRICS, STATISTICS, Metric
 from kvyard.replay.report.numbers import Spread
-from kvyard.replay.report.report import LATENCIES, PercentileLimit, Slo
+from kvyard.replay.report.report import LATENCIES, REJECTED, PercentileLimit, Slo, too_many_rejected
 from kvyard.settings import TIMES, number
 
 OF_A_REQUEST = ("ttft", "itl", "e2e")
@@ -22,9 +22,8 @@ OF_A_RUN = tuple(f"{kind}_{part}" for kind in (*OF_A_REQUEST, "tpot") for part i
 """Percentiles that a replay's SLO can limit."""
 WITHIN = 0.99
 """Share of requests that must be good for a run to keep the limits of single requests."""
-REJECTED = 0.01
-"""Share of requests that a fleet may reject. Percentiles are of the requests it served: rejecting the long ones would look
-like an improvement."""
+RULE = f"Rejected requests count as missed: with more than {REJECTED:.0%} of them no SLO is met."
+"""The rule that replays, sweeps, leagues, searches and plans share."""
 FORM = "as in ttft=500,itl=20 or ttft_p99<1s"
 WANTED: Mapping[str, Metric] = {**METRICS, COST.name: COST}
 """Metrics that can be a goal or a limit."""
@@ -116,13 +115,18 @@ def good_requests(
     return good
 
 
-def judged_percentiles(slo: Slo, latency: Mapping[str, Spread], finished: int) -> dict[str, PercentileLimit]:
-    """Return each percentile that ``slo`` limits beside its limit. A run that finished no request meets none."""
+def judged_percentiles(
+    slo: Slo, latency: Mapping[str, Spread], finished: int, rejected_share: float
+) -> dict[str, PercentileLimit]:
+    """Return each percentile that ``slo`` limits beside its limit. A run that finished no request or rejected too many meets
+    none.
+    """
+    served = bool(finished) and not too_many_rejected(rejected_share)
     found = {}
     for name, limit in (slo.percentiles or {}).items():
         kind, _, percentile = name.partition("_")
         value = float(getattr(latency[kind], percentile))
-        found[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=bool(finished) and value <= limit)
+        found[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=served and value <= limit)
     return found
 
 
@@ -144,7 +148,7 @@ def violation(values: Mapping[str, float | None], limits: Sequence[Limit]) -> fl
         if value is not None:
             missed += max(0.0, limit.violation(value))
     rejected = values.get("rejected_share") or 0.0
-    return missed + (rejected / REJECTED if rejected > REJECTED else 0.0)
+    return missed + (rejected / REJECTED if too_many_rejected(rejected) else 0.0)
 
 
 def milliseconds(value: object) -> float:

@@ -12,6 +12,7 @@ from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.ranges import STATISTICS
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, HandoverReport, LiveReport, Report
+from kvyard.replay.report.slo import RULE
 from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
     if ranges:
         console.print(_ranges(report, ranges, console.width >= ROOMY))
     console.print(_rates(report))
-    if report.goodput is not None and report.goodput.percentiles:
+    if report.goodput is not None and (report.goodput.percentiles or report.goodput.rejected):
         console.print(_verdicts(report.goodput))
     if report.live is not None:
         console.print(fitted(_sending(report.live), console, SPREADS_LEFT_OUT))
@@ -145,7 +146,7 @@ def _rates(report: Report) -> Table:
     table.add_row("Input tokens", say.measured(rates["input_tokens_per_s"]))
     good = report.goodput
     if good is not None:
-        of = f"{say.percent(good.requests.value)}, {good.requests.part:,} / {good.requests.whole:,} finished requests"
+        of = f"{say.percent(good.requests.value)}, {good.requests.part:,} / {good.requests.whole:,} requests"
         table.add_row(f"Goodput, requests with {say.limits(good.slo_ms)} ({of})", say.measured(good.requests_per_s))
         table.add_row("Goodput, output tokens of these", say.measured(good.output_tokens_per_s))
     return table
@@ -155,6 +156,8 @@ def _verdicts(good: Goodput) -> Table:
     table = _table("SLO", "measured", "")
     for row in say.verdicts(good):
         table.add_row(*row)
+    if good.rejected:
+        table.caption, table.caption_justify = RULE, "left"
     return table
 
 

@@ -8,6 +8,7 @@ from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.report.ranges import RANGED, STATISTICS
 from kvyard.replay.report.report import (
     MOVES,
+    REJECTED,
     Goodput,
     HandoverReport,
     PullReport,
@@ -16,6 +17,7 @@ from kvyard.replay.report.report import (
     Slo,
     StatedRange,
     TimingReport,
+    too_many_rejected,
 )
 from kvyard.tiers.load_policy import REASONS as WHY_LEFT
 
@@ -112,6 +114,9 @@ def verdicts(goodput: Goodput) -> list[tuple[str, str, str]]:
         kind, _, percentile = name.partition("_")
         words = f"{kind.upper()} {percentile} ≤ {one.limit_ms:g} ms"
         found.append((words, f"{measured(one.value_ms)} ms", "met" if one.met else "NOT met"))
+    if goodput.rejected:
+        met = "NOT met" if too_many_rejected(goodput.rejected) else "met"
+        found.append((f"Rejected ≤ {REJECTED:.0%}", percent(goodput.rejected), met))
     return found
 
 
