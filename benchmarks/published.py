@@ -161,10 +161,11 @@ def read_dstack(name: str, manifest: Mapping[str, Any], path: Path) -> Iterable[
 
 def read_llmd(name: str, manifest: Mapping[str, Any], path: Path) -> Iterable[Run]:
     table: dict[str, list[Cell]] = defaultdict(list)
+    left_out = tuple(manifest.get("unasked", ()))
     for row in csv.DictReader(path.open()):
         theirs = {}
         for column, value in row.items():
-            if family(column) and value and (figure := float(value.lstrip("~"))):
+            if family(column) and value and not column.startswith(left_out) and (figure := float(value.lstrip("~"))):
                 theirs[column] = figure
         load = "x" + row["concurrency"] if row["concurrency"] else f"{row['rate']}/s" if row["rate"] else ""
         load += f"{row.get('prefix_tokens') or ''}" + (f" run {row['run']}" if row.get("run") else "")
@@ -381,7 +382,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += [
         "",
         "Not asked:",
-        *(f"- {source}, {count} cells: {why}" for (source, why), count in sorted(reasons.items())),
+        *(f"- {source}, {count or 'all'} cells: {why}" for (source, why), count in sorted(reasons.items())),
     ]
     return "\n".join(lines)
 

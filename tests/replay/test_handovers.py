@@ -456,6 +456,14 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(given, words):
         make_config(given)
 
 
+@pytest.mark.parametrize("protocol", ["source-first", "destination-first"])
+def test_a_prompt_of_one_token_is_answered(protocol):
+    """Its only token is computed again by the decode worker: nothing of it is ever sent, and asking again would never end."""
+    rows = [TraceRequest("a", 0, 1, 3), TraceRequest("b", 0, 1, 1)]
+    done = replay(rows, prefill=1, decode=1, timing="fixed:10,5", protocol=protocol, limit=2)
+    assert [(record.status, record.output) for record in done.records] == [("finished", 3), ("finished", 1)]
+
+
 def test_streamed_layers_leave_less_to_send():
     trace = list(sessions(30, seed=1))
     sent = []

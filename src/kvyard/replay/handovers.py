@@ -94,7 +94,8 @@ class Handovers:
             return True  # they aren't computed yet
         assert hand.source is not None and hand.target is not None
         ports = self.fabric.ports(hand.source[0].number, hand.target[0].number)
-        return self._amount(hand) > 0 and self.network.takes_time(ports)
+        # The target computes the last token of a prompt again, so one of a single token brings nothing.
+        return hand.record.input > 1 and self._amount(hand) > 0 and self.network.takes_time(ports)
 
     def _amount(self, hand: Handover) -> int:
         tokens = hand.record.input if self.config.sends == "prompt" else hand.missing

@@ -2,14 +2,17 @@
 
 Source: llm-d's default since August 2026, "sticky until saturated" (prefix-cache-affinity-filter, token-load-scorer).
 ``affinity`` is the share of the prompt from which a worker counts as warm. Warm workers are left alone once the least of
-their backlogs is more than ``peak_tokens_per_s * saturated_s`` tokens beyond the least of the others.
+their backlogs is more than ``peak_tokens_per_s * saturated_s`` tokens beyond the least of the others. llm-d itself knows caches
+by what it routed (``approximate=1``) unless engines' events are configured.
 """
 
 from typing import ClassVar
 
 from kvyard.registry import Option, Options
+from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
+from kvyard.router.memory import RoutedMemory
 from kvyard.router.pace import PEAK_TOKENS_PER_S
 from kvyard.router.policies import Policy
 from kvyard.router.request import Choice
@@ -25,7 +28,14 @@ class Sticky(Policy):
         "saturated_s": Option(
             18.0, "Seconds of backlog beyond the least of cold workers at which warm ones are left alone."
         ),
+        "approximate": Option(0, "1: caches are known by what was routed there, not by events.", most=1),
     }
+
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(config)
+        if self.options["approximate"]:
+            self.needs_index = False
+            self.memory = RoutedMemory(None, config.remembered_blocks)
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
         """Prompt tokens left to compute."""
