@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import subprocess
 import sys
 import tomllib
 import traceback
@@ -63,6 +64,17 @@ FAMILIES = {
 }
 CENTRAL = ("mean", "p50", "p90", "p95", "p99")
 KNEE = 1 / 3
+UNASKED = {
+    "llmd agentic-serving, nemotron-3-super": (8, "the card isn't named, and the OTel traces aren't available"),
+    "llmd hyperconverged-cephfs, qwen3.6-35b-a3b": (78, "the Weka traces with sub-agents aren't available"),
+    "llmd pd-disaggregation, glm-5.2": (2, "the Weka traces aren't available"),
+    "llmd p2p, glm-5.2": (34, "the Weka traces aren't available; no preset has GLM-5.2's sparse attention"),
+    "llmd p2p, hot sets": (20, "the printed times contradict the stated length of answers, and stages aren't stated"),
+    "llmd optimized-baseline, qwen3.5-4b": (17, "no preset has Qwen3.5-4B's shape"),
+    "llmd summaries of ladders": (15, "they repeat cells of the rates, pauses included"),
+    "llmd docqa token-aware, by seed and means": (12, "they repeat the cells of seed 37 with other seeds"),
+}
+"""Tables that can't be asked: how many cells, and why."""
 OWN_KEYS = ("half", "descending", "counted_output", "prefill")
 """Keys of an arm that aren't settings of a replay."""
 
@@ -379,6 +391,11 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         if "skipped" in row:
             reasons[row["source"], row["skipped"]] += 1
+    for name, manifest in manifests().items():
+        if "unasked" in manifest:
+            reasons[name, f"{', '.join(manifest['unasked'])}: {manifest['unasked_reason']}"] = 0
+    for name, (count, why) in UNASKED.items():
+        reasons[name, why] = count
     lines += [
         "",
         "Not asked:",
@@ -414,10 +431,16 @@ def main() -> int:
     parser.add_argument(
         "--table", action="store_true", help="print the tables of the results there are, and replay nothing"
     )
+    parser.add_argument(
+        "--silicon", action="store_true", help="closed loops of silicon rows instead, by benchmarks/silicon.py"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for every replay")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the published data")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file of results")
     asked = parser.parse_args()
+    if asked.silicon:
+        command = [sys.executable, str(HERE / "silicon.py"), "--timing", "roofline", "--every", str(asked.every)]
+        return subprocess.call([*command, "--only", asked.only, "--processes", str(asked.jobs)])
     rows = load_rows(asked.results)
     extra = dict(text.split("=", 1) for text in asked.set)
     if not asked.table:
