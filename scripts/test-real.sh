@@ -3,6 +3,7 @@
 #
 #     scripts/test-real.sh                tests/real and tests/vllm: a vLLM on CPU
 #     scripts/test-real.sh envoy          a suite by its name, and what pytest is to be told beside it: envoy -k subset
+#     scripts/test-real.sh vllm-suite     vLLM's own tests with kvyard's scheduler and manager; --connectors and --http run others
 #     scripts/test-real.sh tests/real/test_gateway.py
 #
 # Suites: envoy, nixl, sglang. KVYARD_VLLM_PYTHON, KVYARD_SGLANG_PYTHON, KVYARD_ENVOY and KVYARD_NIXL (a folder) name what was made elsewhere. One process, so that tests share engines.
@@ -32,6 +33,11 @@ case "$suite" in
         shift
         peer KVYARD_SGLANG_PYTHON sglang/bin/python sglang
         exec .venv/bin/python -m pytest -m sglang tests/real/sglang "$@"
+        ;;
+    vllm-suite)
+        shift
+        peer KVYARD_VLLM_PYTHON vllm/bin/python vllm-suite
+        exec "$KVYARD_VLLM_PYTHON" scripts/vllm_suite/run.py "$@"
         ;;
     *)
         peer KVYARD_VLLM_PYTHON vllm/bin/python vllm

@@ -129,17 +129,17 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     (
         "retention without anything sparse",
         {"groups": [FULL], "retention_interval": 16},
-        "retention_interval only matters to window and state groups: use 0 here",
+        "retention_interval has no sliding-window or Mamba group to matter to here: use 0",
     ),
     (
         "retention that doesn't align",
         {"groups": [spec(block_size=8), spec("sliding_window", window=8)], "retention_interval": 12},
-        "retention_interval must be 0 or a positive multiple of 8, got 12",
+        "retention_interval must be a non-negative multiple of scheduler_block_size 8, got 12",
     ),
     (
         "negative retention",
         {"groups": [FULL, WINDOW], "retention_interval": -4},
-        "retention_interval must be 0 or a positive multiple of 4, got -4",
+        "retention_interval must be a non-negative multiple of scheduler_block_size 4, got -4",
     ),
     ("watermark 1", {"watermark": 1.0}, "watermark is a share of the pool, from 0 to below 1, got 1.0"),
     ("watermark negative", {"watermark": -0.1}, "watermark is a share of the pool, from 0 to below 1, got -0.1"),

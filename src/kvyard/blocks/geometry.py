@@ -66,10 +66,10 @@ def check_retention(interval: int | None, groups: Sequence[GroupSpec], scheduler
         return
     if not any(spec.attention.is_window or spec.is_state for spec in groups):
         if interval:
-            raise ConfigError("retention_interval only matters to window and state groups: use 0 here")
+            raise ConfigError("retention_interval has no sliding-window or Mamba group to matter to here: use 0")
     elif interval < 0 or interval % scheduler_block_size:
         raise ConfigError(
-            f"retention_interval must be 0 or a positive multiple of {scheduler_block_size}, got {interval}"
+            f"retention_interval must be a non-negative multiple of scheduler_block_size {scheduler_block_size}, got {interval}"
         )
 
 

@@ -62,6 +62,8 @@ class Counterpart:
         ours, theirs = self.ours, self.theirs
         ours.num_computed_tokens = theirs.num_computed_tokens
         ours.num_in_flight_tokens = theirs.num_in_flight_tokens
+        # vLLM's scheduler decides whether what a lookup said of it counts.
+        ours.shared_prefix_boundary = theirs.shared_prefix_boundary
         ours.running = running
         known, there = ours.chain.num_tokens, theirs.num_tokens
         if ours.num_prompt_tokens != theirs.num_prompt_tokens or there < known:
