@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from kvyard.engine.build import make_core
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
+from kvyard.engine.timing.registry import TimingConfig
 from kvyard.errors import KvyardError
 from kvyard.events.tier import Tier
 from kvyard.index import Holder
@@ -182,6 +183,7 @@ class Fleet:
             self.autoscaler,
             warm_up or NO_WARM_UP,
             None if warm_up is None else self._begin_window,
+            _front_end(kind.engine.timing for kind in config.workers),
         )
         self.listeners.append(intake)
         loop = Loop(
@@ -354,3 +356,9 @@ def _make_indexer(config: ReplayConfig, block_size: int) -> RunIndexer:
     if config.digest_error:
         digests = DigestIndex(max(kind.engine.num_gpu_blocks for kind in config.workers), config.digest_error)
     return RunIndexer(block_size, lag=config.event_lag, every=config.digest_every, backend=digests)
+
+
+def _front_end(timings: Iterable[TimingConfig]) -> Callable[[int], int] | None:
+    """Nanoseconds outside of engines by tokens of a prompt, the longest of ``timings``; ``None`` if none has any."""
+    known = [timing for timing in timings if timing.front_end_ns(1 << 20)]
+    return (lambda tokens: max(timing.front_end_ns(tokens) for timing in known)) if known else None

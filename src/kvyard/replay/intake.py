@@ -28,9 +28,11 @@ class Intake(Listener):
         autoscaler: Autoscaler | None,
         warm_up: WarmUp = NO_WARM_UP,
         begin_window: Callable[[], None] | None = None,
+        front_end: Callable[[int], int] | None = None,
     ) -> None:
         """``unplaced`` are requests that came when no worker took any, or have lost theirs. ``begin_window`` is called before
-        the first request that isn't for ``warm_up`` any more.
+        the first request that isn't for ``warm_up`` any more. ``front_end`` gives the nanoseconds that a prompt's tokens take
+        outside of the engine, which clients wait for.
         """
         self.records = records
         self._agenda = agenda
@@ -41,6 +43,7 @@ class Intake(Listener):
         self._autoscaler = autoscaler
         self._warm_up = warm_up
         self._begin_window = begin_window
+        self._front_end = front_end
         self._first = -1
         """When the first request came."""
         agenda.put(arrivals.peek(), ARRIVAL)
@@ -104,6 +107,10 @@ class Intake(Listener):
         self._close(record, now)
 
     def _close(self, record: Record, now: int) -> None:
+        if self._front_end is not None and record.first_token >= 0:
+            outside = self._front_end(record.input)
+            record.first_token += outside
+            record.ended += outside
         self.records.close(record.id)
         self._arrivals.ended(record.request, now)
         self._agenda.put(self._arrivals.peek(), ARRIVAL)

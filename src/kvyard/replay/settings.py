@@ -93,8 +93,16 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     host_us: Annotated[
         float | None,
-        Setting("Microseconds of host work per pass, of roofline and tables; 500 by default.", flag=True),
+        Setting("Microseconds of host work per pass, of roofline and tables; the engine's by default.", flag=True),
     ] = None
+    host_sequence_us: Annotated[
+        float | None, Setting("The same for each sequence of a pass; 0 where host_us is given.", flag=True)
+    ] = None
+    front_end_us: Annotated[
+        float | None,
+        Setting("Microseconds of a request outside of passes (HTTP, template), of roofline and tables.", flag=True),
+    ] = None
+    front_end_token_us: Annotated[float | None, Setting("The same for each token of its prompt.", flag=True)] = None
     timing_speedup: Annotated[float, Setting("Divides what passes take.")] = 1.0
 
 
@@ -358,10 +366,11 @@ def _timing(given: Mapping[str, Any]) -> TimingConfig:
     timing = parse_timing(asked, speedup, deployment)
     if isinstance(timing, HostTiming):
         timing = msgspec.structs.replace(timing, engine=engine)
-    if "host_us" in given:
-        if "host_us" not in timing.__struct_fields__:
-            raise KvyardError(f"host_us is for timing roofline and tables: {asked} has host work in its own times")
-        timing = msgspec.structs.replace(timing, host_us=given["host_us"])
+    for name in ("host_us", "host_sequence_us", "front_end_us", "front_end_token_us"):
+        if name in given:
+            if not isinstance(timing, HostTiming):
+                raise KvyardError(f"{name} is for timing roofline and tables: {asked} has host work in its own times")
+            timing = msgspec.structs.replace(timing, **{name: given[name]})
     timing.check()
     return timing
 

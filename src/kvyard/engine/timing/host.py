@@ -21,6 +21,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     exposed_sequence_us: float = 0.0
     """and for each sequence of a pass."""
     overlap: bool = False
+    front_end_us: float = 8000.0
+    """Of a request: HTTP, the chat template, sending tokens,"""
+    front_end_token_us: float = 1.3
+    """and tokenizing, of each token of its prompt."""
 
     def alone_us(self, sequences: int) -> float:
         """What a pass takes beyond its kernels, if those take long enough to hide what can be hidden."""
@@ -54,7 +58,8 @@ HOSTS = {
 }
 """By engine. vLLM's first two come from runs of Qwen3-32B under vLLM 0.12, which didn't overlap; SGLang's and TensorRT-LLM's
 last two from runs of that model under SGLang 0.5.1 and TensorRT-LLM 1.0 (aiconfigurator-core's silicon rows). vLLM's last two
-are half a millisecond (runs of vLLM 0.19) and what is seen at 128 running, 1 to 1.5 ms."""
+are half a millisecond (runs of vLLM 0.19) and what is seen at 128 running, 1 to 1.5 ms. The front end: prompts of 21,073 tokens
+that were cached took 50 ms to their first token (AIBrix's plain stack), of which a pass is 15."""
 
 
 class HostTiming(TimingConfig, frozen=True, kw_only=True):
@@ -66,15 +71,26 @@ class HostTiming(TimingConfig, frozen=True, kw_only=True):
     """Host work of a pass."""
     host_sequence_us: float | None = None
     """Host work of each sequence in a pass."""
+    front_end_us: float | None = None
+    """Of a request, outside of passes,"""
+    front_end_token_us: float | None = None
+    """and of each token of its prompt."""
     overlap: bool = False
     """True if the host decides on a pass while the one before it runs."""
 
     def check(self) -> None:
         super().check()
-        for name in ("host_us", "host_sequence_us"):
+        for name in ("host_us", "host_sequence_us", "front_end_us", "front_end_token_us"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e9:
-                raise KvyardError(f"timing: {name} is the host's part of a pass in microseconds, got {value}")
+                part = "a request" if name.startswith("front") else "a pass"
+                raise KvyardError(f"timing: {name} is the host's part of {part} in microseconds, got {value}")
+
+    def front_end_ns(self, tokens: int) -> int:
+        known = HOSTS.get(self.engine, HOSTS["vllm"])
+        base = known.front_end_us if self.front_end_us is None else self.front_end_us
+        each = known.front_end_token_us if self.front_end_token_us is None else self.front_end_token_us
+        return round((base + each * tokens) * 1e3)
 
     def host(self) -> Host:
         """The host's constants. A ``host_us`` of one's own is what passes take beyond their kernels, overlap or not."""

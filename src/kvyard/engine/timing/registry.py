@@ -57,6 +57,10 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """What a client waits for once per request, on top of passes: HTTP, tokenizing. 0 where it wasn't measured."""
         return 0.0
 
+    def front_end_ns(self, tokens: int) -> int:
+        """What a request with a prompt of ``tokens`` takes before and after the engine, if a replay is to add it."""
+        return 0
+
     @classmethod
     def usage(cls) -> str:
         """How it is written as one word, such as ``fixed:PREFILL_MS,DECODE_MS``: its name, then the values of its fields."""
