@@ -1,7 +1,8 @@
 """``aiperf``: NVIDIA's AIPerf.
 
 Source: aiperf, ``loadgen_config.py``: a closed loop of ``--concurrency`` credits, no warm-up requests unless
-``--warmup-request-count`` names some, lengths as asked for (a standard deviation of 0).
+``--warmup-request-count`` names some, lengths as asked for (a standard deviation of 0). The
+release that was read (October 2025) has no ramp; ``ramp_s`` is 0 unless it is set.
 """
 
 from collections.abc import Iterator

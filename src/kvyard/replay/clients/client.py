@@ -13,8 +13,8 @@ from kvyard.registry import Option, Options, defaults
 from kvyard.replay.traces import TraceRequest
 
 TURNAROUND_MS = 20.0
-"""Milliseconds from the last token of an answer until an asynchronous client in Python has sent the next request. Closed loops
-of Qwen3-32B under vLLM (aiconfigurator-core's silicon rows) are replayed best with it."""
+"""Milliseconds from the last token of an answer until an asynchronous client in Python has sent the next request. No
+client's source states one; this is the figure of issue 25, and other values weren't tried here."""
 TURNAROUND = Option(TURNAROUND_MS, "Milliseconds from an answer until the next request is sent.")
 RAMP = Option(0.0, "Seconds over which the first requests of a closed loop are spread.")
 
