@@ -1,4 +1,4 @@
-"""Gateway, doctor, calibration and live replay with real SGLang servers, each held to what the servers report."""
+"""Gateway, doctor and live replay with real SGLang servers, each held to what the servers report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.real.test_gateway import Load, gate, judge
 from tests.real.test_tools import rows, run, workload
 from tests.server.gateway.support import eventually
 
-ROUNDS = 52
+ROUNDS = 54
 THREADS = 4
 
 REFERENCE = """
