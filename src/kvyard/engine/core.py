@@ -154,7 +154,7 @@ class EngineCore:
                 return
         elif self._ends and (
             job.state is JobState.LOADING
-            or job is next(iter(self.scheduler.waiting))
+            or job is next(iter(self.scheduler.waiting), None)
             or not self.scheduler.waiting.strict
             or self.scheduler.reads_queue
         ):
