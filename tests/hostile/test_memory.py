@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import Callable
 
@@ -17,7 +18,8 @@ from tests.hostile.support import KINDS, MIB, ServerProcess, connect, ping, send
 from tests.server.support import PATIENCE
 
 pytestmark = [pytest.mark.zmq, pytest.mark.slow, pytest.mark.timeout(300)]
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+REST = b" HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions" + REST
 BACK_S = 30.0
 """Seconds after which a server is to be as small as it was."""
 
@@ -34,7 +36,7 @@ def pipelined(url: str) -> None:
 def trailers(url: str) -> None:
     with connect(url) as connection:
         connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n")
-        send_what_goes(connection, b"x-trailer: " + b"y" * 100 + b"\r\n" * (100 * MIB // 113))
+        send_what_goes(connection, (b"x-trailer: " + b"y" * 100 + b"\r\n") * (100 * MIB // 113))
 
 
 def endless_head(url: str) -> None:
@@ -109,7 +111,9 @@ def warm_up(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_comes_back(kind: str) -> None:
+def test_memory_comes_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "index":  # or nothing would read its bodies
+        monkeypatch.setattr(sys.modules[__name__], "HEAD", b"POST /score" + REST)
     with serving(kind) as server:
         warm_up(server)
         failed = list[str]()

@@ -241,7 +241,7 @@ class RequestIntake(msgspec.Struct, eq=False):
 
     async def _read(self, path: str, body: bytes, prompts: bool = True) -> PeekedBody:
         """``read_body``, with a turn of its own for each pass over a long body."""
-        if await too_heavy(body, 2 * self.config.limits.tokens):
+        if await too_heavy(body, self.config.limits.tokens):
             raise Refusal(413, HEAVY, fix=FIX)
         found = read_body(path, body, prompts)
         if len(body) >= LARGE:
