@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -41,8 +42,9 @@ def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: p
         # Busy, and the process has grown.
         busy = True
         monkeypatch.setattr(garbage, "SOONEST", 0)
-        grown = 1 << 40
-        monkeypatch.setattr(garbage, "resident_bytes", lambda: grown)
+        # It goes on growing: a search may be in flight just now, and what it sees is where growth is counted from.
+        sizes = map(lambda doublings: 1 << (40 + doublings), itertools.count())
+        monkeypatch.setattr(garbage, "resident_bytes", lambda: next(sizes))
         searches.clear()
         while 2 not in searches:
             await asyncio.sleep(0.001)
