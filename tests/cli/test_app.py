@@ -166,6 +166,7 @@ def test_help_loads_no_part_of_kvyard() -> None:
         "kvyard",
         "kvyard.cli",
         "kvyard.cli.app",
+        "kvyard.cli.plain_stream",
         "kvyard.errors",
     }
     assert not loaded & {"rich", "msgspec", "numpy", "zmq", "plotly", "pydantic", "asyncio"}
