@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping
 
 from kvyard.engine.models.fields import hub_names
-from kvyard.lab.plan.search import Fleet
+from kvyard.lab.plan.search import FleetOption
 from kvyard.replay.settings import make_config
 
-EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'
+EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 FLAGS = (
     *("max_model_len", "gpu_memory_utilization", "kv_cache_dtype", "quantization", "max_num_seqs"),
@@ -18,13 +18,13 @@ FLAGS = (
 """Settings that vLLM has a flag of the same name for."""
 
 
-def serve_commands(settings: Mapping[str, object], fleet: Fleet) -> list[str]:
+def serve_commands(settings: Mapping[str, object], fleet: FleetOption) -> list[str]:
     """Return the command that starts one engine, for each role of the fleet."""
     config = make_config(settings)
     return [_vllm(settings, fleet, kind.engine.role) for kind in config.workers]
 
 
-def _vllm(settings: Mapping[str, object], fleet: Fleet, role: str) -> str:
+def _vllm(settings: Mapping[str, object], fleet: FleetOption, role: str) -> str:
     words = ["vllm", "serve", hub_name(str(settings["model"]))]
     words += ["--tensor-parallel-size", str(fleet.shape.tensor_parallel_size)]
     named = {**settings, "quantization": settings.get("weight_dtype")}
