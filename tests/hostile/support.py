@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from asyncio.events import Handle
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.server.read_process import ReadProcess
 from tests.server.support import PATIENCE, eventually
 
 MIB = 1 << 20
@@ -24,41 +24,21 @@ MOST_HOLD_S = 0.05
 """Seconds of CPU for which one callback may hold a server's loop."""
 
 
-class ServerProcess:
+class ServerProcess(ReadProcess):
     """A kvyard server in a process of its own, with whatever it needs behind it."""
 
     def __init__(self, *arguments: str, stderr: int | None = None) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVYARD_")}
-        self._folder = contextlib.ExitStack()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvyard", *arguments, "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if stderr is None else stderr,
-            env=environment,
+        super().__init__(
+            subprocess.Popen(
+                [sys.executable, "-m", "kvyard", *arguments, "--port", "0"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if stderr is None else stderr,
+                env=environment,
+                text=True,
+                errors="replace",
+            )
         )
-        self.said: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append(line.decode(errors="replace"))
-
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(PATIENCE)
-        self._reader.join(PATIENCE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    @property
-    def text(self) -> str:
-        return "".join(self.said)
 
     @property
     def url(self) -> str:

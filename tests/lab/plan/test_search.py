@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.replay.traces.support import CONVERSATION
 
-from kvyard.lab.plan.search import Fleet, Search
+from kvyard.lab.plan.search import FleetOption, FleetSearch
 from kvyard.lab.plan.shape import HOST_GIB, Alone, Shape, shapes
 from kvyard.lab.plan.traffic import Traffic
 from kvyard.lab.study.cost import Prices
@@ -25,7 +25,7 @@ REPORT = replay(CONVERSATION, limit=2, workers=1).report
 """Of another fleet: the search reads violations alone."""
 
 
-def violation(needs: dict[str, float], fleet: Fleet) -> float:
+def violation(needs: dict[str, float], fleet: FleetOption) -> float:
     """Each gpu needs so many cards; more tensor parallelism wastes some, host memory and an FP8 cache help a little."""
     shape = fleet.shape
     need = needs[shape.gpu] * (1 + 0.1 * np.log2(shape.tensor_parallel_size))
@@ -35,10 +35,10 @@ def violation(needs: dict[str, float], fleet: Fleet) -> float:
     return max(0.0, need / fleet.cards - 1)
 
 
-def search(needs: dict[str, float], guess: float, monkeypatch: pytest.MonkeyPatch) -> Search:
+def search(needs: dict[str, float], guess: float, monkeypatch: pytest.MonkeyPatch) -> FleetSearch:
     """A search whose estimates are wrong by the factor ``guess``."""
 
-    def replay(fleets: Sequence[Fleet]) -> None:
+    def replay(fleets: Sequence[FleetOption]) -> None:
         for fleet in fleets:
             fleet.report, fleet.violation = REPORT, violation(needs, fleet)
             fleet.values = {"ttft_p99": 1000.0 * (1 + fleet.violation), "ttft_mean": 1.0}
@@ -49,10 +49,10 @@ def search(needs: dict[str, float], guess: float, monkeypatch: pytest.MonkeyPatc
         return Alone(engine, [1.0], 1.0, busy / 2, busy / 2)
 
     monkeypatch.setattr("kvyard.lab.plan.search.alone", at_best)
-    return Search(MODEL, TRAFFIC, LIMITS, PRICES, replay)
+    return FleetSearch(MODEL, TRAFFIC, LIMITS, PRICES, replay)
 
 
-def cheapest(needs: dict[str, float], found: Search) -> float:
+def cheapest(needs: dict[str, float], found: FleetSearch) -> float:
     """Every combination, the slow way."""
     costs = []
     for gpu, degree, dtype, host in product(needs, (1, 2, 4, 8), ("auto", "fp8"), HOST_GIB):
@@ -85,7 +85,7 @@ def test_several_at_a_time_find_as_good_a_fleet(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_more_workers_do_not_mend_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(fleets: Sequence[Fleet]) -> None:
+    def never(fleets: Sequence[FleetOption]) -> None:
         for fleet in fleets:
             fleet.report, fleet.violation = REPORT, 0.5
             fleet.values = {"ttft_p99": 1500.0}

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from tests.server.mock.support import LOOPBACK, Served
+from tests.server.read_process import ReadProcess
 from tests.server.support import PATIENCE, QUICK, eventually
 
 from kvyard.server.gateway.config import convert
@@ -173,41 +174,20 @@ def cached(reply: httpx.Response) -> int:
     return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-class GatewayProcess:
+class GatewayProcess(ReadProcess):
     """A gateway in a process of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        self.said: list[str] = []
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVYARD_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvyard", "gateway", "--port", "0", *arguments],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env=environment,
+        super().__init__(
+            subprocess.Popen(
+                [sys.executable, "-m", "kvyard", "gateway", "--port", "0", *arguments],
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+            )
         )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line)
-
-    def __enter__(self) -> GatewayProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(PATIENCE)
-        self._reader.join(PATIENCE)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-    @property
-    def text(self) -> str:
-        return "".join(self.said)
 
     @property
     def url(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from tests.server.read_process import ReadProcess
 from tests.server.support import PATIENCE, eventually
 
 from kvyard.engine.config import EngineConfig
@@ -121,40 +122,19 @@ class Served:
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-class Process:
+class Process(ReadProcess):
     """A server in a process of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        self.said: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvyard", "mock", "--port", "0", *arguments],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env={name: value for name, value in os.environ.items() if name != "KVYARD_TOKEN"},
+        super().__init__(
+            subprocess.Popen(
+                [sys.executable, "-m", "kvyard", "mock", "--port", "0", *arguments],
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                env={name: value for name, value in os.environ.items() if name != "KVYARD_TOKEN"},
+            )
         )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line)
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(PATIENCE)
-        self._reader.join(PATIENCE)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-    @property
-    def text(self) -> str:
-        return "".join(self.said)
 
     def urls(self, count: int = 1) -> list[str]:
         def found() -> list[str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import TracePart
-from kvyard.lab.plan.search import Fleet, Ruled, Search, fleet_config
+from kvyard.lab.plan.search import FleetOption, FleetSearch, Ruled, fleet_config
 from kvyard.lab.plan.shape import Shape, shapes
 from kvyard.lab.plan.traffic import Traffic, read_traffic
 from kvyard.lab.study import Study, own_options
@@ -46,13 +46,13 @@ class Planned(msgspec.Struct):
     prices: dict[str, Prices]
     """By card."""
     traffic: Traffic
-    search: Search
-    loads: dict[float, Fleet] = msgspec.field(default_factory=dict)
+    search: FleetSearch
+    loads: dict[float, FleetOption] = msgspec.field(default_factory=dict)
     """The answer at several times the traffic."""
     interrupted: bool = False
 
     @property
-    def answer(self) -> Fleet | None:
+    def answer(self) -> FleetOption | None:
         """The cheapest fleet that keeps the SLO."""
         return self.search.best
 
@@ -62,7 +62,7 @@ class Planned(msgspec.Struct):
         answer = self.answer
         return answer is not None and (self.budget is None or answer.cost <= self.budget)
 
-    def settings(self, fleet: Fleet) -> dict[str, object]:
+    def settings(self, fleet: FleetOption) -> dict[str, object]:
         """Return all settings of a fleet's replay."""
         return {**self.base, **fleet.settings()}
 
@@ -102,7 +102,7 @@ def plan(
     part = TracePart(max_tokens=max_tokens)
     traffic = read_traffic(part.of(study.source), speedup=speedup, closed=closed)
 
-    def replay(fleets: Sequence[Fleet]) -> None:
+    def replay(fleets: Sequence[FleetOption]) -> None:
         _replay(study, part, base, limits, fleets)
         through = len(found.search.fleets) + len(fleets)
         study.counted(through + found.search.waiting, through)
@@ -116,7 +116,7 @@ def plan(
         price_list=price_list,
         prices=dict(prices),
         traffic=traffic,
-        search=Search(
+        search=FleetSearch(
             base=base,
             traffic=traffic,
             limits=limits,
@@ -140,7 +140,7 @@ def plan(
 
 
 def _replay(
-    study: Study, part: TracePart, base: Mapping[str, object], limits: Sequence[Limit], fleets: Sequence[Fleet]
+    study: Study, part: TracePart, base: Mapping[str, object], limits: Sequence[Limit], fleets: Sequence[FleetOption]
 ) -> None:
     """Replay ``fleets``, and fill in what came of it."""
     points = {}

@@ -41,7 +41,7 @@ MOST_VARIED = 3
 """Shapes whose variants are tried."""
 
 
-class Fleet(Candidate, kw_only=True):
+class FleetOption(Candidate, kw_only=True):
     """One fleet that was replayed: its ``values`` are of the whole trace, its ``cost`` is per hour."""
 
     shape: Shape
@@ -81,23 +81,23 @@ class Ruled(msgspec.Struct, frozen=True):
     """By which share of its limit the worst metric is missed at best; 0 if there can't be such a worker."""
 
 
-Steps = Generator[Fleet, Fleet, None]
+Steps = Generator[FleetOption, FleetOption, None]
 """A search of one shape: yields a fleet to replay, and receives it with what came of it."""
 
 
-class Search(msgspec.Struct):
+class FleetSearch(msgspec.Struct):
     """A search that is running, and what it found."""
 
     base: Mapping[str, object]
     traffic: Traffic
     limits: Sequence[Limit]
     prices: Mapping[str, Prices]
-    replay: Callable[[Sequence[Fleet]], None]
+    replay: Callable[[Sequence[FleetOption]], None]
     """Replays fleets, and fills in their results."""
     jobs: int = 1
     split: bool = True
     """Fleets with prefill and decode workers are tried too."""
-    fleets: list[Fleet] = msgspec.field(default_factory=list)
+    fleets: list[FleetOption] = msgspec.field(default_factory=list)
     """All that were replayed, in order."""
     ruled_out: list[Ruled] = msgspec.field(default_factory=list)
     alone: dict[Shape, Alone] = msgspec.field(default_factory=dict)
@@ -105,7 +105,7 @@ class Search(msgspec.Struct):
     """Searches of shapes that have not ended."""
 
     @property
-    def best(self) -> Fleet | None:
+    def best(self) -> FleetOption | None:
         """The cheapest fleet that keeps the SLO."""
         return next(iter(choose([fleet for fleet in self.fleets if fleet.met], [COST])), None)
 
@@ -137,7 +137,7 @@ class Search(msgspec.Struct):
             return
         first = max(1, ceil(self.least(shape) * SPARE))
         workers = first if high is None else high
-        found: Fleet | None = None
+        found: FleetOption | None = None
         while True:
             fleet = yield self.fleet(shape, workers, router=router)
             if fleet.report is None:
@@ -211,16 +211,16 @@ class Search(msgspec.Struct):
             else:
                 last, workers = fleet.violation, ceil(workers * GROW)
 
-    def fleet(self, shape: Shape, workers: int, prefill: int = 0, router: str = ROUTERS[0]) -> Fleet:
+    def fleet(self, shape: Shape, workers: int, prefill: int = 0, router: str = ROUTERS[0]) -> FleetOption:
         """Return a fleet before its replay."""
         how = f"{prefill} prefill and {workers - prefill} decode workers" if prefill else f"{workers} workers"
         if workers == 1:
             how = "1 worker"
         name = f"{how}, {shape}" + (f", {router}" if router != ROUTERS[0] else "")
         price = workers * shape.price(self.prices)
-        return Fleet(name, {}, price, shape=shape, workers=workers, prefill=prefill, router=router)
+        return FleetOption(name, {}, price, shape=shape, workers=workers, prefill=prefill, router=router)
 
-    def _known(self, shape: Shape, workers: int) -> Fleet | None:
+    def _known(self, shape: Shape, workers: int) -> FleetOption | None:
         """Return the fleet if it was replayed already, with the default router."""
         for fleet in self.fleets:
             if (fleet.shape, fleet.workers, fleet.prefill, fleet.router) == (shape, workers, 0, ROUTERS[0]):
@@ -260,7 +260,7 @@ class Search(msgspec.Struct):
         close = [shape for shape, cost in cheapest.items() if cost <= best.cost * CLOSE]
         return sorted(close, key=lambda shape: cheapest[shape])[:MOST_VARIED]
 
-    def _turned(self, fleet: Fleet) -> Fleet | None:
+    def _turned(self, fleet: FleetOption) -> FleetOption | None:
         """Return the same number of workers with one more for what is too slow; ``None`` if both are or neither is."""
         first = sum(self._missed(fleet, limit) for limit in self.limits if limit.name.startswith("ttft"))
         later = sum(self._missed(fleet, limit) for limit in self.limits if limit.name.startswith(("itl", "tpot")))
@@ -269,14 +269,14 @@ class Search(msgspec.Struct):
             return None
         return self.fleet(fleet.shape, fleet.workers, prefill, fleet.router)
 
-    def _missed(self, fleet: Fleet, limit: Limit) -> float:
+    def _missed(self, fleet: FleetOption, limit: Limit) -> float:
         value = fleet.values.get(limit.name)
         return max(0.0, limit.violation(value)) if value is not None else 0.0
 
     def _drive(self, searches: Sequence[Steps]) -> None:
         """Run searches, as many at a time as there are jobs, each in the order in which they were given."""
         waiting = list(searches)
-        running: list[tuple[Steps, Fleet]] = []
+        running: list[tuple[Steps, FleetOption]] = []
         while waiting or running:
             self.waiting = len(waiting) + len(running)
             while waiting and len(running) < self.jobs:
@@ -288,7 +288,7 @@ class Search(msgspec.Struct):
             if fleets:
                 self.replay(fleets)
                 self.fleets += fleets
-            going: list[tuple[Steps, Fleet]] = []
+            going: list[tuple[Steps, FleetOption]] = []
             for steps, done in running:
                 try:
                     going.append((steps, steps.send(done)))
@@ -297,6 +297,6 @@ class Search(msgspec.Struct):
             running = going
 
 
-def fleet_config(base: Mapping[str, object], fleet: Fleet) -> ReplayConfig:
+def fleet_config(base: Mapping[str, object], fleet: FleetOption) -> ReplayConfig:
     """Return the configuration of a fleet's replay. Raises ``KvyardError``."""
     return make_config({**base, **fleet.settings()})

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvyard.engine.timing.error_range import LEVEL
 from kvyard.lab.plan.plan import Planned
-from kvyard.lab.plan.search import ROUTERS, Fleet
+from kvyard.lab.plan.search import ROUTERS, FleetOption
 from kvyard.lab.plan.serve import serve_commands
 from kvyard.lab.plan.shape import Shape
 from kvyard.lab.study import Chart, Result, Row, Section, Table, columns
@@ -109,7 +109,7 @@ def money(planned: Planned, price: float) -> str:
     return f"{price:,.2f} {planned.price_list.currency} an hour"
 
 
-def describe(fleet: Fleet) -> str:
+def describe(fleet: FleetOption) -> str:
     """Return a fleet for people: ``24 H100 as 12 workers of 2 (TP2)``."""
     shape = fleet.shape
     each = (
@@ -128,7 +128,7 @@ def describe(fleet: Fleet) -> str:
     return f"{fleet.cards} {shape.gpu.upper()} as {how}{''.join(f', {extra}' for extra in extras)}"
 
 
-def _take(planned: Planned, answer: Fleet) -> str:
+def _take(planned: Planned, answer: FleetOption) -> str:
     price = planned.prices[answer.shape.gpu].card
     return (
         f"Take {describe(answer)}: {money(planned, answer.cost)} ({price:g} a card, {planned.price_list.date}). "
@@ -136,7 +136,7 @@ def _take(planned: Planned, answer: Fleet) -> str:
     )
 
 
-def _results(planned: Planned, fleet: Fleet) -> str:
+def _results(planned: Planned, fleet: FleetOption) -> str:
     parts = []
     for limit in planned.limits:
         metric = WANTED[limit.name]
@@ -145,7 +145,7 @@ def _results(planned: Planned, fleet: Fleet) -> str:
     return ", ".join(parts)
 
 
-def _sure(planned: Planned, answer: Fleet) -> str:
+def _sure(planned: Planned, answer: FleetOption) -> str:
     """Return how far comparable published runs were from what was predicted for them, and whether the limits hold even so."""
     assert answer.report is not None
     known = [
@@ -171,7 +171,7 @@ def _sure(planned: Planned, answer: Fleet) -> str:
     return f"{said}: the limit of {' and '.join(open_)} lies inside that range, so measure before you buy.{instead}"
 
 
-def _holds(planned: Planned, fleet: Fleet) -> bool:
+def _holds(planned: Planned, fleet: FleetOption) -> bool:
     """True if every limit with a range holds at the range's worse end."""
     assert fleet.report is not None
     ranges = fleet.report.ranges
@@ -203,7 +203,7 @@ def _over(planned: Planned) -> str:
     )
 
 
-def _limiting(answer: Fleet) -> str:
+def _limiting(answer: FleetOption) -> str:
     assert answer.report is not None
     parts = time_parts(answer.report)
     if parts is None:
@@ -213,7 +213,7 @@ def _limiting(answer: Fleet) -> str:
     return f"{first.removesuffix(' it')} the first token, and {whole.removesuffix(' it')} the whole answer"
 
 
-def _cheaper(planned: Planned, answer: Fleet) -> str:
+def _cheaper(planned: Planned, answer: FleetOption) -> str:
     below = [fleet for fleet in planned.search.fleets if fleet.report is not None and fleet.cost < answer.cost]
     if not below:
         return ""
@@ -222,7 +222,7 @@ def _cheaper(planned: Planned, answer: Fleet) -> str:
     return f"Cheaper and closest is {describe(nearest)}, {money(planned, nearest.cost)}: there {why}."
 
 
-def _better(planned: Planned, answer: Fleet) -> str:
+def _better(planned: Planned, answer: FleetOption) -> str:
     """Return a sentence on the cheapest fleet that is clearly better in the metric with the least room."""
     tight = max(planned.limits, key=lambda limit: limit.violation(answer.values.get(limit.name) or 0.0))
     metric = WANTED[tight.name]
@@ -251,9 +251,9 @@ def _growth(planned: Planned) -> str:
     return f"It keeps the SLO at {max(kept):g} times this traffic." if kept else ""
 
 
-def _other_card(planned: Planned, answer: Fleet) -> str:
+def _other_card(planned: Planned, answer: FleetOption) -> str:
     """Return a sentence on the price at which another card would be the cheapest."""
-    others: dict[str, Fleet] = {}
+    others: dict[str, FleetOption] = {}
     for fleet in planned.search.fleets:
         if fleet.met and fleet.shape.gpu != answer.shape.gpu:
             least = others.get(fleet.shape.gpu)
@@ -272,7 +272,7 @@ def _table(planned: Planned, most: int | None = MOST_ROWS) -> Table:
     replayed = [fleet for fleet in planned.search.fleets if fleet.report is not None]
     shown = replayed
     if most is not None:
-        best: dict[tuple[Shape, bool, str], Fleet] = {}
+        best: dict[tuple[Shape, bool, str], FleetOption] = {}
         for fleet in sorted(replayed, key=_order):
             best.setdefault((fleet.shape, bool(fleet.prefill), fleet.router), fleet)
         shown = list(best.values())
@@ -290,11 +290,11 @@ def _table(planned: Planned, most: int | None = MOST_ROWS) -> Table:
     return Table(rows=rows, shown=names, tall=most is None)
 
 
-def _order(fleet: Fleet) -> tuple[bool, float, float]:
+def _order(fleet: FleetOption) -> tuple[bool, float, float]:
     return not fleet.met, fleet.cost if fleet.met else fleet.violation, fleet.cost
 
 
-def _row(planned: Planned, fleet: Fleet) -> dict[str, Any]:
+def _row(planned: Planned, fleet: FleetOption) -> dict[str, Any]:
     return {
         "fleet": fleet.name,
         "gpu": fleet.shape.gpu,
