@@ -205,41 +205,44 @@ def test_the_lowest_priority_goes_first() -> None:
     assert evicted == [[3], [5], [6], [2], [1], [4]]
 
 
-def test_a_priority_expires_to_the_default_behind_those_already_there() -> None:
+def test_what_expires_ranks_by_its_last_use() -> None:
     now = Now()
     order = PriorityOrder(now)
-    waiting(order, 1, priority=90, expires=100)
+    waiting(order, 1)
+    waiting(order, 2, priority=90, expires=100)
     now.time = 50
-    waiting(order, 2)
-    waiting(order, 3, priority=60)
-    assert order_of(order) == [[2], [3], [1]]
+    waiting(order, 3)
+    waiting(order, 4, priority=60)
     now.time = 99
-    assert order_of(order) == [[2], [3], [1]]
+    assert order_of(order) == [[1], [3], [4], [2]]
     now.time = 100
-    assert order_of(order) == [[2], [1], [3]]
+    assert order_of(order) == [[1], [2], [3], [4]]
+    waiting(order, 5)
+    assert order_of(order) == [[1], [2], [3], [5], [4]]
+    order.remove(order.head())
     assert order.head().ids == [2]
+
+
+def test_tensorrt_llm_makes_what_expires_the_newest() -> None:
+    now = Now()
+    order = PriorityOrder(now, {"expired_as_newest": 1})
+    waiting(order, 1, priority=90, expires=30)
+    waiting(order, 2, priority=70, expires=20)
+    waiting(order, 3)
+    now.time = 1000
+    assert order_of(order) == [[3], [2], [1]]
     waiting(order, 4)
-    assert order_of(order) == [[2], [1], [4], [3]]
+    assert order_of(order) == [[3], [2], [1], [4]]
 
 
 def test_a_lowered_priority_expires_as_well() -> None:
     now = Now()
     order = PriorityOrder(now)
-    waiting(order, 1, priority=5, expires=10)
-    waiting(order, 2)
-    assert order.head().ids == [1]
-    now.time = 10
+    waiting(order, 1)
+    waiting(order, 2, priority=5, expires=10)
     assert order.head().ids == [2]
-
-
-def test_several_expire_in_the_order_of_their_deadlines() -> None:
-    now = Now()
-    order = PriorityOrder(now)
-    waiting(order, 1, priority=90, expires=30)
-    waiting(order, 2, priority=70, expires=20)
-    waiting(order, 3, priority=80, expires=30)
-    now.time = 1000
-    assert order_of(order) == [[2], [1], [3]]
+    now.time = 10
+    assert order.head().ids == [1]
 
 
 def test_the_clock_starts_when_the_extent_becomes_free() -> None:
@@ -281,6 +284,8 @@ def test_parts_expire_with_the_whole() -> None:
     assert order_of(order) == [[9], [2, 3], [1]]
     now.time = 100
     assert order_of(order) == [[2, 3], [1], [9]]
+    order.insert_after(extent, extent.split_front(1))
+    assert order_of(order) == [[3], [2], [1], [9]]
 
 
 # -- wishes of requests -----------------------------------------------------------------------------------------------
@@ -343,10 +348,10 @@ def test_a_wish_that_expires() -> None:
     cache(manager, "c", [*range(8), 7])
     now.time = 1499
     assert list(manager.pool.line())[-2:] == [2, 1]
-    now.time = 1500
-    assert list(manager.pool.line())[-2:] == [2, 1], "behind those that already have the default priority"
     cache(manager, "d", range(300, 304))
-    assert list(manager.pool.line())[-3:] == [2, 1, 5], "and ahead of those that come later"
+    assert list(manager.pool.line())[-3:] == [5, 2, 1]
+    now.time = 1500
+    assert list(manager.pool.line())[-3:] == [2, 1, 5], "used before d, and ordinary again"
 
 
 def test_a_kept_prefix_outlives_a_flood() -> None:
@@ -370,24 +375,35 @@ def test_random_priorities_against_a_list() -> None:
     rng = random.Random(3)
     now = Now()
     order = PriorityOrder(now)
-    listed: list[tuple[Extent, int]] = []
-    """Extents in the order they joined their line, each with its deadline (or never)."""
+    blocks: list[tuple[int, int, int]] = []
+    """Each free block with its priority and when that ends, by last use."""
     never = 1 << 60
+    extents: dict[int, Extent] = {}
+    """By block."""
+    size = 3
     for step in range(3000):
         now.time += rng.randint(0, 3)
-        for extent, deadline in sorted((item for item in listed if item[1] <= now.time), key=lambda item: item[1]):
-            listed.remove((extent, deadline))
-            listed.append((extent, never))
-        if rng.random() < 0.55:
-            priority, expires = rng.choice([10, 35, 35, 60, 90]), rng.choice([None, 5, 20])
-            extent = waiting(order, step, priority=priority, expires=expires)
-            lasts = expires is not None and priority != DEFAULT_PRIORITY
-            listed.append((extent, now.time + expires if lasts and expires is not None else never))
-        elif listed:
-            extent = rng.choice([order.head(), rng.choice(listed)[0]])
+        blocks = [(block, p, end) if end > now.time else (block, DEFAULT_PRIORITY, never) for block, p, end in blocks]
+        drawn = rng.random()
+        if drawn < 0.3:
+            priority, expires = rng.choice([10, 35, 35, 60, 90]), rng.choice([None, 5, 20, 60])
+            ids = list(range(step * size, (step + 1) * size))
+            extents |= dict.fromkeys(ids, waiting(order, *ids, priority=priority, expires=expires))
+            end = now.time + expires if expires is not None and priority != DEFAULT_PRIORITY else never
+            blocks += [(block, priority, end) for block in reversed(ids)]
+        elif blocks and drawn < 0.6:
+            extent = extents[rng.choice(blocks)[0]]
+            if len(extent.ids) > 1:
+                front = extent.split_front(rng.randrange(1, len(extent.ids)))
+                extents |= dict.fromkeys(front.ids, front)
+                order.insert_after(extent, front)
+        elif blocks:
+            extent = rng.choice([order.head(), extents[rng.choice(blocks)[0]]])
             order.remove(extent)
-            listed = [item for item in listed if item[0] is not extent]
-        assert order_of(order) == [item[0].ids for item in sorted(listed, key=lambda item: item[0].priority)]
+            blocks = [item for item in blocks if item[0] not in extent.ids]
+        line = [block for extent in order for block in reversed(extent.ids)]
+        assert line == [item[0] for item in sorted(blocks, key=lambda item: item[1])], f"step {step}"
+        assert not blocks or order.head().ids[-1] == line[0]
 
 
 def test_memory_of_deadlines_follows_the_candidates():
