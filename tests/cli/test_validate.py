@@ -57,7 +57,7 @@ def test_json_and_rows(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_limit_on_the_error(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(bench, *RIGHT, "--within", "5") == 0
     assert run(bench, *SLOW, "--within", "5") == 1
-    assert re.search(r"The largest error is [\d.]+%, more than 5%", capsys.readouterr().err)
+    assert re.search(r"error of TTFT, TPOT and E2E is [\d.]+%, more than 5%", capsys.readouterr().err)
 
 
 def test_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

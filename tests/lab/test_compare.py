@@ -120,7 +120,10 @@ def test_waterfalls_side_by_side() -> None:
             if what == "waterfall":
                 assert line_.values[number] == (steps[level].tokens / whole if level in steps else None)
             elif what == "lost":
-                assert line_.values[number] == (steps[level].ms if level in steps else None)
+                assert (line_.values[number] is None) == (level not in steps)
+        lost = [line_.values[number] or 0.0 for key, line_ in found.items() if key.startswith("lost.")]
+        assert min(lost) >= 0
+        assert sum(lost) == pytest.approx(sum(step.ms or 0.0 for step in run.waterfall.steps))
     assert found["lost.routed"].values[0] > found["lost.routed"].values[1]
     assert found["waterfall.believed"].values[0] is None  # round-robin knows nothing
 

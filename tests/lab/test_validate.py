@@ -17,7 +17,7 @@ from kvyard.clock import VirtualClock
 from kvyard.errors import KvyardError
 from kvyard.lab.validate.compare import validate
 from kvyard.lab.validate.reading import MeasuredRun, read_run
-from kvyard.lab.validate.show import validation_page
+from kvyard.lab.validate.show import summary, validation_page
 from kvyard.replay.record import Record
 from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest, open_trace
@@ -157,6 +157,7 @@ def test_an_error_is_a_share_of_what_was_measured(tmp_path: Path) -> None:
     scatter = found.latency["tpot"].scatter
     assert scatter is not None and scatter.mean == pytest.approx(0.5)
     assert found.worst == pytest.approx(1.0)
+    assert summary(found).endswith("at most 100.00% off (TTFT mean), single requests 100.0% (TTFT mean)")
     assert found.timing.startswith("fixed, 36 ms for prompts") and found.timing_error is None
     assert [pair.ttft for pair in found.pairs] == [pytest.approx((18, 36))] * 5
 

@@ -37,7 +37,10 @@ def validate(
         ),
     ] = None,
     within: Annotated[
-        float | None, typer.Option(help="Exit with 1 where a mean or percentile is further off than so many percent.")
+        float | None,
+        typer.Option(
+            help="Exit with 1 if a mean or percentile of TTFT, TPOT or E2E is further off than this many percent."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also draw it, in one page.", rich_help_panel=OUTPUT)] = None,
     per_request: Annotated[
@@ -89,5 +92,5 @@ def validate(
     if not found.complete:
         raise typer.Exit(INTERRUPTED)
     if within is not None and found.worst * 100 > within:
-        typer.echo(f"The largest error is {found.worst:.1%}, more than {within:g}%.", err=True)
+        typer.echo(f"The largest error of TTFT, TPOT and E2E is {found.worst:.1%}, more than {within:g}%.", err=True)
         raise typer.Exit(FAILED)

@@ -258,5 +258,6 @@ def check_served(fleet: Fleet) -> None:
     smallest = min(records.values(), key=lambda record: record.input)
     raise KvyardError(
         f"none of the {len(records):,} requests fits a worker; of the smallest, {smallest.id}, {smallest.reason}: "
-        "give workers more blocks (num_gpu_blocks, or a larger card) or a larger max_model_len"
+        "give workers more room (a larger card, tensor_parallel_size, FP8 weights; without a card num_gpu_blocks) "
+        "or a larger max_model_len"
     )

@@ -4,6 +4,7 @@ relieved, and the one that is named must change the result most.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from random import Random
@@ -172,6 +173,7 @@ def test_what_is_said_of_each_limit() -> None:
     assert said(prefill_bound).startswith("Prefill limits this fleet: a request takes ")
     assert said(decode_bound).startswith("Decode limits this fleet: ") and "(--workers 4)" in said(decode_bound)
     assert "because they had been evicted. Try a host tier (--host-blocks 1400)" in said(cache_bound)
+    assert "or more blocks (--num-gpu-blocks 1400)." in said(cache_bound)  # no card is known
     assert "requests waited for loads from lower tiers. Try a faster link" in said(link_bound)
     assert "were computed though another worker had them. Try --router least-time." in said(router_bound)
 
@@ -208,3 +210,13 @@ def test_a_lever_without_cards_is_named_beside_the_limit() -> None:
     assert any(one.startswith("Without more cards: ") and one.endswith("try --router least-time.") for one in said)
     elsewhere = report.missed_tokens["other_worker"].value
     assert f"{elsewhere:.1%} of prompt tokens were computed though another worker had them" in " ".join(said)
+
+
+def test_both_parts_of_what_was_evicted_are_told() -> None:
+    report = ran(config(workers=2, blocks=400), rows(80, 1.0, roots=8, shared=150, own=1, output=4))
+    here = report.missed_tokens["evicted"].value
+    text = next(sentence for sentence in answers(report) if "had been evicted" in sentence)
+    found = re.search(r"([\d.]+)% of prompt tokens .* evicted \(([\d.]+)% on their worker, ([\d.]+)% on another", text)
+    assert found is not None, text
+    whole, own, other = map(float, found.groups())
+    assert own == pytest.approx(here * 100, abs=0.051) and whole == pytest.approx(own + other, abs=0.11)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
 from kvyard.replay.report.html import PageLink
-from kvyard.replay.report.words import timing_text
+from kvyard.replay.report.words import timing_text, what_ifs
 
 if TYPE_CHECKING:
     from kvyard.lab.study.grid import Point
@@ -22,8 +22,10 @@ MOST_TIMES = 4
 
 
 def notes(study: Study) -> list[str]:
-    """Return a sentence on points that have not run, and one for each that failed."""
+    """Return sentences on points that have not run, that have more blocks than their card holds, and that failed."""
     found = [f"{study.missing} of {len(study.points)} replays have not run yet."] if study.missing else []
+    if beyond := [point.label for point, report in study.done if what_ifs(report)]:
+        found.append(f"What-ifs, with more blocks than the card has room for: {'; '.join(beyond)}.")
     return found + [f"{point.label}: {why}" for point, why in study.failed]
 
 

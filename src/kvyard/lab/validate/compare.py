@@ -91,6 +91,11 @@ class Validation(msgspec.Struct, kw_only=True):
         """The largest error of means and percentiles, without sign. ITL is left out: clients see chunks rather than tokens."""
         return max(abs(error) for name, one in self.latency.items() if name != "itl" for error in one.error.values())
 
+    def errors(self) -> dict[tuple[str, str], float]:
+        """Return all errors that are shares of a measured value, by metric and statistic (empty for rates)."""
+        found = {(name, which): error for name, one in self.latency.items() for which, error in one.error.items()}
+        return found | {(name, ""): rate.error for name, rate in self.throughput.items()}
+
 
 def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Told | None = None) -> Validation:
     """Replay ``run`` with ``settings`` on top of what it says of its engine, one worker unless they say more, and compare.

@@ -30,9 +30,27 @@ MOST_DOTS = 2000
 def summary(found: Validation) -> str:
     """The validation in one line."""
     errors = ", ".join(f"{SHORT[name]} {signed(one.error['mean'])}" for name, one in found.latency.items())
-    return (
-        f"{found.requests:,} requests · replayed against measured, mean: {errors} · at most {percent(found.worst)} off"
+    return f"{found.requests:,} requests · replayed against measured, mean: {errors} · at most {_worst(found)}"
+
+
+def _worst(found: Validation) -> str:
+    """Return the largest error of the tables, and how far single requests are off at most of what they list."""
+    (name, statistic), error = max(found.errors().items(), key=lambda entry: abs(entry[1]))
+    said = (
+        f"{percent(abs(error))} off ({SHORT[name]} {statistic})"
+        if statistic
+        else f"{percent(abs(error))} off ({RATES[name].lower()})"
     )
+    scattered = {
+        f"{SHORT[name]} {column}": float(getattr(one.scatter, column))
+        for name, one in found.latency.items()
+        if one.scatter is not None
+        for column in COLUMNS
+    }
+    if not scattered:
+        return said
+    widest = max(scattered, key=lambda of: scattered[of])
+    return f"{said}, single requests {scattered[widest] * 100:.1f}% ({widest})"
 
 
 def signed(error: float) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from kvyard.engine.timing.error_range import KNEE
 from kvyard.replay.report.metrics import SERVED, offered_per_s
 from kvyard.replay.report.report import Report
+from kvyard.replay.report.room import more_room
 from kvyard.replay.report.words import latency
 
 Resource = Literal["prefill", "decode", "cache", "link", "router"]
@@ -130,7 +131,7 @@ def _waits(report: Report) -> dict[str, float]:
     waiting, running, held = (values.get(key, []) for key in ("waiting", "running", "device"))
     engine = _engine(report)
     seats, blocks = engine.get("max_num_seqs"), engine.get("num_gpu_blocks", 0)
-    size = engine.get("block_size") or BLOCK
+    size = _block_size(engine)
     need = report.lengths["input"].p90 / (size * blocks) if blocks and "input" in report.lengths else 0.0
     full = 1 - max(SPARE, need)
     roles = [worker.role for worker in report.workers]
@@ -218,10 +219,9 @@ def _why(resource: Resource, report: Report, parts: TimeParts) -> str:
     """The figures that say so, where the parts of the time don't say it already."""
     waits = _waits(report)
     if resource == "cache":
-        evicted, _ = _avoidable(report)
         if _lacks_room(report, parts):
             return "requests wait while running ones hold the blocks"
-        return f"{evicted:.1%} of prompt tokens were computed again because they had been evicted"
+        return _evicted_text(report)
     if resource == "router":
         _, elsewhere = _avoidable(report)
         if waits["router"] * parts.waiting > elsewhere * parts.prefill:
@@ -248,10 +248,19 @@ def _avoidable(report: Report) -> tuple[float, float]:
     )
     router, engine = report.router, _engine(report)
     if router is not None and router.regret.whole:
-        there = min(elsewhere, router.regret.part * (engine.get("block_size") or BLOCK))
+        there = min(elsewhere, router.regret.part * _block_size(engine))
         evicted, elsewhere = evicted + elsewhere - there, there
     whole = report.reuse["all"].whole
     return evicted / whole, elsewhere / whole
+
+
+def _evicted_text(report: Report) -> str:
+    """Return the share of prompt tokens that were evicted before, with its two parts if it has two."""
+    evicted, _ = _avoidable(report)
+    here = report.missed_tokens["evicted"].value if "evicted" in report.missed_tokens else 0.0
+    said = f"{evicted:.1%} of prompt tokens were computed again because they had been evicted"
+    there = f"{evicted - here:.1%}"
+    return said if float(there[:-1]) == 0 else f"{said} ({here:.1%} on their worker, {there} on another that had them)"
 
 
 def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
@@ -274,9 +283,11 @@ def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
             return "a card with more memory bandwidth: workers have room, so more of them change little"
         return f"a card with more memory bandwidth, or more workers for smaller batches ({more})"
     if resource == "cache":
+        room = more_room(engine) or f"more blocks (--num-gpu-blocks {blocks * 2})"
         if "host" not in report.tiers and not _lacks_room(report, parts):
-            return f"a host tier (--host-blocks {blocks * 2}) or more blocks (--num-gpu-blocks {blocks * 2})"
-        return f"more blocks (--num-gpu-blocks {blocks * 2})"
+            host = f"a host tier (--host-blocks {blocks * 2})"
+            return f"{host}, {room}" if " or " in room else f"{host} or {room}"
+        return room
     if resource == "link":
         return "a faster link (--host-bandwidth); if loads take longer than computing would, no lower tier"
     if report.router is not None and report.router.policy == "least-time":
@@ -284,6 +295,12 @@ def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
             return f"smaller prompts per pass (--max-num-batched-tokens), or more workers ({more})"
         return "a tier that all workers share (--host-blocks, --host-scope shared)"
     return "--router least-time"
+
+
+def _block_size(engine: Mapping[str, Any]) -> int:
+    """Return the tokens of a block; of a model with groups those of the largest."""
+    sizes = [group["block_size"] for group in engine.get("groups") or () if group.get("block_size")]
+    return int(engine.get("block_size") or max(sizes, default=BLOCK))
 
 
 def _engine(report: Report) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from kvyard.integers import ceil_div
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.numbers import Histogram
 from kvyard.replay.report.report import LATENCIES, Report
+from kvyard.replay.report.waterfall import lost_tokens
 from kvyard.replay.report.words import REASONS, SHORT, SOURCES, percent
 
 Figure = dict[str, Any]
@@ -208,8 +209,8 @@ FALLS = {
     "delivered": ("Delivered", "blue"),
     "worker": ("Lost at the worker", "orange"),
     "routed": ("Lost by routing", "yellow"),
-    "pooled": ("Lost by eviction", "red"),
-    "belady": ("Lost by room", "magenta"),
+    "pooled": ("Lost by eviction without foresight", "red"),
+    "belady": ("Lost by too little room", "magenta"),
 }
 """Parts of a waterfall, from what was left to what was lost first."""
 
@@ -224,11 +225,12 @@ def waterfalls(reports: Sequence[Report], names: Sequence[str]) -> Figure:
         all_tokens = report.reuse["all"].whole if levels else 0
         if not all_tokens:
             continue
-        left, parts = levels["infinite"], [("delivered", levels["delivered"])]
-        for key in ("belady", "pooled", "routed", "worker"):
-            level = max(levels.get(key, left) if key != "worker" else levels["delivered"], levels["delivered"])
-            parts.insert(1, (key, max(0, left - level)))
-            left = min(left, level)
+        lost = lost_tokens(report)
+        parts = [("delivered", levels["delivered"])]
+        parts.append(
+            ("worker", sum(tokens for level, tokens in lost.items() if level not in FALLS or level == "delivered"))
+        )
+        parts += [(level, lost.get(level, 0)) for level in ("routed", "pooled", "belady")]
         made = []
         for key, tokens in parts:
             if tokens:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
-from kvyard.replay.report.waterfall import LEVELS, LOSSES
+from kvyard.replay.report.waterfall import LEVELS, LOSSES, lost_ms
 from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, latency, measured, percent, whole
 
 Unit = Literal["ms", "per_s", "share", "count", "ratio", "bytes", "price"]
@@ -155,7 +155,7 @@ def _level(key: str) -> Read:
 
 
 def _lost(key: str) -> Read:
-    return lambda report: next((step.ms for step in report.waterfall.steps if step.level == key), None)
+    return lambda report: lost_ms(report).get(key)
 
 
 def _rejected_share(report: Report) -> float:

@@ -21,7 +21,7 @@ from kvyard.replay.report.report import (
     StatedRange,
     WorkerReport,
 )
-from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
+from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 
 
 def write_html(report: Report, path: str | Path) -> None:
@@ -240,7 +240,7 @@ def _misses(made: Page, report: Report) -> None:
     if steps := report.waterfall.steps:
         text = (
             "From an endless cache to what was delivered. Steps add up; a plus in time is prefill that had to be done. "
-            + " ".join(absent_notes(report))
+            + " ".join([EXPLAINED, *absent_notes(report)])
         )
         rows = [
             row([LEVELS[step.level].capitalize(), *step_cells(step, report)], marks=["", "", "", "", "", "words"])

@@ -13,7 +13,7 @@ from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.ranges import STATISTICS
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, HandoverReport, LiveReport, Report
 from kvyard.replay.report.slo import RULE
-from kvyard.replay.report.waterfall import LEVELS, absent_notes, step_cells
+from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,8 +202,7 @@ def _waterfall(report: Report) -> Table:
         cells = step_cells(step, report)
         table.add_row(LEVELS[step.level].capitalize(), *cells, style="bold" if step.level == "delivered" else "")
     table.columns[-1].no_wrap, table.columns[-1].justify = False, "left"
-    if notes := absent_notes(report):
-        table.caption, table.caption_justify = " ".join(notes), "left"
+    table.caption, table.caption_justify = " ".join([EXPLAINED, *absent_notes(report)]), "left"
     return table
 
 

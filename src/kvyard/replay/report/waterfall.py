@@ -65,6 +65,35 @@ def make_waterfall(
     return Waterfall(steps=steps, absent=absent)
 
 
+def lost_tokens(report: Report) -> dict[str, int]:
+    """Return the tokens that each step lost; a step that won some takes them off the losses after it. They add up to what an
+    endless cache has beyond what was delivered.
+    """
+    steps = report.waterfall.steps
+    if not steps:
+        return {}
+    left, delivered, lost = steps[0].tokens, steps[-1].tokens, {}
+    for step in steps[1:]:
+        level = max(step.tokens, delivered)
+        lost[step.level] = max(0, left - level)
+        left = min(left, level)
+    return lost
+
+
+def lost_ms(report: Report) -> dict[str, float]:
+    """Return the prefill time of what each step lost; empty if what a prompt token takes isn't known."""
+    rate = next(
+        (step.ms / -step.change for step in report.waterfall.steps if step.change and step.ms is not None), None
+    )
+    return {} if rate is None else {level: tokens * rate for level, tokens in lost_tokens(report).items()}
+
+
+EXPLAINED = (
+    "What eviction without foresight loses is counted against ideal eviction in one cache; tokens evicted before, above, are "
+    "counted at their own worker, for whatever reason it had no room."
+)
+
+
 def step_cells(step: WaterfallStep, report: Report) -> list[str]:
     """A step for a table's row: tokens, their share, the change, its prefill time, and what it is a loss by."""
     all_tokens = report.reuse["all"].whole

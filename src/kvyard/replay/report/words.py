@@ -19,6 +19,7 @@ from kvyard.replay.report.report import (
     TimingReport,
     too_many_rejected,
 )
+from kvyard.replay.report.room import what_if
 from kvyard.tiers.load_policy import REASONS as WHY_LEFT
 
 SOURCES = {
@@ -348,6 +349,13 @@ def scaled(scaling: ScalingReport) -> list[str]:
     ]
 
 
+def what_ifs(report: Report) -> list[str]:
+    """Return a sentence for each kind of worker that has more blocks than its card holds."""
+    kinds = report.config.get("workers")
+    engines = [kind.get("engine", {}) for kind in kinds] if isinstance(kinds, list) else []
+    return list(dict.fromkeys(filter(None, map(what_if, engines))))
+
+
 def notes(report: Report) -> list[str]:
     """What a reader must know before believing the figures."""
     found = []
@@ -361,6 +369,7 @@ def notes(report: Report) -> list[str]:
     missing = report.requests["all"] - report.requests.get("finished", 0)
     if missing and report.complete:
         found.append(f"{missing:,} of {report.requests['all']:,} requests did not finish; latencies leave them out.")
+    found += what_ifs(report)
     live = report.live
     if live is not None:
         for reason, count in live.errors.items():
