@@ -18,18 +18,18 @@ from tests.server.mock.support import Served as MockServed
 from tests.server.support import Served
 
 pytestmark = pytest.mark.zmq
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 ODD = {
-    "half a head": b"GET /health HTTP/1.1\r\nhost: a\r\nx-a: ",
-    "a long head": b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"x-a: b\r\n" * 400 + b"\r\n",
+    "half a head": b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-a: ",
+    "a long head": b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + b"x-a: b\r\n" * 400 + b"\r\n",
     "half a body": POST + b'content-length: 100\r\n\r\n{"prompt":',
     "a long body": POST + b"content-length: 99999999\r\n\r\n",
     "bad chunks": POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
     "trailers": POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: y\r\n\r\n",
     "no JSON": POST + b"content-length: 2\r\n\r\n{]",
-    "pipelined": b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" * 50,
-    "an upgrade": b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
-    "no route": b"GET /nothing HTTP/1.1\r\nhost: a\r\n\r\n",
+    "pipelined": b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50,
+    "an upgrade": b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+    "no route": b"GET /nothing HTTP/1.1\r\nhost: localhost\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x02\x00\x01",
     "HTTP/1.0": b"GET /health HTTP/1.0\r\n\r\n",
 }

@@ -1,5 +1,6 @@
 """The intake: admits requests, finds out where each may go, and has the exchange carry it out."""
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -151,8 +152,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             if key is not None:
                 ticket = await self._ticket(key, name, place.request.num_tokens or estimate)
         except BaseException as error:
-            status = openai_error(error)[0] if isinstance(error, Refusal) else 500
-            traffic.refused(path, status, size, "" if key is None else key.name)
+            traffic.unrouted(path, _status(error, headers), size, "" if key is None else key.name)
             raise
         proxied = ProxiedRequest(
             id=id_,
@@ -270,6 +270,13 @@ class RequestIntake(msgspec.Struct, eq=False):
         if self.rates is not None:
             return await self.rates.admit(key, model, tokens)
         return None if self.keys is None else self.keys.admit(key, model, tokens)
+
+
+def _status(error: BaseException, headers: Mapping[str, str]) -> int:
+    """The status that ends a request which wasn't routed; 0 where its client hung up."""
+    if isinstance(error, asyncio.CancelledError):
+        return 503 if isinstance(headers, HttpRequest) and headers.ending else 0
+    return openai_error(error)[0] if isinstance(error, Refusal) else 500
 
 
 def _no_response(id_: str, field: str) -> Refusal:

@@ -153,20 +153,21 @@ class Traffic:
             pass  # a client has guessed it
         return made
 
-    def refused(self, path: str = "", status: int = 0, size: int = 0, key: str = "") -> None:
-        """A request couldn't be routed."""
-        self.counters.refused += 1
+    def unrouted(self, path: str, status: int, size: int, key: str = "") -> None:
+        """A request couldn't be routed; ``status`` is 0 where its client hung up before that."""
+        outcome = "refused" if status else "cancelled"
+        setattr(self.counters, outcome, getattr(self.counters, outcome) + 1)
         if self.access_log is not None:
             when = self._clock.now() / SECOND
-            line = AccessLine(time=when, path=path, status=status, outcome="refused", bytes_in=size, key=key)
+            line = AccessLine(time=when, path=path, status=status, outcome=outcome, bytes_in=size, key=key)
             self.access_log.add(line)
         # Its model's name is any client's invention, so it is no label.
-        self._metrics.requests["", "refused"].inc()
+        self._metrics.requests["", outcome].inc()
 
     def crowded_out(self, path: str, size: int) -> None:
         """A request was refused before it was read: there was no room for it."""
         self.counters.requests += 1
-        self.refused(path, 429, size)
+        self.unrouted(path, 429, size)
 
     def began(self, proxied: RequestRecord, place: Placement, model: str | None) -> None:
         """A request that can be routed is here; ``model`` is given if there are several."""
