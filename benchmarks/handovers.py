@@ -30,8 +30,13 @@ RUNS = 5
 
 SENT = {"kv_transfer_bytes_per_token": 131_072, "kv_transfer_bandwidth": 50.0}
 NO_TIME: dict[str, Any] = {"nic": "none"}
-ALONE: dict[str, Any] = {"nic_bandwidth": 50, "nic_latency": 0, "contention": False, "bytes_per_token": 131_072}
-"""Each hand-over has the network to itself, as Dynamo has it."""
+ALONE: dict[str, Any] = {
+    **{"nic_bandwidth": 50, "nic_latency": 0, "contention": False, "bytes_per_token": 131_072},
+    "reserves": "one",
+}
+"""Each hand-over has the network to itself, and a decode worker makes room for one a pass, as Dynamo has it."""
+SLOW = {"nic_bandwidth": 12, "sends": "prompt"}
+SENT_SLOWLY = SENT | {"kv_transfer_bandwidth": 12.0}
 
 
 class Case(NamedTuple):
@@ -70,6 +75,8 @@ CASES = {
     "6 + 2": Case(6, 2, NO_TIME, {}),
     "4 + 4, 50 GB/s, whole prompts": Case(4, 4, ALONE | {"sends": "prompt"}, SENT),
     "4 + 4, 50 GB/s, what is missing": Case(4, 4, ALONE, SENT | {"kv_transfer_timing_mode": "destination_missing"}),
+    "6 + 2, 12 GB/s, whole prompts": Case(6, 2, ALONE | SLOW, SENT_SLOWLY),
+    "7 + 1, 12 GB/s, whole prompts": Case(7, 1, ALONE | SLOW, SENT_SLOWLY),
     "4 + 4, one prompt a pass": Case(4, 4, NO_TIME, {}, one_prompt=True),
 }
 FIGURES = {

@@ -131,6 +131,8 @@ KINDS = {
     "room first": {"protocol": "destination-first"},
     "slow network": {"nic_bandwidth": 2, "node_bandwidth": 3, "workers_per_node": 2},
     "slow network, room first": {"nic_bandwidth": 2, "protocol": "destination-first"},
+    "slow network, room for one": {"nic_bandwidth": 2, "reserves": "one"},
+    "tight, room for one first": {"num_gpu_blocks": 130, "protocol": "destination-first", "reserves": "one"},
     "tight": {"num_gpu_blocks": 130},
     "tight, room first": {"num_gpu_blocks": 130, "protocol": "destination-first"},
     "with a host tier": {"num_gpu_blocks": 150, "host_blocks": 400},

@@ -20,6 +20,11 @@ from kvyard.integers import ceil_div
 class HandoverPeer:
     """What an engine tells the one that moves blocks between engines. No verb may call back into the engine."""
 
+    def __init__(self, *, reserves_one: bool = False) -> None:
+        self.reserves_one = reserves_one
+        """True if a pass makes room for one waiting prompt, and for one more for each whose blocks have come since the pass
+        before; else, and in an idle engine, for all that fit."""
+
     def needs_transfer(self, job: Job, missing: int, blocks: int) -> bool:
         """Whether it takes any time to bring the last ``missing`` tokens of a prompt here, which fill so many ``blocks``, all
         groups together. Asked each time that ``job`` could get in.
@@ -42,6 +47,8 @@ class EngineHandovers:
         """``whole``: a job gets in only if all its known tokens fit."""
         self.leaving: dict[str, Job] = {}
         """Jobs that have ended, whose blocks are still read or filled."""
+        self.deferred = False
+        """True if a job waits for a later pass although there may be room for it."""
         self._manager = manager
         self._peer = peer
         self._whole = whole
@@ -49,6 +56,8 @@ class EngineHandovers:
         """Jobs whose blocks have come since the last pass was formed."""
         self._released: list[str] = []
         """Jobs that have ended here and whose blocks no transfer reads or fills any more."""
+        self._reservations = 0
+        """Jobs that the pass being formed may still make room for, if they are limited."""
 
     # -- for the caller -----------------------------------------------------------------------------------------------
 
@@ -72,6 +81,9 @@ class EngineHandovers:
         if not self._peer.needs_transfer(job, missing, self._blocks_of(job, hit)):
             job.loaded = missing - 1
             return AT_ONCE
+        if self._peer.reserves_one and others_run and self._reservations <= 0:
+            self.deferred = True
+            return NO_ROOM
         taken = self._manager.allocate(
             job, 0, hit, external=missing, delay_caching=True, must_fit=self._whole, has_running=others_run
         )
@@ -80,6 +92,7 @@ class EngineHandovers:
         job.num_computed_tokens = job.num_tokens
         job.loaded = missing
         job.state = JobState.LOADING
+        self._reservations -= 1
         self._peer.reserved(job, now)
         return missing
 
@@ -105,6 +118,8 @@ class EngineHandovers:
             job.num_computed_tokens -= 1
             job.loaded -= 1
             back.append(job)
+        self._reservations = 1 + len(back)
+        self.deferred = False
         self.free_ended()
         return back
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from kvyard.blocks import BlockManager
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.decode_blocks import DecodeBlocks
+from kvyard.engine.handovers import EngineHandovers
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.queue import Queue
 from kvyard.engine.stores import Stores
@@ -27,6 +28,7 @@ class Horizon:
         running: Mapping[int, Job],
         *,
         stores: Stores | None,
+        handovers: EngineHandovers | None,
         may_load: bool,
     ) -> None:
         """``may_load``: waiting jobs may load what they lack."""
@@ -34,6 +36,7 @@ class Horizon:
         self._batch = batch
         self._blocks = blocks
         self._stores = stores
+        self._handovers = handovers
         self._may_load = may_load
         self._waiting = waiting
         self._running = running
@@ -49,6 +52,9 @@ class Horizon:
         decoding jobs asked for blocks in it.
         """
         if most == 1 or self._stepwise or (self._reads_queue and self._waiting):
+            return 1
+        handovers = self._handovers
+        if handovers is not None and handovers.deferred:
             return 1
         batch, stores, pool = self._batch, self._stores, self._manager.pool
         cleans = stores is not None and stores.cleans

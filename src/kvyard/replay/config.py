@@ -147,6 +147,13 @@ class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fi
         Literal["missing", "prompt"],
         Setting("What is sent: blocks that the decode worker lacks, or every token of the prompt ({choices})."),
     ] = "missing"
+    reserves: Annotated[
+        Literal["all", "one"],
+        Setting(
+            "Prompts that a decode worker makes room for as a pass starts: {choices}. all: those that fit, as vLLM does. "
+            "one: one, and one more for each that arrived since the last pass, as in Dynamo's replay."
+        ),
+    ] = "all"
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""

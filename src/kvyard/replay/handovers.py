@@ -201,6 +201,7 @@ class WorkerPeer(HandoverPeer):
     """Finds the hand-over that a worker's engine reports about."""
 
     def __init__(self, handovers: Handovers) -> None:
+        super().__init__(reserves_one=handovers.config.reserves == "one")
         self._handovers = handovers
 
     def needs_transfer(self, job: Job, missing: int, blocks: int) -> bool:

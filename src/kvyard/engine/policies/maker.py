@@ -25,6 +25,7 @@ class PassMaker:
             jobs.waiting,
             jobs.running,
             stores=jobs.stores,
+            handovers=jobs.handovers,
             may_load=jobs.may_load,
         )
 

@@ -138,13 +138,14 @@ class OfflineNetwork:
         self.told: list[tuple[int, str, str, dict[str, object]]] = []
         """What happened: when, what, which job's prompt, and facts."""
         self._sizes = prompt_sizes(recording.fleet)
+        self._reserves_one = recording.fleet.handover.reserves == "one"
         self._transfers = recording.transfers
         self._sent: dict[str, IncomingPrompt] = {}
         """By job: what the workers of this run send."""
 
     def join(self, number: int, label: str, act: Act, lost: Callable[[IncomingPrompt], None]) -> WorkerHandovers:
         """A worker takes part; what it is told comes from the recording."""
-        return WorkerHandovers(number, label, 0, self, act=act, lost=lost)
+        return WorkerHandovers(number, label, 0, self, act=act, lost=lost, reserves_one=self._reserves_one)
 
     def takes_time(self, prompt: IncomingPrompt) -> bool:
         return self._sizes.take_time(prompt)

@@ -61,10 +61,12 @@ class WorkerHandovers(HandoverPeer):
         act: Act,
         lost: Callable[[IncomingPrompt], None],
         released: Callable[[IncomingPrompt], None] = lambda prompt: None,
+        reserves_one: bool = False,
     ) -> None:
         """``act`` has the worker's engine told something; ``lost`` is told of prompts that will not come; ``released`` of those
         that needn't be sent.
         """
+        super().__init__(reserves_one=reserves_one)
         self.source = PromptSource(label=label, number=number)
         self.number = number
         self.kept: dict[str, KeptPrompt] = {}
@@ -203,6 +205,7 @@ class FleetHandovers:
         """By the workers' numbers."""
         self._clock = clock
         self._lease = config.kv_lease_duration
+        self._reserves_one = config.handover.reserves == "one"
         self._speed = config.speed
         self._supervisor = supervisor
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
@@ -212,7 +215,16 @@ class FleetHandovers:
     def join(self, number: int, label: str, act: Act, lost: Callable[[IncomingPrompt], None]) -> WorkerHandovers:
         """A worker takes part."""
         lease = from_seconds(self._lease)
-        end = WorkerHandovers(number, label, lease, self.network, act=act, lost=lost, released=self._release)
+        end = WorkerHandovers(
+            number,
+            label,
+            lease,
+            self.network,
+            act=act,
+            lost=lost,
+            released=self._release,
+            reserves_one=self._reserves_one,
+        )
         self.ends.append(end)
         return end
 
