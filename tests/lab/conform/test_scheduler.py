@@ -11,7 +11,7 @@ import pytest
 
 from kvyard.cli.app import main
 from kvyard.lab.conform import LogError
-from kvyard.lab.conform.scheduler import Record, conform, is_scheduler_log, read_lines
+from kvyard.lab.conform.scheduler import LoggedRun, Record, SchedulerLog, conform, is_scheduler_log, read_lines
 
 TESTS = Path(__file__).resolve().parents[2]
 OWN = sorted((TESTS / "golden" / "scheduler").glob("*.xz"))
@@ -101,6 +101,32 @@ def test_steps_that_never_came_differ(tmp_path: Path) -> None:
     difference = conform(path).difference
     assert difference is not None
     assert (difference.line, difference.field, difference.ours) == (580, "number of steps", 581)
+
+
+@pytest.mark.parametrize(("name", "value"), [("abort", float("nan")), ("abort", 1e300), ("arrival", 0.5)])
+def test_times_that_are_none_are_refused(tmp_path: Path, name: str, value: float) -> None:
+    lines = read_lines(LIGHT)
+    next(line for line in lines if "request" in line)[name] = value
+    path = tmp_path / "odd@1.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(LogError, match=rf"odd@1\.jsonl: request .* has {name}=.*: times are whole nanoseconds"):
+        conform(path)
+
+
+def test_a_short_log_of_long_answers_takes_no_longer_than_its_steps(tmp_path: Path) -> None:
+    """Sixteen million steps, if the replay went on where the log ends."""
+    lines = read_lines(LIGHT)
+    requests = [line for line in lines if "request" in line]
+    lines[0]["config"] |= {"max_model_len": 1 << 24, "num_blocks": 1 << 21}
+    requests[0]["output"] = [1, 16_000_000]
+    path = tmp_path / "long@1.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [lines[0], requests[0]]))
+    log = SchedulerLog(path)
+    run = LoggedRun(log, plans=False)
+    run.go()
+    assert len(run.steps) <= 2
+    found = conform(path).difference
+    assert found is not None and found.field == "number of steps"
 
 
 def test_a_damaged_file_is_refused_and_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

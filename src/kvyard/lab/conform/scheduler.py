@@ -298,6 +298,12 @@ class LoggedRun(Watcher):
                 raise LogError(
                     f"request {request['request']!r:.80} has more than {MOST_TOKENS:,} tokens: the log is damaged"
                 )
+            for name in ("arrival", "abort"):
+                if type(request[name]) is not int and (name, request[name]) != ("abort", None):
+                    raise LogError(
+                        f"request {request['request']!r:.80} has {name}={request[name]!r:.40}: times are whole "
+                        "nanoseconds, so the log is damaged"
+                    )
             self.jobs[request["request"]] = Job(
                 request["request"],
                 TokenChain(
@@ -313,11 +319,11 @@ class LoggedRun(Watcher):
             )
 
     def go(self) -> None:
-        """From the first arrival to the last end, or to where the log was cut. Raises ``LogError`` if it comes to a stand
-        before.
+        """Run from the first arrival to the last end, or to where the log was cut, but no further than one step past the log's:
+        few lines may ask for millions. Raises ``LogError`` if it comes to a stand.
         """
         core = self.core
-        last = len(self._log.steps) if self._log.cut else -1
+        last = len(self._log.steps) + (not self._log.cut)
         outside = [(request["arrival"], 0, at) for at, request in enumerate(self._log.requests)]
         outside += [(r["abort"], 1, at) for at, r in enumerate(self._log.requests) if r["abort"] is not None]
         outside.sort(reverse=True)
@@ -327,7 +333,7 @@ class LoggedRun(Watcher):
             decision = core.next_decision()
             now = min(when for when in (decision, outside[-1][0] if outside else None) if when is not None)
             self._advance(now)
-            if self._over == last:
+            if self._over >= last:
                 return
             while outside and outside[-1][0] == now:
                 _, aborts, at = outside.pop()
@@ -439,6 +445,8 @@ def replay(path: Path, log: SchedulerLog, run: type[LoggedRun]) -> Verdict:
     """Hold runs of ``log`` to it. Raises ``LogError`` if it can't be replayed."""
     try:
         difference = _first_difference(log, run)
+    except LogError as bad:
+        raise LogError(f"{path}: {bad}") from bad
     except MALFORMED as bad:
         raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
     return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")

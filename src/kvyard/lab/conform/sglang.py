@@ -246,6 +246,8 @@ def conform(path: Path) -> Verdict:
     log = SglangLog(path)
     try:
         difference = _first_difference(log)
+    except LogError as bad:
+        raise LogError(f"{path}: {bad}") from bad
     except MALFORMED as bad:
         raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
     return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
