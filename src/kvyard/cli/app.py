@@ -70,6 +70,7 @@ _GROUPS = {
         ("calibrate", "calibrate", "Fit timing to a live engine, or to an engine's log."),
         ("profile", "app", "Fit timing to measured passes, and inspect the fit."),
         ("validate", "validate", "Compare a real run with its replay."),
+        ("expect", "expect", "Say which hits an engine owes a traffic, and why it counts fewer."),
         ("conform", "conform", "Compare the block manager with recorded logs of a real one."),
     ),
 }

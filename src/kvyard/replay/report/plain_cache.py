@@ -46,7 +46,8 @@ class PlainCache:
         self._own += 1
         manager = self._manager
         hints = heeded(hints_of(row), manager)
-        request = Job(row.id, _chain(row, self._size, self._own), 1, hints=hints)
+        sample = None if row.tokens is None or row.ids is not None else _nothing
+        request = Job(row.id, _chain(row, self._size, self._own), 1, hints=hints, sample=sample)
         if self._facts is not None:
             request.facts = self._facts.of(row)
         manager.begin_step()
@@ -63,6 +64,11 @@ class PlainCache:
             manager.begin_step()
         if request.id in manager.requests:
             manager.free(request)
+
+
+def _nothing(start: int, stop: int) -> list[int]:
+    """Tokens of an answer: only its prompt is computed here."""
+    return [0] * (stop - start)
 
 
 def _chain(row: TraceRequest, size: int, own: int) -> TraceChain | TokenChain:

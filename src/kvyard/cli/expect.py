@@ -1,0 +1,164 @@
+"""``kvyard expect``: the hits that an engine owes a traffic, beside those it counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvyard.cli.app import OUTPUT
+from kvyard.cli.outputs import print_json, say_written, words_beside
+from kvyard.cli.reading import CHAIN_IDS, TraceFile, read_trace, with_reading
+from kvyard.cli.replay import patient
+from kvyard.cli.serving import read_token
+from kvyard.cli.settings import with_settings
+from kvyard.errors import KvyardError
+from kvyard.replay.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from kvyard.lab.expect.counted import Counted
+    from kvyard.lab.expect.traffic import Traffic
+
+FLAGGED = 1
+"""The exit code where a cause is named."""
+COUNTS = "What the engine counted"
+
+
+@with_settings(SETTINGS)
+@with_reading(CHAIN_IDS, block_size="--trace-block-size")
+def expect(
+    trace: TraceFile,
+    settings: Mapping[str, object],
+    reading: Mapping[str, Any],
+    serve: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="The command that starts the engine, such as 'vllm serve MODEL ...'."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A running engine: its configuration and counters.", rich_help_panel=COUNTS),
+    ] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="Or a page of its metrics after the traffic ...", rich_help_panel=COUNTS)
+    ] = None,
+    metrics_before: Annotated[
+        Path | None, typer.Option(help="... and one before it, which is subtracted.", rich_help_panel=COUNTS)
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Counts by request, JSON lines with request_id and cached (or an answer's usage). A gateway's recording has "
+            "them in its rows.",
+            rich_help_panel=COUNTS,
+        ),
+    ] = None,
+    events: Annotated[
+        list[Path] | None,
+        typer.Option(help="Recordings of the workers' KV events, to compare their hashes.", rich_help_panel=COUNTS),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Percent of prompt tokens by which counts may differ.", rich_help_panel=COUNTS)
+    ] = 2.0,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the engine's API key; or set KVYARD_TOKEN.", rich_help_panel=COUNTS)
+    ] = None,
+    per_request: Annotated[
+        Path | None,
+        typer.Option(help="Write what each request is owed, and its count, as JSON lines.", rich_help_panel=OUTPUT),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write JSON instead of the table.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Say which prefix-cache hits an engine owes a traffic by its own rules, and why it counted fewer.
+
+    The engine is named by --serve, by --engine, or by settings as of kvyard replay (--model and --gpu, or --block-size and
+    --num-gpu-blocks). Without counts the command says what to expect and what limits it. Exit code 0 if nothing is wrong, 1
+    if a cause is named, 2 if refused.
+    """
+    import msgspec
+
+    from kvyard.files import STDOUT, check_outputs, write_whole
+    from kvyard.lab.expect.evidence import from_events
+    from kvyard.lab.expect.expectation import expect as work_out
+    from kvyard.lab.expect.traffic import read_traffic
+    from kvyard.lab.expect.view import print_expectation
+
+    given = [path for path in (metrics, metrics_before, answers) if path is not None]
+    check_outputs(per_request, STDOUT if as_json else None, reads=[trace, *given])
+    merged: dict[str, object] = {}
+    notes: list[str] = []
+    page = None
+    if serve is not None:
+        from kvyard.lab.expect.command_line import read_serve_line
+
+        line = read_serve_line(serve)
+        merged |= line.settings
+        if line.ignored:
+            notes.append(f"Flags that change no hit here: {', '.join(line.ignored)}.")
+    if engine is not None:
+        from kvyard.lab.expect.engine_visit import visit_engine
+
+        seen = visit_engine(engine, read_token(token_file))
+        merged = {**seen.settings, **merged}
+        page = seen.page
+    merged |= settings
+    traffic = read_traffic(read_trace(trace, reading), _limit(merged))
+    traffic.notes += notes
+    counted = _counted(traffic, metrics, metrics_before, answers, page)
+    with patient() as obey:
+
+        def told(came: int, through: int, now: int) -> None:
+            obey()
+
+        found = work_out(
+            traffic,
+            merged,
+            counted,
+            evidence=from_events(events or ()),
+            tolerance=tolerance / 100,
+            progress=told,
+        )
+    if per_request is not None:
+        write_whole(per_request, b"".join(msgspec.json.encode(row) + b"\n" for row in found.rows))
+    if as_json:
+        whole = msgspec.structs.asdict(found)
+        del whole["rows"]
+        print_json({"flagged": found.flagged, **whole})
+    else:
+        with words_beside(per_request):
+            print_expectation(found)
+    say_written([per_request])
+    raise typer.Exit(FLAGGED if found.flagged else 0)
+
+
+def _limit(settings: Mapping[str, object]) -> int | None:
+    limit = SETTINGS.parse({"limit": settings["limit"]})["limit"] if settings.get("limit") is not None else None
+    return limit if limit is None else int(limit)
+
+
+def _counted(
+    traffic: Traffic, metrics: Path | None, before: Path | None, answers: Path | None, page: str | None
+) -> Counted | None:
+    from kvyard.lab.expect.counted import Counted, read_answers, read_page
+
+    if before is not None and metrics is None and page is None:
+        raise KvyardError("--metrics-before needs a page after the traffic: --metrics FILE, or --engine URL")
+    by_request = traffic.cached if answers is None else read_answers(answers)
+    text = page if metrics is None else _text(metrics)
+    if not text:
+        return Counted(source="cached_tokens of answers", by_request=by_request) if by_request else None
+    found = read_page(text, "its /metrics" if metrics is None else str(metrics))
+    if before is not None:
+        found = found.since(read_page(_text(before), str(before)))
+    found.by_request = by_request
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError as error:
+        raise KvyardError(f"can't read {path}: {error.strerror}") from None

@@ -1,0 +1,164 @@
+"""Hits that an engine counted: pages of metrics of vLLM, SGLang and TensorRT-LLM, and counts per request."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
+from kvyard.replay.live.facts import cache_labels
+from kvyard.replay.traces.files import records
+
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
+_AWAKE = re.compile(r'sleep_state="awake"')
+
+VLLM = (
+    ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+    ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
+)
+"""Queries and hits in tokens, of this version and of earlier ones."""
+VLLM_EXTERNAL = ("vllm:external_prefix_cache_queries_total", "vllm:external_prefix_cache_hits_total")
+SGLANG = ("sglang:prompt_tokens_total", "sglang:cached_tokens_total")
+UNCHECKED = (
+    "TensorRT-LLM's counters are of blocks and couldn't be checked against a real engine here: take them as a hint."
+)
+
+
+class Counted(msgspec.Struct, kw_only=True):
+    """Tokens that an engine counted, all requests together or by request."""
+
+    source: str
+    queries: int | None = None
+    """Prompt tokens that were looked up, if it counts them."""
+    hits: int = 0
+    """Of those, tokens found on the device or, for engines that count both in one, in any tier."""
+    external_queries: int = 0
+    external_hits: int = 0
+    """Tokens loaded by a connector, which vLLM counts apart."""
+    by_request: dict[str, int] = {}
+    facts: dict[str, str] = {}
+    """What the engine reports of its cache: block_size, num_gpu_blocks, enable_prefix_caching, ..."""
+    asleep: bool = False
+    """True if vllm:engine_sleep_state isn't awake."""
+    notes: list[str] = []
+
+    @property
+    def total(self) -> int:
+        """Tokens found in any tier."""
+        return self.hits + self.external_hits
+
+    def since(self, before: Counted) -> Counted:
+        """The counts since ``before``. Raises ``KvyardError`` where counters went back: the engine was restarted."""
+        found = msgspec.structs.replace(
+            self,
+            queries=None if self.queries is None else self.queries - (before.queries or 0),
+            hits=self.hits - before.hits,
+            external_queries=self.external_queries - before.external_queries,
+            external_hits=self.external_hits - before.external_hits,
+        )
+        if min(found.queries or 0, found.hits, found.external_queries, found.external_hits) < 0:
+            raise KvyardError(
+                "counters are lower than in the earlier page: the engine was restarted in between, so leave that page out"
+            )
+        return found
+
+
+def read_page(text: str, name: str = "metrics") -> Counted:
+    """Read a page of metrics: Prometheus text, or TensorRT-LLM's JSON statistics.
+
+    Raises ``KvyardError`` where it has no counter of hits.
+    """
+    if text.lstrip().startswith(("[", "{")):
+        return _from_trtllm(text, name)
+    sums: dict[str, float] = {}
+    awake: list[float] = []
+    for metric, labels, value in _SAMPLE.findall(text):
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if metric == "vllm:engine_sleep_state":
+            if _AWAKE.search(labels):
+                awake.append(number)
+        elif math.isfinite(number):
+            sums[metric] = sums.get(metric, 0.0) + number
+    for queries, hits in VLLM:
+        if queries in sums:
+            return Counted(
+                source=f"{queries.removesuffix('_queries_total')}_*",
+                queries=round(sums[queries]),
+                hits=round(sums.get(hits, 0.0)),
+                external_queries=round(sums.get(VLLM_EXTERNAL[0], 0.0)),
+                external_hits=round(sums.get(VLLM_EXTERNAL[1], 0.0)),
+                facts=_told(cache_labels(text)),
+                asleep=bool(awake) and not any(awake),
+            )
+    if SGLANG[0] in sums:
+        return Counted(
+            source="sglang:cached_tokens_total",
+            queries=round(sums[SGLANG[0]]),
+            hits=round(sums.get(SGLANG[1], 0.0)),
+        )
+    raise KvyardError(
+        f"{name} has no counter of prefix hits: it needs vllm:prefix_cache_queries, sglang:prompt_tokens_total "
+        "(--enable-metrics) or TensorRT-LLM's kvCacheStats"
+    )
+
+
+def _told(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in labels.items() if value not in ("", "None")}
+
+
+def _from_trtllm(text: str, name: str) -> Counted:
+    """TensorRT-LLM's ``/metrics``: a list of statistics by iteration, the latest last. It counts blocks."""
+    try:
+        found: Any = msgspec.json.decode(text)
+        stats = found[-1] if isinstance(found, list) else found
+        cache = stats["kvCacheStats"]
+        size = int(cache["tokensPerBlock"])
+        reused, missed = int(cache["reusedBlocks"]), int(cache["missedBlocks"])
+    except (*DECODE_ERRORS, LookupError, TypeError, ValueError):
+        raise KvyardError(f"{name} has no kvCacheStats with reusedBlocks, missedBlocks and tokensPerBlock") from None
+    return Counted(
+        source="kvCacheStats (TensorRT-LLM)",
+        queries=(reused + missed) * size,
+        hits=reused * size,
+        facts={"block_size": str(size), "num_gpu_blocks": str(cache.get("maxNumBlocks", ""))},
+        notes=[UNCHECKED],
+    )
+
+
+class _Answer(msgspec.Struct):
+    """A row of counts: a request's id and what its answer reported."""
+
+    request_id: str | int | None = None
+    id: str | int | None = None
+    cached: int | None = None
+    cached_tokens: int | None = None
+    usage: dict[str, Any] | None = None
+
+
+def read_answers(path: Path) -> dict[str, int]:
+    """Read counts per request from JSON lines: ``request_id`` (or the row's number) and ``cached``, ``cached_tokens`` or an
+    answer's ``usage``.
+
+    Raises ``KvyardError`` for rows that have none of them.
+    """
+    found: dict[str, int] = {}
+    for number, record in records(path):
+        try:
+            row = msgspec.json.decode(record, type=_Answer)
+            details = (row.usage or {}).get("prompt_tokens_details") or {}
+            counts = [one for one in (row.cached, row.cached_tokens, details.get("cached_tokens")) if one is not None]
+            found[str(row.request_id or row.id or number)] = int(counts[0])
+        except (*DECODE_ERRORS, IndexError, TypeError, ValueError, AttributeError):
+            raise KvyardError(
+                f"{path}, line {number}: it needs cached, cached_tokens or an answer's usage with prompt_tokens_details"
+            ) from None
+    return found

@@ -1,0 +1,42 @@
+"""A running engine: its configuration as settings, and its counters."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from kvyard.replay.live.endpoint import Endpoint
+from kvyard.replay.live.facts import EngineFacts, engine_facts, metrics_page
+
+
+class EngineVisit(msgspec.Struct, kw_only=True):
+    """What a running engine reported."""
+
+    facts: EngineFacts
+    settings: dict[str, object]
+    page: str
+
+
+def visit_engine(url: str, token: str | None = None) -> EngineVisit:
+    """Ask a running engine for its configuration and counters. Raises ``KvyardError`` where it can't be reached."""
+
+    async def ask() -> EngineVisit:
+        async with Endpoint(url, token=token) as endpoint:
+            facts = await engine_facts(endpoint, None)
+            return EngineVisit(facts=facts, settings=settings_of_engine(facts), page=await metrics_page(endpoint))
+
+    return asyncio.run(ask())
+
+
+def settings_of_engine(facts: EngineFacts) -> dict[str, object]:
+    """The settings that an engine reported."""
+    found: dict[str, object] = {"backend": "sglang"} if facts.engine == "SGLang" else {}
+    for name in ("block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs"):
+        if getattr(facts, name) is not None:
+            found[name] = getattr(facts, name)
+    if facts.max_num_batched_tokens is not None and facts.engine != "SGLang":
+        found["max_num_batched_tokens"] = facts.max_num_batched_tokens
+    if facts.engines > 1:
+        found["workers"] = facts.engines
+    return found

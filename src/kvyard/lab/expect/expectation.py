@@ -1,0 +1,274 @@
+"""An expectation: hits owed beside hits counted, the difference by cause, and the first cause in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from kvyard.engine.config import EngineConfig
+from kvyard.lab.expect.causes import LIMITS, say
+from kvyard.lab.expect.counted import Counted
+from kvyard.lab.expect.owed import (
+    Granularity,
+    Replayed,
+    Told,
+    endless_hits,
+    granularity,
+    replay_traffic,
+    settle_settings,
+)
+from kvyard.lab.expect.search import BLIND, Difference, find_fault
+from kvyard.lab.expect.traffic import Tokens, Traffic, repeated_tokens, shared_tokens
+from kvyard.replay.record import Record
+
+TOLERANCE = 0.02
+"""Share of prompt tokens by which counts may differ from what is owed."""
+LARGE = 1 / 3
+"""Share of what prompts share that one limit may cost before it is named."""
+LEAST = 0.02
+"""Share of prompt tokens below which a limit isn't worth a sentence."""
+FEW = 20
+"""Requests that are listed one by one."""
+
+
+BY_CACHE = "route by cached prefixes (kvyard gateway, policy kv), or by session"
+WITH_CACHE = "give cached prefixes more weight in the router, or let workers share a tier or pull from each other"
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the waterfall: prompt tokens that are lost to it, and those that are left."""
+
+    cause: str
+    title: str
+    lost: int
+    left: int
+
+
+class OwedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request: prompt tokens, those that an earlier prompt began with, those owed and those counted."""
+
+    id: str
+    input: int
+    shared: int
+    owed: int
+    counted: int | None = None
+
+
+class Expectation(msgspec.Struct, kw_only=True):
+    """What an engine owes a traffic, and what it counted. Figures are prompt tokens."""
+
+    kind: str = "kvyard expectation"
+    version: int = 1
+    traffic: str
+    requests: int
+    rejected: int
+    prompt_tokens: int
+    """Of requests that were admitted."""
+    shared: int
+    """Tokens that an earlier prompt or answer began with: what a cache can find at best."""
+    owed: int
+    owed_device: int
+    owed_loaded: int
+    counted: int | None = None
+    counted_by: str = ""
+    granularity: Granularity
+    steps: list[Step]
+    """From what prompts share to what is owed."""
+    cause: str = ""
+    """The first cause, empty where nothing is to be said."""
+    fault: bool = False
+    """True if the engine counted something else than it owes; otherwise the cause is a limit of traffic or configuration."""
+    sentence: str = ""
+    equal: int | None = None
+    """Requests whose counts are what they are owed, of those with a count."""
+    compared: int | None = None
+    different: list[OwedRequest] = []
+    """The first of the others."""
+    rows: list[OwedRequest] = []
+    """All requests that were admitted."""
+    notes: list[str] = []
+    settings: dict[str, Any] = {}
+
+    @property
+    def flagged(self) -> bool:
+        """True if a cause was named."""
+        return bool(self.cause)
+
+
+def expect(
+    traffic: Traffic,
+    settings: Mapping[str, object],
+    counted: Counted | None = None,
+    *,
+    evidence: Iterable[str] = (),
+    tolerance: float = TOLERANCE,
+    progress: Told | None = None,
+) -> Expectation:
+    """Work out the hits that an engine with ``settings`` owes ``traffic``, and compare with those it ``counted``.
+
+    ``evidence`` are codes of causes that something else has shown (``hash-seed``, ``events-off``). Raises ``KvyardError`` as
+    a replay does.
+    """
+    settled = settle_settings(settings)
+    replayed = replay_traffic(traffic.requests, settled, progress)
+    config = replayed.run.fleet.config
+    engine = config.workers[0].engine
+    sizes = granularity(engine)
+    levels = _levels(traffic, replayed, engine, sizes)
+    admitted = replayed.admitted
+    prompts = np.array([request.input_length for request in traffic.requests], dtype=np.int64)
+    prompt_tokens = int(prompts[admitted].sum())
+    steps = [
+        Step(
+            cause=code,
+            title=LIMITS[code].title,
+            lost=int(before[admitted].sum() - after[admitted].sum()),
+            left=int(after[admitted].sum()),
+        )
+        for (_, before), (code, after) in pairwise(levels)
+        if code in LIMITS
+    ]
+    text = next(level for code, level in levels if code == "text")
+    found = Expectation(
+        traffic=traffic.name,
+        requests=len(traffic.requests),
+        rejected=int((~admitted).sum()),
+        prompt_tokens=prompt_tokens,
+        shared=int(text[admitted].sum()),
+        owed=replayed.total,
+        owed_device=replayed.device,
+        owed_loaded=replayed.loaded,
+        granularity=sizes,
+        steps=[step for step in steps if step.lost],
+        notes=[*traffic.notes, *(counted.notes if counted is not None else ())],
+        rows=[
+            OwedRequest(
+                id=request.id,
+                input=request.input_length,
+                shared=int(most),
+                owed=int(hits),
+                counted=None if counted is None else counted.by_request.get(request.id),
+            )
+            for request, most, hits in zip(traffic.requests, text, replayed.hits, strict=True)
+            if hits >= 0
+        ],
+        settings={name: value for name, value in settled.items() if isinstance(value, str | int | float | bool)},
+    )
+    if found.rejected:
+        found.notes.append(f"{found.rejected:,} requests don't fit the engine and are left out.")
+    moved = levels[0][1][admitted].sum() - text[admitted].sum()
+    _name_limit(found, traffic, replayed, levels, int(moved))
+    if counted is not None:
+        _compare(found, traffic, replayed, settled, counted, set(evidence), tolerance)
+    return found
+
+
+# -- the waterfall --------------------------------------------------------------------------------------------------------
+
+
+def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: Granularity) -> list[tuple[str, Tokens]]:
+    """What each request can find, from the most to what it is owed; each level by the name of what it takes away."""
+    requests, config = traffic.requests, replayed.run.fleet.config
+    plain = requests
+    if traffic.media:
+        plain = [replace(one, tokens=traffic.texts.get(one.id, one.tokens)) for one in requests]
+    adapters = any(request.lora is not None for request in requests)
+    salts = any(request.salt is not None for request in requests)
+    text = shared_tokens(plain, adapters=False, salts=False)
+    levels = [("repeated", np.maximum(text, repeated_tokens(plain))), ("text", text)]
+    if traffic.media:
+        levels.append(("media", shared_tokens(requests, adapters=False, salts=False)))
+    if adapters:
+        levels.append(("adapters", shared_tokens(requests, salts=False)))
+    if salts:
+        levels.append(("salts", shared_tokens(requests)))
+    lengths = np.array([request.input_length for request in requests], dtype=np.int64)
+    block = sizes.block_size
+    levels.append(("granularity", levels[-1][1] // block * block))
+    recomputed = np.minimum(levels[-1][1], (lengths - 1) // block * block)
+    endless = np.minimum(recomputed, endless_hits(requests, engine))
+    if sizes.drafts or not all(spec.is_full for spec in engine.specs):
+        levels.append(("last-block", recomputed))
+        levels.append(("draft-head" if sizes.drafts else "attention", endless))
+    else:
+        levels.append(("last-block", endless))  # an answer's last token is computed with the next turn
+    if not engine.enable_prefix_caching:
+        levels.append(("caching-off", np.zeros_like(lengths)))
+        return levels
+    by_id: dict[str, Record] = {record.id: record for record in replayed.run.records}
+    ranks = sum(kind.count * kind.dp_size for kind in config.workers)
+    if ranks > 1:
+        routed = endless_hits(requests, engine, list(by_id.values()))
+        levels.append(("routing", np.minimum(levels[-1][1], routed)))
+    left = np.array([by_id[one.id].left if one.id in by_id else 0 for one in requests], dtype=np.int64)
+    owed = np.maximum(replayed.hits, 0)
+    if left.any():
+        levels.append(("left", np.maximum(owed, levels[-1][1] - left)))
+    levels.append(("pool" if replayed.evicted else "in-flight", owed))
+    return levels
+
+
+def _name_limit(
+    found: Expectation, traffic: Traffic, replayed: Replayed, levels: list[tuple[str, Tokens]], moved: int
+) -> None:
+    """Name the limit that costs the most, if one costs much."""
+    repeated = int(levels[0][1][replayed.admitted].sum())
+    worst = max(found.steps, key=lambda step: step.lost, default=None)
+    code, lost, of = "", 0, found.shared
+    if worst is not None:
+        code, lost = worst.cause, worst.lost
+    if moved > lost:
+        code, lost, of = "changing-text", moved, repeated
+    if not code or lost < LARGE * of or lost < LEAST * found.prompt_tokens:
+        return
+    engine = replayed.run.fleet.config.workers[0].engine
+    by_name = dict(levels)
+    shared = by_name["text"][by_name["text"] > 0]
+    smallest = found.granularity.smallest or found.granularity.block_size
+    parted = by_name["text"][levels[0][1] > by_name["text"]]
+    found.cause = code
+    found.sentence = say(
+        LIMITS[code],
+        moved=repeated / found.prompt_tokens,
+        parting=int(np.median(parted)) if len(parted) else 0,
+        adapters=len({request.lora for request in traffic.requests}),
+        salts=len({request.salt for request in traffic.requests}),
+        requests=found.requests,
+        block=found.granularity.block_size,
+        smallest=smallest,
+        short=float((shared < smallest).mean()) if len(shared) else 0.0,
+        blocks=found.prompt_tokens / max(1, found.requests - found.rejected) / found.granularity.block_size,
+        groups=" and ".join(dict.fromkeys(found.granularity.groups)),
+        evicted=replayed.evicted,
+        tokens=engine.capacity_tokens,
+        better=BY_CACHE if replayed.run.fleet.config.router.policy in BLIND else WITH_CACHE,
+    )
+
+
+# -- what was counted -----------------------------------------------------------------------------------------------------
+
+
+def _compare(
+    found: Expectation,
+    traffic: Traffic,
+    replayed: Replayed,
+    settings: Mapping[str, object],
+    counted: Counted,
+    evidence: set[str],
+    tolerance: float,
+) -> None:
+    rows = [row for row in found.rows if row.counted is not None]
+    found.counted_by = counted.source
+    found.counted = sum(row.counted or 0 for row in rows) if rows else counted.total
+    if rows:
+        others = [row for row in rows if row.owed != row.counted]
+        found.compared, found.equal, found.different = len(rows), len(rows) - len(others), others[:FEW]
+    fault = find_fault(Difference(traffic, settings, replayed, counted, evidence, tolerance))
+    if fault is not None:
+        found.cause, found.sentence = fault
+        found.fault = True

@@ -1,0 +1,164 @@
+"""Hits that an engine owes a traffic by its own rules: the replay of the traffic, and the levels above it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from kvyard.engine.config import EngineConfig
+from kvyard.errors import KvyardError
+from kvyard.lab.expect.traffic import Tokens, shared_tokens
+from kvyard.replay.record import Record
+from kvyard.replay.report.plain_cache import PlainCache
+from kvyard.replay.run import SimulatedRun, replay
+from kvyard.replay.settings import make_config
+from kvyard.replay.traces import TraceRequest
+
+ENDLESS = 1 << 32
+"""Blocks of a pool that never evicts."""
+PROBED = 64
+"""Multiples of the hit granularity that are tried for the shortest prefix that can hit."""
+Told = Callable[[int, int, int], None]
+
+
+class Replayed(msgspec.Struct, kw_only=True):
+    """One replay of a traffic: prompt tokens that each request found."""
+
+    hits: Tokens
+    """By request, on the device and in lower tiers; -1 for a request that wasn't admitted."""
+    device: int
+    loaded: int
+    evicted: int
+    """Blocks."""
+    preemptions: int
+    run: SimulatedRun
+
+    @property
+    def admitted(self) -> npt.NDArray[np.bool_]:
+        """True for requests that were admitted."""
+        return self.hits >= 0
+
+    @property
+    def total(self) -> int:
+        """Prompt tokens found by all requests."""
+        return int(self.hits[self.admitted].sum())
+
+
+def settle_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """``settings`` for one worker unless they name more, with any times where no card gives some."""
+    found = {"workers": 1, **{name: value for name, value in settings.items() if value is not None}}
+    if found.keys() & {"prefill", "decode", "split"}:
+        found.pop("workers")
+    if "model" in found and not found.keys() & {"gpu", "timing"}:
+        found["timing"] = "polynomial"
+    return found
+
+
+def replay_traffic(
+    requests: Sequence[TraceRequest], settings: Mapping[str, object], progress: Told | None = None
+) -> Replayed:
+    """Replay ``requests``. Raises ``KvyardError`` as ``kvyard.replay`` does."""
+    config = make_config(settings)
+    if config.warm_up is not None or config.autoscale is not None:
+        name = "warm_up" if config.warm_up is not None else "autoscale"
+        raise KvyardError(f"{name} leaves open which requests count: leave it out here")
+    run = replay(list(requests), config=config, progress=progress)
+    by_id: dict[str, Record] = {record.id: record for record in run.records}
+    found = [_found(by_id.get(request.id)) for request in requests]
+    cores = [core for worker in run.fleet.used for core in worker.cores]
+    return Replayed(
+        hits=np.array(found, dtype=np.int64),
+        device=sum(record.cached for record in by_id.values() if record.admitted >= 0),
+        loaded=sum(sum(record.loaded) for record in by_id.values() if record.admitted >= 0),
+        evicted=sum(core.scheduler.manager.pool.evicted for core in cores),
+        preemptions=sum(record.preemptions for record in by_id.values()),
+        run=run,
+    )
+
+
+def _found(record: Record | None) -> int:
+    return -1 if record is None or record.admitted < 0 else record.cached + sum(record.loaded)
+
+
+def endless_hits(
+    requests: Sequence[TraceRequest], engine: EngineConfig, records: Sequence[Record] | None = None
+) -> Tokens:
+    """Return, per request, the tokens found by the engine's own rules in pools that never evict: in one pool, or with
+    ``records`` in one for each worker, as they were routed.
+    """
+    by_id = {record.id: record for record in records or ()}
+    order = sorted(
+        range(len(requests)),
+        key=lambda at: (by_id[requests[at].id].admitted if requests[at].id in by_id else -1, at),
+    )
+    places: dict[str, list[int]] = {}
+    for at in order:
+        record = by_id.get(requests[at].id)
+        places.setdefault("" if record is None else record.prefilled_by, []).append(at)
+    found = np.zeros(len(requests), dtype=np.int64)
+    for numbers in places.values():
+        found[numbers] = _endless([requests[at] for at in numbers], replace(engine, enable_prefix_caching=True))
+    return found
+
+
+def _endless(requests: Sequence[TraceRequest], engine: EngineConfig) -> Tokens:
+    if engine.backend == "sglang":
+        # Its scheduler enters prompts into the tree, not the block manager; a tree that evicts nothing has every page.
+        lengths = np.array([request.input_length for request in requests], dtype=np.int64)
+        page = engine.specs[0].block_size
+        return np.minimum(shared_tokens(requests), lengths - 1) // page * page
+    cache = PlainCache(engine, ENDLESS)
+    found: list[int] = []
+    for request in requests:
+        before = cache.found
+        cache.add(request, request.arrival)
+        found.append(cache.found - before)
+        answered = with_answer(request)
+        if answered is not None:
+            cache.add(answered, request.arrival)
+    return np.array(found, dtype=np.int64)
+
+
+def with_answer(request: TraceRequest) -> TraceRequest | None:
+    """The prompt with its answer behind it, less the last token, which no pass computes; ``None`` if it isn't known."""
+    if request.tokens is None or not request.output_tokens or len(request.output_tokens) < 2:
+        return None
+    tokens = [*request.tokens, *request.output_tokens[:-1]]
+    return replace(request, id=f"{request.id}#answer", tokens=tokens, input_length=len(tokens))
+
+
+class Granularity(msgspec.Struct, frozen=True, kw_only=True):
+    """Where hits of an engine can end."""
+
+    block_size: int
+    """Tokens that hits are multiples of."""
+    smallest: int | None
+    """Tokens that a prefix must have to be found at all; ``None`` if none was found up to a large bound."""
+    groups: list[str]
+    drafts: bool
+    """True if a draft head needs the last block of a hit computed again."""
+
+
+def granularity(engine: EngineConfig) -> Granularity:
+    """Work out where hits end, by asking a block manager of that engine."""
+    sizes = [spec.block_size for spec in engine.specs]
+    unit = math.lcm(*sizes)
+    groups = [f"{spec.kind} ({spec.block_size} tokens)" for spec in engine.specs]
+    drafts = engine.speculative is not None and engine.speculative.eagle
+    smallest = next((unit * at for at in range(1, PROBED) if _hits_at(engine, unit * at)), None)
+    return Granularity(block_size=unit, smallest=smallest, groups=groups, drafts=drafts)
+
+
+def _hits_at(engine: EngineConfig, tokens: int) -> bool:
+    """True if a prompt finds something of an earlier prompt with which it has its first ``tokens`` tokens in common."""
+    rest = max(spec.block_size for spec in engine.specs) + 1
+    prompts = []
+    for number in range(3):  # states are kept where prompts were seen to part: the third finds what the second left
+        text = [*range(tokens), *(1_000_000 * (number + 1) + at for at in range(rest))]
+        prompts.append(TraceRequest(f"probe{number}", number, len(text), 1, tokens=text))
+    return bool(_endless(prompts, replace(engine, enable_prefix_caching=True)).any())

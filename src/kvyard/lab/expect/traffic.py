@@ -1,0 +1,232 @@
+"""The traffic of an expectation: requests, what prompts share before any cache is considered, and counts per request."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from msgspec.structs import replace
+
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.errors import KvyardError
+from kvyard.replay.traces import Trace, TraceRequest
+from kvyard.replay.traces.files import records
+
+Tokens = npt.NDArray[np.int64]
+
+SHINGLE = 24
+"""Tokens of a passage that is recognised wherever it stands in a prompt."""
+SAMPLED = 8
+"""One of this many passages is remembered."""
+CHOICE = "#choice"
+"""In the id of a request that stands for a further choice (n > 1) of another."""
+_WEIGHTS = np.random.default_rng(29).integers(1, 1 << 62, SHINGLE, dtype=np.int64) | 1
+
+
+class MediaItem(msgspec.Struct, frozen=True):
+    """An image, clip or recording of a prompt."""
+
+    at: int
+    """Its first placeholder token."""
+    length: int = 1
+    hash: str = ""
+    """The engine's key of its content; an item without one is like no other."""
+
+
+class _Columns(msgspec.Struct):
+    """Columns of a row that only an expectation reads."""
+
+    request_id: str | int | None = None
+    cached: int | None = None
+    n: int = 1
+    images: tuple[MediaItem, ...] = ()
+    salt: str | None = None
+    lora: str | None = None
+
+
+class Traffic(msgspec.Struct, kw_only=True):
+    """Requests in order of arrival, those for further choices included."""
+
+    name: str
+    requests: list[TraceRequest]
+    cached: dict[str, int] = {}
+    """Prompt tokens that the engine reported as cached, by request id."""
+    media: dict[str, tuple[MediaItem, ...]] = {}
+    """By request id."""
+    texts: dict[str, Sequence[int]] = {}
+    """Tokens of prompts with media, placeholders as they are, by request id."""
+    choices: int = 0
+    """Requests for further choices."""
+    notes: list[str] = []
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return sum(request.input_length for request in self.requests)
+
+
+def read_traffic(source: Trace | Sequence[TraceRequest], limit: int | None = None) -> Traffic:
+    """Read a trace or a recording, with counts per request if it has any.
+
+    Raises ``KvyardError`` as reading the trace does, and for a trace without requests.
+    """
+    rows = list(source) if limit is None else [row for row, _ in zip(source, range(limit), strict=False)]
+    if not rows:
+        raise KvyardError("the trace has no requests: there is nothing to expect")
+    found = Traffic(name="requests", requests=[], cached={}, media={}, texts={}, notes=[])
+    columns: dict[str, _Columns] = {}
+    if isinstance(source, Trace):
+        found.name = Path(source.name).name
+        columns = _columns(Path(source.name))
+    for row in rows:
+        more = columns.get(row.id)
+        found.requests += [row] if more is None else _with_columns(found, row, more)
+    return found
+
+
+def _columns(path: Path) -> dict[str, _Columns]:
+    """The extra columns of JSON lines, by request id; none where the file has other rows."""
+    decode = msgspec.json.Decoder(_Columns).decode
+    found: dict[str, _Columns] = {}
+    try:
+        for number, record in records(path):
+            row = decode(record)
+            found[str(number if row.request_id is None else row.request_id)] = row
+    except DECODE_ERRORS:
+        return {}
+    return found
+
+
+def _with_columns(traffic: Traffic, row: TraceRequest, more: _Columns) -> list[TraceRequest]:
+    if more.cached is not None:
+        traffic.cached[row.id] = more.cached
+    row = replace(row, salt=row.salt or more.salt, lora=row.lora or more.lora)
+    if more.images:
+        if row.tokens is None:
+            raise KvyardError(f"request {row.id} has images and no tokens: positions of images need a trace of tokens")
+        traffic.media[row.id], traffic.texts[row.id] = more.images, row.tokens
+        row = replace(row, tokens=_with_media(row.id, row.tokens, more.images))
+    if more.n < 1:
+        raise KvyardError(f"request {row.id} asks for n = {more.n}: it must be at least 1")
+    traffic.choices += more.n - 1
+    siblings = [replace(row, id=f"{row.id}{CHOICE}{at}", session=None) for at in range(2, more.n + 1)]
+    return [row, *siblings]
+
+
+def _with_media(name: str, tokens: Sequence[int], images: Iterable[MediaItem]) -> list[int]:
+    """``tokens`` with placeholders that are equal where the engine's keys of the items are."""
+    found = list(tokens)
+    for number, image in enumerate(images):
+        key = xxhash.xxh3_64_intdigest((image.hash or f"{name} {number}").encode()) >> 1
+        found[image.at : image.at + image.length] = [key] * len(found[image.at : image.at + image.length])
+    return found
+
+
+# -- what prompts share ---------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """Consecutive tokens (or ids) of prompts, after those of its parent."""
+
+    __slots__ = ("children", "text")
+
+    def __init__(self, text: array[int]) -> None:
+        self.text = text
+        self.children: dict[int, _Run] = {}
+        """By their first tokens."""
+
+
+def _common(one: array[int], other: array[int]) -> int:
+    """Return how many tokens both begin with."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _enter(root: _Run, names: Sequence[int]) -> int:
+    """Enter a prompt; return how many of its tokens an earlier one began with."""
+    text = array("Q", names)
+    run, at = root, 0
+    while at < len(text):
+        child = run.children.get(text[at])
+        if child is None:
+            run.children[text[at]] = _Run(text[at:])
+            break
+        alike = _common(child.text, text[at:])
+        at += alike
+        if alike < len(child.text):
+            if at < len(text):
+                rest = _Run(child.text[alike:])
+                rest.children, child.text = child.children, child.text[:alike]
+                child.children = {rest.text[0]: rest, text[at]: _Run(text[at:])}
+            break
+        run = child
+    return at
+
+
+def shared_tokens(requests: Iterable[TraceRequest], *, adapters: bool = True, salts: bool = True) -> Tokens:
+    """Return, per request, the tokens it begins with that an earlier prompt (or answer) began with.
+
+    That is the most a cache can find: at token granularity, with room for everything. Without ``adapters`` or ``salts``,
+    prompts that differ in these alone count as equal.
+    """
+    roots: dict[tuple[object, ...], _Run] = {}
+    found: list[int] = []
+    for request in requests:
+        size = request.id_block_size if request.ids is not None else 1
+        space = (size, request.lora if adapters else None, request.salt if salts else None)
+        names = request.ids if request.ids is not None else request.tokens or ()
+        root = roots.setdefault(space, _Run(array("Q")))
+        found.append(min(_enter(root, names) * size, request.input_length))
+        if request.ids is None and request.output_tokens:
+            _enter(root, [*names, *request.output_tokens])
+    return np.array(found, dtype=np.int64)
+
+
+def repeated_tokens(requests: Iterable[TraceRequest]) -> Tokens:
+    """Return, per request, about how many of its tokens stood in an earlier prompt, at any position.
+
+    By its passages if tokens are known. By its session otherwise: a turn repeats the turn before it.
+    """
+    passages: set[int] = set()
+    turns: dict[str, int] = {}
+    found: list[int] = []
+    for request in requests:
+        if request.tokens is not None:
+            known = _repeated(request.tokens, passages)
+        elif request.session is not None:
+            known = min(turns.get(request.session, 0), request.input_length)
+            turns[request.session] = request.input_length
+        else:
+            known = 0
+        found.append(known)
+    return np.array(found, dtype=np.int64)
+
+
+def _repeated(tokens: Sequence[int], passages: set[int]) -> int:
+    text = np.array(array("Q", tokens), dtype=np.uint64).view(np.int64)
+    if len(text) < SHINGLE:
+        return 0
+    sums = np.zeros(len(text) - SHINGLE + 1, dtype=np.int64)
+    for at, weight in enumerate(_WEIGHTS):
+        sums += text[at : at + len(sums)] * weight
+    sums ^= sums >> 29
+    sampled: list[Any] = sums[sums % SAMPLED == 0].tolist()
+    if not sampled:
+        return 0
+    known = sum(one in passages for one in sampled)
+    passages.update(sampled)
+    return round(len(text) * known / len(sampled))
