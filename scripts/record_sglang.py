@@ -88,7 +88,9 @@ class Recording:
         self._timing = timing
         self._scheduler = scheduler
         self._requests = {request["request"]: request for request in requests}
-        self._inbox = deque(requests)
+        sent = [(request["arrival"], 0, at, request) for at, request in enumerate(requests)]
+        sent += [(request["abort"], 1, at, request) for at, request in enumerate(requests) if "abort" in request]
+        self._inbox = deque(sorted(sent, key=lambda message: message[:3]))
         self._now = 0
         self._numbers = EventNumbers()
         self._requeued: list[tuple[str, str]] = []
@@ -162,12 +164,16 @@ class Recording:
             return True
         if not self._inbox:
             return False
-        self._now = max(self._now, self._inbox[0]["arrival"])
+        self._now = max(self._now, self._inbox[0][0])
         return True
 
     def _receive(self) -> None:
-        while self._inbox and self._inbox[0]["arrival"] <= self._now:
-            self._scheduler.add(self._inbox.popleft())
+        while self._inbox and self._inbox[0][0] <= self._now:
+            _, aborts, _, request = self._inbox.popleft()
+            if not aborts:
+                self._scheduler.add(request)
+            elif self._scheduler.abort(request["request"]):
+                self.ends[request["request"]]["at"] = self._now
 
     # -- a batch ----------------------------------------------------------------------------------------------------
 
@@ -268,10 +274,12 @@ def record(name: str, seed: int, out: Path, version: str) -> str:
         if event[0] == "removed"
         for _, count in event[-1]
     )
+    aborted = sum("abort" in request for request in requests)
     left = sum(end["at"] is None for end in recording.ends.values())
     line = (
         f"{path.name}: {len(requests)} requests, {len(recording.steps)} steps, {retracted} retracted, {removed} evicted"
     )
+    line += f", {aborted} to abort" if aborted else ""
     return line + (f", {left} UNFINISHED" if left else "")
 
 

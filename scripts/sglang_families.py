@@ -52,6 +52,10 @@ class Plan:
     repeated: float = 0.05
     """Share of requests that repeat an earlier prompt."""
     priorities: tuple[int, int] | None = None
+    aborted: float = 0.0
+    """Share of requests that are aborted ..."""
+    patience_ns: tuple[int, int] = (0, 400_000_000)
+    """... this long after their arrival, if they have not ended by then."""
 
 
 def family(change: Callable[[Plan], None]) -> Callable[[Plan], None]:
@@ -103,7 +107,8 @@ def _requests(plan: Plan) -> list[dict[str, Any]]:
             output = max(1, min(output, capacity - length))
         made.append(
             {
-                "request": f"r{at}",
+                # An abort concerns every request whose name begins with the name it gives.
+                "request": f"r{at:03}" if plan.aborted else f"r{at}",
                 "arrival": now,
                 "prompt": prompt,
                 "output": [fresh + SPACING, output],
@@ -111,6 +116,8 @@ def _requests(plan: Plan) -> list[dict[str, Any]]:
                 "ignore_eos": plan.settings["ignore_eos"],
             }
         )
+        if plan.aborted and rng.random() < plan.aborted:
+            made[-1]["abort"] = now + rng.randint(*plan.patience_ns)
     return made
 
 
@@ -547,6 +554,44 @@ _outgrowing("outgrow-chunk", 16, "The same with small chunks.", chunked_prefill_
 _outgrowing(
     "outgrow-mixed", 16, "The same, chunks and decodes in one batch.", chunked_prefill_size=64, enable_mixed_chunk=True
 )
+
+
+# -- aborts -----------------------------------------------------------------------------------------------------------
+
+
+def _aborting(name: str, page: int, doc: str, *, outgrow: bool = False, **settings: Any) -> None:
+    def change(plan: Plan) -> None:
+        _tight(plan, page, (1600 // page, 4000 // page) if "sliding_window_size" in settings else None)
+        _set(plan, **settings)
+        plan.requests, plan.gap_ns, plan.output = (20, 50), (0, 20_000_000), (1, 160)
+        plan.aborted = plan.rng.choice([0.3, 0.6])
+        if settings.get("enable_priority_scheduling"):
+            plan.priorities = (0, 30)
+        if outgrow:
+            _set(plan, schedule_conservativeness=plan.rng.choice([0.05, 0.2, 0.4]))
+            plan.gap_ns, plan.output, plan.prompt = (0, 8_000_000), (100, 500), (20, 200)
+            plan.patience_ns = (0, 2_000_000_000)
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+for _page in (1, 16, 64):
+    _aborting(f"abort-p{_page}", _page, f"Requests that are aborted, pages of {_page}.")
+    _aborting(
+        f"abort-chunk-p{_page}", _page, f"Aborts of prompts in chunks, pages of {_page}.", chunked_prefill_size=64
+    )
+_aborting("abort-retract", 16, "Aborts where answers outgrow the pool.", outgrow=True)
+_aborting(
+    "abort-mixed", 16, "Aborts, chunks and decodes in one batch.", chunked_prefill_size=64, enable_mixed_chunk=True
+)
+_aborting("abort-lpm", 16, "Aborts, longest prefix first.", schedule_policy="lpm")
+_aborting("abort-priority", 16, "Aborts, by priority, with preemption.", enable_priority_scheduling=True)
+_aborting("abort-off", 16, "Aborts without prefix caching.", disable_radix_cache=True, chunked_prefill_size=64)
+_WINDOW = {"sliding_window_size": 64, "swa_full_tokens_ratio": 0.7}
+_aborting("abort-swa", 16, "Aborts with windows.", **_WINDOW)
+_aborting("abort-swa-chunk", 16, "Aborts with windows and chunks.", chunked_prefill_size=128, **_WINDOW)
+_aborting("abort-swa-retract", 16, "Aborts with windows where answers outgrow the pools.", outgrow=True, **_WINDOW)
 
 
 # -- states of admission ----------------------------------------------------------------------------------------------

@@ -308,6 +308,16 @@ class SglangUnderTest:
             raise ValueError(f"SGLang clips the answer of {req.rid} to {req.sampling_params.max_new_tokens} tokens")
         self.of_sglang._add_request_to_queue(req)
 
+    def abort(self, name: str) -> bool:
+        """Abort a request, if it is here; returns whether it leaves before the next batch, without another token."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        scheduler = self.of_sglang
+        chunked = scheduler.chunked_req is not None and scheduler.chunked_req.rid == name
+        leaves = chunked or any(req.rid == name for req in scheduler.waiting_queue)
+        scheduler.abort_request(AbortReq(rid=name))
+        return leaves
+
     # -- batches ----------------------------------------------------------------------------------------------------
 
     def next_batch(self) -> Any:

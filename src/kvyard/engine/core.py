@@ -162,7 +162,7 @@ class EngineCore:
         self._tell_time(now)
         if not self._ends:
             self.scheduler.jobs.free_ended(now)
-        self.scheduler.jobs.drop(job, now)
+        self.scheduler.jobs.cancel(job, now)
 
     def next_decision(self) -> int | None:
         """When the engine next has something to decide, if nothing comes from outside; ``None`` if it has nothing to do."""
@@ -394,7 +394,7 @@ class EngineCore:
         jobs = self.scheduler.jobs
         self._tell_time(end)
         for job in self._cancelled:
-            jobs.drop(job, end)
+            jobs.cancel(job, end)
         self._cancelled.clear()
         self._tell(0, 1)
         self.passes += 1
@@ -551,7 +551,7 @@ class EngineCore:
             lockstep.advance(self._first + count - 1 - lockstep.tick)
         self._tell_time(end)
         for job in self._cancelled:
-            self.scheduler.jobs.drop(job, end)
+            self.scheduler.jobs.cancel(job, end)
         self._cancelled.clear()
 
     def _take_blocks(self, at: int, count: int) -> int:

@@ -64,6 +64,16 @@ class DecodeBatch:
             heappush(self._lengths, (job.joined - job.base, job.serial, job))
         self.watch(job, self.tick)
 
+    def abort(self, job: Job) -> None:
+        """``job`` is cancelled and has its last token with the pass ``tick``."""
+        forgone = job.end - self.tick - 1
+        job.aborted = True
+        job.forgone += forgone
+        job.max_tokens -= forgone
+        job.end -= forgone
+        self.ends -= forgone
+        heappush(self._ends, (job.end, job.serial, job))
+
     def watch(self, job: Job, earliest: int) -> None:
         """Work out when ``job`` next needs its block manager: the first pass from ``earliest`` on that isn't quiet
         (see ``blocks.step``).

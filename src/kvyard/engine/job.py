@@ -38,6 +38,7 @@ class Job(Request):
 
     __slots__ = (
         "_sample",
+        "aborted",
         "ahead",
         "arrival",
         "awaits",
@@ -46,6 +47,7 @@ class Job(Request):
         "defers",
         "end",
         "external_tokens",
+        "forgone",
         "handed_over",
         "joined",
         "left",
@@ -111,6 +113,10 @@ class Job(Request):
         """Whether its blocks stay after its end, until another worker has them: it computes a prompt for that one."""
         self.received = False
         """Whether another worker computed its prompt, whose blocks it gets before it begins."""
+        self.aborted = False
+        """True if it was cancelled and ends with its next token: SGLang's way."""
+        self.forgone = 0
+        """Tokens by which ``max_tokens`` was cut then."""
         self.defers = False
         """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, which
         makes no difference, since their names are its own."""

@@ -76,6 +76,8 @@ class Lifecycle:
         self._serial = 0
         self.finishing: Callable[[Job], None] | None = None
         """Called for a job that has its last token, before its blocks are freed."""
+        self.aborting: Callable[[Job], None] | None = None
+        """Called for a running job that is cancelled, where that has one more token (``Job.aborted``)."""
 
     @property
     def idle(self) -> bool:
@@ -246,6 +248,13 @@ class Lifecycle:
         self._release(job, now)
         self.watcher.ended(job, now, reason)
 
+    def cancel(self, job: Job, now: int) -> None:
+        """``job`` is cancelled: it goes, or has one more token first. Between passes only."""
+        if self.aborting is not None and job.running and not job.state.ended:
+            self.aborting(job)
+        else:
+            self.drop(job, now)
+
     def drop(self, job: Job, now: int) -> None:
         """``job`` is cancelled: take it out of wherever it is and give its blocks back. Between passes only."""
         if job.state.ended:
@@ -381,9 +390,9 @@ class Lifecycle:
         self.blocks.close(job)
         if self.finishing is not None:
             self.finishing(job)
-        job.state = JobState.FINISHED
+        job.state = JobState.CANCELLED if job.aborted else JobState.FINISHED
         self._release(job, end)
-        self.watcher.ended(job, end, "")
+        self.watcher.ended(job, end, "cancelled" if job.aborted else "")
 
     def _stop(self, job: Job) -> None:
         """``job`` doesn't run any more, though it isn't finished; its blocks are still its own."""

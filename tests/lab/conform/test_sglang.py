@@ -15,11 +15,13 @@ import pytest
 from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.radix import RadixGroup
+from kvyard.blocks.window_pages import WindowPages
 from kvyard.cli.app import main
 from kvyard.engine.decode_blocks import DecodeBlocks
+from kvyard.engine.job import JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.policies import sglang as policy
-from kvyard.engine.policies.sglang import NO_TOKENS, Budget, KnownEnds, NewTokenRatio, SglangPasses
+from kvyard.engine.policies.sglang import NO_TOKENS, Budget, KnownEnds, NewTokenRatio, SglangPasses, WindowBudget
 from kvyard.lab.conform import LogError
 from kvyard.lab.conform.scheduler import Record, read_lines
 from kvyard.lab.conform.sglang import conform, is_sglang_log
@@ -100,7 +102,7 @@ def test_our_budget_admits_what_the_prefill_adder_admits() -> None:
 
 def changed(tmp_path: Path, kind: str, number: int, **fields: object) -> Path:
     """A log with one of its lines of a kind changed."""
-    lines = read_lines(LOGS[0])
+    lines = read_lines(next(path for path in LOGS if path.name.startswith("admit-bold")))
     of_kind: list[Record] = [line for line in lines if kind in line]
     of_kind[number].update(fields)
     path = tmp_path / "changed@1.jsonl"
@@ -221,6 +223,66 @@ def _mixed_batches_keep_their_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lifecycle, "renumber", lambda self, jobs: None)
 
 
+def _aborts_take_effect_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lifecycle, "cancel", Lifecycle.drop)
+
+
+def _aborted_chunks_go_on(patch: pytest.MonkeyPatch) -> None:
+    def abort(self: SglangPasses, now: int) -> None:
+        for job in self._aborted:
+            if job.state is JobState.DECODE:
+                self.jobs.batch.abort(job)
+        self._aborted.clear()
+
+    patch.setattr(SglangPasses, "_abort", abort)
+
+
+def _any_prefix_has_a_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WindowPages, "usable", lambda self, nodes: len(nodes))
+
+
+def _windows_slide_with_every_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policy, "SLIDE_INTERVAL", 1)
+
+
+def _windows_are_not_locked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WindowPages, "lock", lambda self, node: node.stop)
+
+
+def _windows_are_evicted_first_in_first_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WindowPages, "use", lambda self, node: None)
+
+
+def _lost_windows_stay_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixGroup, "_recover", lambda self, node, path, held, windows: None)
+
+
+def _prompts_need_no_window_pages(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WindowBudget, "longest", lambda self, left, answer, hit: self.chunk)
+
+
+def _window_pages_are_promised_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WindowBudget, "charge", Budget.charge)
+
+
+def _answers_need_no_window(patch: pytest.MonkeyPatch) -> None:
+    needed = WindowBudget.needed
+    patch.setattr(WindowBudget, "needed", lambda self, tokens, answer: needed(self, tokens, 0))
+
+
+def _branches_are_not_inserted_first(patch: pytest.MonkeyPatch) -> None:
+    match = RadixGroup.match
+    patch.setattr(
+        RadixGroup,
+        "match",
+        lambda self, request, tokens: match(self, request, tokens)._replace(shared_prefix_boundary=0),
+    )
+
+
+def _windows_in_use_are_not_free_to_lock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WindowPages, "lockable", lambda self, nodes: 0)
+
+
 @pytest.mark.parametrize(
     ("mutate", "families"),
     [
@@ -238,6 +300,18 @@ def _mixed_batches_keep_their_order(patch: pytest.MonkeyPatch) -> None:
         (_idle_keeps_the_ratio, ["evict-lru-p1"]),
         (_tokens_in_flight_survive_retraction, ["overlap-outgrow-p16"]),
         (_mixed_batches_keep_their_order, ["mixed-p64", "mixed-tight-p1", "mixed-tight-p16"]),
+        (_aborts_take_effect_at_once, ["abort-p16"]),
+        (_aborted_chunks_go_on, ["abort-chunk-p64"]),
+        (_any_prefix_has_a_window, ["abort-swa"]),
+        (_windows_slide_with_every_token, ["abort-swa"]),
+        (_windows_are_not_locked, ["abort-swa"]),
+        (_windows_are_evicted_first_in_first_out, ["swa-chunk-p16"]),
+        (_lost_windows_stay_lost, ["abort-swa"]),
+        (_prompts_need_no_window_pages, ["swa-scarce-p64"]),
+        (_window_pages_are_promised_twice, ["swa-scarce-p64"]),
+        (_answers_need_no_window, ["swa-wide"]),
+        (_branches_are_not_inserted_first, ["abort-swa"]),
+        (_windows_in_use_are_not_free_to_lock, ["swa-scarce-p16"]),
     ],
 )
 def test_a_rule_that_is_left_out_is_noticed(

@@ -382,7 +382,11 @@ class SglangPasses(PassMaker):
         """Tokens of each job, and how many of these were cached, when it was last tried; for preemption."""
         self._founding = 0
         """Tokens of the extend pass that the decode batch began with. SGLang counts them again with each decode pass."""
+        self._aborted: list[Job] = []
+        """Running jobs that were cancelled since the last pass was formed."""
         jobs.finishing = self._finishing
+        if not self._ahead:
+            jobs.aborting = self._aborted.append
         jobs.blocks.headroom = self._tree is not None and self._page > 1
 
     @property
@@ -406,6 +410,8 @@ class SglangPasses(PassMaker):
 
     def _form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs
+        if self._aborted:
+            self._abort(now)
         self._merge()
         chunks = self._admit(now)
         batch = jobs.batch
@@ -465,6 +471,16 @@ class SglangPasses(PassMaker):
             if len(still) < len(self._running):
                 self._running, self._full = still, False
 
+    def _abort(self, now: int) -> None:
+        """A prompt in chunks that was cancelled goes; others have one more token and are inserted."""
+        for job in self._aborted:
+            if job is self._chunked:
+                self._chunked, self._stash = None, 0
+                self.jobs.drop(job, now)
+            elif job.state is JobState.DECODE and not job.aborted:
+                self.jobs.batch.abort(job)
+        self._aborted.clear()
+
     # -- prompts ----------------------------------------------------------------------------------------------------
 
     def _admit(self, now: int) -> list[Chunk]:
@@ -499,9 +515,9 @@ class SglangPasses(PassMaker):
             self._tried[job] = (job.num_tokens, hit.tokens)
             if most is not None and len(chunks) >= most:
                 break
-            left, answer = job.num_tokens - hit.tokens, min(job.remaining, self._clip)
+            left, answer = job.num_tokens - hit.tokens, min(self._wanted(job) - job.output, self._clip)
             if known is not None:
-                new = budget.price_known(left, answer, job.remaining, job.num_tokens, known)
+                new = budget.price_known(left, answer, self._wanted(job) - job.output, job.num_tokens, known)
             else:
                 # One prompt at a time goes on in the next pass.
                 uncut = self._chunked is not None and (
@@ -517,7 +533,7 @@ class SglangPasses(PassMaker):
             self._start(job, hit, now)
             budget.free = pool.free * self._page
             whole = new == job.num_tokens - hit.tokens
-            budget.charge(new, min(job.max_tokens, self._clip) if whole else 0)
+            budget.charge(new, min(self._wanted(job), self._clip) if whole else 0)
             chunks.append((job, new, hit.tokens))
             if not whole:
                 self._chunked = job
@@ -551,7 +567,7 @@ class SglangPasses(PassMaker):
         ratio = 1.0 if self._settings.ignore_eos else self._ratio.current
         clip, tick = self._clip, self.jobs.batch.tick
         for job in self._running:
-            left = job.end - tick
+            left = job.end - tick + job.forgone
             aside += (left if left < clip else clip) * ratio
         return aside
 
@@ -564,7 +580,7 @@ class SglangPasses(PassMaker):
         if job.end < 0:
             return 1
         batch = self.jobs.batch
-        left = job.end - batch.tick
+        left = job.end - batch.tick + job.forgone
         return left + batch.in_flight(job) if self._ahead else left
 
     def _continue(self, job: Job, budget: Budget, chunks: list[Chunk]) -> None:
@@ -577,7 +593,7 @@ class SglangPasses(PassMaker):
         if self._policy == "shortest-prefill-first" and budget.chunk is not None:
             room = min(room, self._spare_for_shorter(left, budget.chunk))
         new = min(left, room)
-        budget.charge(new, 0 if left > room else min(job.max_tokens, self._clip))
+        budget.charge(new, 0 if left > room else min(self._wanted(job), self._clip))
         chunks.append((job, new, past))
         if left <= room:
             self._chunked = None
@@ -598,7 +614,7 @@ class SglangPasses(PassMaker):
     def _ends(self, chunks: list[Chunk]) -> list[tuple[float, int]]:
         """Of the requests in the batch, the tokens left of each answer and the tokens each occupies."""
         running: list[tuple[float, int]] = [(self._remaining(job), self._length(job)) for job in self._running]
-        return running + [(job.remaining, job.num_tokens) for job, _, _ in chunks]
+        return running + [(self._wanted(job) - job.output, job.num_tokens) for job, _, _ in chunks]
 
     def _length(self, job: Job) -> int:
         return job.num_prompt_tokens + self._produced(job)
@@ -611,7 +627,7 @@ class SglangPasses(PassMaker):
         sign = 1 if settings.schedule_low_priority_values_first else -1
         order = sorted(self._running, key=lambda one: (one.priority * -sign, -self._entries[one]))
         tokens, cached = self._tried.get(job, (0, 0))
-        missing = tokens - cached + min(job.max_tokens, self._clip) - (budget.free - budget.total)
+        missing = tokens - cached + min(self._wanted(job), self._clip) - (budget.free - budget.total)
         victims: list[Job] = []
         for victim in order:
             if (job.priority - victim.priority) * -sign <= settings.priority_scheduling_preemption_threshold:
@@ -706,9 +722,9 @@ class SglangPasses(PassMaker):
         elif policy == "lof":
             sign = 1 if settings.schedule_low_priority_values_first else -1
             if settings.enable_priority_scheduling:
-                jobs.sort(key=lambda job: (job.priority * sign, -job.max_tokens))
+                jobs.sort(key=lambda job: (job.priority * sign, -self._wanted(job)))
             else:
-                jobs.sort(key=lambda job: -job.max_tokens)
+                jobs.sort(key=lambda job: -self._wanted(job))
         elif policy == "random":
             self._random.shuffle(jobs)
         elif policy == "fifo" and settings.enable_priority_scheduling:
@@ -874,11 +890,16 @@ class SglangPasses(PassMaker):
         self._full = False
         jobs.renumber(kept)
         produced = sum([self._produced(job) for job in kept])
-        self._ratio.estimate(produced, sum([job.max_tokens for job in kept]), len(kept))
+        self._ratio.estimate(produced, sum([self._wanted(job) for job in kept]), len(kept))
         return [job for job in kept if job in needing]
 
     def _produced(self, job: Job) -> int:
-        return job.max_tokens - self._remaining(job)
+        return self._wanted(job) - self._remaining(job)
+
+    @staticmethod
+    def _wanted(job: Job) -> int:
+        """Tokens that ``job`` asked for, which SGLang counts with even once it is aborted."""
+        return job.max_tokens + job.forgone
 
     def _mix(self) -> bool:
         """Let the decode batch take part in an extend pass; false if there is none, or no room for it."""

