@@ -6,6 +6,7 @@ Answers are the same for the same prompt, whoever gives them, so the first is re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -19,17 +20,34 @@ PROMPTS = 150
 each worker to have seen them all soon, since what the index remembers of the past is bounded, but not small."""
 
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+ATTACKS = (
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20_000,
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + b"x-a: b\r\n" * 100_000,
+    HEAD + b"content-length: 4000000\r\n\r\n" + b" " * 3_999_999,
+    HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 200_000,
+    HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x-a: b\r\n" * 100_000,
+    b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nx-a: b",
+    b"\x16\x03\x01\x02\x00\x01" * 10_000,
+)
+"""What hostile clients send: pipelined requests whose answers they don't read, endless heads, bodies and trailers that never
+end, half a request, no HTTP."""
+
+
 class Load:
     """Streams against one address. ``errors`` is what was wrong, in words."""
 
-    def __init__(self, url: str, streams: int) -> None:
+    def __init__(self, url: str, streams: int, hostile: float = 0.0) -> None:
+        """``hostile`` is the share of clients that send what they mustn't."""
         self._url = url
+        self._hostile = hostile
         self._streams = streams
         self._serial = 0
         self._answers: dict[tuple[int, int], str] = {}
         self.sent: set[str] = set()
         self.answered: set[str] = set()
         self.hung_up = 0
+        self.attacks = 0
         self.chunks = 0
         self.tokens = 0
         self.errors: list[str] = []
@@ -47,9 +65,26 @@ class Load:
                 await asyncio.sleep(number % 50 / 20)  # not all in the same pass
                 rng = random.Random(number)
                 while loop.time() < end and len(self.errors) < 20:
-                    await self._ask(session, rng)
+                    if rng.random() < self._hostile:
+                        await self._attack(rng.choice(ATTACKS))
+                    else:
+                        await self._ask(session, rng)
 
             await asyncio.gather(*(one(number) for number in range(self._streams)))
+
+    async def _attack(self, data: bytes) -> None:
+        """Send bytes as long as they are taken, read nothing, and leave after ten seconds at most."""
+        self.attacks += 1
+        host, _, port = self._url.removeprefix("http://").partition(":")
+        with contextlib.suppress(OSError, TimeoutError):
+            _, writer = await asyncio.open_connection(host, int(port))
+            try:
+                async with asyncio.timeout(10):
+                    writer.write(data)
+                    await writer.drain()
+                    await asyncio.sleep(10)
+            finally:
+                writer.transport.abort()
 
     async def _ask(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
         self._serial += 1
@@ -124,10 +159,9 @@ class Memory:
         return self.seen[-1][1]
 
     def growth(self, since: float) -> float:
-        """MiB that the line of best fit through all looks from ``since`` on climbs from its first to its last."""
+        """MiB a minute that the line of best fit through all looks from ``since`` on climbs."""
         looks = [look for look in self.seen if look[0] >= since]
         middle = sum(at for at, _ in looks) / len(looks)
         mean = sum(size for _, size in looks) / len(looks)
         spread = sum((at - middle) ** 2 for at, _ in looks)
-        slope = sum((at - middle) * (size - mean) for at, size in looks) / spread
-        return slope * (looks[-1][0] - looks[0][0])
+        return 60 * sum((at - middle) * (size - mean) for at, size in looks) / spread
