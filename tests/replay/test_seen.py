@@ -20,6 +20,7 @@ class Plain:
     def __init__(self) -> None:
         self.known: dict[int, set[int]] = {}
         self.off: dict[int, set[int]] = {}
+        self.sessions: dict[str, set[int]] = {}
 
     def switched_off(self, worker: int) -> None:
         for name, workers in self.known.items():
@@ -37,7 +38,9 @@ class Plain:
                 self.off.get(name, set()).discard(worker)
         return max(0, tokens)
 
-    def reason(self, ids: Sequence[int], length: int, found: int, worker: int) -> tuple[str, int, int]:
+    def reason(
+        self, ids: Sequence[int], length: int, found: int, worker: int, session: str
+    ) -> tuple[str, int, int, int]:
         def upto(start: int, test: object) -> int:
             at = start
             while at < len(ids) and (worker in self.known.get(ids[at], ()) if test else self.known.get(ids[at])):
@@ -59,7 +62,10 @@ class Plain:
                 elsewhere = max(0, min(max(stop, anyone) * SIZE, length) - found - lost)
         for name in ids:
             self.known.setdefault(name, set()).add(worker)
-        return why, lost, elsewhere
+        had = self.sessions.setdefault(session, set())
+        own = min(next((at for at, name in enumerate(ids) if name not in had), len(ids)) * SIZE, length)
+        had.update(ids)
+        return why, lost, elsewhere, own
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,4 +87,6 @@ def test_as_with_a_set_for_every_id(data: st.DataObject) -> None:
         found = data.draw(st.integers(0, length - 1)) // BLOCK * BLOCK
         job = Job(str(number), TraceChain(ids, SIZE, length, BLOCK, number + 1), 1, arrival=0)
         assert seen.gone(job, found, worker) == plain.gone(ids, length, found, worker)
-        assert seen.reason(job, found, worker, BLOCK) == plain.reason(ids, length, found, worker)
+        session = data.draw(st.sampled_from("abc"))
+        expected = plain.reason(ids, length, found, worker, session)
+        assert seen.reason(job, found, worker, BLOCK, session) == expected

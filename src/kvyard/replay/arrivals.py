@@ -136,6 +136,12 @@ class TraceArrivals:
         if self._free is not None:
             self._free_slot(request, now)
 
+    def recorded(self, request: TraceRequest) -> int:
+        """When ``request`` comes unless an earlier one delays it; -1 where it follows others, or a slot of the closed loop."""
+        if request.delay is not None or self._free is not None or self._pacing.join is not None:
+            return -1
+        return self._start + self._scaled(request.arrival)
+
     def check_empty(self) -> None:
         """Raise ``KvyardError`` if requests still wait for others that never came."""
         for name, waiting in self._waiting.items():

@@ -148,7 +148,7 @@ class Fleet:
             self.records.warming = True
             self._drive(before, progress)
             if not self.interrupted:
-                self._begin_window()
+                self._begin_window(self.now)
         if not self.interrupted:
             self.records.warming = bool(warm_up.requests or warm_up.time)
             self._drive(requests, progress, warm_up if self.records.warming else None)
@@ -208,11 +208,11 @@ class Fleet:
                 self.now = loop.now
         self.listeners.remove(intake)
 
-    def _begin_window(self) -> None:
+    def _begin_window(self, now: int) -> None:
         """The warm-up is over: count from now on."""
         self.records.begin_window()
         self.gaps.clear()
-        self.timeline.clear()
+        self.timeline.clear(now)
         self._marks = CounterMarks(self)
 
     # -- parts --------------------------------------------------------------------------------------------------------

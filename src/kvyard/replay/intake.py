@@ -27,7 +27,7 @@ class Intake(Listener):
         index_sync: IndexSync,
         autoscaler: Autoscaler | None,
         warm_up: WarmUp = NO_WARM_UP,
-        begin_window: Callable[[], None] | None = None,
+        begin_window: Callable[[int], None] | None = None,
         front_end: Callable[[int], int] | None = None,
     ) -> None:
         """``unplaced`` are requests that came when no worker took any, or have lost theirs. ``begin_window`` is called before
@@ -60,12 +60,15 @@ class Intake(Listener):
         while requests := arrivals.take(now):
             for request in requests:
                 if self._begin_window is not None and self._is_warm(now):
-                    self._begin_window()
+                    self._begin_window(now)
                     self._begin_window = None
                 record = Record(
                     id=request.id,
                     session=request.session,
+                    root=request.root,
                     arrival=now,
+                    due=-1 if request.session is None else arrivals.recorded(request),
+                    tool_call=request.tool_call,
                     input=request.input_length,
                     wanted=request.output_length,
                     request=request,

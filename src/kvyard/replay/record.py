@@ -47,7 +47,13 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     id: str
     worker: str = ""
     session: str | None = None
+    root: str | None = None
+    """Of a sub-agent: the session at the top of those that called it."""
     arrival: int
+    due: int = -1
+    """Of a session's request that comes at a recorded time: that time. Earlier requests of the session may delay it."""
+    tool_call: bool = False
+    """True if its answer called a tool: until the session's next request a tool runs, and no person thinks."""
     input: int
     """Prompt tokens."""
     wanted: int
@@ -75,6 +81,8 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     """Prompt tokens behind it that a lower tier has, and that were computed all the same."""
     elsewhere: int = 0
     """Prompt tokens behind those that only other workers had computed."""
+    own: int = 0
+    """Prompt tokens that earlier requests of its session had; -1 where that isn't known."""
     gone: int = 0
     """Prompt tokens of those, and of what this worker lost, that only workers had which were switched off since."""
     preemptions: int = 0

@@ -53,8 +53,8 @@ class Recorder(Watcher):
             record.loaded = job.tier_tokens
             record.pulled = job.pulled
             record.gone = self.seen.gone(job, cached + external, self.number)
-            record.miss, record.lost, record.elsewhere = self.seen.reason(
-                job, cached + external, self.number, self.block_size
+            record.miss, record.lost, record.elsewhere, record.own = self.seen.reason(
+                job, cached + external, self.number, self.block_size, record.root or record.session
             )
             if job.left:
                 _note_left(record, job.left)

@@ -1,6 +1,6 @@
 """The records of a run: objects for requests in flight, packed rows for those that are through.
 
-A row takes 116 bytes, four more for each lower tier, and its names. Rows have the order in which requests came. Those that are
+A row takes 128 bytes, four more for each lower tier, and its name. Rows have the order in which requests came. Those that are
 complete are given on while the run goes on (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until
 the report: so memory grows with what is in flight.
 """
@@ -8,7 +8,8 @@ the report: so memory grows with what is in flight.
 import struct
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
+from itertools import groupby
 from operator import attrgetter
 from typing import IO, Any, Final
 
@@ -29,10 +30,11 @@ RESIDENT: Final = 1 << 18
 BATCH: Final = 20_000
 """Rows that a sink is given at a time."""
 
+CALLED_TOOL: Final = 2
 STATUSES = ("", "finished", "rejected", "cancelled", "failed")
-_TIMES = ("arrival", "admitted", "first_token", "ended", "loading")
+_TIMES = ("arrival", "due", "admitted", "first_token", "ended", "loading")
 _COUNTS = (
-    *("input", "wanted", "output", "cached", "pulled", "lost", "left", "elsewhere", "gone"),
+    *("input", "wanted", "output", "cached", "pulled", "lost", "left", "elsewhere", "own", "gone"),
     *("preemptions", "overlap", "best_overlap", "retries"),
 )
 _NUMBERS = (*_TIMES, *_COUNTS)
@@ -61,11 +63,12 @@ class RowLayout:
     def __init__(self, levels: int) -> None:
         self.dtype = np.dtype(
             [(name, "<i8") for name in _TIMES]
-            + [(name, "<i4") for name in (*_COUNTS, "worker", "reason")]
-            + [("loaded", "<i4", (levels,)), ("name_at", "<u4"), ("name_size", "<u4"), ("session_size", "<u4")]
+            + [(name, "<i4") for name in (*_COUNTS, "worker", "reason", "session")]
+            + [("loaded", "<i4", (levels,)), ("name_at", "<u4"), ("name_size", "<u4")]
             + [("levels", "<i1"), ("status", "<u1"), ("miss", "<u1"), ("filled", "<u1")]
         )
-        """``worker`` and ``reason`` are numbers of names; ``filled`` is 0 while a request is in flight, 2 with a session."""
+        """``worker``, ``reason`` and ``session`` are numbers of names, -1 without a session; ``filled`` is 0 while a request is
+        in flight, and ``CALLED_TOOL`` if its answer called a tool."""
         self.size = self.dtype.itemsize
         self.filled = self.size - 1
         """Where ``filled`` stands in a row."""
@@ -99,6 +102,34 @@ class NameTable:
         return found
 
 
+class SessionTable:
+    """Names of sessions by number, and the session at the top of each: a sub-agent's is the one that it works for."""
+
+    __slots__ = ("_numbers", "names", "tops")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.tops: list[int] = []
+        """By session, the number of the session at its top; its own number where no other called it."""
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str, root: str | None = None) -> int:
+        """That of the session ``name``, a new one if need be; ``root`` is the session at its top, if that is another."""
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self.names)
+            self.names.append(name)
+            self.tops.append(found)
+            if root is not None and root != name:
+                self.tops[found] = self.number(root)
+        return found
+
+    def root(self, number: int) -> str | None:
+        """The name of the session at the top of another one; ``None`` for a session that no other called."""
+        top = self.tops[number]
+        return None if top == number else self.names[top]
+
+
 class RecordPart:
     """Some records in the order in which their requests came, as rows."""
 
@@ -108,7 +139,7 @@ class RecordPart:
         self.rows = rows
         self.stages = stages
         self.names = names
-        """Of requests and sessions, by ``name_at``."""
+        """Of requests, by ``name_at``."""
 
     def ids(self) -> list[bytes]:
         """The requests' ids, UTF-8."""
@@ -123,6 +154,8 @@ class PackedRecords(msgspec.Struct, frozen=True):
     levels: int
     workers: list[str]
     reasons: list[str]
+    sessions: list[tuple[str, str | None]]
+    """Names, and those of the sessions at the top of sub-agents."""
     parts: list[tuple[bytes, bytes, bytes]]
     """Rows, stages, names."""
 
@@ -157,6 +190,7 @@ class Records(Mapping[str, Record]):
         """Records of requests in flight, by id."""
         self.workers = NameTable()
         self.reasons = NameTable()
+        self.sessions = SessionTable()
         self._resident = max(1, resident // CHUNK)
         self._numbers: dict[str, int] = {}
         """Rows of those, by id."""
@@ -172,6 +206,8 @@ class Records(Mapping[str, Record]):
         """True while requests come that won't be counted."""
         self._first = 0
         """Rows before this one were for warming up."""
+        self.first_session = 0
+        """Sessions before this one began while warming up."""
         self._through = 0
         """Before this row all are through."""
 
@@ -192,7 +228,8 @@ class Records(Mapping[str, Record]):
             (part.rows.tobytes(), b"" if part.stages is None else part.stages.tobytes(), bytes(part.names))
             for part in self.parts()
         ]
-        return PackedRecords(self.levels, self.workers.names, self.reasons.names, parts)
+        sessions = [(name, self.sessions.root(number)) for number, name in enumerate(self.sessions.names)]
+        return PackedRecords(self.levels, self.workers.names, self.reasons.names, sessions, parts)
 
     @classmethod
     def unpacked(cls, packed: PackedRecords) -> "Records":
@@ -201,6 +238,8 @@ class Records(Mapping[str, Record]):
         for table, names in ((made.workers, packed.workers), (made.reasons, packed.reasons)):
             for name in names:
                 table.number(name)
+        for name, root in packed.sessions:
+            made.sessions.number(name, root)
         for rows, stages, text in packed.parts:
             chunk = _RowBlock(0)
             chunk.rows, chunk.stages, chunk.names = bytearray(rows), bytearray(stages) or None, bytearray(text)
@@ -211,6 +250,7 @@ class Records(Mapping[str, Record]):
     def begin_window(self) -> None:
         """Leave out the requests that came so far: from now on these records are of those that follow."""
         self._first = self._given = self._count
+        self.first_session = len(self.sessions.names)
         self.warming = False
 
     def begin(self, record: Record) -> None:
@@ -221,6 +261,8 @@ class Records(Mapping[str, Record]):
         self._count = number + 1
         self.open[record.id] = record
         self._numbers[record.id] = number
+        if record.session is not None:
+            self.sessions.number(record.session, record.root)
 
     def close(self, name: str) -> None:
         """A request is through: its record doesn't change any more. Raises ``KvyardError`` where a disk is full."""
@@ -273,6 +315,21 @@ class Records(Mapping[str, Record]):
                 yield in_flight[at] if at in in_flight else self._unpack(row, stage, names)
             start = upto
 
+    def some(self, places: Sequence[int]) -> dict[int, Record]:
+        """The records at ``places``, counted from the first and in order, by place."""
+        found: dict[int, Record] = {}
+        numbers = [self._first + place for place in places]
+        in_flight = {number: self.open[name] for name, number in self._numbers.items()}
+        for chunk, chosen in groupby(numbers, key=lambda number: number // CHUNK):
+            part = self._part(chunk)
+            names = bytes(part.names)
+            for number in chosen:
+                at = number % CHUNK
+                stage = None if part.stages is None else part.stages[at].item()
+                record = in_flight.get(number) or self._unpack(part.rows[at].item(), stage, names)
+                found[number - self._first] = record
+        return found
+
     def parts(self) -> Iterator[RecordPart]:
         """All records as rows, some at a time. Packs those in flight as they are, without an end."""
         for name, number in self._numbers.items():
@@ -294,11 +351,6 @@ class Records(Mapping[str, Record]):
         names = chunk.names
         place = len(names)
         names += name
-        size, filled = 0, 1
-        if session is not None:
-            more = session.encode("utf-8", "surrogatepass")
-            names += more
-            size, filled = len(more), 2
         try:
             layout.pack_into(
                 chunk.rows,
@@ -306,15 +358,15 @@ class Records(Mapping[str, Record]):
                 *_numbers_of(record),
                 self.workers.number(record.worker),
                 self.reasons.number(record.reason),
+                -1 if session is None else self.sessions.number(session, record.root),
                 *loaded,
                 *(0,) * (self.levels - len(loaded)),
                 place,
                 len(name),
-                size,
                 len(loaded),
                 _STATUS[record.status],
                 _MISS[record.miss],
-                filled,
+                CALLED_TOOL if record.tool_call else 1,
             )
         except struct.error as error:
             raise KvyardError(f"request {record.id[:60]!r} has a number too large for a record: {error}") from None
@@ -334,14 +386,15 @@ class Records(Mapping[str, Record]):
         _PACK_STAGES.pack_into(chunk.stages, at * _PACK_STAGES.size, worker, *_stamps_of(stages))
 
     def _unpack(self, row: tuple[Any, ...], stage: tuple[int, ...] | None, names: bytes) -> Record:
-        *numbers, worker, reason, loaded, at, size, more, levels, status, miss, filled = row
-        middle = at + size
+        *numbers, worker, reason, session, loaded, at, size, levels, status, miss, filled = row
         stages = None
         if stage is not None and stage[0] >= 0:
             stages = Stages(prefill_worker=self.workers.names[stage[0]], **dict(zip(_STAMPS, stage[1:], strict=False)))
         return Record(
-            id=names[at:middle].decode("utf-8", "surrogatepass"),
-            session=names[middle : middle + more].decode("utf-8", "surrogatepass") if filled == 2 else None,
+            id=names[at : at + size].decode("utf-8", "surrogatepass"),
+            session=None if session < 0 else self.sessions.names[session],
+            root=None if session < 0 else self.sessions.root(session),
+            tool_call=filled == CALLED_TOOL,
             worker=self.workers.names[worker],
             reason=self.reasons.names[reason],
             status=STATUSES[status],

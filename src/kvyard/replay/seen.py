@@ -105,6 +105,8 @@ class Seen:
         """By worker: one object each, since most lines have one worker, and thousands of workers are large numbers."""
         self._off: dict[int, int] = {}
         """By id, workers that have computed it and were switched off since."""
+        self._sessions: dict[str, dict[int, int]] = {}
+        """By session, the lines that its prompts lie on and how far: the position behind the last id."""
 
     def switched_off(self, worker: int) -> None:
         """``worker`` is gone, and all that it had."""
@@ -138,13 +140,16 @@ class Seen:
                 off[name] &= ~bit
         return max(0, tokens)
 
-    def reason(self, job: Job, found: int, worker: int, block_size: int) -> tuple[str, int, int]:
+    def reason(
+        self, job: Job, found: int, worker: int, block_size: int, session: str | None = None
+    ) -> tuple[str, int, int, int]:
         """Why ``worker`` found only ``found`` tokens of ``job``; how many behind them it had computed before, and how many
-        behind those another had. Then notes that it has computed all of it.
+        behind those another had; and how many tokens, from its first on, earlier requests of ``session`` had. Then notes that
+        it has computed all of it.
         """
         chain = job.chain
         if not isinstance(chain, TraceChain) or not chain.trace.ids:
-            return "unknown", 0, 0
+            return "unknown", 0, 0, -1
         keys = chain.trace
         ids, size, length = keys.ids, keys.id_block_size, keys.num_prompt_tokens
         bit = self._bit(worker)
@@ -167,8 +172,37 @@ class Seen:
                 stop = max(start, mine) if had & bit else start
                 lost = max(0, min(stop * size, length) - found)
                 elsewhere = max(0, min(max(stop, anyone) * size, length) - found - lost)
+        own = 0
+        if session is not None:
+            own = min(self._own(session, path, anyone, len(ids)) * size, length)
         self._note(ids, path, mine, anyone, bit)
-        return why, lost, elsewhere
+        return why, lost, elsewhere, own
+
+    def _own(self, session: str, path: _Path, anyone: int, count: int) -> int:
+        """How many ids on ``path`` earlier prompts of ``session`` had. Then notes that it has all ``count`` ids of the text, of
+        which some worker had ``anyone`` before.
+        """
+        lines = self._sessions.get(session)
+        if lines is None:
+            lines = self._sessions[session] = {}
+        own = 0
+        at = 0
+        while at < len(path):
+            line, low, high = path[at]
+            upto = lines.get(line, 0)
+            if upto > low:
+                own = upto if upto < high else high
+            if upto < high:
+                break
+            at += 1
+        while at < len(path):
+            line, _, high = path[at]
+            if lines.get(line, 0) < high:
+                lines[line] = high
+            at += 1
+        if anyone < count:
+            lines[len(self._lines.bases)] = count  # the line that is about to be added
+        return own
 
     def _note(self, ids: Sequence[int], path: _Path, mine: int, anyone: int, bit: int) -> None:
         """The worker of ``bit``, which had the first ``mine`` ids of a text, has all; some worker had ``anyone`` of them."""

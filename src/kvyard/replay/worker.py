@@ -55,6 +55,8 @@ class Worker:
         """Its ranks as index and routers call them."""
         self.engine: EngineCore | Ranks = cores[0] if len(cores) == 1 else Ranks(cores)
         self.jobs = jobs
+        self.capacity = sum([core.scheduler.manager.pool.num_blocks - 1 for core in cores]) * self.block_size
+        """Tokens that fit on its devices."""
         self.began = False
         """True if it ever took requests."""
         self.alive = True
@@ -130,11 +132,29 @@ class SampleSeries:
         self.points: list[list[Sample]] = []
         """Per instant, per worker."""
         self._last: list[Sample] = []
+        self._since = 0
+        """When the latest point was taken."""
+        self.held = 0.0
+        """Token-nanoseconds that requests held on devices, all workers together, as of the latest point,"""
+        self.cached = 0.0
+        """and those of what was cached while none held it."""
+
+    def add_up(self, now: int, workers: Sequence[Worker]) -> None:
+        """Add the time since the latest point to ``held`` and ``cached``, as if nothing had changed since."""
+        passed, self._since = now - self._since, now
+        held = cached = 0.0
+        for sample, worker in zip(self._last, workers):
+            if sample.filled:
+                held += sample.device * worker.capacity
+                cached += (sample.filled - sample.device) * worker.capacity
+        self.held += held * passed
+        self.cached += cached * passed
 
     def sample(self, now: int, workers: Sequence[Worker], changed: Iterable[int] | None = None) -> int:
         """Take a point of every worker. Workers that haven't ``changed``, where numbers are given, keep their latest point.
         Returns when to take the next.
         """
+        self.add_up(now, workers)
         row: list[Sample] = []
         if changed is None or len(self._last) != len(workers):
             changed = range(len(workers))
@@ -173,9 +193,11 @@ class SampleSeries:
             self.distance *= 2
         return now - now % self.distance + self.distance
 
-    def clear(self) -> None:
-        """Forget the points so far."""
+    def clear(self, now: int) -> None:
+        """Forget the points so far, and count from ``now`` on."""
         self.times, self.points = [], []
+        self.held = self.cached = 0.0
+        self._since = now
 
     def as_dict(self, workers: Sequence[int], step: int = 1) -> dict[str, object]:
         """Columns: ``times_s``, every ``step``th of them, and per quantity a list of values for each of ``workers``, which are

@@ -27,6 +27,7 @@ from kvyard.replay.report.report import (
     WorkerReport,
     share,
 )
+from kvyard.replay.report.sessions import make_sessions
 
 
 def levels_of(runs: Mapping[str, PoolRun]) -> int:
@@ -74,7 +75,8 @@ def merged_report(
     ]
     gaps = [run.gaps for run in runs.values()]
     columns = np.concatenate([one for one, _ in gaps]), np.concatenate([one for _, one in gaps])
-    fields = seen.fields(workers, columns, label=label, trace=trace)
+    sessions = make_sessions(records, None)  # what they take alone is in the reports of their pools
+    fields = seen.fields(workers, columns, label=label, trace=trace, sessions=sessions)
     timing, loading = _timings(every), seen.totals.latency["loading"].spread()
     return Report(
         **fields,

@@ -34,7 +34,19 @@ PRINTABLE = re.compile(r"[\x21-\x7e]{1,128}")
 UNTOLD: dict[str, Any] = {
     "loaded": (-1,) * ALWAYS_REPORTED,
     **dict.fromkeys(
-        ("cached", "pulled", "lost", "elsewhere", "preemptions", "loading", "overlap", "best_overlap", "retries"), -1
+        (
+            "cached",
+            "pulled",
+            "lost",
+            "elsewhere",
+            "own",
+            "preemptions",
+            "loading",
+            "overlap",
+            "best_overlap",
+            "retries",
+        ),
+        -1,
     ),
 }
 """What only an engine knows, in the record of a request that was sent to one."""
@@ -113,7 +125,10 @@ class LiveDriver:
                 record = self.records[row.id] = Record(
                     id=row.id,
                     session=row.session,
+                    root=row.root,
                     arrival=due,
+                    due=arrivals.recorded(row),
+                    tool_call=row.tool_call,
                     input=row.input_length,
                     wanted=row.output_length,
                     **UNTOLD,

@@ -18,6 +18,7 @@ from kvyard.replay.records import Records
 from kvyard.replay.report.common import Observations
 from kvyard.replay.report.numbers import spread
 from kvyard.replay.report.report import LiveReport, Report, Share, Slo, WorkerReport, share
+from kvyard.replay.report.sessions import make_sessions
 from kvyard.replay.report.slo import read_slo
 from kvyard.replay.report.totals import WorkerSums
 from kvyard.replay.run import ReplayOutcome, Told, describe, hinted, limited
@@ -153,7 +154,9 @@ def make_live_report(
     if not workers:
         absent.append("workers")
     return Report(
-        **seen.fields(workers, driver.gaps.columns(), label=label, trace=trace),
+        **seen.fields(
+            workers, driver.gaps.columns(), label=label, trace=trace, sessions=make_sessions(seen.records, None)
+        ),
         config=dict(config) if config is not None else msgspec.to_builtins(driver.config),
         reuse=reuse,
         misses={},

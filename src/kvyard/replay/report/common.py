@@ -19,7 +19,7 @@ from kvyard.integers import ceil_div
 from kvyard.replay.record import MISSES
 from kvyard.replay.records import MISS_NAMES, Records, Rows
 from kvyard.replay.report.numbers import Spread, histogram, weighted
-from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, Slo, WorkerReport, share
+from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, SessionsReport, Slo, WorkerReport, share
 from kvyard.replay.report.sketch import PercentileError, Values
 from kvyard.replay.report.slo import judged_percentiles
 from kvyard.replay.report.totals import FINISHED, RecordTotals, digest
@@ -144,6 +144,7 @@ class Observations:
         *,
         label: str,
         trace: Mapping[str, object] | None,
+        sessions: SessionsReport | None,
     ) -> dict[str, Any]:
         """The fields of a ``Report`` that follow from records. ``gaps`` are those between tokens, and how often each was."""
         totals = self.totals
@@ -170,17 +171,21 @@ class Observations:
             "percentiles": msgspec.UNSET if totals.exact else PercentileError(),
             "histograms": {"itl": histogram(*gaps, MS)} | {name: values.histogram() for name, values in lots.items()},
             "lengths": {name: values.spread() for name, values in totals.lengths.items()},
-            "goodput": None if self._slo is None else self._goodput(self._slo, seconds, latency),
+            "sessions": msgspec.UNSET if sessions is None else sessions,
+            "goodput": None if self._slo is None else self._goodput(self._slo, seconds, latency, sessions),
             "balance": _balance(workers) if workers else {},
             "workers": workers,
             "series": make_series(self.records, totals, [worker.name for worker in workers], self.start, self.end),
         }
 
-    def _goodput(self, slo: Slo, seconds: float, latency: Mapping[str, Spread]) -> Goodput:
+    def _goodput(
+        self, slo: Slo, seconds: float, latency: Mapping[str, Spread], sessions: SessionsReport | None
+    ) -> Goodput:
         done, kept = self.totals.statuses["finished"], self.totals.good
         count = self.totals.count
         rejected = self.totals.statuses.get("rejected", 0) / max(1, count)
-        percentiles = judged_percentiles(slo, latency, done, rejected)
+        completion = None if sessions is None else sessions.completion
+        percentiles = judged_percentiles(slo, latency, done, rejected, completion)
         return Goodput(
             slo_ms=msgspec.convert(
                 msgspec.to_builtins(slo), Slo

@@ -14,6 +14,7 @@ from kvyard.files import encode_json
 from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
 from kvyard.replay.report.handovers import make_handovers
+from kvyard.replay.report.idle import IdleFleet
 from kvyard.replay.report.ranges import make_ranges
 from kvyard.replay.report.report import (
     MOVES,
@@ -22,6 +23,7 @@ from kvyard.replay.report.report import (
     Report,
     RouterReport,
     Series,
+    SessionsReport,
     Share,
     Slo,
     TierReport,
@@ -31,6 +33,7 @@ from kvyard.replay.report.report import (
     share,
 )
 from kvyard.replay.report.scaling import make_scaling
+from kvyard.replay.report.sessions import make_sessions
 from kvyard.replay.report.totals import RecordTotals, WorkerSums
 from kvyard.replay.report.waterfall import make_waterfall
 from kvyard.router.pace import engine_pace
@@ -78,7 +81,8 @@ def make_report(
     totals = seen.totals
     duration = max(1, seen.end - seen.start)
     workers = [_worker(worker, seen.by_worker.get(worker.name, _NOTHING), duration) for worker in fleet.used]
-    fields = seen.fields(workers, fleet.gaps.columns(), label=label, trace=trace)
+    sessions = _sessions(fleet, seen.end, duration)
+    fields = seen.fields(workers, fleet.gaps.columns(), label=label, trace=trace, sessions=sessions)
     reuse, router = _reuse(totals), _router(fleet.config, totals, size)
     rate = engine_pace(fleet.config.workers[0].engine).per_token if bounds else None
     timing, loading = make_timings(fleet.config), totals.latency["loading"].spread()
@@ -104,6 +108,21 @@ def make_report(
         prefill_ms_per_token=rate,
         timeline=make_samples(fleet, seen.start),
     )
+
+
+def _sessions(fleet: Fleet, end: int, duration: int) -> SessionsReport | None:
+    """What became of sessions; ``None`` in a run without any."""
+    records = fleet.records
+    if not records.sessions.names:
+        return None
+    timeline = fleet.timeline
+    timeline.add_up(end, fleet.workers)
+    seconds = {
+        "pool": sum(worker.capacity for worker in fleet.used) * duration / SECOND,
+        "held": timeline.held / SECOND,
+        "idle": timeline.cached / SECOND,
+    }
+    return make_sessions(records, IdleFleet(fleet, records.workers.names), seconds)
 
 
 def make_timings(config: ReplayConfig) -> list[TimingReport]:

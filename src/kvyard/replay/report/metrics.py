@@ -125,6 +125,21 @@ def _latency(kind: str, statistic: str) -> Read:
     return read
 
 
+def _session(kind: str, statistic: str) -> Read:
+    def read(report: Report) -> float | None:
+        spread = getattr(report.sessions, kind) if report.sessions else None
+        return float(getattr(spread, statistic)) if spread is not None and spread.count else None
+
+    return read
+
+
+def _session_reuse(kind: str) -> Read:
+    def read(report: Report) -> float | None:
+        return report.sessions.reuse[kind].value if report.sessions and report.sessions.reuse else None
+
+    return read
+
+
 def _rate(name: str) -> Read:
     return lambda report: report.throughput[name]
 
@@ -237,6 +252,7 @@ def _all_metrics() -> Iterator[Metric]:
     for level, words in LOSSES.items():
         yield Metric(f"lost.{level}", words.capitalize(), "Prefill lost by, ms in all", "ms", "", _lost(level), level,
                      "comparison")  # fmt: skip
+    yield from _sessions()
     part = "Fleet"
     yield Metric("finished", "Requests finished", part, "count", "high", _requests("finished"), "finished", "data")
     yield Metric("rejected", "Requests rejected", part, "count", "low", _requests("rejected"), "rejected", "rare")
@@ -257,6 +273,30 @@ def _all_metrics() -> Iterator[Metric]:
     yield Metric("balance", "Prompt tokens, most / mean", part, "ratio", "low",
                  lambda report: report.balance.get("max_over_mean"), "balance",
                  axis="Prompt tokens of the busiest worker / mean")  # fmt: skip
+
+
+def _sessions() -> Iterator[Metric]:
+    part = "Sessions"
+    compared = ("mean", "p90", "p99")
+    for kind, key, title, unit in (
+        ("completion", "session", "Session", "ms"),
+        ("service", "session_service", "Session without tools and think time,", "ms"),
+        ("slowdown", "session_slowdown", "Session slowdown", "ratio"),
+    ):
+        for statistic in STATISTICS:
+            shown: Shown = "comparison" if statistic in compared else "data"
+            if key == "session" and statistic in ("mean", "p90"):
+                shown = "rare"
+            read, head = _session(kind, statistic), f"{key.replace('_', ' ')} {statistic}"
+            yield Metric(f"{key}.{statistic}", f"{title} {statistic}", part, unit, "low", read, head, shown)  # type: ignore[arg-type]
+    yield Metric("session_jain", "Jain's index of session slowdowns", part, "ratio", "high",
+                 lambda report: report.sessions.jain if report.sessions else None, "jain", "comparison")  # fmt: skip
+    yield Metric("session_migrations", "Session requests that changed workers", part, "share", "",
+                 lambda report: report.sessions.migrations.value if report.sessions else None, "moved",
+                 "comparison")  # fmt: skip
+    for kind, words in (("within", "reused within sessions"), ("across", "reused across sessions")):
+        yield Metric(f"session_reuse.{kind}", f"Prompt tokens {words}", part, "share", "", _session_reuse(kind), kind,
+                     "comparison")  # fmt: skip
 
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _all_metrics()}

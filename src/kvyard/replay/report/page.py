@@ -6,6 +6,7 @@ from pathlib import Path
 from kvyard import __version__
 from kvyard.files import write_whole
 from kvyard.replay.report import figures as draw
+from kvyard.replay.report import session_words
 from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
@@ -17,7 +18,9 @@ from kvyard.replay.report.report import (
     HandoverReport,
     Report,
     RouterReport,
+    SessionsReport,
     Share,
+    SlowSession,
     StatedRange,
     WorkerReport,
 )
@@ -48,6 +51,8 @@ def page(report: Report, home: PageLink | None = None) -> str:
         _workers(made, report)
     if report.reuse:
         _misses(made, report)
+    if report.sessions:
+        _sessions(made, report.sessions)
     if report.scaling is not None:
         made.section("Scaling", " ".join(say.scaled(report.scaling)))
         rows = [
@@ -261,6 +266,31 @@ def _share(words: str, share: Share, kind: str = "", requests: Share | None = No
 def _swatched(key: str, words: str, share: Share, requests: Share | None = None) -> str:
     swatch = f'<td><i class="swatch" style="background:var(--{draw.COLORS[key]})"></i>'
     return _share(words, share, requests=requests).replace("<td>", swatch, 1)
+
+
+def _sessions(made: Page, sessions: SessionsReport) -> None:
+    made.section("Sessions", session_words.summary(sessions))
+    text = "From a session's first arrival to its last end, and by what its end waited for."
+    spreads = table(["", *say.COLUMNS], map(row, session_words.spread_rows(sessions)))
+    causes = table(["", "mean", "of completion"], map(row, session_words.cause_rows(sessions)))
+    cards = [card("How long they took", text, spreads + causes)]
+    shares = table(["", "share", "of"], map(row, session_words.share_rows(sessions)))
+    cards.append(card("What they found", "Reuse, moves between workers, and what lay on devices.", shares))
+    if sessions.sizes:
+        columns = ["", "sessions", "service time alone", "service time", "slowdown", "p90"]
+        text = "By the time that a session takes alone on an idle fleet."
+        cards.append(card("Slowdown by size", text, table(columns, map(row, session_words.size_rows(sessions)))))
+    made.cards(
+        "one", *cards, card("The slowest", "Click one for its requests.", "".join(map(_timeline, sessions.slowest)))
+    )
+
+
+def _timeline(session: SlowSession) -> str:
+    name, completion, slowdown, requests, migrations, causes = session_words.slow_row(session)
+    head = f"{name}: {completion}, slowdown {slowdown}, {requests} requests, {migrations} moves; {causes}"
+    left = f"<p>{session.left_out:,} quicker requests are left out.</p>" if session.left_out else ""
+    rows = table(session_words.TURN_COLUMNS, map(row, session_words.turn_rows(session)), tall=len(session.turns) > 16)
+    return f"<details><summary>{esc(head)}</summary>{left}{rows}</details>"
 
 
 def _handovers(made: Page, handovers: HandoverReport) -> None:

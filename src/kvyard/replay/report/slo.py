@@ -18,7 +18,12 @@ from kvyard.replay.report.report import LATENCIES, REJECTED, PercentileLimit, Sl
 from kvyard.settings import TIMES, number
 
 OF_A_REQUEST = ("ttft", "itl", "e2e")
-OF_A_RUN = tuple(f"{kind}_{part}" for kind in (*OF_A_REQUEST, "tpot") for part in STATISTICS if part.startswith("p"))
+SESSION = "session"
+SESSIONS = (SESSION, "session_service", "session_slowdown")
+"""What is measured of each session."""
+OF_A_RUN = tuple(
+    f"{kind}_{part}" for kind in (*OF_A_REQUEST, "tpot", SESSION) for part in STATISTICS if part.startswith("p")
+)
 """Percentiles that a replay's SLO can limit."""
 WITHIN = 0.99
 """Share of requests that must be good for a run to keep the limits of single requests."""
@@ -76,7 +81,7 @@ def parse_limits(text: str | None) -> list[Limit]:
     """Return limits of any metrics from text such as ``ttft_p99=1000,reuse>=20%,cost<20``. Raises ``KvyardError``."""
     limits: list[Limit] = []
     for part, name, sign, value in _parts(text) if text is not None else ():
-        if name in LATENCIES:
+        if name in (*LATENCIES, *SESSIONS):
             choices = ", ".join(f"{name}_{statistic}" for statistic in STATISTICS)
             raise KvyardError(f"--slo {part}: of which requests? Write {name}_p99={value}, or one of {choices}")
         metric = wanted_metric(name, "--slo")
@@ -96,10 +101,11 @@ def wanted_metric(name: str, flag: str) -> Metric:
     known = [metric.name for metric in WANTED.values() if metric.better]
     near = get_close_matches(name, known, 1, 0.6)
     hint = f"did you mean {near[0]}? " if near else ""
-    plain = [one for one in known if one.rpartition("_")[0] not in LATENCIES]
+    spread = (*LATENCIES, *SESSIONS)
+    plain = [one for one in known if one.rpartition("_")[0] not in spread]
     raise KvyardError(
         f"{flag}: there is no metric {name!r} with a better direction: {hint}There are {', '.join(plain)}, and of "
-        f"{', '.join(LATENCIES)} each of {', '.join(STATISTICS)}, as in ttft_p99"
+        f"{', '.join(spread)} each of {', '.join(STATISTICS)}, as in ttft_p99"
     )
 
 
@@ -116,17 +122,19 @@ def good_requests(
 
 
 def judged_percentiles(
-    slo: Slo, latency: Mapping[str, Spread], finished: int, rejected_share: float
+    slo: Slo, latency: Mapping[str, Spread], finished: int, rejected_share: float, sessions: Spread | None = None
 ) -> dict[str, PercentileLimit]:
-    """Return each percentile that ``slo`` limits beside its limit. A run that finished no request or rejected too many meets
-    none.
+    """Return each percentile that ``slo`` limits beside its limit; ``sessions`` are completion times. A run that finished no
+    request or rejected too many meets none, and one without a finished session none of sessions.
     """
     served = bool(finished) and not too_many_rejected(rejected_share)
     found = {}
     for name, limit in (slo.percentiles or {}).items():
         kind, _, percentile = name.partition("_")
-        value = float(getattr(latency[kind], percentile))
-        found[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=served and value <= limit)
+        spread = sessions if kind == SESSION else latency[kind]
+        value = float(getattr(spread, percentile)) if spread is not None else 0.0
+        known = kind != SESSION or (spread is not None and spread.count > 0)
+        found[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=served and known and value <= limit)
     return found
 
 

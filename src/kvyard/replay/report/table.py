@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvyard.replay.report import session_words
 from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.ranges import STATISTICS
-from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, HandoverReport, LiveReport, Report
+from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, HandoverReport, LiveReport, Report, SessionsReport
 from kvyard.replay.report.slo import RULE
 from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 
@@ -48,6 +49,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_verdicts(report.goodput))
     if report.live is not None:
         console.print(fitted(_sending(report.live), console, SPREADS_LEFT_OUT))
+    if report.sessions:
+        _print_sessions(report.sessions, console)
     if report.reuse:
         console.print(_prompts(report))
     if report.waterfall.steps:
@@ -168,6 +171,29 @@ def _sending(live: LiveReport) -> Table:
         "Lateness (ms)", *(say.measured(getattr(late, column)) if late.count else "-" for column in say.COLUMNS)
     )
     return table
+
+
+def _print_sessions(sessions: SessionsReport, console: Console) -> None:
+    table = _table("Sessions", *say.COLUMNS)
+    for cells in session_words.spread_rows(sessions):
+        table.add_row(*cells)
+    table.caption, table.caption_justify = session_words.summary(sessions), "left"
+    console.print(fitted(table, console, SPREADS_LEFT_OUT))
+    for title, columns, rows in (
+        ("Mean session, by cause", ("time", "of completion"), session_words.cause_rows(sessions)),
+        ("Sessions and caches", ("share", ""), session_words.share_rows(sessions)),
+        ("By size", ("sessions", "alone", "service", "slowdown", "p90"), session_words.size_rows(sessions)),
+        (
+            "Slowest",
+            ("completion", "slowdown", "requests", "moved", "mainly"),
+            [list(map(_safe, session_words.slow_row(one))) for one in sessions.slowest[:3]],
+        ),
+    ):
+        if rows:
+            table = _table(title, *columns)
+            for cells in rows:
+                table.add_row(*cells)
+            console.print(fitted(table, console, ("mainly", "moved", "alone")))
 
 
 def _prompts(report: Report) -> Table:
