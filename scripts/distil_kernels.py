@@ -7,7 +7,9 @@
 The tables are those of aiconfigurator-core (Copyright NVIDIA, Apache-2.0): kernels of vLLM, SGLang and TensorRT-LLM, timed
 alone on each card. The forms are in ``kvyard/engine/timing/kernels.py``. Left out are rows that timed the host and not the
 card: block-scaled FP8 products (60 to 90 µs whatever their size, three times the same product with one scale), and FP8
-experts of FlashInfer without tuning (five times their Triton kernels). Decode attention is fitted where the cache is larger
+experts of FlashInfer without tuning (five times their Triton kernels). Left out too are MXFP4 experts of SGLang's own Triton
+kernel, which widens the weights to bf16: SGLang takes it for LoRA and expert parallelism, and otherwise OpenAI's kernels, as
+vLLM does. Decode attention is fitted where the cache is larger
 than L2: in a model the other layers have pushed it out.
 """
 
@@ -40,6 +42,8 @@ EXPERT_TYPES = {
     "int4_wo": "int4",
 }
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int8": 1.0, "int4": 0.53125}
+NOT_SERVED = "situ_as_silu|^sglang_fused_moe_triton$"
+"""Kernels of MXFP4 experts that engines don't run: stand-ins with another activation, and one that keeps experts in bf16."""
 SKEWED = "power_law_1.01"
 """The distribution of tokens over experts that the tables' own estimator takes for most models."""
 L2_BYTES = {"a100": 40e6, "h100": 50e6, "h200": 50e6, "l4": 48e6, "l40s": 96e6, "rtxpro6000": 128e6}
@@ -60,6 +64,8 @@ def table(system: str, operator: str, engine: str, name: str, dtype: str = "") -
         rows = pd.read_parquet(path)
         if dtype:
             rows = rows[rows[f"{operator}_dtype"] == dtype]
+        if "mxfp4" in dtype:
+            rows = rows[~rows.kernel_source.astype(str).str.contains(NOT_SERVED)]
         if len(rows) >= LEAST_ROWS:
             rows = rows[rows.latency > 0].copy()
             rows["us"] = rows.latency * 1e3
@@ -98,7 +104,8 @@ def blend(memory: np.ndarray, arithmetic: np.ndarray, power: float) -> np.ndarra
 
 def products(card: Card, rows: pd.DataFrame, dtype: str) -> tuple[dict[str, float], float, int]:
     rows = rows[(rows.n >= 512) & (rows.k >= 512) & (rows.n * rows.k >= 2**20) & (rows.n * rows.k <= 2**29)]
-    rows = sample(rows[rows.m <= 16384])
+    # Half of the rows have a token more than a tile, in FP8 up to twice as slow. Engines pad small passes, and fill large ones.
+    rows = sample(rows[(rows.m <= 16384) & ((rows.m <= 4) | (rows.m % 8 == 0))])
     m, n, k = (rows[name].to_numpy(float) for name in "mnk")
     weights = n * k * BYTES[dtype] / card.bandwidth * 1e6
     moved = (m * k * (6.0 if dtype in ("fp8", "fp4") else 2.0) + 2.0 * m * n) / card.bandwidth * 1e6
@@ -115,7 +122,6 @@ def products(card: Card, rows: pd.DataFrame, dtype: str) -> tuple[dict[str, floa
 
 def experts(card: Card, rows: pd.DataFrame, dtype: str) -> tuple[dict[str, Any], float, int]:
     rows = rows[(rows.distribution == SKEWED) & (rows.topk > 1) & (rows.num_experts > 8)]
-    rows = rows[~rows.kernel_source.astype(str).str.contains("situ_as_silu")]  # a stand-in with another activation
     rows = sample(rows[(rows.moe_ep_size <= 8) & (rows.moe_tp_size <= 8)])
     tokens, hidden, inner, top, count, slices, holders = (
         rows[name].to_numpy(float)

@@ -36,5 +36,5 @@ def test_a_profile_predicts_the_run_within_five_percent(profile: Path, run: str)
 
 
 @pytest.mark.parametrize("run", ["A", "B"])
-def test_the_roofline_has_tokens_within_eight_percent(run: str) -> None:
-    assert abs(compared(run, ROOFLINE).latency["tpot"].error["mean"]) < 0.08
+def test_the_roofline_has_tokens_within_nine_percent(run: str) -> None:
+    assert abs(compared(run, ROOFLINE).latency["tpot"].error["mean"]) < 0.09

@@ -115,8 +115,11 @@ class _Distilled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SUSTAINED = 0.82
-"""Share of a kernel's arithmetic alone that is left in a whole model, where the card runs at its power limit: 0.82 in prompts
+"""Share of a product's arithmetic alone that is left in a whole model, where the card runs at its power limit: 0.82 in prompts
 of a whole model on an H200, 0.85 in chains of products there (benchmarks/data/h200-kernels.jsonl)."""
+UNLIMITED = 0.5
+"""Share of the peak up to which arithmetic doesn't bring a card to that limit: attention with narrow heads, and experts whose
+weights are widened first, which compute at 40 % of the peak."""
 STAND_INS = {"rtx4090": "l40s", "l4": "l40s", "mi300x": "h100"}
 """Cards without tables, and the one whose constants they have instead."""
 WIDENED = {"fp8": "int8", "fp4": "int4", "mxfp4": "int4"}
@@ -160,12 +163,14 @@ class Kernels:
         key = dtype if dtype == "mxfp4" else self._multiplied(dtype)
         key = "int4" if key == "int8" else key  # of integers there are experts in 4 bits alone
         kernel = _first([one.experts for one in self._tables], key)
-        return msgspec.structs.replace(kernel, arith=kernel.arith * SUSTAINED)
+        return kernel if key in ("mxfp4", "int4") else msgspec.structs.replace(kernel, arith=kernel.arith * SUSTAINED)
 
     def prompts(self, width: int) -> PromptKernel:
         """Attention of prompts with heads of ``width``."""
         kernel = _first([one.prompts for one in self._tables], _width(width))
-        arith = kernel.arith * SUSTAINED if self._shares is None else self._shares.prefill_arith
+        arith = max(kernel.arith * SUSTAINED, min(kernel.arith, UNLIMITED))
+        if self._shares is not None:
+            arith = self._shares.prefill_arith
         return msgspec.structs.replace(kernel, arith=arith)
 
     def decoding(self, width: int, cache_bytes: int = 2, latent: bool = False) -> DecodeKernel:
