@@ -1,16 +1,17 @@
-"""Closed loops against measured silicon: our engine over tables of ``aiconfigurator-core``, beside that package's own estimate.
+"""Closed loops against measured silicon: runs of ``aiconfigurator-core``, replayed, beside that package's own estimate.
 
 ``systems/silicon_sample.csv`` of aiconfigurator-core 0.12 has 5,221 measured runs: a model on a card under an engine, prompts
 and answers of one length, so many requests under way at any time, and the mean TTFT and TPOT. Every aggregated one that says
-its concurrency is replayed as such a loop. Its own static estimate is asked on exactly the rows that we cover.
+its concurrency can be replayed as such a loop, with the flags that a stranger would give: the model, the card, the split.
+Runs of InferenceMAX have its client; others send ten rounds of exact lengths. Its own static estimate is asked on the same
+rows.
 
-    python benchmarks/silicon.py                         # every 40th row, some minutes
-    python benchmarks/silicon.py --every 1 --write       # all, and the table in docs/fidelity.md; --results keeps what is done
-    python benchmarks/silicon.py --only 'vllm Qwen/Qwen3-32B h100' --every 1
-    python benchmarks/silicon.py --fit                   # where the host's constants come from
+    python benchmarks/silicon.py --processes 2           # at most 8 rows of a model on a card under a version of an engine
+    python benchmarks/silicon.py --own --write           # with its own estimate, and the table in docs/fidelity.md
+    python benchmarks/silicon.py --only 'vllm Qwen/Qwen3-32B h100' --each 0
 
-It needs ``pip install 'kvyard[aic]'``. What is assumed of these runs is said in docs/fidelity.md; the constants below come
-from rows of Llama-3.1-8B and of TensorRT-LLM alone, and everything else is a test.
+It needs ``pip install 'kvyard[aic]'``. What is assumed of these runs is said in docs/fidelity.md. Constants are fitted to rows
+of Qwen3-32B alone, and everything else is a test.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ import argparse
 import csv
 import json
 import logging
-import random
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from importlib.resources import files
@@ -32,19 +32,10 @@ from statistics import fmean, median
 from tempfile import gettempdir
 from typing import Any, NamedTuple
 
-import msgspec
-
-from kvyard.engine.config import EngineConfig
-from kvyard.engine.models import plan
+from kvyard.engine.cards import find_card
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.timing.aic import SYSTEMS, aic_version, known_models
-from kvyard.engine.timing.deployment import Deployment
-from kvyard.engine.timing.registry import TimingConfig
-from kvyard.engine.timing.roofline_timing import RooflineTiming
-from kvyard.engine.timing.table_model import TableModel
-from kvyard.engine.timing.tables import TablesTiming
 from kvyard.errors import KvyardError
-from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.record import Record
 from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest
@@ -53,22 +44,15 @@ HERE = Path(__file__).resolve().parent.parent
 PAGE = HERE / "docs" / "fidelity.md"
 BEGIN, END = "<!-- benchmarks/silicon.py: begin -->", "<!-- end -->"
 
-HOST: dict[str, tuple[float, float]] = {
-    "vllm, synchronous": (1000.0, 22.0),
-    "vllm": (500.0, 0.0),
-    "trtllm": (300.0, 12.0),
-    "sglang": (500.0, 0.0),
-}
-"""Host time in microseconds, of a pass and of each sequence in it. ``--fit`` shows the rows that the first comes from. The
-second is the default of ``tables``, the third comes from TensorRT-LLM's rows, and nothing is known of the last."""
-BURST = 1 / 6
-"""The share of requests that belong to the burst with which a loop starts; the others count for the rest."""
-SPREAD = 0.1
-"""Answers' lengths are drawn within this share of the row's, so that requests don't all end together for ever."""
-ROUNDS = 3
-"""Requests per slot of a loop: the first of each is the burst, and the last ones, as the loop runs dry, don't count."""
+ROUNDS = 10
+"""Requests for each slot of a loop, as the clients of these runs send them. The first of each are the burst it starts with."""
+MOST = 3000
+"""Requests of a replay at most, but for three rounds: rounds that are left out are taken to be like those after the burst."""
 ASYNCHRONOUS_SINCE = (0, 14)
 """The vLLM that first decides on a pass while the one before it runs, without being told to."""
+
+TRTLLM_TOKENS, TRTLLM_SEQUENCES = 8192, 2048
+"""Limits of a pass that trtllm-serve has by default."""
 
 CONFIGS = {
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
@@ -101,6 +85,8 @@ class Row(NamedTuple):
     experts: int
     ttft_ms: float
     tpot_ms: float
+    ranged: bool = False
+    """True for a run of InferenceMAX, whose lengths are drawn."""
 
     @property
     def group(self) -> str:
@@ -124,11 +110,11 @@ class Result(NamedTuple):
 
     @property
     def ttft(self) -> float:
-        return BURST * self.burst_ttft + (1 - BURST) * self.steady_ttft
+        return self.burst_ttft / ROUNDS + (1 - 1 / ROUNDS) * self.steady_ttft
 
     @property
     def tpot(self) -> float:
-        return BURST * self.burst_tpot + (1 - BURST) * self.steady_tpot
+        return self.burst_tpot / ROUNDS + (1 - 1 / ROUNDS) * self.steady_tpot
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------------
@@ -164,6 +150,7 @@ def read_rows() -> tuple[list[Row], Counter[str]]:
                     experts=split_size(line["moe_ep_size"]),
                     ttft_ms=float(line["silicon_ttft_ms"]),
                     tpot_ms=float(line["silicon_tpot_ms"]),
+                    ranged="measured=" in line["silicon_data_source"],
                 )
             )
     return found, others
@@ -190,23 +177,15 @@ def config_of(row: Row) -> dict[str, Any]:
 # -- ours ---------------------------------------------------------------------------------------------------------------
 
 
-def deployment_of(row: Row) -> Deployment:
-    """The row's model, card and split. Its config becomes a file, since that is what a deployment names."""
-    config = config_of(row)
+def config_file(row: Row, config: Mapping[str, Any]) -> str:
+    """The config as a file, since that is what a setting names."""
     folder = Path(gettempdir()) / "kvyard-silicon"
     folder.mkdir(exist_ok=True)
     path = folder / f"{row.model.replace('/', '--')}-{row.precision or 'plain'}.json"
     text = json.dumps(config)
     if not path.is_file() or path.read_text() != text:
         path.write_text(text)
-    return Deployment(
-        model=str(path),
-        gpu=row.card,
-        tensor_parallel_size=row.tensor,
-        pipeline_parallel_size=row.pipeline,
-        data_parallel_size=row.data,
-        enable_expert_parallel=row.experts > 1,
-    )
+    return str(path)
 
 
 def synchronous(row: Row) -> bool:
@@ -215,58 +194,44 @@ def synchronous(row: Row) -> bool:
     return row.backend == "vllm" and found is not None and (int(found[1]), int(found[2])) < ASYNCHRONOUS_SINCE
 
 
-def engine_of(row: Row, kind: str) -> EngineConfig:
-    """An engine as the row says. Raises ``KvyardError`` where there are no tables for it, or it doesn't fit."""
-    of = deployment_of(row)
-    config = of.config()
-    quantised = "hf_quant_config" in config
-    timing: TimingConfig
-    if kind == "roofline":
-        if quantised:
-            of = msgspec.structs.replace(of, weight_dtype=row.precision, kv_cache_dtype="fp8")
-        timing = RooflineTiming(deployment=of)
-    else:
-        host, per_sequence = HOST["vllm, synchronous" if synchronous(row) else row.backend]
-        timing = TablesTiming(deployment=of, engine=row.backend, host_us=host, host_sequence_us=per_sequence)
-        timing.table()
-    made = plan(
-        config,
-        of.card.memory,
-        gpu_memory_utilization=0.9,
-        tensor_parallel_size=row.tensor,
-        pipeline_parallel_size=row.pipeline,
-        data_parallel_size=row.data,
-        enable_expert_parallel=row.experts > 1,
-        weight_dtype=row.precision if quantised else None,
-        kv_cache_dtype="fp8" if quantised else "auto",
-        max_model_len=row.isl + 2 * row.osl,
-        max_num_seqs=max(256, row.concurrency),
-    )
-    options = made.engine_options()
-    if row.backend != "vllm":
-        options |= {"groups": (), "block_size": made.groups[0].block_size}
-        if len(made.groups) > 1:
-            raise KvyardError(f"hybrid models aren't modelled with {row.backend}")
-    else:
-        options["groups"] = made.groups
+def settings_of(row: Row, kind: str) -> dict[str, Any]:
+    """Settings of a worker as the row says, all else at its default. Raises ``KvyardError`` for a model without a config."""
+    config = config_of(row)
+    settings: dict[str, Any] = {
+        "model": config_file(row, config),
+        "gpu": row.card,
+        "backend": row.backend,
+        "timing": kind,
+        "tensor_parallel_size": row.tensor,
+        "pipeline_parallel_size": row.pipeline,
+        "dp_size": row.data,
+        "enable_expert_parallel": row.experts > 1,
+        "max_model_len": row.isl + row.osl + 256,
+    }
+    if "hf_quant_config" in config:
+        settings |= {"weight_dtype": row.precision, "kv_cache_dtype": "fp8"}
+    if row.concurrency // row.data > find_card(row.card).limits["max_num_seqs"]:
+        settings["max_num_seqs"] = row.concurrency
     if row.backend == "vllm":
-        options["async_scheduling"] = not synchronous(row)
-    made_config = EngineConfig(backend=row.backend, timing=timing, **options)
-    made_config.check()
-    return made_config
+        settings["async_scheduling"] = not synchronous(row)
+    if row.backend == "trtllm":
+        settings |= {"max_num_batched_tokens": max(TRTLLM_TOKENS, row.isl + 256), "max_num_seqs": TRTLLM_SEQUENCES}
+    if not row.ranged and row.backend != "sglang":
+        # Tried on rows of Qwen3-32B under vLLM: 8,192 tokens give 139 % of TTFT error, 2,048 28 %, this 9 %.
+        settings |= {"max_num_batched_tokens": row.isl + row.concurrency, "max_num_seqs": row.concurrency}
+    return settings
 
 
 def closed_loop(row: Row, kind: str) -> Result:
     """The row's loop through our engine."""
-    engine = engine_of(row, kind)
-    draw = random.Random(row.id)
-    requests = [
-        TraceRequest(str(at), 0, row.isl, max(2, round(row.osl * draw.uniform(1 - SPREAD, 1 + SPREAD))))
-        for at in range(ROUNDS * row.concurrency)
-    ]
-    config = ReplayConfig(workers=(WorkerConfig(engine=engine, dp_size=row.data),), concurrency=row.concurrency)
+    rounds = max(3, min(ROUNDS, MOST // row.concurrency))
+    requests = [TraceRequest(str(at), 0, row.isl, row.osl) for at in range(rounds * row.concurrency)]
+    config = settings_of(row, kind) | {"workers": 1, "concurrency": row.concurrency, "seed": 1}
+    if row.ranged:
+        config |= {"client": "inferencemax"}
     records = [one for one in replay(requests, config=config).records if one.status == "finished" and one.output > 1]
-    first, rest = records[: row.concurrency], records[row.concurrency : (ROUNDS - 1) * row.concurrency]
+    records = [one for one in records if not one.id.startswith("warm-up")]
+    first, rest = records[: row.concurrency], records[row.concurrency :]
     if not rest:
         raise KvyardError("no request fits")
     return Result(row.id, *loop_means(first), *loop_means(rest))
@@ -317,13 +282,15 @@ def own_estimate(row: Row) -> tuple[float, float]:
     return float(result["ttft"]), float(result["tpot"])
 
 
-def work(row: Row, kind: str = "tables") -> Result:
-    """Both, or why not. Runs in a process of its own."""
+def work(row: Row, kind: str, own: bool) -> Result:
+    """Ours and, if asked for, its own, or why not. Runs in a process of its own."""
     logging.disable(logging.WARNING)  # the package tells of every table that it opens
     try:
         found = closed_loop(row, kind)
     except KvyardError as problem:
         found = Result(row.id, why=short_reason(str(problem)))
+    if not own:
+        return found._replace(own_why="not asked")
     try:
         ttft, tpot = own_estimate(row)
         return found._replace(own_ttft=ttft, own_tpot=tpot)
@@ -348,51 +315,16 @@ def short_reason(text: str) -> str:
     return text.splitlines()[0][:90] if text else "refused"
 
 
-# -- where the host's constants come from -------------------------------------------------------------------------------
-
-
-def fit() -> None:
-    """Rows of Llama-3.1-8B under vLLM 0.12, the only ones of an engine without asynchronous scheduling that we may look at.
-
-    Their prompts must mostly have been cached: computed, those of most rows would take longer than the run did. So the time of
-    a pass beyond the tables' is the host's part, plus that of ``misses`` prompts a round; least absolute deviations, by brute
-    force.
-    """
-    rows = [row for row in read_rows()[0] if row.backend == "vllm" and "Llama-3.1-8B" in row.model]
-    points = []
-    for row in rows:
-        model = TableModel(TablesTiming(deployment=deployment_of(row), engine="vllm").table())
-        batch, context = row.concurrency, row.isl + row.osl // 2
-        step = model.pass_ns((), batch, batch * context, context) / 1e6
-        prompt = (model.pass_ns([(row.isl, 0)], 0, 0, 0) - model.pass_ns((), 1, 100, 100)) / 1e6
-        points.append((row.tpot_ms, row.tpot_ms - step, batch, prompt / row.osl))
-        busy = batch * prompt / (row.ttft_ms + row.osl * row.tpot_ms)
-        print(
-            f"{row.isl:>5} x {row.osl:<5} TP{row.tensor} {batch:>4} under way: TPOT {row.tpot_ms:6.2f} ms, a step {step:6.2f}, "
-            f"computing every prompt would take {busy:.2f} of the time"
-        )
-    for misses in (0, 2, 3, 4, 5, 6, 7, 8):
-        error, host, sequence = min(
-            (_deviation(points, host, sequence, misses), host, sequence)
-            for host in [at / 10 for at in range(46)]
-            for sequence in [at / 1000 for at in range(46)]
-        )
-        print(f"{misses} misses a round: {host:.1f} ms a pass, {1000 * sequence:.0f} µs a sequence, {error:.1%} off")
-
-
-def _deviation(points: Sequence[tuple[float, float, int, float]], host: float, sequence: float, misses: int) -> float:
-    return fmean(
-        abs(host + sequence * batch + min(misses, batch) * prompt - gap) / tpot for tpot, gap, batch, prompt in points
-    )
-
-
 # -- figures ------------------------------------------------------------------------------------------------------------
 
 
-def off(found: Iterable[tuple[float, float]]) -> str:
-    """Mean and median of the errors of (found, measured), without sign."""
-    errors = [abs(one / measured - 1) for one, measured in found if measured]
-    return f"{fmean(errors):.1%} / {median(errors):.1%}" if errors else ""
+def off(pairs: Iterable[tuple[float, float]]) -> str:
+    """Mean and median of the errors of (ours, measured) without sign, and the median with it."""
+    errors = [ours / measured - 1 for ours, measured in pairs if measured]
+    if not errors:
+        return ""
+    sizes = [abs(error) for error in errors]
+    return f"{fmean(sizes):.1%} / {median(sizes):.1%} ({median(errors):+.0%})"
 
 
 def line(name: str, rows: Sequence[Row], results: dict[str, Result]) -> str:
@@ -404,7 +336,6 @@ def line(name: str, rows: Sequence[Row], results: dict[str, Result]) -> str:
         name,
         f"{len(asked):,}",
         f"{len(ours):,}",
-        f"{sum(not one.own_why for _, one in asked):,}",
         off((one.tpot, row.tpot_ms) for row, one in ours),
         off((one.own_tpot, row.tpot_ms) for row, one in both),
         off((one.ttft, row.ttft_ms) for row, one in ours),
@@ -414,33 +345,18 @@ def line(name: str, rows: Sequence[Row], results: dict[str, Result]) -> str:
 
 
 def table(rows: Sequence[Row], results: dict[str, Result], others: Counter[str]) -> str:
-    """The section of docs/fidelity.md: errors by backend and card, of the tests, and what is left out."""
+    """The section of docs/fidelity.md: errors by engine, model and card, by class, and what is left out."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        groups[f"{row.backend}, {row.card}"].append(row)
-    dense = [row for row in rows if _is_dense(row)]
-    tests = {
-        "**test:** Qwen3-32B, vLLM 0.12, H100": [
-            row for row in rows if row.model == "Qwen/Qwen3-32B" and row.group.startswith("vllm") and row.card == "h100"
-        ],
-        "**test:** Llama-3.1-70B, vLLM": [row for row in rows if row.group.startswith("vllm meta-llama/Llama-3.1-70B")],
-        "**test:** dense, vLLM, all cards": [
-            row for row in dense if row.backend == "vllm" and "Llama-3.1-8B" not in row.model
-        ],
-        "fitted to: Llama-3.1-8B, vLLM 0.12, H200 (prompts mostly cached there)": [
-            row for row in dense if row.backend == "vllm" and "Llama-3.1-8B" in row.model
-        ],
-        "fitted to: dense, TensorRT-LLM": [row for row in dense if row.backend == "trtllm"],
-        "dense, SGLang": [row for row in dense if row.backend == "sglang"],
-        "mixtures of experts, vLLM": [row for row in rows if row.backend == "vllm" and row not in dense],
-    }
-    head = [
-        "| rows | closed loops | ours | its own | TPOT, ours | TPOT, its own | TTFT, ours | TTFT, its own |",
-        "|---|---|---|---|---|---|---|---|",
+        fitted = "fit: " if row.model == "Qwen/Qwen3-32B" else ""
+        groups[f"{fitted}{row.backend}, {row.model.partition('/')[2]}, {row.card}"].append(row)
+        groups[f"**all {row.backend}, {'dense' if _is_dense(row) else 'mixtures'}**"].append(row)
+    lines = [
+        "| rows | closed loops | ours | TPOT, ours | TPOT, its own | TTFT, ours | TTFT, its own |",
+        "|---|---|---|---|---|---|---|",
+        *(line(name, found, results) for name, found in sorted(groups.items())),
+        line("all", rows, results),
     ]
-    lines = [*head, *(line(name, found, results) for name, found in tests.items() if found)]
-    lines += [line(name, found, results) for name, found in sorted(groups.items())]
-    lines.append(line("all", rows, results))
     why = Counter(one.why for one in results.values() if one.why)
     left = "; ".join(f"{reason} ({count:,})" for reason, count in (others + why).most_common())
     return "\n".join([*lines, "", f"Not replayed: {left}."])
@@ -461,30 +377,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose 'backend model card' has this in it")
     parser.add_argument("--dense", action="store_true", help="dense models alone")
-    parser.add_argument("--every", type=int, default=40, help="every so manieth row; 1 for all")
+    parser.add_argument("--each", type=int, default=8, help="rows of a model on a card under an engine; 0 for all")
+    parser.add_argument("--every", type=int, default=1, help="every so manieth of those")
+    parser.add_argument("--longest", type=int, default=1024, help="leave out rows with more requests in flight")
+    parser.add_argument("--own", action="store_true", help="ask for the package's own estimate, too")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, help="a file to keep results in, line by line, and to go on from")
     parser.add_argument("--write", action="store_true", help="put the table into docs/fidelity.md")
-    parser.add_argument("--fit", action="store_true", help="show the rows that the host's constants come from")
-    parser.add_argument("--timing", choices=("tables", "roofline"), default="tables", help="roofline: nothing measured")
+    parser.add_argument(
+        "--timing",
+        choices=("tables", "roofline"),
+        default="roofline",
+        help="roofline: the default of a model and a card",
+    )
     parser.add_argument("--done", action="store_true", help="only rows that are in the file of results already")
     parser.add_argument("--show", action="store_true", help="print every row too")
     asked = parser.parse_args()
     if aic_version() is None:
         print("measured silicon needs aiconfigurator-core: pip install 'kvyard[aic]'")
         return 0
-    if asked.fit:
-        fit()
-        return 0
     rows, others = read_rows()
     rows = [row for row in rows if asked.only in row.group and (not asked.dense or _is_dense(row))]
-    rows = sorted(rows, key=lambda row: (row.group, row.precision, row.tensor, row.data))[:: asked.every]
+    rows = [row for row in rows if row.concurrency <= asked.longest]
+    rows = sampled(rows, asked.each)[:: asked.every]
     results = _kept(asked.results)
     if asked.done:
         rows = [row for row in rows if row.id in results]
     todo = [row for row in rows if row.id not in results]
     with ProcessPoolExecutor(asked.processes) as pool:
-        for at, found in enumerate(pool.map(partial(work, kind=asked.timing), todo, chunksize=4), 1):
+        for at, found in enumerate(pool.map(partial(work, kind=asked.timing, own=asked.own), todo, chunksize=4), 1):
             results[found.id] = found
             if asked.results is not None:
                 with asked.results.open("a") as file:
@@ -495,13 +416,26 @@ def main() -> int:
     if asked.show:
         for row in rows:
             print(row, results[row.id])
-    made = table(rows, results, others if asked.every == 1 and not asked.only and not asked.dense else Counter())
+    made = table(rows, results, Counter() if asked.only or asked.dense else others)
     print(made)
     if asked.write:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
         PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
     return 0
+
+
+def sampled(rows: Iterable[Row], each: int) -> list[Row]:
+    """At most ``each`` rows of a model on a card under an engine, evenly spread over splits, lengths and loads."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[f"{row.group} {row.version} {row.precision}"].append(row)
+    picked = []
+    for _, group in sorted(groups.items()):
+        group.sort(key=lambda row: (row.tensor, row.data, row.isl, row.osl, row.concurrency))
+        count = min(each or len(group), len(group))
+        picked += [group[(2 * at + 1) * len(group) // (2 * count)] for at in range(count)]
+    return picked
 
 
 def _kept(path: Path | None) -> dict[str, Result]:

@@ -16,7 +16,6 @@ import argparse
 import csv
 import json
 import logging
-import random
 import re
 import sys
 from collections import Counter, defaultdict
@@ -26,16 +25,15 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
-from silicon import BURST, CARDS, ROUNDS, SPREAD, Row, engine_of, loop_means, short_reason, split_size
+from silicon import CARDS, ROUNDS, Row, loop_means, settings_of, short_reason, split_size
 
-from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing.aic import aic_version
 from kvyard.errors import KvyardError
-from kvyard.replay.config import HandoverConfig, ReplayConfig, WorkerConfig
 from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest
-from kvyard.router import RouterConfig
+
+REPLAYED = 3
+"""Rounds that are replayed; the others are taken to be like those after the burst."""
 
 
 class MeasuredFleet(NamedTuple):
@@ -105,13 +103,6 @@ def _role(line: dict[str, str], role: str, concurrency: int) -> Row:
     )
 
 
-def engines(fleet: MeasuredFleet, kind: str) -> tuple[EngineConfig, EngineConfig]:
-    """Both roles' engines. Raises ``KvyardError`` where one can't be."""
-    first, second = engine_of(fleet.prefill, kind), engine_of(fleet.decode, kind)
-    replace = msgspec.structs.replace
-    return replace(first, role="prefill", max_num_seqs=PROMPTS), replace(second, role="decode")
-
-
 QUANTISED_AS = {("deepseek-ai/DeepSeek-V3", "fp4"): "nvidia/DeepSeek-R1-NVFP4"}
 """Checkpoints that runs in four bits had instead of the one they name."""
 OUTSIDE_MS = 125
@@ -121,30 +112,26 @@ PROMPTS = 1
 """How many prompts a prefill worker's rank computes at a time: every row says one."""
 
 
-def loop(fleet: MeasuredFleet, kind: str) -> tuple[float, float]:
+def loop(fleet: MeasuredFleet, kind: str) -> tuple[float, ...]:
     """The row's loop through workers with roles: TTFT and TPOT in milliseconds."""
     row = fleet.prefill
-    first, second = engines(fleet, kind)
-    draw = random.Random(row.id)
-    requests = [
-        TraceRequest(str(at), 0, row.isl, max(2, round(row.osl * draw.uniform(1 - SPREAD, 1 + SPREAD))))
-        for at in range(ROUNDS * row.concurrency)
-    ]
-    config = ReplayConfig(
-        workers=(
-            WorkerConfig(engine=first, name="p", count=fleet.prefills, dp_size=row.data),
-            WorkerConfig(engine=second, name="d", count=fleet.decodes, dp_size=fleet.decode.data),
-        ),
-        router=RouterConfig(policy="least-loaded"),
-        handover=HandoverConfig(protocol="destination-first" if row.backend == "sglang" else "source-first"),
-        concurrency=row.concurrency,
-    )
+    requests = [TraceRequest(str(at), 0, row.isl, row.osl) for at in range(REPLAYED * row.concurrency)]
+    prefill, decode = settings_of(fleet.prefill, kind), settings_of(fleet.decode, kind)
+    config = {
+        "workers": [
+            prefill | {"role": "prefill", "count": fleet.prefills, "max_num_seqs": PROMPTS},
+            decode | {"role": "decode", "count": fleet.decodes},
+        ],
+        "router": "least-loaded",
+        "protocol": "destination-first" if row.backend == "sglang" else "source-first",
+        "concurrency": row.concurrency,
+    }
     records = [one for one in replay(requests, config=config).records if one.status == "finished" and one.output > 1]
-    burst, rest = records[: row.concurrency], records[row.concurrency : (ROUNDS - 1) * row.concurrency]
+    burst, rest = records[: row.concurrency], records[row.concurrency :]
     if not rest:
         raise KvyardError("no request fits")
     early, late = loop_means(burst), loop_means(rest)
-    return BURST * early[0] + (1 - BURST) * late[0], BURST * early[1] + (1 - BURST) * late[1]
+    return tuple(first / ROUNDS + (1 - 1 / ROUNDS) * later for first, later in zip(early, late, strict=True))
 
 
 _NO_TABLES: set[str] = set()
