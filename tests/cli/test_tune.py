@@ -56,7 +56,7 @@ def test_an_answer_and_its_files(
 def test_no_point_meets_the_slo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [CONVERSATION, *SMALL, "--search", "workers=2..3", "--slo", "ttft_p99=1", "-o", tmp_path / "x"]
     assert run(*argv) == 1
-    assert "No point of 2 meets the SLO (ttft_p99 ≤ 1.00 ms). The closest is workers 3" in " ".join(
+    assert "No point of 2 meets the SLO (ttft_p99 ≤ 1 ms). The closest is workers 3" in " ".join(
         capsys.readouterr().out.split()
     )
     assert run(*argv, "-q") == 1

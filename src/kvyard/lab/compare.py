@@ -214,7 +214,7 @@ def _cumulative(reports: Sequence[Report], runs: Sequence[str], key: str) -> dra
         for report, run, color in zip(reports, runs, draw.RUN_COLORS, strict=False)
     ]
     what = "gaps" if key == "itl" else "requests"
-    x, y = f"{SHORT[key]}, milliseconds (log)", f"share of {what}"
+    x, y = f"{SHORT[key]} (log)", f"share of {what}"
     return draw.cumulative(found, x, y, LATENCIES[key]) | {"height": 260}
 
 

@@ -55,11 +55,11 @@ def test_the_cheapest_that_is_nearly_as_good() -> None:
 def test_the_cheapest_that_keeps_the_limits() -> None:
     fleets = [fleet(count, ttft, (LIMIT,)) for count, ttft in ((2, 900.0), (4, 410.0), (8, 300.0))]
     said = answer(fleets, [COST], [LIMIT], str(LIMIT))
-    assert said.choice == "workers=4" and "2 of 3 points keep ttft_mean ≤ 500.0 ms" in said.sentences[0]
+    assert said.choice == "workers=4" and "2 of 3 points keep ttft_mean ≤ 500 ms" in said.sentences[0]
     assert "4 workers and 400 device blocks in all" in said.sentences[0]
     none = answer(fleets[:1], [COST], [LIMIT], str(LIMIT), count=7)
     assert not none.choice and "No point of 7 meets the SLO" in none.sentences[0]
-    assert "closest is workers=2: TTFT mean is 900.0 ms (limit 500.0 ms)" in none.sentences[0]
+    assert "closest is workers=2: TTFT mean is 900.0 ms (limit 500 ms)" in none.sentences[0]
     assert answer([], [COST], [LIMIT], "").sentences == []
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.test_page import unfold
 from tests.replay.support import request
 from tests.server.mock.support import Served
 
@@ -46,6 +47,7 @@ def test_live_page(tab: Tab, tmp_path: Path) -> None:
             tab.open(tmp_path / f"{name}.html", 1280, dark=dark)
             assert tab.errors == []
             assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
+            unfold(tab)
             drawn = "e => e.dataset.drawn === 'yes' && e.children.length"
             assert tab.ask(f"[...document.querySelectorAll('.chart')].every({drawn})")
             assert tab.ask("document.documentElement.scrollWidth") <= 1280

@@ -64,8 +64,8 @@ class Tab:
             self._heard(json.loads(self._socket.recv(timeout=PATIENCE)))
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression in the page; of a promise, what it comes to."""
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -73,6 +73,12 @@ class Tab:
         """Put the mouse over an element."""
         x, y = self._point(selector, across, down)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def press(self, selector: str) -> None:
+        """Click on an element with the mouse."""
+        x, y = self._point(selector, 0.05, 0.5)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def drag(self, selector: str, start: float, end: float, down: float = 0.5) -> None:
         """Drag the mouse across an element."""

@@ -11,13 +11,16 @@ import pytest
 from msgspec.structs import replace
 from tests.replay.report.browser import BINARY, Tab, browser
 from tests.replay.report.support import config, reported
+from tests.replay.traces.support import CONVERSATION
 
 from kvyard.errors import KvyardError
 from kvyard.lab.compare import compare
+from kvyard.replay import replay
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.page import page, write_html
+from kvyard.replay.report.words import latency
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -69,7 +72,7 @@ def test_says_every_figure_and_ratio() -> None:
         report.router.regret,
     ):
         assert share.of in text or not share.part
-    assert f"{report.reuse['all'].part:,}" in text and f"{report.latency['ttft'].p99 / 1000:,.2f}" in text
+    assert f"{report.reuse['all'].part:,}" in text and latency(report.latency["ttft"].p99) in text
 
 
 def test_unwritable(tmp_path: Path) -> None:
@@ -87,8 +90,19 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         yield opened
 
 
+def unfold(tab: Tab) -> None:
+    """Open every section, and wait until its charts are drawn."""
+    tab.ask(
+        "new Promise(done => { document.querySelectorAll('details.fold').forEach(fold => { fold.open = true; });"
+        " requestAnimationFrame(() => setTimeout(done)); })"
+    )
+
+
 def sound(tab: Tab, charts: int, width: int) -> None:
-    """No complaint in the console, nothing fetched, every chart drawn and labelled, nothing sticking out."""
+    """No complaint in the console, nothing fetched, every chart drawn and labelled, nothing sticking out, folded or not."""
+    assert tab.ask("document.documentElement.scrollWidth") <= width
+    assert tab.ask(HIDDEN) == 0
+    unfold(tab)
     assert tab.errors == []
     assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
     assert tab.ask("document.querySelectorAll('.chart').length") == charts
@@ -98,6 +112,18 @@ def sound(tab: Tab, charts: int, width: int) -> None:
     assert tab.ask("document.documentElement.scrollWidth") <= width
     assert tab.ask(HIDDEN) == 0
     assert tab.ask(CLIPPED) == []
+
+
+def contrast(*colors: str) -> float:
+    """The contrast ratio of two colours, as WCAG defines it."""
+
+    def light(color: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+        red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted(map(light, colors))
+    return (high + 0.05) / (low + 0.05)
 
 
 def titled(tab: Tab) -> list[list[str]]:
@@ -125,6 +151,7 @@ class TestInABrowser:
     def test_what_the_mouse_finds(self, tab: Tab, tmp_path: Path) -> None:
         write_html(tiered(), tmp_path / "r.html")
         tab.open(tmp_path / "r.html")
+        unfold(tab)
         for number, words in (
             (0, "%"),
             (1, "requests"),
@@ -143,6 +170,7 @@ class TestInABrowser:
     def test_the_heat_map_shows_another_quantity(self, tab: Tab, tmp_path: Path) -> None:
         write_html(tiered(), tmp_path / "r.html")
         tab.open(tmp_path / "r.html")
+        unfold(tab)
         names = tab.ask("[...document.querySelectorAll('.picks button')].map(b => b.textContent)")
         assert {"Prompt tokens routed", "Requests routed", "Running", "Waiting", "Device held", "Host filled"} <= set(
             names
@@ -205,6 +233,7 @@ class TestInABrowser:
     def test_dragging_zooms(self, tab: Tab, tmp_path: Path) -> None:
         write_html(tiered(), tmp_path / "r.html")
         tab.open(tmp_path / "r.html")
+        unfold(tab)
         chart = ".chart[data-figure='7']"
         ticks = f'[...document.querySelectorAll("{chart} text:not(.title)")].map(t => t.textContent)'
         before = tab.ask(ticks)
@@ -215,6 +244,59 @@ class TestInABrowser:
         )
         tab.ask(f'document.querySelector("{chart} button.all").click()')
         assert tab.ask(ticks) == before and tab.errors == []
+
+    def test_the_first_screen_answers_and_the_rest_folds(self, tab: Tab, tmp_path: Path) -> None:
+        write_html(tiered(), tmp_path / "r.html")
+        tab.open(tmp_path / "r.html")
+        below = "[...document.querySelectorAll('.answer, .tiles')].filter(e => e.getBoundingClientRect().bottom > 900)"
+        assert tab.ask(f"{below}.length") == 0
+        folds = tab.ask("[...document.querySelectorAll('details.fold')].map(e => [e.id, e.open])")
+        assert len(folds) >= 6 and not any(opened for _, opened in folds)
+        assert tab.ask("document.documentElement.scrollHeight") < 1800
+        tab.open("about:blank")
+        tab.open(f"{(tmp_path / 'r.html').as_uri()}#over-time")
+        folds = tab.ask("[...document.querySelectorAll('details.fold')].filter(e => e.open).map(e => e.id)")
+        assert folds == ["over-time"], "a link opens its section"
+        tab.ask("[...document.querySelectorAll('.toc button')].find(b => b.textContent === 'Open all').click()")
+        assert tab.ask("[...document.querySelectorAll('details.fold')].every(e => e.open)")
+
+    @pytest.mark.parametrize("width", [400, 1280])
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_an_slo_that_is_not_met_is_said_first_and_seen(
+        self, tab: Tab, tmp_path: Path, width: int, dark: bool
+    ) -> None:
+        report = replay(CONVERSATION, limit=60, workers=1, slo="ttft_p99<1ms,itl_p99<10s").report
+        write_html(report, tmp_path / "r.html")
+        tab.open(tmp_path / "r.html", width, dark=dark)
+        place = "document.querySelector('.verdict')"
+        assert tab.ask(f"{place}.textContent") == "SLO NOT met"
+        assert tab.ask(f"{place}.getBoundingClientRect().bottom") < 500
+        ink, ground = (tab.ask(f"getComputedStyle({place}).{name}") for name in ("color", "backgroundColor"))
+        assert contrast(ink, ground) > 4.5
+        tiles = tab.ask("[...document.querySelectorAll('.tile.missed')].map(e => e.textContent)")
+        assert len(tiles) == 1 and "TTFT p99 ≤ 1 ms" in tiles[0] and "SLO NOT met" in tiles[0]
+        sound(tab, 13, width)
+
+    def test_long_times_stay_in_their_tiles(self, tab: Tab, tmp_path: Path) -> None:
+        report = tiered()
+        slow = {name: replace(spread, p50=1_250_300.0, p99=36e6) for name, spread in report.latency.items()}
+        write_html(replace(report, latency=slow), tmp_path / "r.html")
+        for width in (400, 1280):
+            tab.open(tmp_path / "r.html", width)
+            tiles = tab.ask("document.querySelector('.tiles').textContent")
+            assert "20 min 50 s" in tiles and "10 h 0 min" in tiles
+            assert tab.ask(HIDDEN) == 0
+
+    def test_without_scripts_sections_open_all_the_same(self, tab: Tab, tmp_path: Path) -> None:
+        write_html(tiered(), tmp_path / "r.html")
+        tab.call("Emulation.setScriptExecutionDisabled", value=True)
+        try:
+            tab.open(tmp_path / "r.html")
+            tab.press("#router summary h2")
+            assert tab.ask("document.querySelector('#router').open")
+            assert tab.ask("document.querySelector('#router table').getBoundingClientRect().height") > 40
+        finally:
+            tab.call("Emulation.setScriptExecutionDisabled", value=False)
 
     @pytest.mark.parametrize(
         "report",

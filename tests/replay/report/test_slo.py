@@ -7,12 +7,11 @@ import pytest
 from tests.replay.traces.support import CONVERSATION
 
 from kvyard.errors import KvyardError
-from kvyard.lab.study.advice import missed, overload_text
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.metrics import read_metrics
-from kvyard.replay.report.slo import RULE, Limit, limits_of, read_slo, violation
+from kvyard.replay.report.slo import RULE, Limit, judge, limits_of, missed, overload_text, read_slo, violation
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest
@@ -109,3 +108,17 @@ def test_overload_is_called_overload() -> None:
     assert "overloaded, 5.00 of 10." in missed(values, [Limit("ttft_p99", 1000.0)])
     idle = replay(rows, **settings, timing="fixed:20,6").report
     assert not answers(idle)[0].startswith("Overloaded") and not overload_text(read_metrics(idle))
+
+
+def test_the_verdict_names_what_misses_or_all_that_is_kept() -> None:
+    rows = [TraceRequest(str(at), at * 10**9, 16, 2) for at in range(10)]
+    settings = {"workers": 1, "num_gpu_blocks": 100, "block_size": 16, "timing": "fixed:18,6"}
+    met = judge(replay(rows, slo="ttft_p99<1s,itl_p99<50ms", **settings).report)
+    assert met is not None and met.met
+    assert met.why == "TTFT p99 is 18.00 ms (limit 1 s), ITL p99 is 6.00 ms (limit 50 ms)"
+    report = replay(rows, slo="ttft=10,itl_p99<50ms", **settings).report
+    missing = judge(report)
+    assert missing is not None and not missing.met
+    assert missing.why == "Share of requests within the SLO is 0.00% (limit 99.00%)"
+    assert "SLO NOT met: Share of requests within the SLO is 0.00%" in report_text(report)
+    assert judge(replay(rows, **settings).report) is None

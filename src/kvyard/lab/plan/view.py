@@ -10,14 +10,13 @@ from kvyard.lab.plan.search import ROUTERS, FleetOption
 from kvyard.lab.plan.serve import serve_commands
 from kvyard.lab.plan.shape import Shape
 from kvyard.lab.study import Chart, Result, Row, Section, Table, columns
-from kvyard.lab.study.advice import missed
 from kvyard.lab.study.charts import dots, series
 from kvyard.lab.study.settings_file import as_toml
 from kvyard.replay.report.answers import limits as savings
 from kvyard.replay.report.answers import time_parts
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST
-from kvyard.replay.report.slo import WANTED, Limit
+from kvyard.replay.report.slo import WANTED, Limit, kept, missed
 
 FURTHER = ("ttft_p99", "itl_p99", "reuse", "rejected_share")
 """Metrics that are shown beside those of the limits."""
@@ -132,17 +131,8 @@ def _take(planned: Planned, answer: FleetOption) -> str:
     price = planned.prices[answer.shape.gpu].card
     return (
         f"Take {describe(answer)}: {money(planned, answer.cost)} ({price:g} a card, {planned.price_list.date}). "
-        f"{_results(planned, answer)}."
+        f"{kept(answer.values, planned.limits)}."
     )
-
-
-def _results(planned: Planned, fleet: FleetOption) -> str:
-    parts = []
-    for limit in planned.limits:
-        metric = WANTED[limit.name]
-        value = metric.text(fleet.values.get(limit.name), unit=True)
-        parts.append(f"{metric.title} is {value} (limit {metric.text(limit.value, unit=True)})")
-    return ", ".join(parts)
 
 
 def _sure(planned: Planned, answer: FleetOption) -> str:
@@ -345,7 +335,7 @@ def _frontier(planned: Planned, limit: Limit) -> Chart:
     ends = [(min(costs), limit.value), (max(costs), limit.value)] if len(set(costs)) > 1 else []
     drawn = [series(name, points, colors[name]) for name, points in groups.items() if points]
     if ends:
-        drawn.append(series(f"limit: {metric.text(limit.value, unit=True)}", ends, "red", joined=True))
+        drawn.append(series(f"limit: {metric.limit_text(limit.value)}", ends, "red", joined=True))
     x_title = f"{planned.price_list.currency} an hour"
     chart = dots(metric, drawn, x_title, f"{metric.title} and cost", "Green is the answer, red the limit.")
     spread = [value for points in groups.values() for _, value in points]

@@ -11,12 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvyard.engine.timing.error_range import KNEE
 from kvyard.lab.study.certainty import Evidence, limits_text, order_text
 from kvyard.lab.study.table import Values
-from kvyard.replay.report.metrics import COST, METRICS, SERVED, Metric
-from kvyard.replay.report.report import REJECTED, too_many_rejected
-from kvyard.replay.report.slo import RULE, WANTED, Limit
+from kvyard.replay.report.metrics import COST, METRICS, Metric
+from kvyard.replay.report.slo import RULE, WANTED, Limit, missed
 
 NEAR = 0.05
 """A candidate whose mean TTFT is at most this share above the lowest is as good, and may be cheaper."""
@@ -265,33 +263,6 @@ def changes(metrics: Sequence[Metric], values: Values, base: Values) -> str:
         change = metric.change_text(value, base.get(metric.name)) or "no change known"
         pieces.append(f"{metric.title} ({metric.text(value, unit=True)}, {change})")
     return pieces[0] if len(pieces) == 1 else f"{', '.join(pieces[:-1])} and {pieces[-1]}"
-
-
-def missed(values: Values, limits: Sequence[Limit]) -> str:
-    """Return the limits that ``values`` miss, with what is there instead, and overload; empty if all are kept."""
-    found = []
-    for limit in limits:
-        value, metric = values.get(limit.name), WANTED[limit.name]
-        if value is not None and limit.violation(value) > 0:
-            limited = metric.text(limit.value, unit=True)
-            found.append(f"{metric.title} is {metric.text(value, unit=True)} (limit {limited})")
-    rejected = values.get("rejected_share") or 0.0
-    if too_many_rejected(rejected):
-        found.append(f"{rejected:.1%} of the requests are rejected (limit {REJECTED:.0%})")
-    if found and (overload := overload_text(values)):
-        found.append(overload)
-    return ", ".join(found)
-
-
-def overload_text(values: Values) -> str:
-    """Say that a fleet serves clearly fewer requests than arrive and lets them queue; else empty."""
-    served, offered = values.get("requests_per_s"), values.get("offered_requests_per_s")
-    queue, first = values.get("queue_mean"), values.get("ttft_mean")
-    if served is None or offered is None or queue is None or not first:
-        return ""
-    if served > SERVED * offered or queue < KNEE * first:
-        return ""
-    return f"overloaded, {served:,.2f} of {offered:,.2f} requests a second served"
 
 
 def _asked(goals: Sequence[Metric], limits: Sequence[Limit]) -> list[Metric]:

@@ -134,7 +134,7 @@ class Result(msgspec.Struct, kw_only=True):
         if self.config is not None:
             page.section("What was run", "What is not varied is the same for all.")
             page.add(f'<section class="card">{listing(*self.config)}</section>')
-        page.add(f"<footer>kvyard {esc(__version__)}</footer>")
+        page.footer(f"kvyard {__version__}")
         return page.text()
 
     def save(self, folder: Path) -> list[Path]:

@@ -14,7 +14,6 @@ from kvyard.errors import KvyardError
 from kvyard.integers import ceil_div
 from kvyard.lab.jobs import TracePart
 from kvyard.lab.study import Study, own_options
-from kvyard.lab.study.advice import missed
 from kvyard.lab.study.certainty import evidence_of
 from kvyard.lab.study.cost import Prices, cost
 from kvyard.lab.study.goals import Goal, judged
@@ -26,7 +25,7 @@ from kvyard.lab.tune.trial import Trial, make_trial
 from kvyard.lab.tune.view import Tuned
 from kvyard.replay.report import Report
 from kvyard.replay.report.metrics import COST
-from kvyard.replay.report.slo import Limit
+from kvyard.replay.report.slo import Limit, missed
 from kvyard.replay.settings import SETTINGS
 
 JOURNAL = "study.journal"

@@ -10,7 +10,7 @@ import msgspec
 
 from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
-from kvyard.lab.study.advice import answer, at_edges, choose, middle, missed
+from kvyard.lab.study.advice import answer, at_edges, choose, middle
 from kvyard.lab.study.charts import Bar, bars, bars_of, dots, series
 from kvyard.lab.study.cost import GIB, Prices
 from kvyard.lab.study.goals import Goal
@@ -20,7 +20,7 @@ from kvyard.lab.tune.space import Choices, Space
 from kvyard.lab.tune.trial import Trial
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST, Metric
-from kvyard.replay.report.slo import WANTED, Limit
+from kvyard.replay.report.slo import WANTED, Limit, missed
 
 MOST_ROWS = 8
 MOST_TILES = 4

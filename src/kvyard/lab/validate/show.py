@@ -11,7 +11,7 @@ from kvyard.files import write_whole
 from kvyard.integers import ceil_div
 from kvyard.lab.validate.compare import COLUMNS, ComparedLatency, Validation
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Page, card, esc, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, card, head, listing, row, table, tile
 from kvyard.replay.report.numbers import Spread, histogram
 from kvyard.replay.report.report import LATENCIES
 from kvyard.replay.report.words import SHORT, measured, percent, whole
@@ -157,7 +157,7 @@ def validation_page(found: Validation) -> str:
     made.cards("two", *(made.figure(LATENCIES[name], "by arrival", _by_arrival(found, name)) for name in over_time))
     made.section("What was run", "The same settings and run give the same page.")
     made.add('<section class="card">' + listing("Configuration", found.config) + "</section>")
-    made.add(f"<footer>kvyard {esc(__version__)} · {esc(found.format)}</footer>")
+    made.footer(f"kvyard {__version__} · {found.format}")
     return made.text()
 
 
@@ -189,11 +189,12 @@ def _dots(found: Validation, name: str) -> draw.Figure:
             draw.line("equal", ends, "grey2", x=ends),
             draw.line("requests", draw.rounded(simulated), "blue", x=draw.rounded(real), only="dots"),
         ],
-        f"measured {SHORT[name]}, milliseconds (log)",
+        f"measured {SHORT[name]} (log)",
         "replayed (log)",
         xScale="log",
         yScale="log",
         xTip="ms",
+        xFormat="ms",
         yFormat="ms",
         height=300,
     )
@@ -202,7 +203,7 @@ def _dots(found: Validation, name: str) -> draw.Figure:
 def _cumulative(found: Validation, name: str) -> draw.Figure:
     _, real, simulated = _both(found, name)
     both = [("measured", "orange", histogram(real)), ("replayed", "blue", histogram(simulated))]
-    title = f"{SHORT[name]}, milliseconds (log)"
+    title = f"{SHORT[name]} (log)"
     return draw.cumulative(both, title, "share of requests", f"{LATENCIES[name]}: cumulative")
 
 
@@ -213,5 +214,5 @@ def _by_arrival(found: Validation, name: str) -> draw.Figure:
         draw.line("measured", draw.thinned(real), "orange"),
         draw.line("replayed", draw.thinned(simulated), "blue"),
     ]
-    made = draw.lines(f"{LATENCIES[name]} by arrival", series, "", f"{SHORT[name]}, milliseconds (log)", xMin=0)
+    made = draw.lines(f"{LATENCIES[name]} by arrival", series, "", f"{SHORT[name]} (log)", xMin=0)
     return made | axis | {"x": draw.thinned([at / by for at in arrivals]), "yScale": "log", "yFormat": "ms"}

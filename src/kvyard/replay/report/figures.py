@@ -39,7 +39,7 @@ POINTS = 150
 UNITS = ((10_800.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 """From which length on time is counted in which unit."""
 SHARE: Figure = {"yFormat": "percent"}
-LATENCY: Figure = {"yTitle": "TTFT, milliseconds (log)", "yScale": "log", "yFormat": "ms"}
+LATENCY: Figure = {"yTitle": "TTFT (log)", "yScale": "log", "yFormat": "ms"}
 
 
 def lines(label: str, series: Sequence[Figure], x_title: str, y_title: str, **more: object) -> Figure:
@@ -100,7 +100,8 @@ def distribution(report: Report, key: str) -> Figure:
         "zeros": found.zeros,
         "marks": marks if found.counts else [],
         "color": "blue",
-        "xTitle": f"{SHORT[key]}, milliseconds (log)",
+        "xTitle": f"{SHORT[key]} (log)",
+        "xFormat": "ms",
         "yTitle": "tokens" if key == "itl" else "requests",
         "none": "All were zero." if found.zeros else "There are none.",
     }
@@ -109,7 +110,7 @@ def distribution(report: Report, key: str) -> Figure:
 def all_latencies(report: Report) -> Figure:
     """The distribution functions of everything that is measured."""
     found = [(SHORT[key], color, report.histograms.get(key)) for key, color in zip(LATENCIES, RUN_COLORS, strict=False)]
-    return cumulative(found, "milliseconds (log)", "share up to there", "All latencies: cumulative")
+    return cumulative(found, "time (log)", "share up to there", "All latencies: cumulative")
 
 
 def cumulative(found: Sequence[tuple[str, str, Histogram | None]], x: str, y: str, label: str) -> Figure:
@@ -120,7 +121,7 @@ def cumulative(found: Sequence[tuple[str, str, Histogram | None]], x: str, y: st
             total = histogram.zeros + sum(histogram.counts)
             upto = accumulate(histogram.counts, initial=histogram.zeros)
             series.append(line(name, rounded([count / total for count in upto]), color, x=rounded(histogram.ends)))
-    return lines(label, series, x, y, xScale="log", xTip="ms", yMax=1, height=220, **SHARE)
+    return lines(label, series, x, y, xScale="log", xTip="ms", xFormat="ms", yMax=1, height=220, **SHARE)
 
 
 def first_tokens(report: Report) -> Figure:

@@ -11,6 +11,7 @@ import msgspec
 
 from kvyard.files import encode_json
 from kvyard.replay.report.figures import Figure
+from kvyard.replay.report.words import MET, NOT_MET
 
 MANY = 3
 """Sections from which a page has a list of them."""
@@ -25,6 +26,8 @@ class Page:
         self._figures: list[Figure] = []
         self._sections: dict[str, str] = {}
         """Titles by the names that links have."""
+        self._folding = False
+        """True while parts go into a folded section."""
 
     def add(self, *parts: str) -> None:
         """Append HTML."""
@@ -34,14 +37,32 @@ class Page:
         """Append cards side by side."""
         self.add(f'<div class="grid {kind}">' + "\n".join(cards) + "</div>")
 
-    def section(self, title: str, text: str) -> None:
-        """A heading that can be linked to, and a sentence on what is below it."""
+    def section(self, title: str, text: str, folded: bool = False) -> None:
+        """Begin a section: a heading that can be linked to, and a sentence on what is below it. What is added from here to the
+        next section is part of it. A ``folded`` section shows its heading and sentence until it is opened.
+        """
+        self._end_section()
         name = re.sub("[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
         while name in self._sections:
             name += "-2"
         self._sections[name] = title
         link = f'<a class="anchor" href="#{name}" aria-label="Link to {esc(title)}"></a>'
-        self.add(f'<h2 id="{name}">{esc(title)}{link}</h2><p>{esc(text)}</p>')
+        if folded:
+            said = f"<p>{esc(text)}</p>" if text else ""
+            self.add(f'<details class="fold" id="{name}"><summary><h2>{esc(title)}{link}</h2>{said}</summary>')
+        else:
+            self.add(f'<h2 id="{name}">{esc(title)}{link}</h2><p>{esc(text)}</p>')
+        self._folding = folded
+
+    def footer(self, text: str) -> None:
+        """End the last section, and add the page's last line."""
+        self._end_section()
+        self.add(f"<footer>{esc(text)}</footer>")
+
+    def _end_section(self) -> None:
+        if self._folding:
+            self.add("</details>")
+        self._folding = False
 
     def figure(self, title: str, text: str, figure: Figure, wide: bool = False) -> str:
         """A card with a chart in it."""
@@ -54,6 +75,7 @@ class Page:
 
     def text(self) -> str:
         """The whole page, in one piece that needs no network."""
+        self._end_section()
         here = files("kvyard.replay.report")
         palette, style, scales, script = (
             (here / name).read_text("utf-8") for name in ("palette.css", "page.css", "scales.js", "page.js")
@@ -96,18 +118,23 @@ def head(title: str, text: str, notes: Iterable[str] = (), times: str = "") -> s
     )
 
 
-def answer(sentences: Sequence[str]) -> str:
-    """What the page says in plain words; nothing where there is nothing to say."""
-    if not sentences:
-        return ""
-    return f'<section class="answer">{"".join(f"<p>{esc(one)}</p>" for one in sentences)}</section>'
+def answer(sentences: Sequence[str], met: bool | None = None) -> str:
+    """What the page says in plain words; nothing where there is nothing to say. ``met`` is said above it, in letters that
+    can't be overlooked: whether the SLO is met, if there is one.
+    """
+    said = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)
+    if met is not None:
+        said = f'<p class="verdict">{MET if met else NOT_MET}</p>{said}'
+    kind = {True: "answer met", False: "answer missed", None: "answer"}[met]
+    return f'<section class="{kind}">{said}</section>' if said else ""
 
 
-def tile(name: str, value: str, unit: str, more: str) -> str:
-    """A headline figure."""
+def tile(name: str, value: str, unit: str, more: str, missed: bool = False) -> str:
+    """A headline figure; one that ``missed`` its limit says so."""
+    kind, verdict = ("tile missed", f"<b>{NOT_MET}</b> ") if missed else ("tile", "")
     return (
-        f'<div class="tile"><div class="name">{esc(name)}</div><div class="value">{esc(value)}'
-        f'<small>{esc(unit)}</small></div><div class="more">{esc(more)}</div></div>'
+        f'<div class="{kind}"><div class="name">{esc(name)}</div><div class="value">{esc(value)}'
+        f'<small>{esc(unit)}</small></div><div class="more">{verdict}{esc(more)}</div></div>'
     )
 
 

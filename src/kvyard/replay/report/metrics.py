@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
 from kvyard.replay.report.waterfall import LEVELS, LOSSES, lost_ms
-from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, latency, measured, percent, whole
+from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, latency, limit_time, measured, percent, whole
 
 Unit = Literal["ms", "per_s", "share", "count", "ratio", "bytes", "price"]
 Better = Literal["low", "high", ""]
@@ -76,6 +76,10 @@ class Metric(NamedTuple):
         if self.unit == "ratio":
             return f"{value:.3f}"
         return latency(value) if unit and self.unit == "ms" else measured(value)
+
+    def limit_text(self, value: float) -> str:
+        """Return a limit that somebody set for people, with its unit."""
+        return limit_time(value) if self.unit == "ms" else self.text(value)
 
     def change(self, value: float | None, base: float | None) -> float | None:
         """Return the change from ``base``, relative to it; of shares the difference."""

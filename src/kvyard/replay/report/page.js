@@ -13,14 +13,19 @@
     const kept = value === Math.round(value) ? 0 : size >= 1000 ? 0 : size >= 100 ? 1 : size >= 0.1 ? 2 : 4;
     return value.toLocaleString("en-US", { maximumFractionDigits: kept });
   };
+  const minutes = (ms) => {
+    const seconds = Math.round(ms / 1000), hours = Math.floor(seconds / 3600), rest = Math.floor((seconds % 3600) / 60);
+    return hours ? `${hours} h ${rest} min` : `${rest} min ${seconds % 60} s`;
+  };
   const show = (value, format) => {
     if (value === null || value === undefined) return "–";
     if (format === "percent") return (value * 100).toLocaleString("en-US", { maximumFractionDigits: 1 }) + " %";
-    if (format === "ms") return value >= 10000 ? digits(value / 1000) + " s" : digits(value) + " ms";
+    if (format === "ms") return value >= 120000 ? minutes(value) : value >= 10000 ? digits(value / 1000) + " s" : digits(value) + " ms";
     return digits(value);
   };
   const tickText = (value, format) => {
     if (format === "percent") return near(value * 100) + " %";
+    if (format === "ms") return value >= 1000 ? (value / 1000).toLocaleString("en-US") + " s" : parseFloat(value.toPrecision(6)) + " ms";
     const size = Math.abs(value);
     if (size >= 1e6) return near(value / 1e6) + "M";
     if (size >= 1e4 || (size >= 1e3 && value % 1000 === 0)) return near(value / 1e3) + "k";
@@ -366,13 +371,33 @@
   // -- all of them ----------------------------------------------------------------------------------------------------
 
   const boxes = [...document.querySelectorAll(".chart")];
-  const draw = () => boxes.forEach((box) => { const spec = specs[box.dataset.figure]; kinds[spec.kind](box, spec); box.dataset.drawn = "yes"; });
+  // What is folded has no width to be drawn in: it is drawn when it is opened.
+  const drawBox = (box) => {
+    if (box.closest("details:not([open])")) return;
+    const spec = specs[box.dataset.figure];
+    kinds[spec.kind](box, spec);
+    box.dataset.drawn = "yes";
+  };
+  const draw = () => boxes.forEach(drawBox);
+  const folds = [...document.querySelectorAll("details.fold")];
+  folds.forEach((fold) => fold.addEventListener("toggle", () => { if (fold.open) fold.querySelectorAll(".chart").forEach(drawBox); }));
+  const unfold = () => folds.forEach((fold) => { fold.open = true; });
+  const opened = () => { const fold = folds.find((one) => "#" + one.id === location.hash); if (fold) fold.open = true; };
+  window.addEventListener("hashchange", opened);
+  window.addEventListener("beforeprint", () => { unfold(); draw(); });
+  const contents = document.querySelector(".toc");
+  if (folds.length && contents) {
+    const all = document.createElement("button");
+    all.type = "button"; all.textContent = "Open all"; all.onclick = unfold;
+    contents.append(all);
+  }
   boxes.forEach((box) => {
     const spec = specs[box.dataset.figure];
     if (spec.series) legend(box, spec.series.filter((s) => s.only !== "dots"), spec.kind === "lines");
     if (spec.legend) legend(box, spec.legend, false);
   });
   draw();
+  opened();
   let width = window.innerWidth, timer = 0;
   window.addEventListener("resize", () => {
     if (window.innerWidth === width) return;

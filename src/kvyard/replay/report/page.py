@@ -15,15 +15,13 @@ from kvyard.replay.report.ranges import STATISTICS
 from kvyard.replay.report.report import (
     LATENCIES,
     LENGTHS,
-    HandoverReport,
     Report,
-    RouterReport,
-    SessionsReport,
     Share,
     SlowSession,
     StatedRange,
     WorkerReport,
 )
+from kvyard.replay.report.slo import judge
 from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 
 
@@ -33,57 +31,42 @@ def write_html(report: Report, path: str | Path) -> None:
 
 
 def page(report: Report, home: PageLink | None = None) -> str:
-    """The page's text; ``home`` is a page that this run is a part of."""
+    """The page's text; ``home`` is a page that this run is a part of.
+
+    The first screen has the verdict, the answer and headline figures. Sections follow, folded.
+    """
     made = Page(f"{say.name_of(report)} · kvyard")
     made.add(
         ("" if home is None else f'<p class="home">{home}</p>')
         + head(say.name_of(report), say.summary(report), say.notes(report), say.times(report))
     )
-    made.add(answer(answers(report)))
+    verdict, sentences = judge(report), answers(report)
+    if verdict is None:
+        made.add(answer(sentences))
+    else:
+        made.add(answer([_sentence(verdict.why), *sentences], verdict.met))
     made.add('<div class="tiles">', *_tiles(report), "</div>")
     if report.reuse:
         text = "of all prompt tokens of admitted requests, at first admission"
         figure = draw.composition([report], [say.name_of(report)])
         made.add(made.figure("Where prompt tokens came from", text, figure, wide=True))
-    _latencies(made, report)
-    _over_time(made, report)
-    if report.workers:
-        _workers(made, report)
-    if report.reuse:
-        _misses(made, report)
-    if report.sessions:
-        _sessions(made, report.sessions)
-    if report.scaling is not None:
-        made.section("Scaling", " ".join(say.scaled(report.scaling)))
-        rows = [
-            row([say.span(at), role, say.whole(before), say.whole(after)])
-            for at, role, before, after in report.scaling.actions
-        ]
-        table_ = table(["at", "role", "workers before", "after"], rows, tall=len(rows) > 16)
-        made.cards("one", card("What was done when", "Workers that take requests or start.", table_))
-    if report.handovers is not None:
-        _handovers(made, report.handovers)
-    if report.transfers or (report.tiers and report.tiers["device"].evicted_blocks):
-        _tiers(made, report)
-    if report.router is not None:
-        _router(made, report.router)
-    if report.live is None:
-        made.section("What was run", "The same settings and trace give the same report, byte for byte.")
-    else:
-        made.section("What was run", "A live run: the next one is a little different.")
-    made.add(
-        '<section class="card">'
-        + "".join((listing("Configuration", report.config), listing("Trace", report.trace), listing("Bounds", report.bounds)))
-        + "</section>"
-    )  # fmt: skip
-    made.add(
-        f"<footer>kvyard {esc(__version__)} · report version {report.version} · requests {esc(report.digest)}</footer>"
-    )
+    for section in SECTIONS:
+        section(made, report)
+    made.footer(f"kvyard {__version__} · report version {report.version} · requests {report.digest}")
     return made.text()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _tiles(report: Report) -> Iterator[str]:
     latency, rates = report.latency, report.throughput
+    if report.goodput is not None:
+        good = report.goodput
+        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", f"of requests: {say.limits(good.slo_ms)}")
+        for name, value, met in say.verdicts(good):
+            yield tile(name, *_parted(value), "met" if met == "met" else "", missed=met != "met")
     for name, key, field in (
         ("Time to first token", "ttft", "p50"),
         ("Inter-token latency", "itl", "p50"),
@@ -94,7 +77,7 @@ def _tiles(report: Report) -> Iterator[str]:
         stated = report.ranges.get(f"{key}_{field}")
         if stated is not None and value:
             what += f", {_ms_range(stated)}"
-        yield tile(name, *_ms(value), f"{what} · p99 {' '.join(_ms(latency[key].p99))}")
+        yield tile(name, *_ms(value), f"{what} · p99 {say.latency(latency[key].p99)}")
     yield tile(
         "Output",
         say.measured(rates["output_tokens_per_s"]),
@@ -107,27 +90,26 @@ def _tiles(report: Report) -> Iterator[str]:
         yield tile("Reused", f"{report.reuse['all'].value * 100:.1f}", "%", more)
     if report.live is not None:
         late = report.live.lateness
-        yield tile("Sent after it was due", *_ms(late.p50), f"median · p99 {' '.join(_ms(late.p99))}")
-    if report.goodput is not None:
-        good = report.goodput
-        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", say.limits(good.slo_ms))
-        for name, value, met in say.verdicts(good):
-            yield tile(name, value.removesuffix(" ms"), "ms", met)
+        yield tile("Sent after it was due", *_ms(late.p50), f"median · p99 {say.latency(late.p99)}")
 
 
 def _ms(value: float) -> tuple[str, str]:
-    if value < 1000:
-        return say.measured(value), "ms"
-    return (f"{value / 1000:,.2f}" if value < 100_000 else f"{value / 1000:,.0f}"), "s"
+    """A time and its unit, apart if there is one unit."""
+    return _parted(say.latency(value))
+
+
+def _parted(text: str) -> tuple[str, str]:
+    number, _, unit = text.partition(" ")
+    return (number, unit) if " " not in unit else (text, "")
 
 
 def _ms_range(stated: StatedRange) -> str:
-    unit, by = ("ms", 1.0) if stated.high < 1000 else ("s", 1000.0)
+    unit, by = ("ms", 1.0) if stated.high < 1000 else ("s", 1000.0) if stated.high < 120_000 else ("min", 60_000.0)
     return f"{say.ranged(stated, by)} {unit}"
 
 
 def _latencies(made: Page, report: Report) -> None:
-    made.section("Latency", "Of finished requests. Steps of equal ratio; dashed lines are percentiles.")
+    made.section("Latency", "Of finished requests. Steps of equal ratio; dashed lines are percentiles.", folded=True)
     texts = {
         "ttft": "from arrival to the first token",
         "itl": "between two tokens of a request, every gap counted",
@@ -170,13 +152,14 @@ def _over_time(made: Page, report: Report) -> None:
     window = say.span(report.series.window_s)
     cards = [made.figure("Time to first token", "by arrival, finished requests", draw.first_tokens(report))]
     if report.live is None:
-        made.section("Over time", f"Simulated time. Counts are by windows of {window}; states are samples.")
+        text = f"Simulated time. Counts are by windows of {window}; states are samples."
+        made.section("Over time", text, folded=True)
         cards += [
             made.figure("Running and waiting", "all workers together", draw.queues(report)),
             made.figure("Cache use by tier", "what is held by requests can't be evicted", draw.cache_use(report)),
         ]
     else:
-        made.section("Over time", f"By windows of {window}.")
+        made.section("Over time", f"By windows of {window}.", folded=True)
     cards.append(made.figure("Arriving and finishing", "", draw.rates(report)))
     if report.live is None:
         figure = draw.composition_over_time(report)
@@ -210,7 +193,10 @@ WORKERS: dict[str, Callable[[WorkerReport], str]] = {
 
 
 def _workers(made: Page, report: Report) -> None:
-    made.section("Workers", "Who got what, and when. A faint row is an idle worker, a strong column a burst.")
+    if not report.workers:
+        return
+    text = "Who got what, and when. A faint row is an idle worker, a strong column a burst."
+    made.section("Workers", text, folded=True)
     balance, window = report.balance, say.span(report.series.window_s)
     text = (
         f"Prompt tokens: the most loaded has {balance['max_over_mean']:.3f} times the mean; standard deviation "
@@ -222,10 +208,13 @@ def _workers(made: Page, report: Report) -> None:
 
 
 def _misses(made: Page, report: Report) -> None:
+    if not report.reuse:
+        return
     made.section(
         "What missed and why",
         "Every prompt token was found in a cache, or computed for one of these reasons. Requests count where their cached "
         "prefix ended.",
+        folded=True,
     )
     rows = []
     for key, words in say.SOURCES.items():
@@ -268,8 +257,11 @@ def _swatched(key: str, words: str, share: Share, requests: Share | None = None)
     return _share(words, share, requests=requests).replace("<td>", swatch, 1)
 
 
-def _sessions(made: Page, sessions: SessionsReport) -> None:
-    made.section("Sessions", session_words.summary(sessions))
+def _sessions(made: Page, report: Report) -> None:
+    sessions = report.sessions
+    if not sessions:
+        return
+    made.section("Sessions", session_words.summary(sessions), folded=True)
     text = "From a session's first arrival to its last end, and by what its end waited for."
     spreads = table(["", *say.COLUMNS], map(row, session_words.spread_rows(sessions)))
     causes = table(["", "mean", "of completion"], map(row, session_words.cause_rows(sessions)))
@@ -293,8 +285,23 @@ def _timeline(session: SlowSession) -> str:
     return f"<details><summary>{esc(head)}</summary>{left}{rows}</details>"
 
 
-def _handovers(made: Page, handovers: HandoverReport) -> None:
-    made.section("Prefill and decode", say.handed_over(handovers))
+def _scaling(made: Page, report: Report) -> None:
+    if report.scaling is None:
+        return
+    made.section("Scaling", " ".join(say.scaled(report.scaling)), folded=True)
+    rows = [
+        row([say.span(at), role, say.whole(before), say.whole(after)])
+        for at, role, before, after in report.scaling.actions
+    ]
+    table_ = table(["at", "role", "workers before", "after"], rows, tall=len(rows) > 16)
+    made.cards("one", card("What was done when", "Workers that take requests or start.", table_))
+
+
+def _handovers(made: Page, report: Report) -> None:
+    handovers = report.handovers
+    if handovers is None:
+        return
+    made.section("Prefill and decode", say.handed_over(handovers), folded=True)
     columns = ["", *(f"{name} (ms)" for name in say.COLUMNS)]
     stages = table(columns, map(row, say.stage_rows(handovers)))
     roles = table(["", "", "busy", "bytes", "of bandwidth"], map(row, say.role_rows(handovers)))
@@ -315,7 +322,10 @@ def _handovers(made: Page, handovers: HandoverReport) -> None:
 
 
 def _tiers(made: Page, report: Report) -> None:
-    made.section("Tiers and links", "What caches evicted, and what moved between them. All workers together.")
+    if not report.transfers and not (report.tiers and report.tiers["device"].evicted_blocks):
+        return
+    text = "What caches evicted, and what moved between them. All workers together."
+    made.section("Tiers and links", text, folded=True)
     rows = []
     for name, tier in report.tiers.items():
         cells = [name.capitalize(), say.whole(tier.capacity_blocks), say.whole(tier.evicted_blocks)]
@@ -359,10 +369,12 @@ def _tiers(made: Page, report: Report) -> None:
     made.cards("one", *cards)
 
 
-def _router(made: Page, router: RouterReport) -> None:
-    made.section(
-        "Router", f"{router.policy}, {router.decisions:,} decisions, {router.retries:,} made again after a failure."
-    )
+def _router(made: Page, report: Report) -> None:
+    router = report.router
+    if router is None:
+        return
+    text = f"{router.policy}, {router.decisions:,} decisions, {router.retries:,} made again after a failure."
+    made.section("Router", text, folded=True)
     if not router.regret.whole:
         text = f"{router.policy} saw no worker with any of a prompt, so it isn't known what another choice would have saved."
         made.add(f'<section class="card"><p>{esc(text)}</p></section>')
@@ -379,3 +391,27 @@ def _router(made: Page, router: RouterReport) -> None:
         )
     ]
     made.cards("one", card("Decisions", "", table(["", "share", "counts", "numerator / denominator"], rows)))
+
+
+def _settings(made: Page, report: Report) -> None:
+    text = "The same settings and trace give the same report, byte for byte."
+    if report.live is not None:
+        text = "A live run: the next one is a little different."
+    made.section("What was run", text, folded=True)
+    lists = {"Configuration": report.config, "Trace": report.trace, "Bounds": report.bounds}
+    made.add(f'<section class="card">{"".join(listing(*pair) for pair in lists.items())}</section>')
+
+
+SECTIONS: tuple[Callable[[Page, Report], None], ...] = (
+    _latencies,
+    _over_time,
+    _workers,
+    _misses,
+    _sessions,
+    _scaling,
+    _handovers,
+    _tiers,
+    _router,
+    _settings,
+)
+"""Parts of the page below the first screen, in order. Each adds nothing if the report has nothing for it."""

@@ -5,16 +5,18 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from kvyard.clock import MS
+from kvyard.engine.timing.error_range import KNEE
 from kvyard.errors import KvyardError
-from kvyard.replay.report.metrics import COST, METRICS, STATISTICS, Metric
+from kvyard.replay.report.metrics import COST, METRICS, SERVED, STATISTICS, Metric, read_metrics
 from kvyard.replay.report.numbers import Spread
-from kvyard.replay.report.report import LATENCIES, REJECTED, PercentileLimit, Slo, too_many_rejected
+from kvyard.replay.report.report import LATENCIES, REJECTED, PercentileLimit, Report, Slo, too_many_rejected
 from kvyard.settings import TIMES, number
 
 OF_A_REQUEST = ("ttft", "itl", "e2e")
@@ -44,7 +46,7 @@ class Limit(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         metric = WANTED[self.name]
-        return f"{self.name} {'≥' if metric.better == 'high' else '≤'} {metric.text(self.value, unit=True)}"
+        return f"{self.name} {'≥' if metric.better == 'high' else '≤'} {metric.limit_text(self.value)}"
 
     def violation(self, value: float) -> float:
         """Return by which share of the limit ``value`` misses it; 0 or less if it is kept."""
@@ -157,6 +159,62 @@ def violation(values: Mapping[str, float | None], limits: Sequence[Limit]) -> fl
             missed += max(0.0, limit.violation(value))
     rejected = values.get("rejected_share") or 0.0
     return missed + (rejected / REJECTED if too_many_rejected(rejected) else 0.0)
+
+
+def missed(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
+    """Return the limits that ``values`` miss, with what is there instead, and overload; empty if all are kept."""
+    found = []
+    for limit in limits:
+        value, metric = values.get(limit.name), WANTED[limit.name]
+        if value is not None and limit.violation(value) > 0:
+            found.append(f"{metric.title} is {metric.text(value, unit=True)} (limit {metric.limit_text(limit.value)})")
+    rejected = values.get("rejected_share") or 0.0
+    if too_many_rejected(rejected):
+        found.append(f"{rejected:.1%} of the requests are rejected (limit {REJECTED:.0%})")
+    if found and (overload := overload_text(values)):
+        found.append(overload)
+    return ", ".join(found)
+
+
+def kept(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
+    """Return each metric of ``limits`` beside its limit."""
+    parts = []
+    for limit in limits:
+        metric = WANTED[limit.name]
+        value = metric.text(values.get(limit.name), unit=True)
+        parts.append(f"{metric.title} is {value} (limit {metric.limit_text(limit.value)})")
+    return ", ".join(parts)
+
+
+class Verdict(NamedTuple):
+    """Whether a run meets its SLO."""
+
+    met: bool
+    why: str
+    """Figures beside their limits: those that miss, or all if none does."""
+
+
+def judge(report: Report) -> Verdict | None:
+    """Return the verdict on ``report``; ``None`` without an SLO."""
+    if report.goodput is None:
+        return None
+    limits, values = limits_of(report.goodput.slo_ms), read_metrics(report)
+    if not report.requests.get("finished"):
+        return Verdict(False, "no request finished")
+    if violation(values, limits) > 0:
+        return Verdict(False, missed(values, limits))
+    return Verdict(True, kept(values, limits))
+
+
+def overload_text(values: Mapping[str, float | None]) -> str:
+    """Say that a fleet serves clearly fewer requests than arrive and lets them queue; else empty."""
+    served, offered = values.get("requests_per_s"), values.get("offered_requests_per_s")
+    queue, first = values.get("queue_mean"), values.get("ttft_mean")
+    if served is None or offered is None or queue is None or not first:
+        return ""
+    if served > SERVED * offered or queue < KNEE * first:
+        return ""
+    return f"overloaded, {served:,.2f} of {offered:,.2f} requests a second served"
 
 
 def milliseconds(value: object) -> float:

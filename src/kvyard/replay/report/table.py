@@ -13,7 +13,7 @@ from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.ranges import STATISTICS
 from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, HandoverReport, LiveReport, Report, SessionsReport
-from kvyard.replay.report.slo import RULE
+from kvyard.replay.report.slo import RULE, judge
 from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_safe(say.times(report)))
     for note in say.notes(report):
         console.print(f"[yellow]{_safe(note)}[/yellow]")
+    verdict = judge(report)
+    if verdict is not None:
+        style, text = ("green", say.MET) if verdict.met else ("bold red", say.NOT_MET)
+        console.print(f"[{style}]{text}[/{style}]: {_safe(verdict.why)}")
     console.print()
     if report.pools:
         console.print(fitted(_pools(report.pools), console, ("E2E mean, ms", "workers")))

@@ -47,6 +47,7 @@ SHORT = {
     "input": "Input",
     "output": "Output",
 }
+MET, NOT_MET = "SLO met", "SLO NOT met"
 LATE_MS = 100.0
 """How late the latest 1 % may leave before a reader is warned."""
 COLUMNS = ("mean", "min", "max", "p50", "p90", "p95", "p99", "std")
@@ -102,10 +103,15 @@ def latency(ms: float) -> str:
     return f"{digits.rstrip('0').rstrip('.')} s"
 
 
+def limit_time(ms: float) -> str:
+    """Return a limit that somebody set, in the unit that fits: without digits that nobody wrote."""
+    return f"{ms:g} ms" if ms < 1000 else latency(ms)
+
+
 def limits(slo: Slo) -> str:
     """What a good request is."""
     given = ((name, slo.limit(name)) for name in ("ttft", "itl", "e2e"))
-    return ", ".join(f"{name.upper()} ≤ {value:g} ms" for name, value in given if value is not None) or "no limit"
+    return ", ".join(f"{name.upper()} ≤ {limit_time(ms)}" for name, ms in given if ms is not None) or "no limit"
 
 
 def verdicts(goodput: Goodput) -> list[tuple[str, str, str]]:
@@ -113,8 +119,8 @@ def verdicts(goodput: Goodput) -> list[tuple[str, str, str]]:
     found = []
     for name, one in (goodput.percentiles or {}).items():
         kind, _, percentile = name.partition("_")
-        words = f"{kind.upper()} {percentile} ≤ {one.limit_ms:g} ms"
-        found.append((words, f"{measured(one.value_ms)} ms", "met" if one.met else "NOT met"))
+        words = f"{kind.upper()} {percentile} ≤ {limit_time(one.limit_ms)}"
+        found.append((words, latency(one.value_ms), "met" if one.met else "NOT met"))
     if goodput.rejected:
         met = "NOT met" if too_many_rejected(goodput.rejected) else "met"
         found.append((f"Rejected ≤ {REJECTED:.0%}", percent(goodput.rejected), met))
