@@ -1,10 +1,11 @@
 """``kvyard plan`` against a grid: is its fleet within 5 % of the cheapest of up to 400 listed ones, and what does it take?
 
-    python benchmarks/plan.py [--limit 2000] [--only NAME ...] [--jobs 2]
+    python benchmarks/plan.py [--limit 2000] [--only NAME ...] [--every]
 
 Two traces, two models and two SLOs each, and three questions that no fleet can answer. The grid is independent of the search:
-its points are replayed from the cheapest on until one keeps the SLO, which is then the best of the grid. The second trace has
-sessions without a common clock and runs in a closed loop.
+for each card, degree of tensor parallelism, cache type and host memory the most workers that cost less than 1.06 times the
+plan are replayed, and fewer as long as they keep the SLO; ``--every`` replays all points that are cheaper, for who doubts that
+fewer workers are never better. The second trace has sessions without a common clock and runs in a closed loop.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 from kvyard.errors import KvyardError
-from kvyard.lab.jobs import LocalExecutor, TracePart
+from kvyard.lab.jobs import TracePart
 from kvyard.lab.study import Study
 from kvyard.lab.study.cost import cost, parted
 from kvyard.lab.study.goals import judged
@@ -139,24 +140,30 @@ def grid(case: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
     return sorted(found, key=lambda pair: pair[0])[:MOST]
 
 
-def best_of(case: dict[str, Any], limit: int, folder: Path, jobs: int, below: float) -> tuple[float | None, int, int]:
+def best_of(case: dict[str, Any], limit: int, folder: Path, below: float, every: bool) -> tuple[float | None, int, int]:
     """Return the price of the cheapest point that keeps the SLO, the points of the grid and how many were replayed.
 
     Points that cost 1.06 times ``below`` or more can't change the verdict and aren't replayed.
     """
     points = grid(case)
-    study = Study(case["trace"], folder, executor=LocalExecutor(jobs), limit=limit)
+    study = Study(case["trace"], folder, limit=limit)
     limits, part = parse_limits(case["slo"]), TracePart(max_tokens=case.get("max_tokens"))
-    replayed = 0
-    for start in range(0, len(points), jobs):
-        lot = [(price, settings) for price, settings in points[start : start + jobs] if price < 1.06 * below]
-        made = [study.point({}, make_config(settings), part) for _, settings in lot]
-        reports = study.replay(made)
-        replayed += len(made)
-        for (price, _), point in zip(lot, made, strict=True):
-            if point.key in reports and judged(reports[point.key], price, limits)[1] <= 0:
-                return price, len(points), replayed
-    return None, len(points), replayed
+    kinds: dict[tuple[Any, ...], list[tuple[float, dict[str, Any]]]] = {}
+    for price, settings in points:
+        if price < 1.06 * below:
+            kind = tuple(settings.get(name) for name in ("gpu", "tensor_parallel_size", "kv_cache_dtype", "host_bytes"))
+            kinds.setdefault(kind, []).append((price, settings))
+    best, replayed = None, 0
+    for sizes in kinds.values():
+        for price, settings in reversed(sizes):
+            point = study.point({}, make_config(settings), part)
+            report = study.replay([point]).get(point.key)
+            replayed += 1
+            if report is not None and judged(report, price, limits)[1] <= 0:
+                best = price if best is None else min(best, price)
+            elif not every:
+                break
+    return best, len(points), replayed
 
 
 def main() -> None:
@@ -164,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--limit", type=int, default=2000)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--every", action="store_true", help="all points of the grid that are cheaper than the plan")
     parser.add_argument("--no-grid", action="store_true", help="the search alone")
     arguments = parser.parse_args()
     print(
@@ -182,7 +189,7 @@ def main() -> None:
             price, points, replayed = (None, 0, 0)
             if not arguments.no_grid:
                 price, points, replayed = best_of(
-                    case, arguments.limit, Path(folder) / "grid", arguments.jobs, answer["cost"]
+                    case, arguments.limit, Path(folder) / "grid", answer["cost"], arguments.every
                 )
             ratio = f"{answer['cost'] / price:6.3f}" if price else "   <1 "
             print(

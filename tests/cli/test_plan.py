@@ -47,6 +47,11 @@ def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytes
         (["--gpu", "h1000", "--slo", "ttft_p99<2s"], "unknown card 'h1000'"),
         (["--gpu", "mi300x", "--slo", "ttft_p99<2s"], "the price list has no mi300x: say --price-card"),
         (["--gpu", "h100"], "what must hold"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "-tp", "x"], "tensor_parallel_size is 'x'"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "--speedup", "0"], "speedup must be a number above 0"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "-j", "99999999999"], "--jobs 99999999999: at most 1,024"),
+        (["--gpu", "h100", "--slo", "reuse>200%"], "reuse is a share, at most 1 or 100%"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "--model", "qwen"], "unknown preset 'qwen'"),
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--budget", "cheap"], "--budget 'cheap'"),
         (["--gpu", "h100", "--slo", "ttft<2s"], "of which requests"),
         (

@@ -34,6 +34,9 @@ Out = Annotated[
 ]
 
 
+MOST_JOBS = 1024
+
+
 def executor(jobs: int | None, ray: str | None) -> Executor:
     """Return what runs the replays of a command. Raises ``KvyardError``."""
     from kvyard.lab.jobs import LocalExecutor
@@ -49,6 +52,8 @@ def count_jobs(jobs: int | None) -> int:
     """Return how many replays run at a time. Raises ``KvyardError`` for less than one."""
     if jobs is not None and jobs < 1:
         raise KvyardError(f"--jobs {jobs}: at least 1, or leave it out for one per core")
+    if jobs is not None and jobs > MOST_JOBS:
+        raise KvyardError(f"--jobs {jobs}: at most {MOST_JOBS:,}, each is a process of its own")
     return jobs or os.cpu_count() or 1
 
 

@@ -149,7 +149,7 @@ def repeat(
     file: File,
     out: Out,
     reading: Mapping[str, Any],
-    times: Annotated[int, typer.Option(min=1, help="So many times.")],
+    times: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of copies.")],
     first: Annotated[int | None, typer.Option(min=1, help="Take so many requests of all that.")] = None,
     to: To = "mooncake",
     lossy: Lossy = False,

@@ -54,9 +54,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heading: ClassVar[str] = "Engine"
     backend: "Annotated[str, Setting('Whose scheduling: {choices}.', choices=BACKENDS.names)]" = "vllm"
     role: Annotated[Role, Setting("What the worker does of a request: {choices}.")] = "both"
-    num_gpu_blocks: Annotated[int, Setting("Usable blocks on each device.", flag=True)] = 16384
+    num_gpu_blocks: Annotated[
+        int, Setting("Usable blocks on each device. [default: with --gpu what the card holds, else 16384]", flag=True)
+    ] = 16384
     """The null block is not counted."""
-    block_size: Annotated[int | None, Setting("Tokens per block. [default: 64, of a mock 16]", flag=True)] = None
+    block_size: Annotated[
+        int | None, Setting("Tokens per block. [default: with --model as vLLM's, else 64, of a mock 16]", flag=True)
+    ] = None
     """Of a model with one group; ``None`` for the backend's default."""
     groups: Annotated[tuple[GroupSpec, ...], Setting("Attention groups of a hybrid model, a table each.")] = ()
     """Empty means one group of full attention."""
@@ -64,9 +68,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         None
     )
     """Lower tiers need it."""
-    max_model_len: Annotated[int | None, Setting("Tokens of the longest request.", flag=True)] = None
-    max_num_seqs: Annotated[int, Setting("Requests per pass.", flag=True)] = 256
-    max_num_batched_tokens: Annotated[int, Setting("Tokens per pass.", flag=True)] = 8192
+    max_model_len: Annotated[
+        int | None, Setting("Tokens of the longest request. [default: with --model the model's, else any]", flag=True)
+    ] = None
+    max_num_seqs: Annotated[
+        int, Setting("Requests per pass. [default: with --gpu vLLM's for the card, else 256]", flag=True)
+    ] = 256
+    max_num_batched_tokens: Annotated[
+        int, Setting("Tokens per pass. [default: with --gpu vLLM's for the card, else 8192]", flag=True)
+    ] = 8192
     long_prefill_token_threshold: Annotated[int, Setting("Tokens of a prompt per pass; 0 is off.")] = 0
     long_prefill_token_threshold_adaptive: Annotated[bool, Setting("Raise that to an even share of a pass.")] = False
     max_num_scheduled_tokens: Annotated[int | None, Setting("Tokens that a pass hands out, if fewer.")] = None

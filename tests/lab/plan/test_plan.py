@@ -82,6 +82,21 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], said: str, tmp_pa
         plan(CONVERSATION, ["h100"], limits, folder=tmp_path, prices=PRICES, price_list=default_prices(), **settings)
 
 
+def test_more_traffic_than_any_fleet_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match=r"no fleet could be replayed: .* a fleet has at most 100,000 ranks"):
+        planned(tmp_path, "ttft_p99<2s", speedup=1e15)
+
+
+def test_an_interrupt_before_the_first_replay_leaves_no_page(tmp_path: Path) -> None:
+    class AtOnce(LocalExecutor):
+        def run(self, tasks: Any, ended: Any, told: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    done = planned(tmp_path, "ttft_p90<3s", tensor_parallel_size=1, executor=AtOnce())
+    assert done.interrupted and "Nothing was replayed yet." in paragraph(done)
+    assert {path.name for path in view(done).save(tmp_path)} == {"plan.csv", "plan.json"}
+
+
 def test_a_budget_that_is_too_small_is_said(tmp_path: Path) -> None:
     done = planned(tmp_path, "ttft_p90<3s", tensor_parallel_size=1, budget=1.0)
     assert done.answer is not None and not done.met

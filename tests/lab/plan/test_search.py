@@ -68,7 +68,7 @@ def cheapest(needs: dict[str, float], found: FleetSearch) -> float:
 )
 def test_it_finds_the_cheapest_fleet(needs: dict[str, float], guess: float, monkeypatch: pytest.MonkeyPatch) -> None:
     found = search(needs, guess, monkeypatch)
-    found.run(shapes(list(needs), {}))
+    found.run(shapes(list(needs), None))
     best = found.best
     assert best is not None and best.met
     assert best.cost <= 1.05 * cheapest(needs, found)
@@ -80,7 +80,7 @@ def test_several_at_a_time_find_as_good_a_fleet(monkeypatch: pytest.MonkeyPatch)
     needs = {"h100": 19.0, "h200": 9.0}
     found = search(needs, 1.0, monkeypatch)
     found.jobs = 4
-    found.run(shapes(list(needs), {}))
+    found.run(shapes(list(needs), None))
     assert found.best is not None and found.best.cost <= 1.05 * cheapest(needs, found)
 
 

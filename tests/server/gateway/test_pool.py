@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvyard.clock import VirtualClock
+from kvyard.clock import SECOND, Clock, VirtualClock, WallClock
 from kvyard.index import Holder, Identity, Indexer
 from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
@@ -18,14 +18,17 @@ from kvyard.server.gateway.reading import PromptReader
 from kvyard.server.http import Refusal
 
 
-def make_pool(count: int = 2, most: int = 1, queue: int = 2, seconds: float = 30.0) -> EnginePool:
+def make_pool(
+    count: int = 2, most: int = 1, queue: int = 2, seconds: float = 30.0, down: float = 5.0, clock: Clock | None = None
+) -> EnginePool:
     router = Router(RouterConfig(policy="round-robin"), (), Indexer(Identity(16)))
 
     async def nobody(body: dict[str, Any]) -> list[int] | None:
         return None
 
-    config = GatewayConfig(engine_requests=most, queue=queue, queue_seconds=seconds)
-    made = EnginePool("m", router, PromptReader(Prompting("bytes", nobody), Identity(16), 0), config, VirtualClock())
+    config = GatewayConfig(engine_requests=most, queue=queue, queue_seconds=seconds, down_seconds=down)
+    reader = PromptReader(Prompting("bytes", nobody), Identity(16), 0)
+    made = EnginePool("m", router, reader, config, clock or VirtualClock())
     for at in range(count):
         engine = Engine(GatewayEngine(url=f"http://h:{at + 1}", name=f"e{at}"))
         engine.state = "ready"
@@ -154,5 +157,39 @@ def test_one_that_comes_back_with_as_much_as_it_may_have_gets_no_more() -> None:
         made.release(engine, "a")
         assert (await waiting)[1] is engine
         made.release(engine, "b")
+
+    asyncio.run(run())
+
+
+def test_requests_that_wait_are_refused_soon_after_the_last_engine_went_down() -> None:
+    async def run() -> None:
+        made = make_pool(count=1, down=0.03, clock=WallClock())
+        await made.place(place("a"))
+        waiting = [asyncio.create_task(made.place(place(name))) for name in "bc"]
+        await asyncio.sleep(0)
+        made.forget(made.engines["e0"])
+        for task in waiting:
+            with pytest.raises(Refusal, match="no engine of model m is up") as refused:
+                await asyncio.wait_for(task, 10)
+            assert refused.value.status == 503
+        assert made.expired == 2 and not made.waiting
+
+    asyncio.run(run())
+
+
+def test_while_all_engines_are_down_requests_are_refused_at_once() -> None:
+    async def run() -> None:
+        clock = VirtualClock()
+        made = make_pool(count=2, most=5, clock=clock)
+        made.forget(made.engines["e0"])
+        made.shut(made.engines["e1"])
+        early = asyncio.create_task(made.place(place("a")))
+        await asyncio.sleep(0)
+        assert len(made.waiting) == 1  # it may be back soon
+        clock.advance(5 * SECOND)
+        with pytest.raises(Refusal, match="no engine of model m is up"):
+            await made.place(place("b"))
+        made.open(made.engines["e0"])
+        assert (await early)[1].name == (await made.place(place("c")))[1].name == "e0"
 
     asyncio.run(run())

@@ -104,8 +104,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     block_size: Annotated[int | None, Setting("Tokens per block; by default 16, or 64 for MLA.", flag=True)] = None
     kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...", flag=True)] = "auto"
     max_model_len: Annotated[int | None, Setting("Longest request; by default the model's.", flag=True)] = None
-    max_num_batched_tokens: Annotated[int, Setting("Tokens of the largest pass.", flag=True)] = 8192
-    max_num_seqs: Annotated[int, Setting("Requests of the largest pass.", flag=True)] = 256
+    max_num_batched_tokens: Annotated[
+        int, Setting("Tokens of the largest pass. [default: with --gpu vLLM's for the card, else 8192]", flag=True)
+    ] = 8192
+    max_num_seqs: Annotated[
+        int, Setting("Requests of the largest pass. [default: with --gpu vLLM's for the card, else 256]", flag=True)
+    ] = 256
     enable_prefix_caching: bool = True
     vllm_version: Annotated[str, Setting("The release whose use of memory is computed.", flag=True)] = NEWEST
     weights: Annotated[

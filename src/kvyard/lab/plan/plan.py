@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.engine.models import find_config
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import TracePart
 from kvyard.lab.plan.search import FleetOption, FleetSearch, Ruled, fleet_config
@@ -95,10 +96,14 @@ def plan(
         raise KvyardError("which model? Say --model Qwen/Qwen3-32B, a preset's name or a config.json")
     if not limits:
         raise KvyardError("what must hold? Say --slo, as in --slo 'ttft_p99<2s,itl_p99<50ms'")
-    limit = SETTINGS.parse({"limit": base.pop("limit", None)}).get("limit")
-    study = Study(trace, folder, **options, limit=limit)
+    find_config(str(base["model"]))
+    given = SETTINGS.parse({name: base.get(name) for name in ("limit", "speedup", "tensor_parallel_size")})
+    base.pop("limit", None)
+    speedup = given.get("speedup", 1.0)
+    if not 0 < speedup < float("inf"):
+        raise KvyardError(f"speedup must be a number above 0, got {speedup:g}")
+    study = Study(trace, folder, **options, limit=given.get("limit"))
     closed = base.get("concurrency") is not None or study.source.grouped
-    speedup = SETTINGS.parse({"speedup": base.get("speedup")}).get("speedup", 1.0)
     part = TracePart(max_tokens=max_tokens)
     traffic = read_traffic(part.of(study.source), speedup=speedup, closed=closed)
 
@@ -126,12 +131,13 @@ def plan(
             split=split,
         ),
     )
-    wanted = shapes(gpus, base)
+    wanted = shapes(gpus, given.get("tensor_parallel_size"))
     _refuse_long(found, wanted)
     study.make_folder()
     try:
         found.search.run(wanted)
         _refuse_ruled_out(found)
+        _refuse_failed(found)
         if found.answer is not None and not closed:
             _load(found, study, part, speedup)
     except KeyboardInterrupt:
@@ -205,6 +211,13 @@ def _refuse_ruled_out(found: Planned) -> None:
     raise KvyardError(
         f"no number of cards keeps this SLO: {best.shape} comes closest, and there {best.why}{_longest(found, best)}"
     )
+
+
+def _refuse_failed(found: Planned) -> None:
+    """Raise ``KvyardError`` if no fleet could be replayed, with the first one's reason."""
+    fleets = found.search.fleets
+    if all(fleet.report is None for fleet in fleets):
+        raise KvyardError(f"no fleet could be replayed: {fleets[0].name}: {fleets[0].why}")
 
 
 def _longest(found: Planned, best: Ruled) -> str:

@@ -120,13 +120,9 @@ def alone(shape: Shape, base: Mapping[str, object], traffic: Traffic, itl_limit_
     )
 
 
-def shapes(gpus: Sequence[str], base: Mapping[str, object]) -> list[Shape]:
-    """Return the plain shapes to look at first: each card at each degree of tensor parallelism that ``base`` leaves open.
-
-    What ``base`` sets (``tensor_parallel_size``, ``kv_cache_dtype``, ``host_bytes``) isn't searched.
-    """
-    own = base.get("tensor_parallel_size")
-    degrees = TENSOR_PARALLEL if own is None else (int(str(own)),)
+def shapes(gpus: Sequence[str], degree: int | None) -> list[Shape]:
+    """Return the plain shapes to look at first: each card at ``degree`` of tensor parallelism, or at each if it is open."""
+    degrees = TENSOR_PARALLEL if degree is None else (degree,)
     return [Shape(gpu, degree) for gpu in gpus for degree in degrees]
 
 

@@ -49,7 +49,7 @@ def view(planned: Planned) -> Result:
         kind="plan",
         title=f"A fleet for {asked}",
         about=f"{planned.base['model']} on {planned.trace}: {planned.traffic}. {len(replayed)} fleets replayed.",
-        tables=[table] if replayed else [],
+        tables=[table] if table.rows else [],
         rows=[_row(planned, fleet) for fleet in replayed],
         rows_key="fleets",
         facts={
@@ -72,19 +72,21 @@ def view(planned: Planned) -> Result:
         commands=commands,
         legend=f"Times are in ms, prices in {planned.price_list.currency} per hour.",
         tiles=_tiles(planned),
-        sections=[
-            Section(
-                title="Cost and the SLO",
-                text="Each dot is a fleet that was replayed. Fleets below the line keep that limit.",
-                charts=[_frontier(planned, limit) for limit in planned.limits if limit.name in WANTED],
-            ),
-            Section(
-                title="Fleets", text="Those that keep the SLO first, the cheapest first.", table=_table(planned, None)
-            ),
-        ],
+        sections=_sections(planned) if table.rows else [],
         config=None if answer is None else ("Settings of the answer, as in plan.toml", planned.settings(answer)),
         files=files,
     )
+
+
+def _sections(planned: Planned) -> list[Section]:
+    return [
+        Section(
+            title="Cost and the SLO",
+            text="Each dot is a fleet that was replayed. Fleets below the line keep that limit.",
+            charts=[_frontier(planned, limit) for limit in planned.limits if limit.name in WANTED],
+        ),
+        Section(title="Fleets", text="Those that keep the SLO first, the cheapest first.", table=_table(planned, None)),
+    ]
 
 
 def paragraph(planned: Planned) -> list[str]:

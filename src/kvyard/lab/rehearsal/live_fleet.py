@@ -165,6 +165,7 @@ class LiveFleet(AsyncService):
             engine_requests=MOST,
             queue=MOST,
             queue_seconds=86_400.0,
+            down_seconds=86_400.0,
             silent_seconds=86_400.0,
             connect_seconds=60.0,
             health_timeout=60.0,

@@ -260,4 +260,6 @@ def _value(part: str, metric: Metric, value: str) -> float:
     if not 0 < limit < float("inf"):
         unit = "milliseconds, or a time with its unit such as 1s" if metric.unit == "ms" else "a number"
         raise KvyardError(f"--slo {part}: a limit is {unit}, above 0")
+    if metric.unit == "share" and limit > 1:
+        raise KvyardError(f"--slo {part}: {metric.name} is a share, at most 1 or 100%")
     return limit

@@ -60,11 +60,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Setting("Another seed makes another trace.", flag=True)] = 0
 
 
+MOST_REQUESTS = 10**9
+
+
 def generate(workload: Workload) -> Trace:
     """A trace by a workload, generated again on each pass. Raises ``KvyardError`` for one that makes no sense."""
     for name, value in (("requests", workload.requests), ("block_size", workload.block_size)):
         if value < 1:
             raise KvyardError(f"{name} must be at least 1, not {value}")
+    if workload.requests > MOST_REQUESTS:
+        raise KvyardError(f"requests must be at most {MOST_REQUESTS:,}, not {workload.requests:,}")
     recipe = _Recipe(workload)
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:

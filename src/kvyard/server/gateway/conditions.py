@@ -49,7 +49,7 @@ def _engines(config: GatewayConfig, members: Membership) -> Iterator[HealthReaso
     for engine in engines:
         if engine.state == "down":
             yield HealthReason(code="engine-down", about=engine.name, why=engine.reason)
-        if listens and engine.streams_error:
+        elif listens and engine.streams_error:
             yield HealthReason(code="no-stream", about=engine.name, why=engine.streams_error)
         elif listens and engine.config.events is None:
             why = f"it has no event endpoint, so that policy {config.router.policy} knows nothing of its cache"

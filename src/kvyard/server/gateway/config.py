@@ -285,8 +285,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Requests that an engine has at a time; others wait here."""
     queue: Count = 1024
     """Requests that wait at a time; others are refused with 429."""
-    queue_seconds: Seconds = 60.0
+    queue_seconds: Seconds = 30.0
     """How long they wait; then they are refused with 503."""
+    down_seconds: Seconds = 5.0
+    """How long they wait from when the last engine went down; after that they are refused at once, until one is back."""
     retries: Count = 3
     """Further engines that a request is sent to, as long as nothing of an answer went out."""
     connect_seconds: Seconds = 2.0

@@ -7,12 +7,13 @@ once, so that no later request can slip in between.
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints
-from kvyard.clock import Clock
+from kvyard.clock import SECOND, Clock
 from kvyard.errors import KvyardError
 from kvyard.events.types import Tier
 from kvyard.hashing import PLAIN, Namespace
@@ -205,6 +206,8 @@ class EnginePool(msgspec.Struct, eq=False):
     _full: set[Holder] = set()
     """Of those: which have as much as they may have."""
     _shut: dict[str, frozenset[Holder]] = {}
+    _none_since: int | None = None
+    """When the last rank that was open went down, in nanoseconds; ``None`` while one is open and before the first was."""
 
     def configured(self, config: GatewayConfig) -> None:
         """Go by this configuration from now on."""
@@ -281,6 +284,7 @@ class EnginePool(msgspec.Struct, eq=False):
                 self._open.add(holder)
                 if self.sharing is not None:
                     self.sharing.worker_added(holder)
+        self._none_since = None
         self._update_full(engine)
         self.grant()
 
@@ -293,6 +297,7 @@ class EnginePool(msgspec.Struct, eq=False):
                 self._open.discard(holder)
                 self._full.discard(holder)
                 self.router.drain(holder)
+        self._note_none_open()
         self.grant()
 
     def forget(self, engine: Engine) -> None:
@@ -305,6 +310,7 @@ class EnginePool(msgspec.Struct, eq=False):
                 self._open.discard(holder)
                 self._full.discard(holder)
                 self.router.remove_worker(holder)
+        self._note_none_open()
         self.grant()
 
     def spare(self, engine: Engine) -> bool:
@@ -345,6 +351,9 @@ class EnginePool(msgspec.Struct, eq=False):
         if not self.waiting and self._room(place):
             return self._book(place)
         self._give_up_if_exhausted(place)
+        if self._all_gone():
+            self.expired += 1
+            raise self._gone()
         if len(self.waiting) >= self.config.queue:
             self.refused += 1
             raise Refusal(
@@ -512,6 +521,38 @@ class EnginePool(msgspec.Struct, eq=False):
         granted.cancel()
         if waiting in self.waiting:
             self.waiting.remove(waiting)
+
+    def _note_none_open(self) -> None:
+        """Have those that wait refused ``down_seconds`` from now, if no engine is open any more and none comes back."""
+        if self._open or self._none_since is not None:
+            return
+        self._none_since = self.clock.now()
+        with suppress(RuntimeError):  # outside of a loop nobody waits
+            asyncio.get_running_loop().call_later(self.config.down_seconds, self._refuse_if_gone)
+
+    def _all_gone(self) -> bool:
+        """True if no engine has been open for ``down_seconds``."""
+        return self._none_since is not None and self._patience() <= 0
+
+    def _patience(self) -> float:
+        """Seconds that requests still wait for an engine to come back."""
+        since = self.clock.now() if self._none_since is None else self._none_since
+        return self.config.down_seconds - (self.clock.now() - since) / SECOND
+
+    def _refuse_if_gone(self) -> None:
+        if self._none_since is None:
+            return
+        if (left := self._patience()) > 0:  # it has been up in between, or the two clocks differ a little
+            asyncio.get_running_loop().call_later(left, self._refuse_if_gone)
+            return
+        while self.waiting:
+            queued = self.waiting.popleft()
+            if not queued.granted.done():
+                self.expired += 1
+                queued.granted.set_exception(self._gone())
+
+    def _gone(self) -> Refusal:
+        return Refusal(503, self._none_up(), fix="start an engine, then try again", Retry_After="5")
 
     def _none_up(self) -> str:
         return f"no engine of model {self.model} is up"

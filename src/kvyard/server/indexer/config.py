@@ -3,6 +3,7 @@
 A key that isn't known is refused by name. What is left out has the default written here, and nothing else does.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -136,6 +137,9 @@ def convert(found: Any, where: str) -> Config:
     return config
 
 
+_BOUND = re.compile(r"send (?:int|float) ([<>]=) (\S+)")
+
+
 def settings_as(found: Any, kind: type[Settings], where: str) -> Settings:
     """``found`` as a ``kind``. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     try:
@@ -145,4 +149,11 @@ def settings_as(found: Any, kind: type[Settings], where: str) -> Settings:
     except msgspec.ValidationError as error:
         why = explained(str(error), kind)
         text = why["error"].replace("no field of this request", "no setting").replace("the body", "it")
-        raise KvyardError(f"{where}: {text}; {why['fix']}") from None
+        fix = why["fix"]
+        if bound := _BOUND.fullmatch(fix):
+            # A number out of its range: the range is all there is to say.
+            text, fix = (
+                f"{why['field']} is out of range",
+                f"give {'at most' if bound[1] == '<=' else 'at least'} {bound[2]}",
+            )
+        raise KvyardError(f"{where}: {text}: {fix.replace('send ', 'give ', 1)}") from None

@@ -21,6 +21,8 @@ from kvyard.settings import Setting, Settings, chosen, settings_of
 DEFAULT_MODEL = "mock"
 BLOCK_SIZE = 16
 LONGEST = 32_768
+MOST_RANKS = 10_000
+"""Ranks of a fleet in one process, each with its scheduler and its cache."""
 """Where no model says: vLLM's block size, and a context that fits into the default cache many times."""
 
 
@@ -135,6 +137,9 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("workers", "dp_size", "mean_output_tokens", "max_waiting", "max_choices", "buffer_steps"):
             if getattr(self, name) < 1:
                 raise KvyardError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.workers * self.dp_size > MOST_RANKS:
+            ranks = self.workers * self.dp_size
+            raise KvyardError(f"a mock has at most {MOST_RANKS:,} ranks in all, not {ranks:,}: give fewer workers")
         for name in ("max_loras", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise KvyardError(f"{name} can't be negative, got {getattr(self, name)}")
