@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,10 +38,10 @@ SLOW = {"timing": FixedTiming(prefill_ms=5, decode_ms=5), "max_model_len": 400_0
 class Clients:
     """Clients that ask for much, each in another way, and hang up together."""
 
-    def __init__(self, gate: Gated, *, whole: bool = True, stream: bool = False) -> None:
+    def __init__(self, server: Gated | MockServed, *, whole: bool = True, stream: bool = False) -> None:
         self.lines: list[tuple[str, socket.socket]] = []
         for at, (way, size, _) in enumerate(itertools.product(WAYS, SIZES, range(2))):
-            line = connect(gate.url)
+            line = connect(server.url)
             data = request(f"{at} " + "a" * size, way == "HTTP/1.0", stream)
             if not whole:
                 data = data[: -size // 2]
@@ -101,6 +102,20 @@ def reaches(count: Callable[[], int], number: int) -> None:
 
 
 MANY = pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+
+
+def test_before_it_is_read() -> None:
+    """What a busy engine finds as it has time again: requests of clients that have gone are not computed."""
+    go_on = threading.Event()
+    with MockServed(engine=SLOW) as mock:
+        held = threading.Thread(target=mock.inside, args=(go_on.wait,))
+        held.start()
+        with Clients(mock) as clients:
+            clients.hang_up()
+        go_on.set()
+        held.join()
+        mock.check()
+        assert mock.fleet.workers[0].tally.came == 0
 
 
 @pytest.mark.parametrize("total", [AT_ONCE, MANY])

@@ -149,8 +149,9 @@ class MockRoutes:
         """What is to go wrong with this request, as far as it does so at once."""
         worker = self._worker
         what = fate(worker.faults, headers, worker.random)
-        if what.latency_ms:
-            await pause(what.latency_ms / 1000 / worker.config.speed)
+        # A hang-up that is there already is noticed a turn of the loop later, a reset two: a prompt costs more than these.
+        await pause()
+        await pause(what.latency_ms / 1000 / worker.config.speed)
         if what.kill:
             self._kill(worker.number)
         if what.error is not None:
@@ -166,7 +167,11 @@ class MockRoutes:
         name = given if _ID.fullmatch(given) else ""  # what the client calls its request
         incoming = None
         if taken.transfer is not None and taken.transfer.fetch is not None and self._fleet.handovers is not None:
-            incoming = await self._fleet.handovers.claim(taken.transfer, worker.number)
+            try:
+                incoming = await self._fleet.handovers.claim(taken.transfer, worker.number)
+            except asyncio.CancelledError:
+                self._fleet.handovers.decline(taken.transfer, worker.number)
+                raise
             if incoming is None and worker.config.kv_load_failure_policy == "fail":
                 raise refuse("the prompt is not where kv_transfer_params say", "kv_transfer_params", 500)
         try:
@@ -356,7 +361,7 @@ class MockRoutes:
         """Every route."""
         text, both = ("text/plain",), ("application/json", "text/event-stream")
         s = schemas
-        as_vllm = partial(post, as_vllm=True)
+        as_vllm = partial(post, as_vllm=True, abandoned_with_client=True)
         return [
             as_vllm(openai.CHAT, self.chat, openai.ChatRequest, media_types=both, refusals=(404, 503)),
             as_vllm(
