@@ -127,6 +127,18 @@ FAULTS: dict[str, CauseText] = {
         "receives has something that changes with every request there (a date in the chat template, an id)",
         "pass the date as a fixed argument of the template, or put it behind the system prompt",
     ),
+    "late-states": CauseText(
+        "states at the end of prompts",
+        "Hits are those of an engine that keeps states only at the last two multiples of {block:,} tokens of a prompt, and "
+        "prompts part before these",
+        "use a vLLM that keeps a state where prompts were seen to part (0.32 does), or make what is unique shorter",
+    ),
+    "answers": CauseText(
+        "answers aren't found again",
+        "Hits end where an earlier answer begins, so the engine doesn't cache answers, or the client sends them back with "
+        "other text (reasoning taken out, another template)",
+        "send the assistant's text back as it was generated, and check that the engine caches generated tokens",
+    ),
     "media": CauseText(
         "images and other media",
         "The engine's hits end where the first image of a prompt begins, so it has another key for it each time",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from kvyard.errors import KvyardError
 from kvyard.lab.expect.causes import FAULTS, say
@@ -267,6 +269,33 @@ def _parting(difference: Difference) -> Iterator[Candidate]:
         yield "changing-text", np.minimum(hits, end), {"parting": end}
 
 
+def _answers(difference: Difference) -> Iterator[Candidate]:
+    """Answers that are never found again."""
+    if not any(request.output_tokens for request in difference.traffic.requests):
+        return
+    without = [replace(request, output_tokens=None) for request in difference.traffic.requests]
+    yield "answers", replay_traffic(without, difference.settings).hits, {}
+
+
+def _late_states(difference: Difference) -> Iterator[Candidate]:
+    """States that are kept at the last two block boundaries of a prompt alone, as earlier versions of vLLM kept them."""
+    specs = difference.replayed.run.fleet.config.workers[0].engine.specs
+    requests = difference.traffic.requests
+    if not any(spec.is_state for spec in specs) or any(request.tokens is None for request in requests):
+        return
+    block = _block(difference)
+    kept: dict[int, set[bytes]] = {}
+    found: list[int] = []
+    for request in requests:
+        text = array("Q", request.tokens or ())
+        last = (len(text) - 1) // block * block
+        found.append(max((at for at, texts in kept.items() if at <= last and text[:at].tobytes() in texts), default=0))
+        for at in (last, last - block):
+            if at > 0:
+                kept.setdefault(at, set()).add(text[:at].tobytes())
+    yield "late-states", np.array(found, dtype=np.int64), {"block": block}
+
+
 def _pools(difference: Difference) -> Iterator[Candidate]:
     """Pools with fewer blocks than configured."""
     configured = difference.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks
@@ -289,11 +318,13 @@ def _pools(difference: Difference) -> Iterator[Candidate]:
 
 
 SOURCES: tuple[Callable[[Difference], Iterator[Candidate]], ...] = (
+    _late_states,
     _nothing,
     _reported,
     _media,
     _store_only,
     _block_sizes,
+    _answers,
     _parting,
     _blind,
     _pools,
