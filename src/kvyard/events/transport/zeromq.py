@@ -14,7 +14,7 @@ def require() -> ModuleType:
     try:
         import zmq
     except ImportError:
-        raise KvyardError("event streams need ZeroMQ: pip install kvyard[zmq]") from None
+        raise KvyardError("event streams need ZeroMQ: pip install 'kvyard[zmq]'") from None
     return zmq
 
 

@@ -12,7 +12,7 @@ from math import ceil, floor
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.lab.plan.shape import Alone, Shape, alone, roomier
+from kvyard.lab.plan.shape import KV_DTYPES, Alone, Shape, alone, roomier
 from kvyard.lab.plan.traffic import Traffic
 from kvyard.lab.study.advice import Candidate, choose
 from kvyard.lab.study.cost import Prices
@@ -114,15 +114,20 @@ class FleetSearch(msgspec.Struct):
         shapes = [shape for shape in plain if self._possible(shape)]
         shapes.sort(key=lambda shape: self.least(shape) * shape.price(self.prices))
         self._drive([self.fewest(shape) for shape in shapes])
+        if self.best is None:
+            self._drive([self.fewest(shape) for shape in self._smaller_caches(shapes)])
         if self.split and self.best is None:
             self._drive([self.fewest_split(shape) for shape in shapes])
-        for shape in self._leading():
+        leading = self._leading()
+        for shape in leading:
             routers = ROUTERS[1:] if self.base.get("router") is None else ()
             steps = [self.fewest(shape, router) for router in routers]
             steps += [self.fewest_roomier(ladder) for ladder in roomier(shape, self.base)]
             if self.split:
                 steps.append(self.fewest_split(shape))
             self._drive(steps)
+        # A smaller cache costs nothing, and may be what a shape lacked that missed the SLO.
+        self._drive([self.fewest(shape) for shape in self._smaller_caches(shapes) if _plain(shape) not in leading])
 
     def least(self, shape: Shape) -> float:
         """Return the number of workers that would be busy all the time."""
@@ -248,6 +253,13 @@ class FleetSearch(msgspec.Struct):
                 return False
         return True
 
+    def _smaller_caches(self, shapes: Iterable[Shape]) -> list[Shape]:
+        """Return the shapes with an 8-bit KV cache, as far as its type is open and they can keep the SLO."""
+        if self.base.get("kv_cache_dtype") is not None:
+            return []
+        found = [msgspec.structs.replace(shape, kv_cache_dtype=KV_DTYPES[-1]) for shape in shapes]
+        return [shape for shape in found if shape in self.alone or self._possible(shape)]
+
     def _leading(self) -> list[Shape]:
         """Return the plain shapes with the cheapest fleets, whose variants are worth a try."""
         best = self.best
@@ -295,6 +307,10 @@ class FleetSearch(msgspec.Struct):
                 except StopIteration:
                     continue
             running = going
+
+
+def _plain(shape: Shape) -> Shape:
+    return Shape(shape.gpu, shape.tensor_parallel_size)
 
 
 def fleet_config(base: Mapping[str, object], fleet: FleetOption) -> ReplayConfig:

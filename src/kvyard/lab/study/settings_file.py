@@ -32,7 +32,7 @@ def as_toml(command: str, said: Sequence[str], settings: Mapping[str, object], p
     lines += ["", "[router]", f"policy = {_value(policy)}"]
     lines += [f"{name} = {_value(router_value(name, value))}" for name, value in own.items() if value is not None]
     lines += ["", "[replay]  # kvyard gateway passes over this"]
-    lines += [f"{name} = {_value(value)}" for name, value in rest.items()]
+    lines += [f"{name} = {_value(_typed(name, value))}" for name, value in rest.items()]
     for kind in kinds if isinstance(kinds, list | tuple) else ():
         lines += ["", "[[replay.workers]]", *(f"{name} = {_value(value)}" for name, value in kind.items())]
     lines += ["", f"[prices]  # per hour; kvyard {command} alone reads this"]
@@ -44,6 +44,17 @@ def router_value(field: str, value: object) -> object:
     """Return a router's setting as its configuration has it: text from the command line becomes a value."""
     router = settings_of(RouterConfig)
     return next(one.parse(name, value) for name, one in router.items() if one.field == field)
+
+
+def _typed(name: str, value: object) -> object:
+    """Return text from the command line as the number or truth value that it is; sizes and times stay as people write them."""
+    if not isinstance(value, str) or name not in SETTINGS:
+        return value
+    if name == "workers" and value.isdecimal():
+        return int(value)  # in a file it may be tables, too
+    parsed = SETTINGS.parse({name: value}).get(name)
+    plain = isinstance(parsed, bool) or (isinstance(parsed, int | float) and not value.strip()[-1:].isalpha())
+    return parsed if plain else value
 
 
 def _value(value: object) -> str:
