@@ -12,7 +12,7 @@ from kvyard.lab.expect.counted import Counted
 from kvyard.lab.expect.traffic import Traffic
 from kvyard.replay.traces import TraceRequest
 
-VOCABULARY = range(1000, 9000)
+VOCABULARY = range(10, 250)
 
 
 class Planned(msgspec.Struct):

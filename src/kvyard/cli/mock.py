@@ -44,7 +44,9 @@ def mock(
     lora: Annotated[list[str] | None, typer.Option(metavar="NAME=PATH", help="An adapter; may be repeated.")] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="What goes wrong, such as error_rate=0.05; may be repeated."),
+        typer.Option(
+            metavar="NAME[=VALUE]", help="What goes wrong, such as error_rate=0.05 or events_off; may be repeated."
+        ),
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")
@@ -149,5 +151,5 @@ def _as_vllm(text: str) -> dict[str, Any]:
 
 
 def _fault(text: str) -> tuple[str, str]:
-    name, value = assignment(text, "--fault")
+    name, value = assignment(text if "=" in text else f"{text}=on", "--fault")
     return name.replace("-", "_"), value

@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 class FleetServer(ThreadedService):
     """A fleet of mock engines with KV events. Settings are those of ``kvyard mock``: ``workers=2, block_size=16, ...``."""
 
-    def __init__(self, *, port: int = 0, faults: Mapping[str, float] | None = None, **settings: object) -> None:
+    def __init__(self, *, port: int = 0, faults: Mapping[str, Any] | None = None, **settings: object) -> None:
         """Binds the ports: free ones, or those from ``port`` on. ``faults`` are fields of ``MockFaults``, for all workers:
         ``{"error_rate": 0.1}``. Raises ``KvyardError`` for what can't be.
         """
@@ -60,7 +60,7 @@ class FleetServer(ThreadedService):
         """Start a dead worker again, at its old addresses and with an empty cache."""
         self.call(self.fleet.revive(worker))
 
-    def set_faults(self, worker: int | None = None, **faults: float) -> None:
+    def set_faults(self, worker: int | None = None, **faults: Any) -> None:
         """Change faults of one worker, or of all, from the next request on; fields that aren't named stay.
 
         Raises ``KvyardError`` for a fault that there isn't, and for a value that makes no sense.

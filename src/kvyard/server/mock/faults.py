@@ -3,13 +3,17 @@
 Values and draws only; who hangs up, stalls or dies is told by ``routes`` and ``fleet``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.events.tier import Tier
+from kvyard.events.types import Cleared, Event, Removed, Stored
+from kvyard.hashing import Namespace
+from kvyard.hashing.namespace import Media
 
 HEADER = "x-mock-fault"
 STATUSES = (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
@@ -35,13 +39,45 @@ class MockFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The share of KV-event batches that are not sent; a replay still has them."""
     kill_after_s: float = 0.0
     """When a worker dies, in seconds after its start; 0 for never."""
+    salt_per_request: bool = False
+    """Every request has a cache salt of its own."""
+    adapter_per_request: bool = False
+    """Every request has block keys of an adapter of its own."""
+    image_per_request: bool = False
+    """Tokens 16 to 32 of every prompt stand for an image that is like no other."""
+    changing_text: bool = False
+    """Tokens 16 to 20 of every prompt are new, as a date in a template is."""
+    hash_seed: bool = False
+    """Each worker's block hashes have a seed of its own, whatever ``hash_seed`` of the fleet is; from its next start on."""
+    pool_share: float = 1.0
+    """The share of the reported blocks that a worker has; from its next start on."""
+    told_block_size: int = 0
+    """The block size that metrics report, if not the real one."""
+    choices: int = 1
+    """Counters of hits count every request as if it asked for this many choices."""
+    asleep: bool = False
+    """Metrics report that the engine sleeps."""
+    events_off: bool = False
+    """No events are published."""
+    never_removes: bool = False
+    """Events never report a removal."""
+    never_clears: bool = False
+    """Events never report that a cache was cleared."""
+    wrong_tier: bool = False
+    """Events name host memory where a block is on the device, and the other way round."""
+    repeat_events: bool = False
+    """Every stored block is announced twice."""
 
     def __post_init__(self) -> None:
         """Raises ``KvyardError`` for what makes no sense."""
         for name in ("error_rate", "abort_rate", "stall_rate", "event_loss"):
             if not 0 <= getattr(self, name) <= 1:
                 raise KvyardError(f"{name} is a share from 0 to 1, got {getattr(self, name)}")
-        for name in ("latency_ms", "abort_after", "stall_after", "kill_after_s"):
+        if not 0 < self.pool_share <= 1:
+            raise KvyardError(f"pool_share is a share above 0 and at most 1, got {self.pool_share}")
+        if self.choices < 1:
+            raise KvyardError(f"choices must be at least 1, got {self.choices}")
+        for name in ("latency_ms", "abort_after", "stall_after", "kill_after_s", "told_block_size"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise KvyardError(f"{name} can't be negative, got {getattr(self, name)}")
         if self.error_status not in STATUSES:
@@ -72,6 +108,39 @@ def draw(faults: MockFaults, random: Random) -> Fate:
 def is_lost(faults: MockFaults, stream: str, seq: int) -> bool:
     """Whether batch ``seq`` of ``stream`` is not sent. Drawn from the two alone: publisher threads ask in any order."""
     return faults.event_loss > 0 and Random(f"{stream} {seq}").random() < faults.event_loss
+
+
+FRONT = 16
+"""Tokens of a prompt before those that a fault changes."""
+
+
+def as_received(
+    faults: MockFaults, prompt: Sequence[int], namespace: Namespace, serial: int
+) -> tuple[Sequence[int], Namespace]:
+    """Prompt and namespace of request number ``serial`` as an engine with ``faults`` hashes them."""
+    if faults.changing_text and len(prompt) > FRONT + 4:
+        prompt = [*prompt[:FRONT], *divmod(serial, 100), serial % 7, serial % 5, *prompt[FRONT + 4 :]]
+    if faults.salt_per_request:
+        namespace = msgspec.structs.replace(namespace, salt=f"{namespace.salt or ''}#{serial}")
+    if faults.adapter_per_request:
+        namespace = msgspec.structs.replace(namespace, lora_name=f"adapter{serial}")
+    if faults.image_per_request and len(prompt) > 2 * FRONT:
+        namespace = msgspec.structs.replace(namespace, media=(Media(f"image{serial}", FRONT, FRONT),))
+    return prompt, namespace
+
+
+def as_published(faults: MockFaults, events: Sequence[Event]) -> list[Event]:
+    """``events`` as an engine with ``faults`` publishes them."""
+    found: list[Event] = []
+    for event in events:
+        if faults.never_removes and isinstance(event, Removed):
+            continue
+        if faults.never_clears and isinstance(event, Cleared):
+            continue
+        if faults.wrong_tier and isinstance(event, Stored | Removed):
+            event = msgspec.structs.replace(event, tier=Tier.G2 if event.tier is Tier.G1 else Tier.G1)
+        found += [event, event] if faults.repeat_events and isinstance(event, Stored) else [event]
+    return found
 
 
 def asked(text: str) -> Fate:

@@ -34,6 +34,7 @@ TEXTS: dict[str, str] = {
 LAG = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 SLEEP = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+ASLEEP = {"awake": 0, "weights_offloaded": 1, "discard_all": 0}
 
 
 def one_two_five(most: int) -> list[int]:
@@ -53,7 +54,7 @@ class MockMetrics(Metrics):
 
     def __init__(self, worker: MockWorker, model: str, longest: int) -> None:
         super().__init__(TEXTS)
-        self._worker = worker
+        self.worker = worker
         self._wall = WallClock.since_epoch()
         self.model = model
         labels = ("model_name", "engine")
@@ -83,9 +84,9 @@ class MockMetrics(Metrics):
         self._events[str(rank), "withheld" if withheld else "sent"].inc()
 
     def _samples(self) -> Iterator[Sample]:
-        worker, engine = self._worker, self._worker.config.engine
+        worker, engine = self.worker, self.worker.config.engine
         facts = dict.fromkeys(CATALOG["cache_config"], "None") | {
-            "block_size": str(worker.block_size),
+            "block_size": str(worker.faults.told_block_size or worker.block_size),
             "num_gpu_blocks": str(engine.num_gpu_blocks),
             "enable_prefix_caching": str(engine.enable_prefix_caching),
             "prefix_caching_hash_algo": worker.config.hash_algorithm,
@@ -101,7 +102,8 @@ class MockMetrics(Metrics):
             for reason, waiting in by_reason.items():
                 yield "vllm:num_requests_waiting_by_reason", named | {"reason": reason}, waiting
             yield "vllm:kv_cache_usage_perc", named, scheduler.manager.usage
-            for state, value in SLEEP.items():
+            states = ASLEEP if worker.faults.asleep else SLEEP
+            for state, value in states.items():
                 yield "vllm:engine_sleep_state", named | {"sleep_state": state}, value
             yield "vllm:cache_config_info", facts | {"engine": str(rank)}, 1
         names: dict[bool, set[str]] = {True: set(), False: set()}
@@ -124,6 +126,7 @@ class RankMeasures:
 
     def __init__(self, of: MockMetrics, rank: int) -> None:
         named = (of.model, str(rank))
+        self._worker = of.worker
         # All of them at once, so that they are there from the start.
         splits = {
             name.removeprefix("vllm:"): {value: of.split[name][*named, value].inc for value in split["values"]}
@@ -145,6 +148,10 @@ class RankMeasures:
         count = self._count
         count["prefix_cache_queries"](job.num_prompt_tokens)
         count["prefix_cache_hits"](cached)
+        more, size = self._worker.faults.choices - 1, self._worker.block_size
+        if more:  # further choices find all whole blocks of the first one
+            count["prefix_cache_queries"](more * job.num_prompt_tokens)
+            count["prefix_cache_hits"](more * ((job.num_prompt_tokens - 1) // size * size))
         self._tier["device"](cached)
         if lower:
             count["external_prefix_cache_queries"](job.num_prompt_tokens - cached)

@@ -27,7 +27,7 @@ from kvyard.server.mock.answers import MadeAnswer
 from kvyard.server.mock.choice import MockChoice, RequestFlow
 from kvyard.server.mock.config import Lora, MockConfig
 from kvyard.server.mock.driver import EngineDriver, Journal
-from kvyard.server.mock.faults import is_lost
+from kvyard.server.mock.faults import as_published, as_received, is_lost
 from kvyard.server.mock.handovers import Join
 from kvyard.server.mock.incoming import IncomingPrompt
 from kvyard.server.mock.measures import MockMetrics, RankMeasures
@@ -73,8 +73,6 @@ class MockWorker:
         self.loras: dict[str, Lora] = {}
         self.alive = False
         self.tally = WorkerTally(self.name, config.dp_size, recent or RecentWork())
-        seed = f"kvyard-mock-{config.seed}-{number}" if config.hash_seed is None else config.hash_seed
-        self._algorithm = algorithm(config.hash_algorithm, seed=seed)
         self.broken: asyncio.Queue[Exception] = asyncio.Queue()
         """What its engine failed of, for the fleet to let it die and come back."""
         self._clock = clock
@@ -90,7 +88,11 @@ class MockWorker:
 
     def _build(self) -> None:
         """A new engine, with nothing cached."""
-        config = self.config
+        config, faults = self.config, self.faults
+        own_seed = config.hash_seed is None or faults.hash_seed
+        seed = f"kvyard-mock-{config.seed}-{self.number}" if own_seed else config.hash_seed
+        self._algorithm = algorithm(config.hash_algorithm, seed=seed)
+        blocks = max(1, int(config.engine.num_gpu_blocks * faults.pool_share))
         self.cores = []
         for rank in range(config.dp_size):
             batcher = None
@@ -104,7 +106,7 @@ class MockWorker:
                 )
             self.cores.append(
                 make_core(
-                    msgspec.structs.replace(config.engine, role=self.role),
+                    msgspec.structs.replace(config.engine, role=self.role, num_gpu_blocks=blocks),
                     name=f"{self.name}@{rank}",
                     batcher=batcher,
                     plans=False,
@@ -283,6 +285,7 @@ class MockWorker:
         self._serial += 1
         self.tally.came += 1
         name = f"{self.name}-{self._serial} {request}" if request else f"{self.name}-{self._serial}"
+        prompt, namespace = as_received(self.faults, prompt, namespace, self._serial)
         job = self.make_job(name, prompt, answer.ids, namespace, priority, hints)
         if self.handovers is not None and keep is not None:
             self.handovers.keep(job, keep)
@@ -369,8 +372,12 @@ class MockWorker:
     # -- events ---------------------------------------------------------------------------------------------------------
 
     def _announce(self, rank: int, batch: EventBatch, now: int) -> None:
-        if self.publishers:
-            self.publishers[rank].publish(batch, now)
+        faults = self.faults
+        if not self.publishers or faults.events_off:
+            return
+        if faults.never_removes or faults.never_clears or faults.wrong_tier or faults.repeat_events:
+            batch = msgspec.structs.replace(batch, events=as_published(faults, batch.events))
+        self.publishers[rank].publish(batch, now)
 
     def _withheld(self, batch: EventBatch) -> bool:
         rank = batch.rank or 0

@@ -1,0 +1,95 @@
+"""Faults of mock engines by name, and the cause that is named from what they answer, count and announce."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from tests.lab.expect.support import traffic
+
+from kvyard.events.recording import About, RecordingWriter
+from kvyard.events.transport import fetch_replay
+from kvyard.lab.expect import Expectation, expect
+from kvyard.lab.expect.counted import read_page
+from kvyard.lab.expect.engine_visit import visit_engine
+from kvyard.lab.expect.evidence import from_events
+from kvyard.replay.traces import TraceRequest
+from kvyard.testing import FleetServer
+
+SETTINGS = {"block_size": 16, "num_gpu_blocks": 400, "max_model_len": 4096}
+
+
+def prompts(count: int = 30) -> list[list[int]]:
+    """Questions about a few texts."""
+    random = Random(5)
+    texts = [[random.randrange(200) for _ in range(400)] for _ in range(5)]
+    return [[*random.choice(texts), *(random.randrange(200) for _ in range(20 + at % 9))] for at in range(count)]
+
+
+def seen(faults: Mapping[str, Any], told: Mapping[str, object] = {}, **more: object) -> Expectation:
+    """What is expected of a mock engine with ``faults``, whose settings are ``told``, beside what it counted."""
+    rows: list[TraceRequest] = []
+    cached: dict[str, int] = {}
+    with (
+        FleetServer(faults=faults, speed=1000, **SETTINGS, **more) as fleet,  # type: ignore[arg-type]
+        httpx.Client(base_url=fleet.url, trust_env=False) as client,
+    ):
+        for at, prompt in enumerate(prompts()):
+            body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+            usage = client.post("/v1/completions", json=body).json()["usage"]
+            rows.append(TraceRequest(f"r{at}", at * 10**9, len(prompt), 2, tokens=prompt))
+            cached[f"r{at}"] = usage["prompt_tokens_details"]["cached_tokens"] or 0
+        counted = read_page(client.get("/metrics").text)
+        reported = visit_engine(fleet.url).settings
+    if not more:
+        assert reported["max_model_len"] == 4096
+    if faults.get("choices") is None:
+        counted.by_request = cached
+    return expect(traffic(rows), {**SETTINGS, **told}, counted)
+
+
+def test_healthy_mock() -> None:
+    found = seen({})
+    assert (found.cause, found.equal) == ("", 30), found.different
+
+
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        ({"salt_per_request": True}, "never-shared"),
+        ({"adapter_per_request": True}, "never-shared"),
+        ({"image_per_request": True}, "changing-text"),
+        ({"changing_text": True}, "changing-text"),
+        ({"pool_share": 0.15}, "pool"),
+        ({"choices": 3}, "choices"),
+        ({"asleep": True}, "asleep"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_fault_is_named(faults: dict[str, Any], cause: str) -> None:
+    found = seen(faults)
+    assert found.cause == cause and found.fault, (found.sentence, found.different)
+
+
+def test_block_size_that_was_told_wrongly() -> None:
+    assert seen({}, {"block_size": 64, "num_gpu_blocks": 100}).cause == "block-size"
+
+
+def test_seeds_differ_in_recorded_events(tmp_path: Path) -> None:
+    for faults, found in (({}, set()), ({"hash_seed": True}, {"hash-seed"})):
+        with FleetServer(faults=faults, workers=2, speed=1000, hash_seed="7", **SETTINGS) as fleet:
+            for url in fleet.urls:
+                httpx.post(f"{url}/v1/completions", json={"prompt": prompts(1)[0], "max_tokens": 1}, trust_env=False)
+            files = []
+            for worker in range(2):
+                (stream,) = fleet.streams(worker)
+                assert stream.replay_endpoint is not None
+                files.append(tmp_path / f"{len(faults)}-{worker}.rec")
+                with RecordingWriter(files[-1], About()) as recording:
+                    for frame in fetch_replay(stream.replay_endpoint, 0):
+                        recording.write(frame.seq, frame.parts())
+        assert from_events(files) == found
