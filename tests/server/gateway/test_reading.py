@@ -109,10 +109,13 @@ def read(reader: PromptReader, path: str, namespace: Namespace = PLAIN, **body: 
     return asyncio.run(scenario())
 
 
-@pytest.fixture(params=[16, 300], autouse=True)
+@pytest.fixture(params=[(16, 32_768), (20, 50), (300, 500)], ids=str, autouse=True)
 def short_stretches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches of which some end inside a block, and names of one or of several stretches at once."""
+    stretch, turn = request.param
     for module in (prefixes, reading):
-        monkeypatch.setattr(module, "STRETCH", request.param)
+        monkeypatch.setattr(module, "STRETCH", stretch)
+    monkeypatch.setattr(reading, "TURN", turn)
 
 
 def growing(rng: random.Random, count: int) -> list[str]:
@@ -126,7 +129,9 @@ def growing(rng: random.Random, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("limit", [0, 6000, 64 << 20])
-def test_bytes(limit: int) -> None:
+def test_bytes(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if prefixes.STRETCH == 20:
+        monkeypatch.setattr(reading, "STRETCH", 21)  # they may be cut anywhere
     rng = random.Random(limit)
     reader = PromptReader(Prompting("bytes", nobody), IDENTITY, limit)
     for number, one in enumerate(growing(rng, 30)):

@@ -78,12 +78,13 @@ class KnownPrefixes:
 
     def add(self, digests: Sequence[bytes], fresh: Sequence[KnownStretch]) -> None:
         """Remember stretches, in the order of the prompt."""
-        for at in range(len(fresh) - 1, -1, -1):
-            old = self._stretches.pop(digests[at], None)
+        stretches = self._stretches
+        for digest, stretch in zip(reversed(digests), reversed(fresh), strict=True):
+            old = stretches.pop(digest, None)
             if old is not None:
                 self.held -= old.size
-            self._stretches[digests[at]] = fresh[at]
-            self.held += fresh[at].size
+            stretches[digest] = stretch
+            self.held += stretch.size
         while self.held > self.limit and self._stretches:
             _, gone = self._stretches.popitem(last=False)
             self.held -= gone.size

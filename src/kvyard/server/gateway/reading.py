@@ -266,28 +266,36 @@ class PromptReader:
         known.found += count
         fresh: list[bytes] = []
         stretches: list[KnownStretch] = []
+        batch: list[Sequence[int]] = []
+        """Tokens of stretches that have no names yet: those of many are made at once."""
         turn = count
         for at in range(done, last + 1):
-            ids = tokens_of(at) if made is None else made[at - done]
-            start = count - len(rest)
-            count += len(ids)
-            if (at == last or count - turn > TURN) and too_long(count):
+            batch.append(tokens_of(at) if made is None else made[at - done])
+            count += len(batch[-1])
+            if at < last and count - turn <= TURN:
+                continue
+            if too_long(count):
                 # How long it is, is worth knowing all the same.
                 count += sum(len(tokens_of(later)) for later in range(at + 1, last + 1))
                 return ReadPrompt((), count, single=True)
-            ready = [*rest, *ids] if len(rest) else ids
+            start = turn - len(rest)
+            ready = _joined(rest, batch)
             whole = len(ready) // size * size
+            names = array("Q", identity.keys_after(parent, start, ready[:whole], namespace)).tobytes()
+            if names:
+                parent = int.from_bytes(names[-8:], sys.byteorder)
+            fresh.append(names)
+            end, block = turn - start, 0
+            for ids in batch if at < last else batch[:-1]:
+                end += len(ids)
+                blocks = end // size
+                stretches.append(
+                    KnownStretch(names[8 * block : 8 * blocks], start + end, tuple(ready[blocks * size : end]))
+                )
+                block = blocks
             rest = tuple(ready[whole:])
-            if whole:
-                names = identity.keys_after(parent, start, ready[:whole], namespace)
-                parent = names[-1]
-                fresh.append(array("Q", names).tobytes())
-            else:
-                fresh.append(b"")
+            batch, turn = [], count
             if at < last:
-                stretches.append(KnownStretch(fresh[-1], count, rest))
-            if count - turn > TURN:
-                turn = count
                 await pause()
         _packed(rest)  # what is behind the last full block was looked at by nothing yet
         known.read += count
@@ -356,6 +364,18 @@ def _packed(ids: Sequence[int]) -> "array[int]":
         return array("I", ids)
     except (OverflowError, TypeError):
         raise KvyardError("token ids must be whole numbers from 0 to 4294967295") from None
+
+
+def _joined(rest: Sequence[int], batch: Sequence[Sequence[int]]) -> Sequence[int]:
+    """``rest`` and the tokens of ``batch``, packed. Raises ``KvyardError`` where they are no token ids."""
+    if len(batch) == 1 and not len(rest):
+        return batch[0]
+    if isinstance(batch[0], memoryview):
+        return memoryview(b"".join([bytes(rest), *batch]))  # type: ignore[list-item]
+    tokens = _packed(rest)
+    for ids in batch:
+        tokens.extend(_packed(ids))
+    return tokens
 
 
 def _cut_ids(raw: bytes) -> list[bytes | memoryview]:
