@@ -9,14 +9,13 @@ from typing import Any
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
-    BodyMutation,
     BodyResponse,
     CommonResponse,
     HeaderMutation,
     HeadersResponse,
     ImmediateResponse,
+    ProcessingRequest,
     ProcessingResponse,
-    StreamedBodyResponse,
     TrailersResponse,
 )
 from envoy.type.v3.http_status_pb2 import HttpStatus
@@ -47,6 +46,55 @@ MODES: Mapping[BodyMode, int] = {"streamed": STREAMED, "buffered": BUFFERED, "no
 
 OVERWRITE: int = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 """A client may send such a header too, and ours must win."""
+
+
+HEADER_BYTES = 256 << 10
+"""Limit of a message beside the body in it. Envoy's own for headers is 60 KiB unless it is set, and 8 MiB at most."""
+HEADERS = 1024
+"""Limit of the number of headers."""
+TOO_LARGE = f"headers, or what comes with a body, are longer than {HEADER_BYTES} bytes, or more than {HEADERS}"
+_BODIES = (4, 5)
+"""Numbers of the fields that have a body in them."""
+_MOST_FIELDS = 16
+"""Fields that a message is looked through for a body; Envoy writes five."""
+
+
+def read_message(data: bytes) -> Any:
+    """A message of the data plane; ``None`` for one that has too much beside a body, which isn't parsed: millions of small
+    headers would take seconds.
+    """
+    if len(data) > HEADER_BYTES and len(data) - _body_bytes(data) > HEADER_BYTES:
+        return None
+    message = ProcessingRequest.FromString(data)
+    kind = message.WhichOneof("request")
+    if kind in ("request_headers", "response_headers") and len(getattr(message, kind).headers.headers) > HEADERS:
+        return None
+    return message
+
+
+def _body_bytes(data: bytes) -> int:
+    """Bytes of the first field that has a body in it; 0 where none is found among the first fields."""
+    at = 0
+    for _ in range(_MOST_FIELDS):
+        tag, at = _number(data, at)
+        length, at = _number(data, at)
+        if tag & 7 == 2:
+            if tag >> 3 in _BODIES:
+                return min(length, len(data) - at)
+            at += length
+        elif tag & 7:
+            break
+    return 0
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """The number of variable length at a place, and the place behind it."""
+    found = 0
+    for shift, byte in enumerate(data[at : at + 10]):
+        found |= (byte & 127) << 7 * shift
+        if byte < 128:
+            return found, at + shift + 1
+    return 0, len(data)
 
 
 def read_headers(message: Any) -> dict[str, str]:
@@ -136,9 +184,11 @@ def body_pass(*, request: bool) -> Any:
 
 def piece(body: bytes, end: bool, *, request: bool) -> Any:
     """A piece of a body, handed back: in full-duplex streaming only what is handed back goes on."""
-    mutation = BodyMutation(streamed_response=StreamedBodyResponse(body=body, end_of_stream=end))
-    found = BodyResponse(response=CommonResponse(body_mutation=mutation))
-    return ProcessingResponse(request_body=found) if request else ProcessingResponse(response_body=found)
+    found = ProcessingResponse()  # filled from inside: messages made of others copy them
+    handed = (found.request_body if request else found.response_body).response.body_mutation.streamed_response
+    handed.SetInParent()
+    handed.body, handed.end_of_stream = body, end
+    return found
 
 
 def trailers_pass(*, request: bool) -> Any:

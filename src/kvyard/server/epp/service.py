@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import grpc
-from envoy.service.ext_proc.v3.external_processor_pb2_grpc import add_ExternalProcessorServicer_to_server
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.server.epp.config import EppConfig
+from kvyard.server.epp.messages import read_message
 from kvyard.server.epp.picker import TEXTS, EndpointPicker
 from kvyard.server.epp.stream import RequestStream
 from kvyard.server.gateway.gateway import Gateway
@@ -19,7 +20,8 @@ from kvyard.server.gateway.routes import assemble
 from kvyard.server.running import AsyncService, TlsFiles
 
 LIVE = "liveness"
-READY = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
+PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
+READY = ("", "readiness", PROCESSOR)
 """Health services that follow whether requests can be placed."""
 LOOK = 0.25
 """Seconds between two looks at that."""
@@ -75,7 +77,13 @@ class EppService(AsyncService):
                 ("grpc.so_reuseport", 0),  # else a second one would share the port without a word
             ],
         )
-        add_ExternalProcessorServicer_to_server(EppServicer(self.picker), self._server)
+        process = grpc.stream_stream_rpc_method_handler(
+            EppServicer(self.picker).Process,
+            request_deserializer=read_message,
+            response_serializer=ProcessingResponse.SerializeToString,
+        )
+        handler = grpc.method_handlers_generic_handler(PROCESSOR, {"Process": process})
+        self._server.add_generic_rpc_handlers((handler,))
         add_HealthServicer_to_server(self._health, self._server)
         self.port = self._bind(self._server)
         await self._health.set(LIVE, HealthCheckResponse.SERVING)

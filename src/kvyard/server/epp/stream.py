@@ -18,6 +18,8 @@ from kvyard.server.gateway.usage import AnswerTokens, UsageReader
 from kvyard.server.http import JSON, Refusal, openai_error
 
 RANK = "x-data-parallel-rank"
+PIECE_OVERHEAD = 128
+"""Bytes that the objects of one piece of a body take beside it."""
 
 Write = Callable[[Any], Awaitable[None]]
 
@@ -33,6 +35,7 @@ class RequestStream:
         self._request_mode = self._response_mode = STREAMED
         self._pieces: list[tuple[bytes, bool]] = []
         self._held = 0
+        """Bytes of headers and of pieces that are counted for it."""
         self._picked: Picked | None = None
         self._status = 0
         """Of the answer; 0 before it."""
@@ -44,11 +47,15 @@ class RequestStream:
         picker.streams += 1
 
     async def take(self, message: Any) -> bool:
-        """Answer one message. Returns whether more may follow. Raises what ``write`` raises."""
-        if message.observability_mode:
+        """Answer one message, ``None`` for one that was too large to be read. Returns whether more may follow. Raises what
+        ``write`` raises.
+        """
+        if message is not None and message.observability_mode:
             return True  # it doesn't wait for answers, and doesn't go by them
-        kind = message.WhichOneof("request")
+        kind = None if message is None else message.WhichOneof("request")
         try:
+            if message is None:
+                raise Refusal(431, messages.TOO_LARGE, fix="send less")
             if kind == "request_headers":
                 await self._request_headers(message)
             elif kind == "request_body":
@@ -72,7 +79,8 @@ class RequestStream:
     def close(self) -> None:
         """The stream is over: all went by, or it was cut off, which looks the same."""
         picker, picked = self._picker, self._picked
-        self._let_go()
+        self._hold(-self._held)
+        self._pieces = []
         picker.streams -= 1
         if picked is None:
             return
@@ -94,7 +102,15 @@ class RequestStream:
     # -- the request --------------------------------------------------------------------------------------------------------
 
     async def _request_headers(self, message: Any) -> None:
-        config = self._picker.config
+        picker, config = self._picker, self._picker.config
+        if self._headers:
+            raise Refusal(400, "a request's headers came twice on one stream", fix="open a stream for each request")
+        size = message.ByteSize()
+        if picker.held + size > config.held_bytes:
+            raise Refusal(
+                429, f"the requests that are here have {config.held_bytes} bytes already", fix="try again later"
+            )
+        self._hold(size)
         self._headers = messages.read_headers(message.request_headers)
         self._subset = messages.subset(message)
         if config.conformance and (wanted := self._headers.get(messages.WANTED)):
@@ -132,14 +148,12 @@ class RequestStream:
         """Pick, and hand back what was kept of the body."""
         await self._pick(body, unread)
         await self._say_destination()
-        pieces = self._pieces
-        self._let_go()
+        pieces, self._pieces = self._pieces, []
         for each, end in pieces:
             await self._write(messages.piece(each, end, request=True))
+            self._hold(-len(each) - PIECE_OVERHEAD)
 
     async def _pick(self, body: bytes | None, unread: str = "") -> None:
-        if self._picked is not None:
-            raise Refusal(400, "a request's headers came twice on one stream", fix="open a stream for each request")
         headers, config = self._headers, self._picker.config
         path = headers.get(":path", "").partition("?")[0]
         if body is not None and not unread:
@@ -174,13 +188,11 @@ class RequestStream:
 
     def _keep(self, body: bytes, end: bool) -> None:
         self._pieces.append((body, end))
-        self._held += len(body)
-        self._picker.held += len(body)
+        self._hold(len(body) + PIECE_OVERHEAD)
 
-    def _let_go(self) -> None:
-        self._picker.held -= self._held
-        self._held = 0
-        self._pieces = []
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._picker.held += size
 
     # -- the answer ---------------------------------------------------------------------------------------------------------
 
