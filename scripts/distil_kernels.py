@@ -38,12 +38,14 @@ EXPERT_TYPES = {
     "fp8_block": "fp8",
     "nvfp4": "fp4",
     "w4a16_mxfp4": "mxfp4",
-    "w4a8_mxfp4_mxfp8": "mxfp4",
     "int4_wo": "int4",
 }
+NARROWED = {"w4a8_mxfp4_mxfp8": "mxfp4"}
+"""What SGLang and TensorRT-LLM multiply MXFP4 experts with where cards can, on Blackwell; vLLM does if it is told to."""
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int8": 1.0, "int4": 0.53125}
-NOT_SERVED = "situ_as_silu|^sglang_fused_moe_triton$"
-"""Kernels of MXFP4 experts that engines don't run: stand-ins with another activation, and one that keeps experts in bf16."""
+NOT_SERVED = "situ_as_silu|compressedtensors|^sglang_fused_moe_triton$"
+"""Kernels of MXFP4 experts that engines don't run for gpt-oss: of other checkpoints, stand-ins with another activation, and one
+that keeps experts in bf16."""
 SKEWED = "power_law_1.01"
 """The distribution of tokens over experts that the tables' own estimator takes for most models."""
 L2_BYTES = {"a100": 40e6, "h100": 50e6, "h200": 50e6, "l4": 48e6, "l40s": 96e6, "rtxpro6000": 128e6}
@@ -66,7 +68,8 @@ def table(system: str, operator: str, engine: str, name: str, dtype: str = "") -
             rows = rows[rows[f"{operator}_dtype"] == dtype]
         if "mxfp4" in dtype:
             rows = rows[~rows.kernel_source.astype(str).str.contains(NOT_SERVED)]
-        if len(rows) >= LEAST_ROWS:
+        on_one_rank = rows[rows.moe_ep_size == 1] if operator == "moe" else rows
+        if len(on_one_rank) >= LEAST_ROWS:
             rows = rows[rows.latency > 0].copy()
             rows["us"] = rows.latency * 1e3
             if "window_size" not in rows:
@@ -138,18 +141,26 @@ def experts(card: Card, rows: pd.DataFrame, dtype: str) -> tuple[dict[str, Any],
     knots = np.log2(EACH)
 
     def predict(of: np.ndarray) -> np.ndarray:
-        reads = np.interp(each, knots, np.cumsum(of[4:]))
-        return of[0] + weights * reads + (1 + of[3] * apart) * (work / of[1] + moved / of[2])
+        reads = np.interp(each, knots, np.cumsum(of[3:]))
+        return of[0] + weights * reads + work / of[1] + moved / of[2]
 
+    # Experts on one rank first: how many pairs the busiest of several ranks has is another matter.
+    us, alone = rows.us.to_numpy(), holders == 1
     values, error = fit(
-        predict,
-        rows.us.to_numpy(),
-        (30, 0.5, 0.5, 0.5, 1.0, *[0.05] * (len(EACH) - 1)),
-        (5, 0.02, 0.1, 0.01, 0.5, *[1e-4] * (len(EACH) - 1)),
-        (200, 1.1, 10.0, 2.0, 10.0, *[10.0] * (len(EACH) - 1)),
+        lambda of: np.where(alone, predict(of), us),
+        us,
+        (30, 0.5, 0.5, 1.0, *[0.05] * (len(EACH) - 1)),
+        (5, 0.02, 0.1, 0.5, *[1e-4] * (len(EACH) - 1)),
+        (200, 2.2, 10.0, 10.0, *[10.0] * (len(EACH) - 1)),
     )
-    made: dict[str, Any] = _rounded(("launch_us", "arith", "move", "imbalance"), values)
-    made["reads"] = [float(f"{value:.3g}") for value in np.cumsum(values[4:])]
+    error = float(np.median(np.abs(predict(values)[alone] / us[alone] - 1)))
+
+    def spread(of: np.ndarray) -> np.ndarray:
+        return predict(values) + of[0] * apart * (work / values[1] + moved / values[2])
+
+    imbalance, _ = fit(spread, us, (0.5,), (0.01,), (2.0,))
+    made: dict[str, Any] = _rounded(("launch_us", "arith", "move"), values) | _rounded(("imbalance",), imbalance)
+    made["reads"] = [float(f"{value:.3g}") for value in np.cumsum(values[3:])]
     return made, error, len(rows)
 
 
@@ -225,7 +236,8 @@ def distil(card: Card, system: str) -> dict[str, Any]:
         one: dict[str, Any] = {}
         for part, types, make in (("products", GEMM_TYPES, products), ("experts", EXPERT_TYPES, experts)):
             operator = "gemm" if part == "products" else "moe"
-            for theirs, ours in types.items():
+            first = NARROWED if part == "experts" and engine != "vllm" else {}
+            for theirs, ours in (first | types).items():
                 rows = table(system, operator, engine, operator, theirs)
                 if rows is not None and ours not in one.get(part, ()):
                     one.setdefault(part, {})[ours] = note(f"{engine} {part} {ours}", make(card, rows, ours))
