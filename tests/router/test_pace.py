@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvyard.router.pace import PaceBook, _solved
+from kvyard.router.pace import PaceBook, RelativePace, _solved
 
 
 def test_two_factors_where_they_can_be_told_apart_and_one_where_not() -> None:
@@ -16,7 +16,7 @@ def test_two_factors_where_they_can_be_told_apart_and_one_where_not() -> None:
     assert _solved(0.0, 0.0, 0.0, 0.0, 0.0) == (0.0, 0.0)
 
 
-def test_one_that_is_not_seen_for_long_counts_as_the_usual_one_again() -> None:
+def test_one_that_is_not_seen_for_some_first_tokens_is_tried_as_the_fastest() -> None:
     """Every slot is looked at in its turn, by the number of first tokens that the fleet had."""
     book = PaceBook()
     for slot in range(2):
@@ -26,8 +26,8 @@ def test_one_that_is_not_seen_for_long_counts_as_the_usual_one_again() -> None:
         book.observe(1, 1000, 400.0, 0)
     slow = book.all[1]
     assert slow.prefill(1000) > 2 * book.all[0].prefill(1000)
-    for _ in range(book.FORGOTTEN):
+    for _ in range(RelativePace.TRIAL):
         book.observe(0, 1000, 100.0, 0)
     assert slow.prefill(1000) > 1.5 * book.all[0].prefill(1000)
-    book.observe(0, 1000, 100.0, 0)  # the 301st first token: the turn of slot 1
-    assert slow.prefill(1000) == book._usual.prefill(1000)
+    book.observe(0, 1000, 100.0, 0)  # the 109th first token: the turn of slot 1
+    assert slow.prefill(1000) == book.all[0].prefill(1000)

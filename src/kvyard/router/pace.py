@@ -260,6 +260,10 @@ class RelativePace:
     _KEPT = 0.98
     _FEWEST = 8.0
     """Times that have to be seen before any difference counts."""
+    TRIAL = 8
+    """First tokens of the fleet after which a worker that seemed slow is tried again; twice as many after a trial in vain."""
+    FORGOTTEN = 200
+    """The most of those. After as many, what else was seen of a worker is forgotten."""
 
     def __init__(self, usual: LearntPace) -> None:
         self.capacity: int | None = None
@@ -270,6 +274,12 @@ class RelativePace:
     def reset(self) -> None:
         """Forget all differences."""
         self.factor = 1.0
+        self._patience = self.TRIAL
+        """First tokens of the fleet after which it is tried again, if it wasn't seen since."""
+        self._like: RelativePace | None = None
+        """The worker that it counts as while it is tried,"""
+        self._doubt = 0.0
+        """and the logarithm of the factor from which on it still seems slow."""
         self._weight = 0.0
         self._sum = 0.0
         self._squares = 0.0
@@ -297,12 +307,32 @@ class RelativePace:
     def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
         """By ``compared``: a time says little without the fleet's."""
 
+    def is_due(self, unseen: int) -> bool:
+        """True if the fleet had enough first tokens without this worker, ``unseen``, for it to be tried again."""
+        return unseen > (self._patience if self.factor > 1.0 else self.FORGOTTEN)
+
+    def try_like(self, other: "RelativePace") -> None:
+        """Count as ``other`` until the next first token, which decides whether it still seems slow."""
+        self._doubt = (log(self.factor) + log(other.factor)) / 2
+        self._patience = min(2 * self._patience, self.FORGOTTEN)
+        self._like = other
+        self.factor = other.factor
+
+    def _end_trial(self, like: "RelativePace", difference: float) -> None:
+        self._like = None
+        if difference < self._doubt:
+            self._weight, self._sum, self._squares = like._weight, like._sum, like._squares
+            self._patience = self.TRIAL
+
     def compared(self, difference: float) -> None:
         """A first token took ``exp(difference)`` times as long as is usual at this time."""
+        if self._like is not None:
+            self._end_trial(self._like, difference)
         self._weight = self._KEPT * self._weight + 1.0
         self._sum = self._KEPT * self._sum + difference
         self._squares = self._KEPT * self._squares + difference * difference
         if self._weight < self._FEWEST:
+            self.factor = 1.0
             return
         mean = self._sum / self._weight
         chance = 4.0 * max(0.0, self._squares / self._weight - mean * mean) / self._weight
@@ -313,10 +343,9 @@ class PaceBook:
     """The paces of all workers, by slot. Those that aren't given are learnt.
 
     A worker that once seemed slow would get no requests as long as others are idle, and so could never show that it isn't.
-    So one that wasn't seen for ``FORGOTTEN`` first tokens of the fleet counts as the usual worker again.
+    So one that wasn't seen for some first tokens of the fleet is tried again.
     """
 
-    FORGOTTEN = 200
     _KEPT = 0.98
     _SLOWER = 2.0
 
@@ -413,10 +442,19 @@ class PaceBook:
         self._count += 1
         self._seen[slot] = self._count
         other = self._count % len(self.all)  # each in its turn
-        if 0 <= self._seen[other] < self._count - self.FORGOTTEN:
-            self._learnt[other].reset()
-            self._seen[other] = self._count
-            if self._apart >> other & 1:
-                self._alike ^= 1 << other
-                self._apart ^= 1 << other
-                self._speeds = None
+        if self._seen[other] >= 0 and self._learnt[other].is_due(self._count - self._seen[other]):
+            self._try_again(other)
+
+    def _try_again(self, slot: int) -> None:
+        """The worker wasn't seen for long: count it as the fastest one if it seemed slow, else as the usual one."""
+        own = self._learnt[slot]
+        if own.factor > 1.0:
+            own.try_like(min(self._learnt.values(), key=lambda pace: pace.factor))
+        else:
+            own.reset()
+        self._seen[slot] = self._count
+        differs = own.factor != 1.0
+        if differs != (self._apart >> slot & 1):
+            self._alike ^= 1 << slot
+            self._apart ^= 1 << slot
+            self._speeds = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from kvyard.clock import MS
 from kvyard.engine.config import EngineConfig
 from kvyard.index import Holder
 from kvyard.router import Choice, Router, RouterConfig, RouteRequest
-from kvyard.router.pace import PEAK_TOKENS_PER_S, LearntPace, Pace, PaceBook, engine_pace, pairs_of
+from kvyard.router.pace import PEAK_TOKENS_PER_S, LearntPace, Pace, PaceBook, RelativePace, engine_pace, pairs_of
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig
 
@@ -237,11 +238,29 @@ class TestPaceBook:
             book.put(slot, None)
         for number in range(60):
             book.observe(number % 3, 1000, 50.0 if number % 3 else 400.0, 500_000)  # a cold start, say
-        for number in range(PaceBook.FORGOTTEN + 5):
+        assert book.all[0].prefill(1000) > 2 * book.all[1].prefill(1000)
+        for number in range(RelativePace.TRIAL + 3):
             book.observe(1 + number % 2, 1000, 50.0, 500_000)
-            if number < PaceBook.FORGOTTEN - 5:
-                assert book.all[0].prefill(1000) > 2 * book.all[1].prefill(1000)
-        assert book.all[0].prefill(1000) + book.all[0].past(1000, 0) == pytest.approx(50, rel=0.2)
+        for _ in range(5):
+            assert book.all[0].prefill(1000) == pytest.approx(book.all[1].prefill(1000), rel=0.1)
+            book.observe(0, 1000, 50.0, 500_000)
+
+    def test_one_that_is_still_slow_is_tried_ever_less(self) -> None:
+        """One first token is enough to see it, and in the end it is one in two hundred."""
+        book = PaceBook()
+        for slot in range(3):
+            book.put(slot, None)
+        for number in range(60):
+            book.observe(number % 3, 1000, 50.0 if number % 3 else 400.0, 500_000)
+        tried: list[int] = []
+        for number in range(1200):
+            slow = book.all[0].prefill(1000) > 2 * book.all[1].prefill(1000)
+            if not slow:
+                tried.append(number)
+            book.observe(1 + number % 2 if slow else 0, 1000, 50.0 if slow else 400.0, 500_000)
+        waits = [after - before for before, after in pairwise(tried)]
+        assert waits[0] < 25 and waits == sorted(waits)
+        assert RelativePace.FORGOTTEN < waits[-1] < RelativePace.FORGOTTEN + 5
 
     def test_what_chance_explains_is_no_difference(self) -> None:
         """On a busy machine times to first token are anything between a third and three times the usual."""
@@ -275,7 +294,7 @@ class TestPaceBook:
         assert book.all[1] is not book.all[0]
         assert book.all[1].prefill(1000) + book.all[1].past(1000, 0) == pytest.approx(50, rel=0.2)
         book.put(1, given)
-        for _ in range(2 * PaceBook.FORGOTTEN):
+        for _ in range(2 * RelativePace.FORGOTTEN):
             book.observe(0, 1000, 50.0, 500_000)
         assert book.all[1] is given
 
