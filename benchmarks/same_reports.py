@@ -35,6 +35,9 @@ ADDED = (
     ".report.config.router.object_credit",
     ".report.config.decode_router.object_credit",
     *(f".report.config.{name}" for name in ("client", "client_options", "turnaround", "warm_up")),
+    *(f".report.config.{name}" for name in ("flow", "engine_requests", "queue")),
+    ".report.sessions",
+    ".rows.flow_wait_ms",
     ".report.ranges",
     ".report.timing.held_out",
     ".report.timing.run_class",
@@ -319,7 +322,9 @@ def halfway(spread: dict[str, Any]) -> set[str]:
 
 
 def compare(name: str, before: Any, after: Any, place: str = "") -> list[str]:
-    """List the places where two JSON values differ."""
+    """List the places where two JSON values differ; text that is JSON is read."""
+    if isinstance(before, str) and isinstance(after, str) and before != after and before[:1] == after[:1] == "{":
+        before, after = json.loads(before), json.loads(after)
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(key for key in after if key not in before)]
         if {"count", "p50"} <= before.keys() and before["count"] == after.get("count"):

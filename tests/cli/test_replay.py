@@ -127,7 +127,16 @@ def test_help_has_flags_under_headings(capsys: pytest.CaptureFixture[str]) -> No
     heads = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     parts = ["Fleet", "Load", "Router", "Engine", "Live runs", "How the trace is read", "Model, card and time"]
     split = "Prefill and decode apart"
-    assert heads == ["Arguments", *parts[:6], split, parts[6], "Memory below the device", "Output", "Options"]
+    assert heads == [
+        "Arguments",
+        *parts[:6],
+        "Flow control",
+        split,
+        parts[6],
+        "Memory below the device",
+        "Output",
+        "Options",
+    ]
     heads.remove(split)
     assert "--prefill" in text.partition(f"\n{split}:\n")[2].partition("\n\n")[0]
     under = {head: text.partition(f"\n{head}:\n")[2].partition("\n\n")[0] for head in heads}

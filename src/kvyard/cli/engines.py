@@ -80,6 +80,8 @@ def gathered(
     policy.update(read_texts(RouterConfig, _pairs(router_set, "--router-set"), " after --router-set"))
     if policy:
         found["router"] = policy
+    if "flow" in given:
+        found["flow"] = {**found.get("flow", {}), "policy": given["flow"]}
     if engine:
         found["engines"] = [
             *found.get("engines", ()),

@@ -26,6 +26,9 @@ NETWORK: Final = 0
 COMPUTED: Final = 1
 """or prompts were computed just now."""
 
+HELD_BACK: Final = 1
+"""Which of REROUTING: of requests that flow control holds back, now that a worker has room; 0 of those without a worker."""
+
 _KINDS: Final = 9
 _BITS: Final = 32
 _NUMBER: Final = (1 << _BITS) - 1

@@ -16,6 +16,7 @@ from kvyard.replay.traces.hinting import parse_hints
 from kvyard.replay.warm_up import NO_WARM_UP, WarmUp, parse_warm_up
 from kvyard.router import RouterConfig
 from kvyard.router.deciders import DECIDERS, make_decider
+from kvyard.router.flow import FlowConfig
 from kvyard.router.pair import router_pair
 from kvyard.router.policies import make_policy
 from kvyard.settings import Setting, as_it_is, bandwidth, chosen, count, duration, figures, flag, number, settings_of
@@ -360,6 +361,15 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = (WorkerConfig(),)
     router: RouterConfig = RouterConfig()
     """With workers of different roles, of those that compute prompts."""
+    flow: FlowConfig = FlowConfig()
+    """Orders the requests that ``engine_requests`` holds back."""
+    engine_requests: Annotated[
+        int | None,
+        Setting("Requests that a worker has at a time; others wait before the router. [default: no limit]", flag=True),
+    ] = None
+    queue: Annotated[
+        int | None, Setting("Requests that wait there at a time; others are refused. [default: no limit]", flag=True)
+    ] = None
     decode_router: Annotated[
         RouterConfig | None,
         Setting("The policy among decode workers. [default: the fewest blocks held]", flag=True, parse=_router),
@@ -460,6 +470,21 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
                     f"max {autoscale.most}"
                 )
 
+    def _check_flow(self) -> None:
+        for key in ("engine_requests", "queue"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise KvyardError(f"{key} must be at least 1, got {value}")
+        if self.engine_requests is None:
+            if self.queue is not None or self.flow != FlowConfig():
+                raise KvyardError(
+                    "flow control is about requests that wait before the router, and none waits: say engine_requests too"
+                )
+        elif self.disaggregated:
+            raise KvyardError(
+                "engine_requests is not modelled with prefill and decode workers: leave it out, or the roles"
+            )
+
     def _check_roles(self) -> None:
         self.handover.check()
         for role, does in (("prefill", "compute prompts"), ("decode", "decode")):
@@ -512,6 +537,7 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             kind.check()
         if all(kind.start > 0 for kind in self.workers):
             raise KvyardError("no worker is there at the start: let one start at 0")
+        self._check_flow()
         if self.disaggregated:
             self._check_roles()
         if self.peer_pull is not None:

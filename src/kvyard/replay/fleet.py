@@ -21,6 +21,7 @@ from kvyard.replay.agenda import Agenda
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.facts import TraceFacts
+from kvyard.replay.flow import FleetFlow
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.garbage import rarely_collected
 from kvyard.replay.handovers import Handovers
@@ -47,6 +48,7 @@ from kvyard.replay.window import CounterMarks
 from kvyard.replay.worker import SampleSeries, Worker
 from kvyard.replay.worker_pool import WorkerPool
 from kvyard.router import Router, RouterConfig
+from kvyard.router.flow import FlowQueue
 from kvyard.router.pace import Pace, engine_pace
 from kvyard.router.policies import make_policy
 from kvyard.tiers.bus import BusLink
@@ -107,6 +109,8 @@ class Fleet:
         )
         self.placement = self._make_placement(jobs, split, handovers)
         self.listeners.append(self.placement)
+        self.flow = self._make_flow()
+        """The queue before the router, if workers may have a number of requests only."""
         self._lives = self._make_lives()
         self.autoscaler: Autoscaler | None = None
         if config.autoscale is not None:
@@ -184,6 +188,7 @@ class Fleet:
             warm_up or NO_WARM_UP,
             None if warm_up is None else self._begin_window,
             _front_end(kind.engine.timing for kind in config.workers),
+            self.flow,
         )
         self.listeners.append(intake)
         loop = Loop(
@@ -213,6 +218,8 @@ class Fleet:
         self.records.begin_window()
         self.gaps.clear()
         self.timeline.clear(now)
+        if self.flow is not None:
+            self.flow.clear()
         self._marks = CounterMarks(self)
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -252,6 +259,13 @@ class Fleet:
             index_sync=self.index_sync,
             pulls=self.pulls,
         )
+
+    def _make_flow(self) -> FleetFlow | None:
+        config = self.config
+        if config.engine_requests is None or not isinstance(self.placement, WholePlacement):
+            return None
+        queue: FlowQueue[Record] = FlowQueue(config.flow, config.queue, config.seed)
+        return FleetFlow(queue, self.placement, self.workers, config.engine_requests)
 
     def _make_lives(self) -> WorkerLives:
         config = self.config

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from kvyard.engine.job import Job
-from kvyard.replay.agenda import ARRIVAL, Agenda
+from kvyard.replay.agenda import ARRIVAL, HELD_BACK, REROUTING, Agenda
 from kvyard.replay.arrivals import TraceArrivals
+from kvyard.replay.flow import FleetFlow
 from kvyard.replay.index_sync import IndexSync
 from kvyard.replay.listeners import Listener
 from kvyard.replay.placement import Placement
@@ -29,10 +30,11 @@ class Intake(Listener):
         warm_up: WarmUp = NO_WARM_UP,
         begin_window: Callable[[int], None] | None = None,
         front_end: Callable[[int], int] | None = None,
+        flow: FleetFlow | None = None,
     ) -> None:
         """``unplaced`` are requests that came when no worker took any, or have lost theirs. ``begin_window`` is called before
         the first request that isn't for ``warm_up`` any more. ``front_end`` gives the nanoseconds that a prompt's tokens take
-        outside of the engine, which clients wait for.
+        outside of the engine, which clients wait for. ``flow`` holds requests back while workers have enough.
         """
         self.records = records
         self._agenda = agenda
@@ -44,6 +46,7 @@ class Intake(Listener):
         self._warm_up = warm_up
         self._begin_window = begin_window
         self._front_end = front_end
+        self._flow = flow
         self._first = -1
         """When the first request came."""
         agenda.put(arrivals.peek(), ARRIVAL)
@@ -51,7 +54,7 @@ class Intake(Listener):
     @property
     def exhausted(self) -> bool:
         """True if no request will come any more, and none waits for a worker."""
-        return self._arrivals.exhausted and not self._unplaced
+        return self._arrivals.exhausted and not self._unplaced and not (self._flow is not None and self._flow.queue)
 
     def arrive(self, now: int) -> None:
         """Requests come, and are routed by all that is visible by now."""
@@ -77,7 +80,7 @@ class Intake(Listener):
                 if self._autoscaler is not None:
                     self._autoscaler.offered(record.input, record.wanted)
                 if placement.open:
-                    placement.place(record, now)
+                    self._send(record, now)
                 else:
                     self._unplaced.append(record)
         self._agenda.put(arrivals.peek(), ARRIVAL)
@@ -95,11 +98,26 @@ class Intake(Listener):
             records = self._unplaced.copy()
             self._unplaced.clear()
             for record in records:
-                self._placement.place(record, now)
+                self._send(record, now)
+
+    def grant(self, now: int) -> None:
+        """Place requests that flow control holds back, as far as workers have room by now."""
+        if self._flow is not None and self._flow.queue and self._placement.open:
+            self._index_sync.catch_up(now)
+            self._flow.grant(now)
+
+    def _send(self, record: Record, now: int) -> None:
+        if self._flow is None:
+            self._placement.place(record, now)
+            return
+        why = self._flow.arrive(record, now)
+        if why:
+            record.status, record.reason, record.ended = "rejected", why, now
+            self._close(record, now)
 
     def fail_unplaced(self, now: int) -> bool:
         """Fail the requests that wait for a worker: none is there, and none will come. Returns whether any waited."""
-        records = self._unplaced.copy()
+        records = self._unplaced + (self._flow.drain() if self._flow is not None else [])
         self._unplaced.clear()
         for record in records:
             record.status, record.reason, record.ended = "failed", "no worker was left to take it", now
@@ -108,6 +126,8 @@ class Intake(Listener):
 
     def ended(self, worker: int, job: Job, record: Record, now: int) -> None:
         self._close(record, now)
+        if self._flow is not None and self._flow.ended(worker, record, now):
+            self._agenda.put(now, REROUTING, HELD_BACK)
 
     def _close(self, record: Record, now: int) -> None:
         if self._front_end is not None and record.first_token >= 0:

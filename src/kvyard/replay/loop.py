@@ -112,6 +112,7 @@ class Loop:
             self._lives.carry_out(which, now)
         elif what == REROUTING:
             self._intake.place_unplaced(now)
+            self._intake.grant(now)
             self._placement.resume(now)
 
     def _begin(self, now: int) -> None:

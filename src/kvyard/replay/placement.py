@@ -4,10 +4,11 @@ In a fleet without roles one worker does a request whole (``WholePlacement``). W
 computed by one worker and the answer by another (``split_placement``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from kvyard.engine.job import Job
+from kvyard.index import Holder
 from kvyard.replay.jobs import JobMaker
 from kvyard.replay.listeners import Listener
 from kvyard.replay.pulls import FleetPulls
@@ -60,9 +61,13 @@ class WholePlacement(Listener):
         return self.pool.open > 0
 
     def place(self, record: Record, now: int) -> None:
+        self.send(record, now)
+
+    def send(self, record: Record, now: int, exclude: Collection[Holder] = ()) -> Worker:
+        """Like ``place``, to none of the ranks in ``exclude``; returns the worker."""
         facts = self._jobs.facts(record)
         job = self._jobs.make(record, self._block_size, facts)
-        decision, worker, rank = self.pool.route(self._jobs.route_request(record, job), now)
+        decision, worker, rank = self.pool.route(self._jobs.route_request(record, job), now, exclude)
         record.worker = worker.name_of(rank)
         record.overlap, record.best_overlap = decision.overlap, decision.best
         if self._pulls is not None:
@@ -70,6 +75,7 @@ class WholePlacement(Listener):
         if worker.block_size != self._block_size:
             job = self._jobs.make(record, worker.block_size, facts)
         worker.submit(job, now, rank)
+        return worker
 
     def first_token(self, record: Record, now: int) -> None:
         self.pool.router.prefill_done(record.id, now)

@@ -88,6 +88,8 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     preemptions: int = 0
     loading: int = 0
     """Nanoseconds it waited for loads."""
+    waited: int = 0
+    """Nanoseconds that flow control held it back, before it was routed."""
     overlap: int = 0
     """Blocks of its prompt that the router believed the chosen worker to have."""
     best_overlap: int = 0

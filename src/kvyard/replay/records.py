@@ -1,6 +1,6 @@
 """The records of a run: objects for requests in flight, packed rows for those that are through.
 
-A row takes 128 bytes, four more for each lower tier, and its name. Rows have the order in which requests came. Those that are
+A row takes 136 bytes, four more for each lower tier, and its name. Rows have the order in which requests came. Those that are
 complete are given on while the run goes on (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until
 the report: so memory grows with what is in flight.
 """
@@ -32,7 +32,7 @@ BATCH: Final = 20_000
 
 CALLED_TOOL: Final = 2
 STATUSES = ("", "finished", "rejected", "cancelled", "failed")
-_TIMES = ("arrival", "due", "admitted", "first_token", "ended", "loading")
+_TIMES = ("arrival", "due", "admitted", "first_token", "ended", "loading", "waited")
 _COUNTS = (
     *("input", "wanted", "output", "cached", "pulled", "lost", "left", "elsewhere", "own", "gone"),
     *("preemptions", "overlap", "best_overlap", "retries"),

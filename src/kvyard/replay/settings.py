@@ -33,6 +33,7 @@ from kvyard.errors import KvyardError
 from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.replay.config import LEFT_OUT, HandoverConfig, NetworkConfig, ReplayConfig, WorkerConfig
 from kvyard.router import RouterConfig
+from kvyard.router.flow import FlowConfig
 from kvyard.settings import Setting, Settings, as_it_is, bandwidth, chosen, count, duration, figures, settings_of, size
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
@@ -186,6 +187,7 @@ OF_A_WORKER = Settings(settings_of(WorkerConfig), OF_AN_ENGINE, left_out=LEFT_OU
 SETTINGS = Settings(
     {"workers": settings_of(ReplayConfig)["workers"]},  # first in help
     settings_of(RouterConfig),
+    settings_of(FlowConfig),
     settings_of(ReplayConfig),
     settings_of(RoleSettings),
     settings_of(PoolSettings),
@@ -194,7 +196,7 @@ SETTINGS = Settings(
     OF_AN_ENGINE,
     left_out=LEFT_OUT,
     own="replay",
-    tables={"router": settings_of(RouterConfig)},
+    tables={"router": settings_of(RouterConfig), "flow": settings_of(FlowConfig)},
     passed_over=("gateway", "prices"),
 )
 """Everything that can be set, by name. In a file that a gateway reads too, ``[router]`` is for both, ``[replay]`` for this
@@ -239,6 +241,7 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
     fields = chosen(ReplayConfig, given)
     fields["workers"] = tuple(_kinds(workers, shared, given.get("seed", 0)))
     fields["handover"] = HandoverConfig(**chosen(HandoverConfig, given))
+    fields["flow"] = FlowConfig(**chosen(FlowConfig, given))
     config = ReplayConfig(router=RouterConfig(**chosen(RouterConfig, given)), **fields)
     config.check()
     if not config.disaggregated:

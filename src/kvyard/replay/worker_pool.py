@@ -1,5 +1,7 @@
 """A worker pool: one router and the workers that it chooses among."""
 
+from collections.abc import Collection
+
 from kvyard.engine.role import Role
 from kvyard.index import Holder
 from kvyard.replay.worker import Worker
@@ -44,9 +46,9 @@ class WorkerPool:
         for holder in worker.holders:
             self.router.remove_worker(holder)
 
-    def route(self, request: RouteRequest, now: int) -> tuple[Decision, Worker, int]:
-        """Choose a worker and one of its ranks, and book the request there."""
-        decision = self.router.route(request, now)
+    def route(self, request: RouteRequest, now: int, exclude: Collection[Holder] = ()) -> tuple[Decision, Worker, int]:
+        """Choose a worker and one of its ranks, none of ``exclude``, and book the request there."""
+        decision = self.router.route(request, now, exclude=exclude)
         worker, rank = self._ranks[decision.worker]
         return decision, worker, rank
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvyard.clock import SECOND, Clock, VirtualClock, WallClock
 from kvyard.index import Holder, Identity, Indexer
 from kvyard.router import Router, RouterConfig, RouteRequest
+from kvyard.router.flow import FlowConfig, FlowRequest
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
@@ -19,14 +21,22 @@ from kvyard.server.http import Refusal
 
 
 def make_pool(
-    count: int = 2, most: int = 1, queue: int = 2, seconds: float = 30.0, down: float = 5.0, clock: Clock | None = None
+    count: int = 2,
+    most: int = 1,
+    queue: int = 2,
+    seconds: float = 30.0,
+    down: float = 5.0,
+    clock: Clock | None = None,
+    flow: FlowConfig | None = None,
 ) -> EnginePool:
     router = Router(RouterConfig(policy="round-robin"), (), Indexer(Identity(16)))
 
     async def nobody(body: dict[str, Any]) -> list[int] | None:
         return None
 
-    config = GatewayConfig(engine_requests=most, queue=queue, queue_seconds=seconds, down_seconds=down)
+    config = GatewayConfig(
+        engine_requests=most, queue=queue, queue_seconds=seconds, down_seconds=down, flow=flow or FlowConfig()
+    )
     reader = PromptReader(Prompting("bytes", nobody), Identity(16), 0)
     made = EnginePool("m", router, reader, config, clock or VirtualClock())
     for at in range(count):
@@ -191,5 +201,31 @@ def test_while_all_engines_are_down_requests_are_refused_at_once() -> None:
             await made.place(place("b"))
         made.open(made.engines["e0"])
         assert (await early)[1].name == (await made.place(place("c")))[1].name == "e0"
+
+    asyncio.run(run())
+
+
+def test_a_pool_goes_by_its_flow_policy() -> None:
+    async def run() -> None:
+        made = make_pool(count=1, queue=3, flow=FlowConfig(policy="priority"))
+        _, engine = await made.place(place("a"))
+        asked = {name: place(name) for name in "bcd"}
+        for priority, (name, one) in enumerate(asked.items()):
+            one.flow = FlowRequest(name, 0, 10, priority=-priority)
+        tasks = {name: asyncio.create_task(made.place(one)) for name, one in asked.items()}
+        await asyncio.sleep(0)
+        latest, order = "a", ""
+        while tasks:
+            made.release(engine, latest)
+            await asyncio.sleep(0)
+            ((latest, _),) = [(name, task) for name, task in tasks.items() if task.done()]
+            order += latest
+            await tasks.pop(latest)
+        assert order == "dcb"
+        wait = asked["b"].wait
+        assert wait is not None and wait.overtaken == 2 and "its priority is 0" in str(wait)
+        assert asked["d"].wait is not None and asked["d"].wait.overtaken == 0
+        made.configured(msgspec.structs.replace(made.config, flow=FlowConfig(policy="las"), queue=1))
+        assert made.waiting.limit == 1 and made.waiting.config.policy == "las"
 
     asyncio.run(run())

@@ -137,3 +137,58 @@ def test_who_needs_somebody_else_is_not_held_up() -> None:
             thread.join(PATIENCE)
             assert not thread.is_alive()
         gated.idle()
+
+
+def test_sessions_with_less_service_go_first() -> None:
+    """One session has had long answers; when room is scarce, the others go before it, and its header says so."""
+    settings = {"flow": {"policy": "las", "options": {"wait_weight": 0}}}
+    with front(1, mock={"engine": HALTING}, engine_requests=1, queue=9, **settings) as (gated, _):
+        gated.complete("x" * 400, headers={"x-session-id": "greedy"}, max_tokens=20)
+        release = threading.Event()
+        (held,) = holding(gated, 1, release)
+        answered: list[str] = []
+        said: dict[str, str] = {}
+
+        def ask(name: str) -> None:
+            with httpx.Client(base_url=gated.url, timeout=PATIENCE, trust_env=False) as client:
+                body = {"prompt": name, "max_tokens": 1}
+                reply = client.post("/v1/completions", json=body, headers={"x-session-id": name})
+                said[name] = reply.raise_for_status().headers["x-kvyard-decision"]
+                answered.append(name)
+
+        waiting = []
+        for number, name in enumerate(("greedy", "quiet", "calm")):
+            thread = threading.Thread(target=ask, args=(name,))
+            thread.start()
+            waiting.append(thread)
+            eventually(lambda: gated.client.get("/health").json()["queued"] == number + 1)  # noqa: B023
+        release.set()
+        for thread in (held, *waiting):
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        assert answered == ["quiet", "calm", "greedy"]
+        assert (
+            "flow=las" in said["greedy"] and "overtaken=2" in said["greedy"] and "tokens of service" in said["greedy"]
+        )
+
+
+def test_a_tenant_that_floods_leaves_room_for_others() -> None:
+    header = {"x-gateway-inference-fairness-id": "flood"}
+    with front(1, mock={"engine": HALTING}, engine_requests=1, queue=4, flow={"policy": "fair"}) as (gated, _):
+        release = threading.Event()
+        (held,) = holding(gated, 1, release)
+        waiting = [threading.Thread(target=lambda: gated.complete("x", headers=header)) for _ in range(2)]
+        for number, thread in enumerate(waiting):
+            thread.start()
+            eventually(lambda: gated.client.get("/health").json()["queued"] == number + 1)  # noqa: B023
+        refused = gated.complete("x", 429, headers=header)
+        assert "tenant flood has 2 of the places" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        other = threading.Thread(target=lambda: gated.complete("y"))
+        other.start()
+        eventually(lambda: gated.client.get("/health").json()["queued"] == 3)
+        release.set()
+        for thread in (held, *waiting, other):
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        gated.idle()

@@ -42,6 +42,7 @@ UNTOLD: dict[str, Any] = {
             "own",
             "preemptions",
             "loading",
+            "waited",
             "overlap",
             "best_overlap",
             "retries",

@@ -79,6 +79,7 @@ _COLUMNS: dict[str, Column] = {
     "itl_ms": (float, _mean_gap),
     "e2e_ms": (float, lambda record: _between(record.arrival, record.ended)),
     "queue_ms": (float, lambda record: _between(record.arrival, record.admitted)),
+    "flow_wait_ms": (float, lambda record: record.waited / MS if record.waited >= 0 else None),
     "loading_ms": (float, lambda record: record.loading / MS if record.loading >= 0 else None),
     "input_tokens": (int, lambda record: record.input),
     "wanted_tokens": (int, lambda record: record.wanted),

@@ -15,9 +15,11 @@ from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
 from kvyard.replay.report.handovers import make_handovers
 from kvyard.replay.report.idle import IdleFleet
+from kvyard.replay.report.numbers import spread
 from kvyard.replay.report.ranges import make_ranges
 from kvyard.replay.report.report import (
     MOVES,
+    FlowReport,
     LinkUse,
     PullReport,
     Report,
@@ -103,6 +105,7 @@ def make_report(
         scaling=make_scaling(fleet, totals, duration),
         pulls=make_pulls(fleet, totals),
         handovers=make_handovers(fleet, totals, duration),
+        flow=_flow(fleet, totals.count),
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
         prefill_ms_per_token=rate,
@@ -123,6 +126,22 @@ def _sessions(fleet: Fleet, end: int, duration: int) -> SessionsReport | None:
         "idle": timeline.cached / SECOND,
     }
     return make_sessions(records, IdleFleet(fleet, records.workers.names), seconds)
+
+
+def _flow(fleet: Fleet, requests: int) -> FlowReport | msgspec.UnsetType:
+    """What flow control did."""
+    flow, most = fleet.flow, fleet.config.engine_requests
+    if flow is None or most is None:
+        return msgspec.UNSET
+    return FlowReport(
+        policy=fleet.config.flow.policy,
+        engine_requests=most,
+        held=share(len(flow.waited), requests, "requests that waited before the router / requests"),
+        waited=spread(flow.waited, MS),
+        longest=flow.longest,
+        overtaken=flow.overtaken,
+        refused=dict(sorted(flow.refused.items())),
+    )
 
 
 def make_timings(config: ReplayConfig) -> list[TimingReport]:

@@ -257,6 +257,11 @@ def _swatched(key: str, words: str, share: Share, requests: Share | None = None)
     return _share(words, share, requests=requests).replace("<td>", swatch, 1)
 
 
+def _flow(made: Page, report: Report) -> None:
+    if report.flow:
+        made.section("Flow control", say.held_back(report.flow), folded=True)
+
+
 def _sessions(made: Page, report: Report) -> None:
     sessions = report.sessions
     if not sessions:
@@ -407,6 +412,7 @@ SECTIONS: tuple[Callable[[Page, Report], None], ...] = (
     _over_time,
     _workers,
     _misses,
+    _flow,
     _sessions,
     _scaling,
     _handovers,

@@ -303,6 +303,23 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of what requests computed, what only workers had that were switched off since."""
 
 
+class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that flow control held back before the router."""
+
+    policy: str
+    engine_requests: int
+    """Requests that a worker had at a time, at most."""
+    held: Share
+    waited: Spread
+    """Milliseconds, of requests that had to wait."""
+    longest: int
+    """Requests that waited at a time, at most."""
+    overtaken: int
+    """How often a request that waited saw a later one go first."""
+    refused: dict[str, int]
+    """Requests that weren't let in: the queue was ``full``, its tenant had its ``share`` of it, or it was ``shed``."""
+
+
 class SessionTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request of a session."""
 
@@ -519,6 +536,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Where workers come and go by what there is to do."""
     sessions: SessionsReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where the trace has no sessions."""
+    flow: FlowReport | msgspec.UnsetType = msgspec.UNSET
+    """Left out where no request was held back before the router."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)
     """What caches could have reached at best, where it was asked for."""
     waterfall: Waterfall = Waterfall()

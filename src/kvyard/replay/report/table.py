@@ -53,6 +53,9 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_verdicts(report.goodput))
     if report.live is not None:
         console.print(fitted(_sending(report.live), console, SPREADS_LEFT_OUT))
+    if report.flow:
+        console.print(_safe(f"Flow control, {say.held_back(report.flow)}"))
+        console.print()
     if report.sessions:
         _print_sessions(report.sessions, console)
     if report.reuse:

@@ -9,6 +9,7 @@ from kvyard.replay.report.ranges import RANGED, STATISTICS
 from kvyard.replay.report.report import (
     MOVES,
     REJECTED,
+    FlowReport,
     Goodput,
     HandoverReport,
     PullReport,
@@ -336,6 +337,20 @@ def handed_over(handovers: HandoverReport) -> str:
         f"{handovers.decider}: {share.part:,} of {share.whole:,} prompts handed over, {handovers.protocol}; "
         f"{amount(handovers.bytes)} sent, each {measured(waited)} ms later than on an idle network."
     )
+
+
+def held_back(flow: FlowReport) -> str:
+    """What flow control did, in a sentence or two."""
+    text = f"{flow.policy}: {flow.held.part:,} of {flow.held.whole:,} requests waited before the router"
+    if flow.waited.count:
+        text += f", {latency(flow.waited.mean)} on average, p99 {latency(flow.waited.p99)}"
+        text += f", {flow.longest:,} at a time at most"
+    text += f"; a worker had {flow.engine_requests:,} requests at most."
+    if flow.overtaken:
+        text += f" Those that waited saw later ones go first {flow.overtaken:,} times."
+    kinds = {"full": "the queue was full", "share": "their tenant had its share of it", "shed": "they were shed"}
+    reasons = [f"{count:,} because {kinds.get(kind, kind)}" for kind, count in flow.refused.items()]
+    return f"{text} Refused: {', '.join(reasons)}." if reasons else text
 
 
 def scaled(scaling: ScalingReport) -> list[str]:

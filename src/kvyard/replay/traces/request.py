@@ -46,5 +46,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     """Of a sub-agent: the session at the top of those that called it. None where ``session`` is that itself."""
     tool_call: bool = False
     """Whether its answer ended in a call of a tool, so that its session waits for that and not for a person."""
+    tenant: str | None = None
+    """Who it belongs to, where the trace says so."""
     hints: Hints = NO_HINTS
     """What its client knew about the later use of its blocks, for engines that heed hints or evict by priority."""

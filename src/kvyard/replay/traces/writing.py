@@ -80,7 +80,7 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
                 _add_waits(row, one, notes)
             if one.session is not None:
                 begun.add(one.session)
-            for field in ("priority", "lora", "salt", "model"):
+            for field in ("priority", "lora", "salt", "tenant", "model"):
                 if value := getattr(one, field):
                     row[field] = value
                     if field in ("lora", "salt"):

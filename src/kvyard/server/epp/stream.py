@@ -211,7 +211,9 @@ class RequestStream:
             if endpoint is not None:
                 self._picker.served(picked, endpoint)
             if picked.decision is not None:
-                more.append((DECISION, decision_header(picked.decision, picked.proxied.tries)))
+                more.append(
+                    (DECISION, decision_header(picked.decision, picked.proxied.tries, picked.proxied.place.wait))
+                )
             if self._whole or self._response_mode == NONE:
                 self._began(picked)
         await self._write(messages.response_headers(more))

@@ -15,6 +15,7 @@ from kvyard.integers import ceil_div
 from kvyard.openai import EventSource
 from kvyard.router import RouterConfig
 from kvyard.router.deciders import DECIDERS, make_decider
+from kvyard.router.flow import FlowConfig
 from kvyard.server.http import Bounds, picked
 from kvyard.server.indexer.config import Config as IndexConfig
 from kvyard.server.indexer.config import Names, Patience, Share, settings_as
@@ -280,9 +281,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prefix_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """What may be kept of the beginnings of prompts, for each model, so that they needn't be read again; 0: nothing."""
     session_header: Name = "x-session-id"
+    tenant_header: Name = "x-gateway-inference-fairness-id"
+    """Names the tenant of a request, where there are no keys; with keys, a key's name is its tenant."""
 
     engine_requests: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     """Requests that an engine has at a time; others wait here."""
+    flow: FlowConfig = FlowConfig()
+    """Says which of those that wait goes next."""
     queue: Count = 1024
     """Requests that wait at a time; others are refused with 429."""
     queue_seconds: Seconds = 30.0
@@ -413,6 +418,9 @@ def convert(found: Any, where: str) -> GatewayConfig:
 
 
 FLAGS = Settings(
-    settings_of(GatewayConfig), settings_of(Disaggregation), {"router": settings_of(RouterConfig)["router"]}
+    settings_of(GatewayConfig),
+    settings_of(Disaggregation),
+    {"router": settings_of(RouterConfig)["router"]},
+    {"flow": settings_of(FlowConfig)["flow"]},
 )
 """What has a flag of its own."""

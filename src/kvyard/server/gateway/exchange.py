@@ -169,7 +169,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         # A response says that it begins before its prompt is computed.
         proxied.first_token(seen=streamed and not self.handed_over and self.path != RESPONSES)
         proxied.status = answer.status
-        said = decision_header(decision, proxied.tries) if proxied.explained else None
+        said = decision_header(decision, proxied.tries, proxied.place.wait) if proxied.explained else None
         headers = downstream(answer.headers, said)
         return headers if proxied.ticket is None else headers + proxied.ticket.headers()
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from kvyard.router import Decision
+from kvyard.router.flow import FlowWait
 
 Pairs: TypeAlias = Iterable[tuple[bytes, bytes]]
 
@@ -61,12 +62,19 @@ def downstream(headers: Pairs, decision: str | None) -> list[tuple[bytes, bytes]
     return out
 
 
-def decision_header(decision: Decision, tries: int) -> str:
-    """A decision in one line: who, why, how much of the prompt was there (and of that: was predicted), what it cost."""
+def decision_header(decision: Decision, tries: int, wait: FlowWait | None = None) -> str:
+    """A decision in one line: who, why, how much of the prompt was there (and of that: was predicted), what it cost; and why
+    the request waited before.
+    """
     found = (
         f"worker={decision.worker}; policy={decision.policy}; why={decision.why}; hit={decision.overlap}/{decision.blocks}; "
         f"best={decision.best}; cost={decision.cost:.3f}"
     )
     if decision.predicted:
         found += f"; predicted={decision.predicted}"
+    if wait is not None:
+        found += (
+            f"; flow={wait.policy}; waited_ms={wait.waited_ms:.1f}; ahead={wait.ahead}; overtaken={wait.overtaken}; "
+            f'waited_because="{wait.why}"'
+        )
     return f"{found}; tries={tries}" if tries > 1 else found

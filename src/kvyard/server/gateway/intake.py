@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from kvyard.clock import pause
+from kvyard.clock import MS, pause
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.hashing import Namespace
 from kvyard.index import Holder
 from kvyard.router import RouteRequest
+from kvyard.router.flow import FlowRequest
 from kvyard.server.gateway.access import (
     AccessKey,
     KeyRing,
@@ -52,6 +53,10 @@ BYTES_PER_TOKEN = 4
 STORED = "/v1/responses/"
 """How paths begin that are about one response."""
 PASSED_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+TTFT_HEADER = "x-slo-ttft-ms"
+"""Milliseconds to the first token that a client wants, by the name that GAIE's latency predictor has."""
+MOST_DIGITS = 9
+MOST_PRIORITY = 1 << 31
 LONG_SESSION = 128
 """Characters from which on a session's name is kept as a digest: routers remember many of them."""
 
@@ -122,10 +127,28 @@ class RequestIntake(msgspec.Struct, eq=False):
             if home is not None and home.model == pool.model:
                 shut |= pool.all_but(home.engine)
         place = Placement(request=request, shut=shut, known=known, salt=key_salt)
+        place.flow = self._flow_request(request, asked, headers, key)
         if self.proxy.traffic.recorder is not None and prompt.single and not await too_heavy(body):
             place.hints = peek_hints(body, headers, prompt.tokens)
             place.tail = prompt.tail
         return Routed(id_, name, pool, place)
+
+    def _flow_request(
+        self, request: RouteRequest, asked: PeekedBody, headers: Mapping[str, str], key: AccessKey | None
+    ) -> FlowRequest:
+        """The request as flow control knows it. With keys, tenants and sessions are the key's own."""
+        now = self.proxy.clock.now()
+        priority, session = 0, request.session
+        if isinstance(asked, PeekedPrompt) and type(asked.priority) is int:
+            priority = max(-MOST_PRIORITY, min(MOST_PRIORITY, asked.priority))
+        if key is None:
+            tenant = _session(headers.get(self.config.tenant_header)) or ""
+        else:
+            tenant = key.name
+            session = None if session is None else f"{tenant}\0{session}"
+        ttft = headers.get(TTFT_HEADER, "")
+        deadline = now + int(ttft) * MS if ttft.isdecimal() and len(ttft) <= MOST_DIGITS else None
+        return FlowRequest(request.id, now, request.num_tokens, None, session, tenant, priority, deadline)
 
     async def begin(
         self,

@@ -1,11 +1,10 @@
 """Engines, and a pool: those of one model, the index and the router over them, and the queue before them.
 
-A request that can't be placed waits here, in order, until an engine has room or is back. Freed room goes to the next one at
-once, so that no later request can slip in between.
+A request that can't be placed waits here, in the order of a flow policy, until an engine has room or is back. Freed room goes
+to the next one at once, so that no later request can slip in between.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Literal, TypeAlias
@@ -21,6 +20,7 @@ from kvyard.index import Holder, Indexer
 from kvyard.openai import ListedModel
 from kvyard.router import Decision, Router, RouteRequest
 from kvyard.router.deciders import Decider
+from kvyard.router.flow import FlowConfig, FlowQueue, FlowRequest, FlowWait, Waiting
 from kvyard.router.overlaps import Known
 from kvyard.server.dashboard.view import PromptSources, prompt_sources
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
@@ -159,6 +159,10 @@ class Placement(msgspec.Struct, kw_only=True, gc=False):
     salt: str | None = None
     """The cache_salt that its body gets, where its key has one."""
     trace: RequestTrace | None = None
+    flow: FlowRequest | None = None
+    """The request as flow control knows it; made when it is placed, unless more is known of it."""
+    wait: FlowWait | None = None
+    """Why it waited, if it did."""
 
 
 Placed: TypeAlias = tuple[Decision, Engine]
@@ -199,7 +203,7 @@ class EnginePool(msgspec.Struct, eq=False):
     """Requests that the queue had no room for."""
     expired: int = 0
     """Requests that waited too long."""
-    waiting: deque[_Queued] = msgspec.field(default_factory=deque)
+    waiting: FlowQueue[_Queued] = msgspec.field(default_factory=lambda: FlowQueue(FlowConfig()))
     """Requests that can't be placed yet."""
     _open: set[Holder] = set()
     """Ranks that are in the router and not draining."""
@@ -209,9 +213,13 @@ class EnginePool(msgspec.Struct, eq=False):
     _none_since: int | None = None
     """When the last rank that was open went down, in nanoseconds; ``None`` while one is open and before the first was."""
 
+    def __post_init__(self) -> None:
+        self.waiting = FlowQueue(self.config.flow, self.config.queue, self.config.seed)
+
     def configured(self, config: GatewayConfig) -> None:
         """Go by this configuration from now on."""
         self.config = config
+        self.waiting.configure(config.flow, config.queue)
         for engine in self.engines.values():
             self._update_full(engine)
         if self.prefill is not None:
@@ -348,29 +356,34 @@ class EnginePool(msgspec.Struct, eq=False):
         """An engine for a request, now or later; the caller must ``release`` it. Raises ``Exhausted``, or ``Refusal`` with 429
         where too many wait and 503 where it took too long.
         """
+        request, now = place.request, self.clock.now()
+        if place.flow is None:
+            place.flow = FlowRequest(request.id, now, request.num_tokens, None, request.session)
         if not self.waiting and self._room(place):
+            self.waiting.sent(place.flow, now)
             return self._book(place)
         self._give_up_if_exhausted(place)
         if self._all_gone():
             self.expired += 1
             raise self._gone()
-        if len(self.waiting) >= self.config.queue:
+        refusal = self.waiting.refusal(place.flow, len(self._open))
+        if refusal is not None:
             self.refused += 1
             raise Refusal(
                 429 if self._open else 503,
-                f"{len(self.waiting)} requests wait already for model {self.model}" if self._open else self._none_up(),
+                f"{refusal.reason}, for model {self.model}" if self._open else self._none_up(),
                 fix="try again later",
-                Retry_After="1",
+                Retry_After=str(refusal.retry_after_s),
             )
         seconds = self.config.queue_seconds
-        waiting = _Queued(place, asyncio.get_running_loop().create_future())
-        self.waiting.append(waiting)
+        queued = _Queued(place, asyncio.get_running_loop().create_future())
+        waiting = self.waiting.push(place.flow, queued, now)
         if len(self.waiting) > 1:
             # Those before it may wait for engines that it doesn't need.
             self.grant()
         try:
             async with asyncio.timeout(seconds):
-                return await waiting.granted
+                return await queued.granted
         except TimeoutError:
             self._take_back(waiting)
             self.expired += 1
@@ -411,23 +424,28 @@ class EnginePool(msgspec.Struct, eq=False):
 
     def grant(self) -> None:
         """Place those that wait and can be placed, in order."""
-        passed: list[_Queued] = []
-        while self.waiting:
-            if len(self._full) == len(self._open) and self._open:
-                break
-            waiting = self.waiting.popleft()
-            if waiting.granted.done():
-                continue
-            try:
-                if self._room(waiting.place):
-                    waiting.granted.set_result(self._book(waiting.place))
-                    continue
-                self._give_up_if_exhausted(waiting.place)
-            except Exception as error:
-                waiting.granted.set_exception(error)
-                continue
-            passed.append(waiting)
-        self.waiting.extendleft(reversed(passed))
+        if self.waiting:
+            self.waiting.grant(self.clock.now(), self._may_have_room, self._grant)
+
+    def _may_have_room(self) -> bool:
+        """False if engines are up and all have as much as they may have. While none is up, requests may be given up."""
+        return not self._open or len(self._full) < len(self._open)
+
+    def _grant(self, waiting: Waiting[_Queued]) -> bool:
+        """Place a request that waits, or end its waiting; returns False if it goes on waiting."""
+        place, granted = waiting.item.place, waiting.item.granted
+        if granted.done():
+            return True
+        try:
+            if self._room(place):
+                place.wait = self.waiting.explain(waiting, self.clock.now())
+                granted.set_result(self._book(place))
+                return True
+            self._give_up_if_exhausted(place)
+        except Exception as error:
+            granted.set_exception(error)
+            return True
+        return False
 
     def preview(self, place: Placement) -> Decision:
         """What would be decided now, without doing it. Raises ``KvyardError`` where no engine may be chosen."""
@@ -511,16 +529,15 @@ class EnginePool(msgspec.Struct, eq=False):
         else:
             self._full.difference_update(engine.holders)
 
-    def _take_back(self, waiting: _Queued) -> None:
+    def _take_back(self, waiting: Waiting[_Queued]) -> None:
         """A client that waited is gone: so is its place in the queue, or what it was just granted."""
-        granted = waiting.granted
+        granted = waiting.item.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             decision, engine = granted.result()
             self.release(engine, decision.id, refused=True)
             return
         granted.cancel()
-        if waiting in self.waiting:
-            self.waiting.remove(waiting)
+        self.waiting.remove(waiting)
 
     def _note_none_open(self) -> None:
         """Have those that wait refused ``down_seconds`` from now, if no engine is open any more and none comes back."""
@@ -545,8 +562,7 @@ class EnginePool(msgspec.Struct, eq=False):
         if (left := self._patience()) > 0:  # it has been up in between, or the two clocks differ a little
             asyncio.get_running_loop().call_later(left, self._refuse_if_gone)
             return
-        while self.waiting:
-            queued = self.waiting.popleft()
+        for queued in self.waiting.drain():
             if not queued.granted.done():
                 self.expired += 1
                 queued.granted.set_exception(self._gone())

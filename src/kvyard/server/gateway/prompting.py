@@ -49,6 +49,7 @@ class PeekedPrompt(PeekedBody, kw_only=True):
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
     max_tokens: int | None = None
+    priority: Any = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None

@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 LIVE = frozenset(
     {
-        *("engines", "session_header", "engine_requests", "queue", "queue_seconds", "down_seconds", "retries"),
-        *("held_bytes", "health_seconds", "health_timeout", "unhealthy_after", "shun_seconds", "recovery_seconds"),
+        *("engines", "session_header", "tenant_header", "engine_requests", "queue", "queue_seconds", "down_seconds"),
+        *("flow", "retries", "held_bytes", "health_seconds", "health_timeout", "unhealthy_after", "shun_seconds"),
+        "recovery_seconds",
     }
 )
 """Settings that are taken over."""

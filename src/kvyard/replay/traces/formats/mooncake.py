@@ -41,6 +41,7 @@ class _MooncakeRow(msgspec.Struct, gc=False):
     priority: int = 0
     lora: str | None = None
     salt: str | None = None
+    tenant: str | None = None
     model: str | None = None
     root_session_id: str | None = None
     block_size: int | None = None
@@ -127,6 +128,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             priority=found.priority,
             lora=found.lora,
             salt=found.salt,
+            tenant=found.tenant,
             model=found.model,
             root=found.root_session_id,
             tool_call=found.tool_call,

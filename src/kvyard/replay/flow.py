@@ -1,0 +1,99 @@
+"""Flow control of a simulated fleet: the queue before its router, for workers that may have a number of requests each."""
+
+from collections.abc import Sequence
+
+from kvyard.index import Holder
+from kvyard.replay.placement import WholePlacement
+from kvyard.replay.record import Record
+from kvyard.replay.worker import Worker
+from kvyard.router.flow import FlowQueue, FlowRequest, Waiting
+
+
+class FleetFlow:
+    """Places requests, or has them wait, so that no worker has more than ``most``."""
+
+    def __init__(
+        self, queue: FlowQueue[Record], placement: WholePlacement, workers: Sequence[Worker], most: int
+    ) -> None:
+        self.queue = queue
+        self.waited: list[int] = []
+        """Nanoseconds, of requests that had to wait."""
+        self.overtaken = 0
+        """How often a request that waited saw a later one go first."""
+        self.longest = 0
+        """Requests that waited at a time, at most."""
+        self.refused: dict[str, int] = {}
+        """Requests that weren't let in, by kind of refusal."""
+        self._placement = placement
+        self._workers = workers
+        self._most = most
+        self._full: set[Holder] = set()
+        self._requests: dict[str, FlowRequest] = {}
+        """Of requests that are in flight, by id."""
+
+    def arrive(self, record: Record, now: int) -> str:
+        """Place a request or let it wait; returns why it is refused, or nothing."""
+        request = FlowRequest(
+            record.id,
+            record.arrival,
+            record.input,
+            record.wanted,
+            record.root or record.session,
+            record.request.tenant or record.request.salt or "",
+            record.request.priority,
+        )
+        self._requests[record.id] = request
+        if not self.queue and self._has_room():
+            self.queue.sent(request, now)
+            self._place(record, now)
+            return ""
+        refusal = self.queue.refusal(request, self._placement.pool.open)
+        if refusal is not None:
+            self.refused[refusal.kind] = self.refused.get(refusal.kind, 0) + 1
+            del self._requests[record.id]
+            return refusal.reason
+        self.queue.push(request, record, now)
+        self.longest = max(self.longest, len(self.queue))
+        return ""
+
+    def ended(self, worker: int, record: Record, now: int) -> bool:
+        """A request is through at ``worker``; returns True if others may go."""
+        request = self._requests.pop(record.id, None)
+        if request is not None:
+            found = record.cached + sum(record.loaded) if record.admitted >= 0 else record.input
+            self.queue.ended(request, record.input - found, record.output, now)
+        self._update(self._workers[worker])
+        return len(self.queue) > 0
+
+    def grant(self, now: int) -> None:
+        """Place those that wait, as far as there is room. Also where workers came or went."""
+        for worker in self._workers:
+            self._update(worker)
+        self.queue.grant(now, self._has_room, lambda waiting: self._grant(waiting, now))
+
+    def drain(self) -> list[Record]:
+        """Take out all that wait: there is no worker any more."""
+        return self.queue.drain()
+
+    def clear(self) -> None:
+        """Count from now on."""
+        self.waited, self.overtaken, self.longest, self.refused = [], 0, 0, {}
+
+    def _grant(self, waiting: Waiting[Record], now: int) -> bool:
+        self.waited.append(now - waiting.came)
+        self.overtaken += self.queue.explain(waiting, now).overtaken
+        self._place(waiting.item, now)
+        return True
+
+    def _place(self, record: Record, now: int) -> None:
+        record.waited = now - record.arrival
+        self._update(self._placement.send(record, now, self._full))
+
+    def _has_room(self) -> bool:
+        return self._placement.pool.open > len(self._full)
+
+    def _update(self, worker: Worker) -> None:
+        if worker.alive and not worker.draining and len(worker.jobs) >= self._most:
+            self._full.update(worker.holders)
+        else:
+            self._full.difference_update(worker.holders)

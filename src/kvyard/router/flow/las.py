@@ -1,0 +1,66 @@
+"""``las``: least attained service by session, as llm-d's program-aware fairness has it.
+
+A session's service is the tokens that the fleet computed for it, an answer's counting more, and it fades with a half-life. Of
+the sessions that wait the one with the least goes first; how long a request has waited counts a little, so that none starves.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from kvyard.clock import SECOND
+from kvyard.registry import Option, Options
+from kvyard.router.flow.config import FlowConfig
+from kvyard.router.flow.policy import FlowPolicy
+from kvyard.router.flow.request import FlowRequest
+from kvyard.router.flow.session_book import SessionBook, SessionNotes
+
+
+class LeastAttainedService(FlowPolicy):
+    """The session first that has had the least. A request without a session has had nothing."""
+
+    dynamic = True
+    OPTIONS: ClassVar[Options] = {
+        "service_weight": Option(
+            0.8, "Weight of the session's service, as a share of the most that any waiting one has."
+        ),
+        "wait_weight": Option(0.2, "Weight of the time waited, as a share of the longest."),
+        "half_life_s": Option(60.0, "Seconds after which half of a service is forgotten; 0: never."),
+        "output_weight": Option(2.0, "Prompt tokens that a token of the answer counts for."),
+    }
+
+    def __init__(self, config: FlowConfig, options: Mapping[str, float]) -> None:
+        super().__init__(config, options)
+        self._sessions = SessionBook()
+        self._most = 1.0
+        self._longest = 1
+
+    def service(self, session: str | None, now: int) -> float:
+        """Tokens of service that ``session`` has, by now."""
+        notes = self._sessions.find(session)
+        return 0.0 if notes is None else self._faded(notes, now)
+
+    def _faded(self, notes: SessionNotes, now: int) -> float:
+        half_life = self.options["half_life_s"]
+        return notes.service * 0.5 ** ((now - notes.at) / SECOND / half_life) if half_life else notes.service
+
+    def look(self, waiting: Iterable[FlowRequest], now: int) -> None:
+        self._most, self._longest = 1.0, 1
+        for request in waiting:
+            service = self.service(request.session, now)
+            self._most = max(self._most, service)
+            self._longest = max(self._longest, now - request.arrival)
+
+    def rank(self, request: FlowRequest, now: int) -> float:
+        service = self.service(request.session, now) / self._most
+        waited = (now - request.arrival) / self._longest
+        return self.options["service_weight"] * service - self.options["wait_weight"] * waited
+
+    def why(self, request: FlowRequest, now: int) -> str:
+        service = self.service(request.session, now)
+        return f"its session has had {service:,.0f} tokens of service, and those with less go first"
+
+    def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
+        if request.session is not None:
+            notes = self._sessions.open(request.session)
+            notes.service = self._faded(notes, now) + computed + self.options["output_weight"] * output
+            notes.at = now

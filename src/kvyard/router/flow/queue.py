@@ -1,0 +1,226 @@
+"""The queue before a router: requests that wait until a worker has room, in the order of a flow policy, within bounds."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from math import ceil, inf
+from random import Random
+from typing import Generic, NamedTuple, TypeVar
+
+from kvyard.clock import SECOND
+from kvyard.router.flow.config import FlowConfig
+from kvyard.router.flow.policy import make_flow_policy
+from kvyard.router.flow.request import FlowRequest
+
+T = TypeVar("T")
+
+LONGEST_RETRY_S = 60
+_KEPT = 0.9
+
+
+class FlowRefusal(NamedTuple):
+    """Why a request may not wait."""
+
+    kind: str
+    """``full``, ``share`` or ``shed``."""
+    reason: str
+    retry_after_s: int
+    """Until the requests that wait now are through, by how fast they went lately."""
+
+
+class FlowWait(NamedTuple):
+    """Why a request waited."""
+
+    policy: str
+    waited_ms: float
+    ahead: int
+    """Requests that waited when it came."""
+    overtaken: int
+    """Requests that came later and went first."""
+    why: str
+    """What the policy goes by."""
+
+    def __str__(self) -> str:
+        others = f", {self.overtaken:,} that came later went first" if self.overtaken else ""
+        return f"waited {self.waited_ms:,.1f} ms behind {self.ahead:,} requests{others}: {self.policy}, {self.why}"
+
+
+class Waiting(Generic[T]):
+    """A request in the queue, with the caller's own ``item``."""
+
+    __slots__ = ("_ahead", "_departed", "came", "item", "request", "serial")
+
+    def __init__(self, request: FlowRequest, item: T, serial: int, came: int, ahead: int, departed: int) -> None:
+        self.request = request
+        self.item = item
+        self.serial = serial
+        self.came = came
+        self._ahead = ahead
+        self._departed = departed
+
+    @property
+    def ahead(self) -> int:
+        """Requests that waited when it came."""
+        return self._ahead
+
+    def overtaken(self, departed: int, earlier: int) -> int:
+        """How many later ones went first, of ``departed`` that went in all; ``earlier`` ones still wait."""
+        return max(0, departed - self._departed - (self._ahead - earlier))
+
+
+class FlowQueue(Generic[T]):
+    """Requests that wait. Its owner says whether there is room; the queue says who gets it."""
+
+    def __init__(self, config: FlowConfig, limit: int | None = None, seed: int = 0) -> None:
+        """``limit`` is how many may wait at a time. Raises ``KvyardError`` for a policy that there isn't."""
+        self.config = config
+        self.limit = limit
+        self.policy = make_flow_policy(config)
+        self._random = Random(seed)
+        self._waiting: dict[int, Waiting[T]] = {}
+        """By serial number, first come first."""
+        self._order: list[tuple[float, int]] = []
+        """A heap of (rank, serial number) where these don't change; those that are gone are skipped."""
+        self._serials: list[int] = []
+        """Of those that wait, rising."""
+        self._count = 0
+        self._departed = 0
+        self._interval = 0.0
+        """Nanoseconds between two that go, lately."""
+        self._latest = -1
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def configure(self, config: FlowConfig, limit: int | None) -> None:
+        """Go by this configuration from now on. With another policy, what the one before remembered is forgotten."""
+        self.limit = limit
+        if config == self.config:
+            return
+        self.config = config
+        self.policy = make_flow_policy(config)
+        self._order = []
+        for waiting in self._waiting.values():
+            self.policy.came(waiting.request, waiting.came)
+            self._rank(waiting, waiting.came)
+
+    # -- coming in ------------------------------------------------------------------------------------------------------
+
+    def refusal(self, request: FlowRequest, workers: int) -> FlowRefusal | None:
+        """Why ``request`` may not wait; ``None`` if it may. ``workers`` take requests."""
+        waiting = len(self._waiting)
+        if self.limit is not None:
+            if waiting >= self.limit:
+                return FlowRefusal("full", f"{waiting:,} requests wait already", self.retry_after_s)
+            why = self.policy.refuses(request, self.limit - waiting)
+            if why:
+                return FlowRefusal("share", why, self.retry_after_s)
+        config = self.config
+        if config.shed and request.priority > 0:
+            saturation = waiting / (config.shed_depth * max(1, workers))
+            if self._random.random() < saturation**config.shed_power * config.shed_k:
+                reason = f"{waiting:,} requests wait, and its priority {request.priority} is above 0"
+                return FlowRefusal("shed", reason, self.retry_after_s)
+        return None
+
+    @property
+    def retry_after_s(self) -> int:
+        """Seconds until those that wait now are through, by how fast they went lately; 1 where that isn't known."""
+        return max(1, min(LONGEST_RETRY_S, ceil(len(self._waiting) * self._interval / SECOND)))
+
+    def push(self, request: FlowRequest, item: T, now: int) -> Waiting[T]:
+        """Let ``request`` wait; ``item`` is what ``grant`` hands out for it."""
+        waiting = Waiting(request, item, self._count, now, len(self._waiting), self._departed)
+        self._count += 1
+        self._waiting[waiting.serial] = waiting
+        self._serials.append(waiting.serial)
+        self.policy.came(request, now)
+        self._rank(waiting, now)
+        return waiting
+
+    def remove(self, waiting: Waiting[T]) -> bool:
+        """Take a request out that is given up; returns whether it was there."""
+        if self._waiting.pop(waiting.serial, None) is None:
+            return False
+        self._serials.pop(bisect_left(self._serials, waiting.serial))
+        self.policy.left(waiting.request)
+        return True
+
+    def drain(self) -> list[T]:
+        """Take all out, first come first."""
+        found = list(self._waiting.values())
+        for waiting in found:
+            self.remove(waiting)
+        return [waiting.item for waiting in found]
+
+    # -- going out ------------------------------------------------------------------------------------------------------
+
+    def sent(self, request: FlowRequest, now: int) -> None:
+        """``request`` went to a worker at once."""
+        self.policy.sent(request, now, False)
+
+    def grant(self, now: int, has_room: Callable[[], bool], place: Callable[[Waiting[T]], bool]) -> None:
+        """While ``has_room``, ``place`` those that wait, in order. One for which ``place`` returns False keeps its place: it
+        waits for another worker than those that have room.
+        """
+        order = self._ranked(now) if self.policy.dynamic or self.config.patience_s else self._popped()
+        passed: list[tuple[float, int]] = []
+        while has_room():
+            entry = next(order, None)
+            if entry is None:
+                break
+            waiting = self._waiting[entry[1]]
+            if place(waiting):
+                self._depart(waiting, now)
+            else:
+                passed.append(entry)
+        if not (self.policy.dynamic or self.config.patience_s):
+            for entry in passed:
+                heappush(self._order, entry)
+
+    def explain(self, waiting: Waiting[T], now: int) -> FlowWait:
+        """Why ``waiting``, which is about to go, waited."""
+        earlier = bisect_left(self._serials, waiting.serial)
+        request = waiting.request
+        return FlowWait(
+            self.config.policy,
+            (now - waiting.came) / 1e6,
+            waiting.ahead,
+            waiting.overtaken(self._departed, earlier),
+            self.policy.why(request, now),
+        )
+
+    def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
+        """A request is through; see ``FlowPolicy.ended``."""
+        self.policy.ended(request, computed, output, now)
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _rank(self, waiting: Waiting[T], now: int) -> None:
+        if not (self.policy.dynamic or self.config.patience_s):
+            heappush(self._order, (self.policy.rank(waiting.request, now), waiting.serial))
+
+    def _popped(self) -> Iterator[tuple[float, int]]:
+        """Take those that wait off the heap, in order."""
+        while self._order:
+            entry = heappop(self._order)
+            if entry[1] in self._waiting:
+                yield entry
+
+    def _ranked(self, now: int) -> Iterator[tuple[float, int]]:
+        """All that wait, in their order by now."""
+        policy, patience = self.policy, self.config.patience_s * SECOND
+        waiting = list(self._waiting.values())
+        policy.look([one.request for one in waiting], now)
+        ranks = [-inf if patience and now - one.came >= patience else policy.rank(one.request, now) for one in waiting]
+        return iter(sorted(zip(ranks, [one.serial for one in waiting], strict=True)))
+
+    def _depart(self, waiting: Waiting[T], now: int) -> None:
+        del self._waiting[waiting.serial]
+        self._serials.pop(bisect_left(self._serials, waiting.serial))
+        self._departed += 1
+        if self._latest >= 0:
+            passed = now - self._latest
+            self._interval = _KEPT * self._interval + (1 - _KEPT) * passed if self._interval else float(passed)
+        self._latest = now
+        self.policy.sent(waiting.request, now, True)

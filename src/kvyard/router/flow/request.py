@@ -1,0 +1,23 @@
+"""A request as flow control knows it. Plain values."""
+
+import msgspec
+
+
+class FlowRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request before it is routed."""
+
+    id: object
+    arrival: int
+    """Nanoseconds of the caller's clock."""
+    tokens: int = 0
+    """Of its prompt; 0 where the prompt wasn't read."""
+    output: int | None = None
+    """Tokens of its answer, where that is known beforehand."""
+    session: str | None = None
+    """The conversation, or the agent with its sub-agents."""
+    tenant: str = ""
+    """Who it belongs to; empty where that isn't known."""
+    priority: int = 0
+    """As vLLM's: smaller ones go first."""
+    deadline: int | None = None
+    """When its first token is due, where its client says so; nanoseconds."""

@@ -1,0 +1,148 @@
+"""Flow control in a simulated fleet: what waits before the router, in which order, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.replay.support import sessions
+
+import kvyard
+from kvyard.clock import MS, SECOND
+from kvyard.engine.config import EngineConfig
+from kvyard.engine.timing import FixedTiming
+from kvyard.errors import KvyardError
+from kvyard.replay.config import ReplayConfig, WorkerConfig
+from kvyard.replay.report.files import to_json
+from kvyard.replay.report.report import FlowReport
+from kvyard.replay.report.table import report_text
+from kvyard.replay.run import SimulatedRun
+from kvyard.replay.traces import TraceRequest
+from kvyard.router import RouterConfig
+from kvyard.router.flow import FLOWS, FlowConfig
+
+ENGINE = EngineConfig(block_size=16, num_gpu_blocks=512, timing=FixedTiming(prefill_ms=1000, decode_ms=100))
+
+
+def row(name: str, at: float = 0, output: int = 11, **more: Any) -> TraceRequest:
+    return TraceRequest(name, round(at * SECOND), 100, output, **more)
+
+
+def run(rows: list[TraceRequest], workers: int = 1, most: int | None = 1, **more: Any) -> SimulatedRun:
+    kinds = more.pop("kinds", (WorkerConfig(engine=ENGINE, count=workers),))
+    config = ReplayConfig(workers=kinds, router=RouterConfig(policy="round-robin"), engine_requests=most, **more)
+    return kvyard.replay(rows, config=config)
+
+
+def order(done: SimulatedRun) -> str:
+    return "".join(record.id for record in sorted(done.records, key=lambda record: record.admitted))
+
+
+def flow_of(done: SimulatedRun) -> FlowReport:
+    found = done.report.flow
+    assert isinstance(found, FlowReport)
+    return found
+
+
+def test_one_at_a_time() -> None:
+    done = run([row("a"), row("b"), row("c", 0.5)])
+    # 1 s for the prompt and 10 steps of 0.1 s: a request every 2 s.
+    assert [record.waited / SECOND for record in done.records] == [0, 2, 3.5]
+    assert [record.ended / SECOND for record in done.records] == [2, 4, 6]
+    flow = flow_of(done)
+    assert flow.held.part == 2 and flow.longest == 2 and flow.overtaken == 0
+    assert flow.waited.mean == 2750 and flow.waited.max == 3500
+
+
+def test_priorities() -> None:
+    rows = [row("a"), row("b", priority=2), row("c", 0.1, priority=1), row("d", 0.2)]
+    done = run(rows, flow=FlowConfig(policy="priority"))
+    assert order(done) == "adcb" and flow_of(done).overtaken == 3
+
+
+def test_sessions_with_less_service_go_first() -> None:
+    rows = [
+        row("a", session="s", output=101),
+        row("b", session="s", delay=0),
+        row("c", 1, session="t"),
+        row("d", 1.1, session="u"),
+    ]
+    assert order(run(rows)) == "acdb"
+    rows.append(row("e", 11.5, session="t", output=1))
+    done = run(rows, flow=FlowConfig(policy="las", options={"half_life_s": 0, "wait_weight": 0}))
+    assert order(done) == "acdeb"
+
+
+@pytest.mark.parametrize("policy", FLOWS.names())
+def test_a_limit_that_nothing_reaches_changes_nothing(policy: str) -> None:
+    trace = list(sessions(60))
+    plain = kvyard.replay(trace, workers=2, router="kv", block_size=16)
+    held = kvyard.replay(trace, workers=2, router="kv", block_size=16, engine_requests=1000, flow=policy)
+    reports = [json.loads(to_json(done.report)) for done in (plain, held)]
+    for report in reports:
+        report.pop("config")
+    assert reports[1].pop("flow")["held"]["part"] == 0
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("policy", FLOWS.names())
+def test_all_are_served_and_no_worker_has_more_than_it_may(policy: str) -> None:
+    trace = list(sessions(150, arrivals="poisson:rate=40"))
+    done = kvyard.replay(trace, workers=2, router="kv", block_size=16, engine_requests=3, flow=policy)
+    assert done.report.requests["finished"] == 150 and flow_of(done).held.part > 30
+    events = sorted(
+        event
+        for record in done.records
+        for event in ((record.arrival + record.waited, 1, record.worker), (record.ended, -1, record.worker))
+    )
+    for name in ("w0", "w1"):
+        here = 0
+        for _, change, worker in events:
+            here += change if worker == name else 0
+            assert here <= 3
+    again = kvyard.replay(trace, workers=2, router="kv", block_size=16, engine_requests=3, flow=policy, plans=False)
+    assert [record.ended for record in again.records] == [record.ended for record in done.records]
+
+
+def test_a_bounded_queue_refuses() -> None:
+    done = run([row(name) for name in "abcde"], queue=2)
+    assert [record.status for record in done.records] == ["finished"] * 3 + ["rejected"] * 2
+    assert done.records[-1].reason == "2 requests wait already"
+    assert flow_of(done).refused == {"full": 2}
+
+
+def test_tenants_of_a_trace() -> None:
+    rows = [row("x", tenant="flood"), *(row(f"{at}", tenant="flood") for at in range(4)), row("q", 0.1, tenant="quiet")]
+    assert order(run(rows)) == "x0123q"
+    assert order(run(rows, flow=FlowConfig(policy="fair"))) == "xq0123"
+
+
+def test_workers_that_fail_and_come() -> None:
+    kinds = (WorkerConfig(engine=ENGINE, fail=3 * SECOND), WorkerConfig(engine=ENGINE, start=10 * SECOND))
+    done = run([row(name) for name in "abc"], kinds=kinds)
+    assert [record.status for record in done.records] == ["finished"] * 3
+    assert [record.ended / SECOND for record in done.records] == [2, 14, 12]  # who starts over is the last in the queue
+    gone = run([row(name) for name in "abc"], kinds=kinds[:1])
+    assert [record.status for record in gone.records] == ["finished", "failed", "failed"]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(KvyardError, match="say engine_requests too"):
+        kvyard.replay([row("a")], flow="las")
+    with pytest.raises(KvyardError, match="engine_requests must be at least 1"):
+        kvyard.replay([row("a")], engine_requests=0)
+    with pytest.raises(KvyardError, match="prefill and decode workers"):
+        kvyard.replay([row("a")], engine_requests=2, prefill_workers=1, decode_workers=1)
+
+
+def test_the_table_tells_of_it() -> None:
+    text = report_text(run([row("a"), row("b", 0.5)], flow=FlowConfig(policy="las")).report)
+    assert "las: 1 of 2 requests waited before the router, 1.5 s on average" in text
+
+
+def test_the_wait_is_in_the_rows(tmp_path: Any) -> None:
+    done = run([row("a"), row("b")])
+    done.save(per_request=tmp_path / "rows.jsonl")
+    waits = [json.loads(line)["flow_wait_ms"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert waits == [0, 2000] and done.records[1].waited == 2000 * MS

@@ -1,0 +1,304 @@
+"""The queue before a router: order by policy, bounds, and why a request waited."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvyard.clock import MS, SECOND
+from kvyard.errors import KvyardError
+from kvyard.router.flow import FLOWS, FlowConfig, FlowPolicy, FlowQueue, FlowRequest
+from kvyard.router.flow.session_book import SessionBook
+
+
+def asked(name: str, at: float = 0, tokens: int = 100, **more: Any) -> FlowRequest:
+    return FlowRequest(name, round(at * SECOND), tokens, **more)
+
+
+def queue(policy: str = "fifo", limit: int | None = None, **more: Any) -> FlowQueue[str]:
+    return FlowQueue(FlowConfig(policy=policy, **more), limit)
+
+
+def push(made: FlowQueue[str], *requests: FlowRequest) -> None:
+    for request in requests:
+        made.push(request, str(request.id), request.arrival)
+
+
+def order(made: FlowQueue[str], now: float = 10, count: int | None = None) -> str:
+    """The names of those that go while there is room for ``count``, in their order."""
+    sent: list[str] = []
+    made.grant(
+        round(now * SECOND),
+        lambda: count is None or len(sent) < count,
+        lambda waiting: sent.append(waiting.item) or True,  # type: ignore[func-returns-value]
+    )
+    return "".join(sent)
+
+
+def test_first_come_first_served() -> None:
+    made = queue()
+    push(made, asked("a"), asked("b"), asked("c"))
+    assert order(made, count=2) == "ab" and order(made) == "c" and not made
+
+
+def test_strict_priority() -> None:
+    made = queue("priority")
+    push(made, asked("a", priority=1), asked("b"), asked("c", priority=-2), asked("d"))
+    assert order(made) == "cbda"
+
+
+def test_a_step_of_weighted_priority_is_worth_seconds() -> None:
+    made = queue("weighted-priority", options={"seconds": 2})
+    push(made, asked("a", 0, priority=1), asked("b", 1.9), asked("c", 2.1))
+    assert order(made) == "bac"
+
+
+def test_shortest_job_by_what_is_known() -> None:
+    made = queue("shortest", options={"output_weight": 10})
+    made.ended(asked("x", session="s", tokens=1000), 1000, 50, 0)
+    push(
+        made,
+        asked("a", tokens=900, output=10),  # 900 + 100
+        asked("b", tokens=1100, session="s"),  # 50 new ones, and 50 answers as before: 550
+        asked("c", tokens=100, output=10),  # 200
+        asked("d", tokens=90),  # unknown: as other answers, 590
+    )
+    assert order(made) == "cbda"
+
+
+def test_least_attained_service() -> None:
+    made = queue("las", options={"wait_weight": 0, "half_life_s": 0})
+    for session, tokens in (("s", 500), ("t", 100), ("u", 300)):
+        made.ended(asked("x", session=session), tokens, 10, 0)
+    push(made, *(asked(name, session=session) for name, session in zip("abcd", "stuv", strict=True)))
+    assert order(made) == "dbca"
+
+
+def test_service_fades_by_half() -> None:
+    made = queue("las", options={"wait_weight": 0, "half_life_s": 10, "output_weight": 2})
+    made.ended(asked("x", session="s"), 380, 10, 0)
+    assert made.policy.service("s", 20 * SECOND) == 100  # type: ignore[attr-defined]
+    made.ended(asked("y", session="s"), 50, 0, 20 * SECOND)
+    assert made.policy.service("s", 30 * SECOND) == 75  # type: ignore[attr-defined]
+
+
+def test_waiting_counts_a_little_under_las() -> None:
+    made = queue("las", options={"service_weight": 0.8, "wait_weight": 0.2, "half_life_s": 0})
+    made.ended(asked("x", session="s"), 1000, 0, 0)
+    made.ended(asked("x", session="t"), 900, 0, 0)
+    # 0.8 x 1 - 0.2 x 1 = 0.6 against 0.8 x 0.9 - 0.2 x 0.5 = 0.62
+    push(made, asked("a", 0, session="s"), asked("b", 5, session="t"))
+    assert order(made, 10) == "ab"
+
+
+def test_earliest_deadline() -> None:
+    made = queue("deadline", options={"ttft_ms": 500, "token_us": 1000})
+    push(made, asked("a", tokens=2000), asked("b", tokens=100), asked("c", tokens=9000, deadline=550 * MS))
+    assert order(made) == "cba"
+
+
+def test_sessions_that_are_under_way_go_on() -> None:
+    made = queue("progress", options={"ttl_s": 10})
+    for turns, session in ((1, "s"), (3, "t"), (2, "u")):
+        for _ in range(turns):
+            made.ended(asked("x", session=session), 10, 10, 0)
+    made.ended(asked("x", session="u"), 10, 10, 95 * SECOND)
+    push(
+        made, *(asked(name, 100, session=session) for name, session in zip("abcd", ["new", "s", "t", "u"], strict=True))
+    )
+    assert order(made, 100) == "dcba"
+
+
+def test_tenants_get_tokens_by_weight() -> None:
+    made = queue("fair", weights={"big": 2.0}, options={"output_weight": 0})
+    push(
+        made, *(asked(f"b{at}", tenant="big") for at in range(8)), *(asked(f"s{at}", tenant="small") for at in range(8))
+    )
+    sent: list[str] = []
+    made.grant(0, lambda: len(sent) < 9, lambda waiting: sent.append(waiting.item) or True)  # type: ignore[func-returns-value]
+    assert sum(name.startswith("b") for name in sent) == 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_tenant_that_waits_falls_behind_by_more_than_a_request(data: st.DataObject) -> None:
+    made = queue("fair", options={"output_weight": 0})
+    sizes = data.draw(st.lists(st.integers(1, 50), min_size=4, max_size=30))
+    for at, size in enumerate(sizes):
+        push(made, asked(f"{at}", tokens=size, tenant="ab"[at % 2]))
+    got = {"a": 0, "b": 0}
+    left = {"a": sum(sizes[::2]), "b": sum(sizes[1::2])}
+
+    def place(waiting: Any) -> bool:
+        request = waiting.request
+        got[request.tenant] += request.tokens
+        left[request.tenant] -= request.tokens
+        if all(left.values()):
+            assert abs(got["a"] - got["b"]) <= 2 * max(sizes)
+        return True
+
+    made.grant(0, lambda: True, place)
+
+
+def test_one_that_cannot_be_placed_keeps_its_place() -> None:
+    for policy in ("fifo", "las"):
+        made = queue(policy)
+        push(made, asked("a"), asked("b"), asked("c"))
+        sent: list[str] = []
+
+        def place(waiting: Any, sent: list[str] = sent) -> bool:
+            if waiting.item == "a":
+                return False
+            sent.append(waiting.item)
+            return True
+
+        made.grant(0, lambda: True, place)
+        assert sent == ["b", "c"] and len(made) == 1 and order(made) == "a"
+
+
+def test_patience_goes_before_the_policy() -> None:
+    made = queue("priority", patience_s=5)
+    push(made, asked("a", 0, priority=9), asked("b", 4), asked("c", 5, priority=-1))
+    assert order(made, 7, count=1) == "a" and order(made, 7) == "cb"
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    made = queue(limit=4)
+    push(made, *(asked(name) for name in "abcd"))
+    refusal = made.refusal(asked("e"), 1)
+    assert refusal is not None and refusal.kind == "full" and refusal.retry_after_s == 1
+    for second in (3, 6):  # one goes every 3 s, and two more come
+        order(made, second, count=1)
+        push(made, asked(f"x{second}"))
+    refusal = made.refusal(asked("e"), 1)
+    assert refusal is not None and refusal.retry_after_s == 12
+
+
+def test_a_tenant_that_floods_the_queue_leaves_room() -> None:
+    made = queue("fair", limit=10)
+    let_in = 0
+    for at in range(50):
+        request = asked(f"{at}", tenant="flood")
+        refusal = made.refusal(request, 1)
+        if refusal is None:
+            push(made, request)
+            let_in += 1
+        else:
+            assert refusal.kind == "share" and "tenant flood has 5" in refusal.reason
+    assert let_in == 5
+    assert made.refusal(asked("other", tenant="quiet"), 1) is None
+
+
+def test_shedding_by_chance() -> None:
+    made = FlowQueue[str](FlowConfig(shed=True, shed_depth=5, shed_power=5, shed_k=300), None, seed=1)
+    assert all(made.refusal(asked("x", priority=1), 4) is None for _ in range(200))
+    push(made, *(asked(f"{at}") for at in range(4)))  # saturation 4 / (5 x 4) = 0.2, chance 9.6 %
+    shed = sum(made.refusal(asked("x", priority=1), 4) is not None for _ in range(4000))
+    assert 0.08 < shed / 4000 < 0.112
+    assert all(made.refusal(asked("x"), 4) is None for _ in range(200))
+    push(made, *(asked(f"m{at}") for at in range(3)))  # saturation 0.35: all
+    assert all(made.refusal(asked("x", priority=1), 4) is not None for _ in range(200))
+
+
+def test_why_a_request_waited() -> None:
+    made = queue("las", options={"half_life_s": 0})
+    made.ended(asked("x", session="s"), 1000, 100, 0)
+    push(made, asked("a", session="s"), asked("b", 1), asked("c", 2))
+    waits: dict[str, Any] = {}
+
+    def place(waiting: Any) -> bool:
+        waits[waiting.item] = made.explain(waiting, 4 * SECOND)
+        return True
+
+    made.grant(4 * SECOND, lambda: True, place)
+    assert list(waits) == ["b", "c", "a"]
+    assert waits["a"].overtaken == 2 and waits["a"].ahead == 0 and waits["a"].waited_ms == 4000
+    assert waits["c"].overtaken == 0 and waits["c"].ahead == 2
+    assert str(waits["a"]) == (
+        "waited 4,000.0 ms behind 0 requests, 2 that came later went first: las, its session has had 1,200 tokens of "
+        "service, and those with less go first"
+    )
+
+
+@pytest.mark.parametrize("policy", FLOWS.names())
+def test_every_policy_sends_each_once_and_explains_it(policy: str) -> None:
+    rng = Random(3)
+    made = queue(policy)
+    waiting = []
+    sent: list[str] = []
+    for at in range(200):
+        request = asked(
+            f"{at}",
+            at / 10,
+            rng.randrange(1, 5000),
+            session=rng.choice([None, "s", "t"]),
+            tenant=rng.choice(["", "x"]),
+            priority=rng.randrange(3),
+            output=rng.choice([None, 30]),
+        )
+        waiting.append(made.push(request, f"{at}", request.arrival))
+        if rng.random() < 0.1:
+            gone = rng.choice(waiting)
+            if made.remove(gone):
+                sent.append(gone.item)
+            assert not made.remove(gone)
+        if rng.random() < 0.5:
+            before = len(sent)
+
+            def place(one: Any, now: int = request.arrival) -> bool:
+                assert made.explain(one, now).why
+                sent.append(one.item)
+                made.ended(one.request, 100, 10, now)
+                return True
+
+            made.grant(request.arrival, lambda before=before: len(sent) < before + 2, place)  # type: ignore[misc]
+    sent += made.drain()
+    assert sorted(sent, key=int) == [f"{at}" for at in range(200)] and not made
+
+
+def test_another_policy_while_requests_wait() -> None:
+    made = queue("fifo")
+    push(made, asked("a", priority=2), asked("b", priority=1))
+    made.configure(FlowConfig(policy="priority"), 5)
+    assert made.limit == 5 and order(made) == "ba"
+
+
+def test_sessions_are_remembered_within_bounds() -> None:
+    book = SessionBook(most=3)
+    for name in "abca":
+        book.open(name).turns += 1
+    book.open("d")
+    assert len(book) == 3 and book.find("b") is None and book.find("a") is not None
+    made = queue("fair")
+    for at in range(70_000):
+        made.sent(asked("x", tenant=f"{at}"), 0)
+    assert len(made.policy._ends) <= 65_536  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(KvyardError, match="unknown flow policy 'lass'"):
+        FlowConfig(policy="lass")
+    with pytest.raises(KvyardError, match="unknown option 'x' of the flow policy las"):
+        FlowConfig(policy="las", options={"x": 1})
+    with pytest.raises(KvyardError, match="weight of tenant a is 0"):
+        FlowConfig(weights={"a": 0})
+    with pytest.raises(KvyardError, match="shed_k of flow control"):
+        FlowConfig(shed_k=-1)
+
+
+def test_other_peoples_policies() -> None:
+    class Latest(FlowPolicy):
+        def rank(self, request: FlowRequest, now: int) -> float:
+            return -float(request.arrival)
+
+    FLOWS.register("test-latest", Latest)
+    try:
+        made = queue("test-latest")
+        push(made, asked("a", 0), asked("b", 1), asked("c", 2))
+        assert order(made) == "cba"
+    finally:
+        FLOWS._loaded.pop("test-latest")
