@@ -91,7 +91,7 @@ class Recording:
         sent = [(request["arrival"], 0, at, request) for at, request in enumerate(requests)]
         sent += [(request["abort"], 1, at, request) for at, request in enumerate(requests) if "abort" in request]
         self._inbox = deque(sorted(sent, key=lambda message: message[:3]))
-        self._now = 0
+        self._time = 0
         self._numbers = EventNumbers()
         self._requeued: list[tuple[str, str]] = []
         self._past: dict[str, int] = {}
@@ -103,6 +103,17 @@ class Recording:
         }
         self.rest: list[list[Any]] = []
         """Events after the last step was decided on."""
+
+    @property
+    def _now(self) -> int:
+        copies = self._scheduler.copies
+        return copies.now if copies is not None else self._time
+
+    @_now.setter
+    def _now(self, now: int) -> None:
+        self._time = now
+        if self._scheduler.copies is not None:
+            self._scheduler.copies.now = now
 
     def run(self) -> None:
         """From the first arrival to the last end."""
@@ -122,6 +133,7 @@ class Recording:
             batch, step = self._decide()
             if batch is not None:
                 step["start"] = self._now
+                self._wait_for_loads(batch, step)
                 self._now += step["ns"]
                 self._process(batch, batch, step, self._now)
             else:
@@ -142,6 +154,7 @@ class Recording:
             if batch is not None:
                 start = max(self._now, free_at)
                 step["scheduled"], step["start"] = self._now, start
+                self._wait_for_loads(batch, step)
                 free_at = start + step["ns"]
                 running.append((batch, batch.copy(), step, free_at))
                 queue.append((running[-1][1], None))
@@ -156,15 +169,25 @@ class Recording:
                     return
             scheduler.of_sglang.last_batch = batch
 
+    def _wait_for_loads(self, batch: Any, step: Step) -> None:
+        """A batch doesn't end before what it loads from the host has come: its layers wait for theirs."""
+        queue = self._scheduler.loading()
+        if queue and getattr(batch, "hicache_consumer_index", -1) >= 0:
+            step["ns"] = max(step["ns"], queue[-1].finish_event.end - step["start"])
+
     def _skip_idle(self, *, tried: bool = True) -> bool:
         """Go on to the next arrival; false if there is none. A prompt under way is ``tried`` once more before that: the last
         request of the decode batch may just have been given up.
         """
         if not tried and self._scheduler.of_sglang.chunked_req is not None:
             return True
-        if not self._inbox:
+        waits = [self._inbox[0][0]] if self._inbox else []
+        copies = self._scheduler.copies
+        if copies is not None and (end := copies.next_end()) is not None:
+            waits.append(end)
+        if not waits:
             return False
-        self._now = max(self._now, self._inbox[0][0])
+        self._now = max(self._now, min(waits))
         return True
 
     def _receive(self) -> None:

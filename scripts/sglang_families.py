@@ -594,6 +594,91 @@ _aborting("abort-swa-chunk", 16, "Aborts with windows and chunks.", chunked_pref
 _aborting("abort-swa-retract", 16, "Aborts with windows where answers outgrow the pools.", outgrow=True, **_WINDOW)
 
 
+# -- host memory ------------------------------------------------------------------------------------------------------
+
+
+def _hicache(
+    name: str,
+    page: int,
+    doc: str,
+    *,
+    policy: str = "write_through",
+    host: float = 2.0,
+    per_page: tuple[int, int] = (100, 60_000),
+    outgrow: bool = False,
+    aborted: float = 0.0,
+    **settings: Any,
+) -> None:
+    """``host``: host memory at most, in sizes of the device's pool."""
+
+    def change(plan: Plan) -> None:
+        _tight(plan, page)
+        _set(plan, **settings)
+        pages = plan.settings["num_tokens"] // page
+        hicache = {
+            "write_policy": policy,
+            "host_pages": plan.rng.randint(max(2, int(pages * host / 2)), max(3, int(pages * host))),
+            "first_byte": plan.rng.randrange(0, 200_000),
+            "per_page": plan.rng.randrange(*per_page) * page,
+        }
+        _set(plan, hicache=hicache)
+        plan.requests, plan.gap_ns, plan.continued, plan.aborted = (24, 60), (0, 60_000_000), 0.5, aborted
+        if settings.get("enable_priority_scheduling") or settings.get("radix_eviction_policy") == "priority":
+            plan.priorities = (0, 30)
+        if outgrow:
+            _set(plan, schedule_conservativeness=plan.rng.choice([0.05, 0.2, 0.4]))
+            plan.gap_ns, plan.output, plan.prompt = (0, 8_000_000), (100, 500), (20, 200)
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+for _page in (1, 16, 64):
+    _hicache(f"hicache-p{_page}", _page, f"Write-through to host memory, pages of {_page}.")
+    _hicache(f"hicache-small-p{_page}", _page, f"A small host memory, pages of {_page}.", host=0.5)
+    _hicache(f"hicache-large-p{_page}", _page, f"A large host memory, pages of {_page}.", host=8.0)
+    _hicache(
+        f"hicache-selective-p{_page}",
+        _page,
+        f"What is used twice goes to host memory, pages of {_page}.",
+        policy="write_through_selective",
+    )
+    _hicache(
+        f"hicache-slow-p{_page}", _page, f"Copies that hold the pool up, pages of {_page}.", per_page=(60_000, 900_000)
+    )
+    _hicache(f"hicache-chunk-p{_page}", _page, f"Host memory and chunks, pages of {_page}.", chunked_prefill_size=64)
+    _hicache(f"hicache-overlap-p{_page}", _page, f"Host memory with overlap, pages of {_page}.", overlap=True)
+for _policy in ("lfu", "fifo", "mru", "filo", "priority", "slru"):
+    _hicache(f"hicache-{_policy}", 16, f"Host memory with eviction {_policy}.", radix_eviction_policy=_policy, host=1.0)
+_hicache(
+    "hicache-mixed",
+    16,
+    "Host memory, chunks and decodes in one batch.",
+    chunked_prefill_size=64,
+    enable_mixed_chunk=True,
+)
+_hicache("hicache-retract", 16, "Host memory where answers outgrow the pool.", outgrow=True)
+_hicache("hicache-lpm", 16, "Host memory, longest prefix first.", schedule_policy="lpm")
+_hicache("hicache-shortest", 16, "Host memory, the shortest prompt first.", schedule_policy="shortest-prefill-first")
+_hicache("hicache-preempt", 16, "Host memory, by priority, with preemption.", enable_priority_scheduling=True)
+_hicache("hicache-abort", 16, "Host memory and aborts.", aborted=0.4, chunked_prefill_size=64)
+_hicache(
+    "hicache-overlap-chunk",
+    16,
+    "Host memory with overlap, chunks and decodes in one batch.",
+    overlap=True,
+    chunked_prefill_size=64,
+    enable_mixed_chunk=True,
+)
+_hicache(
+    "hicache-overlap-retract",
+    16,
+    "Host memory with overlap where answers outgrow the pool.",
+    overlap=True,
+    outgrow=True,
+)
+
+
 # -- states of admission ----------------------------------------------------------------------------------------------
 
 

@@ -125,6 +125,54 @@ def import_sglang() -> str:
     return str(__version__)
 
 
+class CopyEvent:
+    """The end of a copy, which has happened when the virtual clock says so."""
+
+    def __init__(self, engine: VirtualCopies, end: int) -> None:
+        self._engine = engine
+        self.end = end
+
+    def query(self) -> bool:
+        return self._engine.now >= self.end
+
+    def synchronize(self) -> None:
+        self._engine.now = max(self._engine.now, self.end)
+
+
+class VirtualCopies:
+    """Stands for ``L2TransferEngine``: copies between device and host take time on a virtual clock and move nothing.
+
+    Each direction carries one copy after the other, which begins ``first_byte`` nanoseconds after it was submitted at the
+    earliest and takes ``per_page`` nanoseconds a page.
+    """
+
+    def __init__(self, page: int, first_byte: int, per_page: int) -> None:
+        self._page, self._first_byte, self._per_page = page, first_byte, per_page
+        self.now = 0
+        self._free_at = [0, 0]
+        self.ends: list[int] = []
+        """When copies end that were submitted so far."""
+
+    def submit_device_to_host(self, transfers: list[Any]) -> Any:
+        return self._submit(0, transfers)
+
+    def submit_host_to_device(self, transfers: list[Any], **_: Any) -> Any:
+        return self._submit(1, transfers)
+
+    def next_end(self) -> int | None:
+        """When the next copy ends after now."""
+        return min((end for end in self.ends if end > self.now), default=None)
+
+    def _submit(self, direction: int, transfers: list[Any]) -> Any:
+        from sglang.srt.mem_cache.l2_transfer import TransferCompletion
+
+        pages = sum(len(transfer.host_indices) for transfer in transfers) // self._page
+        start = max(self.now + self._first_byte, self._free_at[direction])
+        end = self._free_at[direction] = start + pages * self._per_page
+        self.ends.append(end)
+        return TransferCompletion(CopyEvent(self, self.now), CopyEvent(self, end), False)
+
+
 class SglangUnderTest:
     """One scheduler, and what the loop around it needs."""
 
@@ -159,6 +207,7 @@ class SglangUnderTest:
             max_running_requests=settings["max_running_requests"],
             pp_max_micro_batch_size=settings["max_running_requests"],
             skip_tokenizer_init=True,
+            **_hicache_args(settings),
         ).install()
         envs.SGLANG_INIT_NEW_TOKEN_RATIO.set(settings.get("init_new_token_ratio", 0.7))
         scheduler = self.of_sglang = Scheduler.__new__(Scheduler)
@@ -198,6 +247,7 @@ class SglangUnderTest:
             setattr(scheduler, name, None)
         for name in OFF:
             setattr(scheduler, name, False)
+        scheduler.enable_hierarchical_cache = "hicache" in settings
         scheduler.is_hybrid_swa = window is not None
         for name in IGNORED:
             setattr(scheduler, name, _Anything())
@@ -216,6 +266,7 @@ class SglangUnderTest:
             enable_memory_saver=False,
         )
         scheduler.token_to_kv_pool_allocator = self._allocator(size, page)
+        self.copies: VirtualCopies | None = None
         scheduler.tree_cache = self._tree()
         # Parts that a scheduler makes of these, by its own code.
         scheduler._confidence_budget_prepare = None
@@ -240,8 +291,12 @@ class SglangUnderTest:
         from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
         from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
-        kv_cache = SimpleNamespace(device=DEVICE, size=size, page_size=page)
+        kv_cache: Any = SimpleNamespace(device=DEVICE, size=size, page_size=page)
         dtype = self._torch.float16
+        if "hicache" in self._settings:
+            from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+            kv_cache = MHATokenToKVPool(size, page, dtype, 1, 8, 1, DEVICE, enable_memory_saver=False)
         if "sliding_window_size" in self._settings:
             swa = int(size * self._settings["swa_full_tokens_ratio"]) // page * page
             return SWATokenToKVPoolAllocator(size, swa, page, dtype, DEVICE, _window_pool(), need_sort=False)
@@ -258,20 +313,28 @@ class SglangUnderTest:
         components = [ComponentType.FULL]
         if "sliding_window_size" in settings:
             components.append(ComponentType.SWA)
-        return UnifiedRadixCache(
-            CacheInitParams(
-                disable=settings["disable_radix_cache"],
-                req_to_token_pool=scheduler.req_to_token_pool,
-                token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
-                page_size=settings["page_size"],
-                eviction_policy=settings["radix_eviction_policy"],
-                enable_kv_cache_events=True,
-                chunked_prefill_size=settings["chunked_prefill_size"],
-                sliding_window_size=settings.get("sliding_window_size"),
-                tree_components=tuple(components),
-                tree_core_backend=settings.get("tree_core"),
-            )
+        params = CacheInitParams(
+            disable=settings["disable_radix_cache"],
+            req_to_token_pool=scheduler.req_to_token_pool,
+            token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
+            page_size=settings["page_size"],
+            eviction_policy=settings["radix_eviction_policy"],
+            enable_kv_cache_events=True,
+            chunked_prefill_size=settings["chunked_prefill_size"],
+            sliding_window_size=settings.get("sliding_window_size"),
+            tree_components=tuple(components),
+            tree_core_backend=settings.get("tree_core"),
         )
+        tree = UnifiedRadixCache(params)
+        if "hicache" in settings:
+            from sglang.srt.mem_cache.pool_host import common
+
+            hicache = settings["hicache"]
+            common._cuda_host_register = lambda *_: None
+            tree.init_hicache(scheduler.server_args, params)
+            self.copies = VirtualCopies(settings["page_size"], hicache["first_byte"], hicache["per_page"])
+            tree.cache_controller.l2_transfer_engine = self.copies
+        return tree
 
     def _observe_queue(self) -> None:
         """Note which requests come back to the queue, and change nothing."""
@@ -370,10 +433,17 @@ class SglangUnderTest:
             "protected": tree.full_protected_size() // page,
             "ratio": scheduler.new_token_ratio_tracker.current,
         }
+        if self.copies is not None:
+            host = tree.cache_controller.mem_pool_host
+            state["host"] = host.available_size() // page
         if windows:
             sizes = (allocator.swa_available_size(), tree.swa_evictable_size(), tree.swa_protected_size())
             state["swa"] = [size // page for size in sizes]
         return state
+
+    def loading(self) -> list[Any]:
+        """Loads from the host that are in flight, the latest last."""
+        return list(self.of_sglang.tree_cache.cache_controller.ack_load_queue) if self.copies is not None else []
 
     def take_requeued(self) -> list[tuple[str, str]]:
         """Requests that were retracted or preempted since this was last called, in order."""
@@ -417,6 +487,23 @@ OFF = (
     "attn_dp_enabled",
 )
 IGNORED = ("output_streamer", "load_publisher", "scheduler_stage_metrics", "ipc_channels", "kv_events_publisher")
+
+
+def _hicache_args(settings: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a server with HiCache, if the log has it."""
+    hicache = settings.get("hicache")
+    if hicache is None:
+        return {}
+    # SGLang adds a page to what the ratio comes to.
+    tokens = (hicache["host_pages"] - 1) * settings["page_size"]
+    return {
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": (tokens + 0.5) / settings["num_tokens"],
+        "hicache_size": 0,
+        "hicache_write_policy": hicache["write_policy"],
+        "hicache_io_backend": "direct",
+        "hicache_mem_layout": "layer_first",
+    }
 
 
 def _window_pool() -> Any:

@@ -7,9 +7,16 @@ import pytest
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.config import EngineConfig, SpeculativeConfig
+from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.timing import FixedTiming
 from kvyard.errors import KvyardError
 from kvyard.tiers import OffloadConfig, TierConfig
+
+HICACHE = {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "sglang"}
+
+
+def test_sglang_has_one_host_tier():
+    EngineConfig(**HICACHE).check()
 
 
 @pytest.mark.parametrize(
@@ -33,8 +40,28 @@ from kvyard.tiers import OffloadConfig, TierConfig
             "enable_prefix_caching",
         ),
         (
-            {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "sglang"},
-            "sglang",
+            {**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),), policy="on_eviction")},
+            "offload_policy",
+        ),
+        ({**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),) * 2)}, "one lower tier"),
+        ({**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5, scope="shared"),))}, "one lower tier"),
+        (
+            {**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),), blocks_per_chunk=2)},
+            "leave out blocks_per_chunk",
+        ),
+        (
+            {**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),), policy="after_hits", min_uses=3)},
+            "leave out min_uses 3",
+        ),
+        (
+            {**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5, eviction="priority"),))},
+            "leave out eviction",
+        ),
+        ({**HICACHE, "sglang": SglangSettings(books_sampled=True)}, "HiCache's"),
+        ({**HICACHE, "heed_hints": True}, "HiCache's"),
+        (
+            {**HICACHE, "groups": (GroupSpec(), GroupSpec(kind="sliding_window", window=64))},
+            "full attention alone",
         ),
         (
             {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "trtllm"},

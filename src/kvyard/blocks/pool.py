@@ -14,7 +14,7 @@ from kvyard.blocks.eviction import EvictionOrder, make_order
 from kvyard.blocks.eviction.learning import LearningOrder
 from kvyard.blocks.eviction.lru import LruOrder
 from kvyard.blocks.eviction.radix import RadixOrder
-from kvyard.blocks.extent import Extent
+from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages
@@ -52,6 +52,8 @@ class Pool:
         """The order once more, if it is that of a radix tree."""
         self.windows: WindowPages | None = None
         """Pages of sliding-window layers beside such a tree: every block that is taken takes one of them."""
+        self.demoting: Callable[[Node], None] | None = None
+        """Called with every node of such a tree that was evicted, where host memory may have it."""
         self.order: EvictionOrder = self.radix or make_order(eviction, now, eviction_options)
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
         """The order once more, if it is one that wants to be told of uses."""
@@ -150,13 +152,17 @@ class Pool:
                 self._evict_leaf(extent, radix)
 
     def _evict_leaf(self, extent: Extent, radix: RadixOrder) -> None:
-        assert extent.node is not None
-        parent = extent.node.parent
+        node = extent.node
+        assert node is not None
+        parent = node.parent
         if self.windows is not None:
             self.windows.evict(extent)
         self._dequeue(extent)
         self._unname(extent)
         extent.forget_neighbours()
+        if self.demoting is not None:
+            extent.history = None
+            self.demoting(node)
         self._loose += extent.ids
         self.evicted += len(extent.ids)
         extent.ids = []

@@ -10,6 +10,7 @@ from kvyard.blocks.coordinator import Hit
 from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.group import Group, GroupHit
+from kvyard.blocks.host_pages import HostPages, PageCopy
 from kvyard.blocks.request import Request
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages, part_of
@@ -22,6 +23,10 @@ class RadixGroup(Group):
     inserts = True
     caches = True
     """Whether requests are inserted."""
+    host: HostPages | None = None
+    """Pages of host memory, where there is any."""
+    beyond: list[Node]
+    """Nodes that only the host has, with which the latest match went on."""
 
     @property
     def windows(self) -> WindowPages | None:
@@ -85,12 +90,19 @@ class RadixGroup(Group):
         nodes, at = self.map.walk(keys, min(pages, len(keys)), through_holes=False)
         if nodes and nodes[-1].stop > at:
             nodes[-1] = self._split(nodes[-1], at)
-        windows = self.windows
+        windows, host = self.windows, self.host
         if windows is not None:
             del nodes[windows.usable(nodes) :]
             if nodes:
                 windows.use(nodes[-1])
-        self.order.use_path(nodes)
+        if host is None:
+            self.order.use_path(nodes)
+            return nodes, at
+        beyond, stop = host.walk(keys, min(pages, len(keys)), at)
+        if beyond and beyond[-1].stop > stop:
+            beyond[-1] = self._split_below(beyond[-1], stop, host)
+        self.order.use_path(nodes, beyond, host.order)
+        self.beyond = beyond
         return nodes, at
 
     def insert(self, request: Request, tokens: int, priority: int, *, finished: bool = False) -> None:
@@ -109,6 +121,8 @@ class RadixGroup(Group):
             self.slide(table, tokens - 1)
         path, matched = self._use(request, last, priority, held)
         self._adopt(table, path, matched)
+        if self.host is not None:
+            matched = self._restore(request, path, matched, last, priority, self.host)
         if matched < last:
             self._grow(request, path, last, priority, held)
         if self.windows is None:
@@ -127,14 +141,8 @@ class RadixGroup(Group):
 
     def _grow(self, request: Request, path: list[Node], last: int, priority: int, held: "Held") -> None:
         """Add a leaf behind ``path`` with the request's pages up to position ``last``."""
-        table = request.tables[0]
-        own = table.extents[-1]
+        own = self._own(request, path, last)
         matched = own.start
-        assert matched == (path[-1].stop if path else 0), f"{request} holds its own pages in several extents"
-        if last < own.stop:
-            rest, own = own, own.split_front(last - matched)
-            rest.forget_neighbours()
-            table.replace(len(table.extents) - 1, [own, rest])
         self.order.create(own, priority)
         self.map.enter(self.chain_of(request), own, path[-1].copies[0] if path else None)
         leaf = own.node
@@ -149,6 +157,67 @@ class RadixGroup(Group):
             windows.enter(own)
         self.order.insert_along(own, priority, counts=True, used=False)
         path.append(leaf)
+        if self.host is not None:
+            self.host.inserted(leaf)
+
+    def _own(self, request: Request, path: list[Node], stop: int) -> Extent:
+        """The request's own pages that follow ``path``, cut at position ``stop``."""
+        table = request.tables[0]
+        own = table.extents[-1]
+        assert own.start == (path[-1].stop if path else 0), f"{request} holds its own pages in several extents"
+        if stop < own.stop:
+            rest, own = own, own.split_front(stop - own.start)
+            rest.forget_neighbours()
+            table.replace(len(table.extents) - 1, [own, rest])
+        return own
+
+    def _restore(self, request: Request, path: list[Node], at: int, last: int, priority: int, host: HostPages) -> int:
+        """Nodes that follow ``path`` and that only the host has are on the device again, with the request's pages. Returns the
+        position where they end.
+        """
+        keys, counted = self.chain_of(request).keys, held_of(request.tables[0]).inserted
+        while at < last:
+            below = host.map.starts.get(keys[at])
+            if below is None:
+                break
+            self.order.use(below.copies[0])
+            at = agree_until(below.keys, keys, at, min(below.stop, last))
+            if at < below.stop:
+                below = self._split_below(below, at, host)
+            host.pool.pin(below.copies[0])
+            own = self._own(request, path, at)
+            own.history = below.copies[0].history
+            self.map.enter(self.chain_of(request), own, path[-1].copies[0] if path else None)
+            assert own.node is not None
+            self.order.insert_along(own, priority, at > counted, used=False)
+            path.append(own.node)
+        return at
+
+    def load(self, hit: Hit, beyond: list[Node]) -> Hit | None:
+        """Bring ``beyond``, with which the match of ``hit`` went on, to the device. Returns what the request has then; ``None``
+        if there is no room.
+        """
+        host, pool = self.host, self.pool
+        assert host is not None
+        nodes = list(hit.groups[0].parts())
+        pages = sum([node.stop - node.start for node in beyond])
+        held = pool.hold([node.copies[0] for node in nodes])
+        copy = PageCopy(held, host.pool.hold([node.copies[0] for node in beyond]), pages)
+        pool.make_room(pages)
+        if pool.unnamed < pages:
+            host.loaded(copy)
+            return None
+        for below in beyond:
+            extent = Extent(pool.take(below.stop - below.start), below.start)
+            extent.history = below.copies[0].history
+            self.map.enter(below.chain, extent, nodes[-1].copies[0] if nodes else None)
+            host.pool.pin(below.copies[0])
+            held.append(extent)
+            assert extent.node is not None
+            nodes.append(extent.node)
+        host.loads.append(copy)
+        stop = nodes[-1].stop
+        return Hit(hit.request, stop * self.block_size, (GroupHit(stop, 0, nodes),), 0, pool.version)
 
     def _use_prompt(self, path: list[Node], prompt: int, priority: int) -> None:
         """Split the node where the first ``prompt`` pages end, so that the answer can be evicted without the prompt. The nodes
@@ -169,7 +238,7 @@ class RadixGroup(Group):
         """Walk down the tree along the request's first ``last`` pages, splitting the last node where the two part. Returns the
         nodes and how many pages they cover. Nodes that end after what it has inserted before count a hit.
         """
-        order, windows = self.order, self.windows
+        order, windows, host = self.order, self.windows, self.host
         counted = held.inserted
         path: list[Node] = []
         at = 0
@@ -181,6 +250,8 @@ class RadixGroup(Group):
             at = node.stop
             order.insert_along(extent, priority, at > counted)
             path.append(node)
+            if host is not None and at > counted:
+                host.inserted(node)
         keys, starts = self.chain_of(request).keys, self.map.starts
         while at < last:
             node = starts.get(keys[at])
@@ -196,6 +267,8 @@ class RadixGroup(Group):
                     self._recover(node, path, held, windows)
             order.insert_along(node.copies[0], priority, at > counted, used=plain)
             path.append(node)
+            if host is not None and at > counted:
+                host.inserted(node)
         return path, at
 
     def _recover(self, node: Node, path: list[Node], held: "Held", windows: WindowPages) -> None:
@@ -234,10 +307,20 @@ class RadixGroup(Group):
     def _split(self, node: Node, at: int) -> Node:
         """Split ``node`` at position ``at``; returns the earlier part."""
         later: Extent = node.copies[0]
+        below = self.host.below(node) if self.host is not None else None
         front = self.map.split(node, at)
         self.order.split(front.copies[0], later)
         if self.windows is not None:
             self.windows.split(front.copies[0], later)
+        if below is not None and self.host is not None:
+            self.host.map.split(below, at).copies[0].history = front.copies[0].history
+        return front
+
+    def _split_below(self, node: Node, at: int, host: HostPages) -> Node:
+        """Split a node that only the host has at position ``at``; returns the earlier part."""
+        later: Extent = node.copies[0]
+        front = host.map.split(node, at)
+        self.order.split(front.copies[0], later, host.order)
         return front
 
     # -- windows ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.handovers import EngineHandovers, HandoverPeer
 from kvyard.engine.lifecycle import Lifecycle, Transfers
 from kvyard.engine.load_source import LoadSource
-from kvyard.engine.loads import Loads
+from kvyard.engine.loads import Loads, TreeLoads
+from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.queue import ArrivalQueue, Queue
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.speculative import SpeculativeBatch
@@ -27,6 +28,7 @@ from kvyard.engine.watcher import NO_WATCHER, Watcher
 from kvyard.events.batcher import Batcher
 from kvyard.events.types import Sink
 from kvyard.tiers.copies import LinkMaker
+from kvyard.tiers.hicache import HiCache
 from kvyard.tiers.links import make_link
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.timeline import Timeline
@@ -77,7 +79,18 @@ def make_core(
         timing_config = msgspec.structs.replace(timing_config, overlap=True)
     timing = make_timing(timing_config, config.capacity_tokens)
     offload: Offload | None = None
-    if config.tiers is not None:
+    if config.tiers is not None and manager.pool.radix is not None:
+        assert config.bytes_per_block is not None
+        settings = config.sglang or SglangSettings()
+        offload = HiCache(
+            manager,
+            config.tiers,
+            block_bytes=config.bytes_per_block,
+            eviction=settings.radix_eviction_policy,
+            name=name,
+            sink=batcher,
+        )
+    elif config.tiers is not None:
         assert config.bytes_per_block is not None
         offload = Offload(
             manager,
@@ -103,7 +116,9 @@ def make_core(
     handovers: EngineHandovers | None = None
     if source is not None:
         loads, waiting = source(manager, waiting)
-    if offload is not None:
+    if isinstance(offload, HiCache):
+        loads = TreeLoads(offload)
+    elif offload is not None:
         tier_loads = Loads(offload, whole=config.scheduler_reserve_full_isl)
         loads, stores = tier_loads, Stores(tier_loads, batch)
     if peer is not None:

@@ -136,7 +136,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         usual = self.backend in ("vllm", "sglang") or (
             self.backend == "trtllm" and not (self.trtllm and self.trtllm.mocker)
         )
-        return real and usual and self.tiers is None and self.speculative is None
+        return real and usual and (self.tiers is None or self.backend == "sglang") and self.speculative is None
 
     @property
     def capacity_tokens(self) -> int:
@@ -221,7 +221,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} settings are for backend {name}, not for {self.backend}")
         if self.async_scheduling:
             for name, reason in (("tiers", "lower tiers"), ("speculative", "draft tokens")):
-                if getattr(self, name) is not None:
+                if getattr(self, name) is not None and not (name == "tiers" and self.backend == "sglang"):
                     raise ConfigError(f"async_scheduling is not modelled with {reason}: turn one of them off")
         BACKENDS.get(self.backend).check(self)
         self.timing.check()

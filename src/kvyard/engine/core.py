@@ -434,14 +434,15 @@ class EngineCore:
 
     def _single(self, of: Pass, now: int) -> Instants:
         """When a pass that starts ``now`` ends."""
-        return array("q", (now + self._duration(of),))
+        end = now + self._duration(of)
+        return array("q", (end if end > of.until else of.until,))
 
     def _duration(self, of: Pass) -> int:
         return self.timing.pass_ns([(new, past) for _, new, past in of.chunks], of.decoding, of.context, of.longest)
 
     def _durations_of(self, of: Pass, now: int) -> Durations:
         if of.chunks or of.drafted:
-            return np.array([self._duration(of)], dtype=np.int64)
+            return np.array([max(self._duration(of), of.until - now)], dtype=np.int64)
         durations = self.timing.decode_ns(of.decoding, of.context, of.stable_for, of.longest)
         if self._loads is not None and of.stable_for > 1:
             deadline = self._loads.earliest_deadline()

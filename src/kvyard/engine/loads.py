@@ -7,6 +7,7 @@ scheduler's.
 from kvyard.blocks import Hit
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.load_source import NO_HELP, NO_ROOM, LoadSource
+from kvyard.tiers.hicache import HiCache
 from kvyard.tiers.load_policy import LOADS
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.state import LoadStep
@@ -84,3 +85,21 @@ class Loads(LoadSource):
         if self.offload.manager.hints and job.tables:
             self.offload.claim(job, now)
         return False
+
+
+class TreeLoads(LoadSource):
+    """Copies of HiCache. No job waits for them in a queue."""
+
+    def __init__(self, hicache: HiCache) -> None:
+        super().__init__()
+        self.hicache = hicache
+
+    def ask(self, job: Job, hit: Hit, now: int, others_run: bool, backlog: int) -> int:
+        return NO_HELP
+
+    def land(self, now: int) -> list[Job]:
+        self.hicache.tick(now)
+        return []
+
+    def earliest_deadline(self) -> int | None:
+        return self.hicache.earliest_deadline()

@@ -12,7 +12,7 @@ Chunk: TypeAlias = tuple[Job, int, int]
 class Pass:
     """What the scheduler decided on, for this pass and the ``stable_for - 1`` passes after it."""
 
-    __slots__ = ("chunks", "context", "decoding", "drafted", "entering", "left_out", "longest", "stable_for")
+    __slots__ = ("chunks", "context", "decoding", "drafted", "entering", "left_out", "longest", "stable_for", "until")
 
     def __init__(
         self,
@@ -40,6 +40,8 @@ class Pass:
         """How many jobs that decode have no token in it."""
         self.entering = entering
         """Those that decode and have their first token of it: another worker computed their prompts."""
+        self.until = 0
+        """When it ends at the earliest: what it loads has come then."""
 
 
 class Flight:

@@ -199,8 +199,9 @@ def make_tier(
     sink: Sink | None,
     events: str,
     linked: LinkMaker = make_link,
+    radix: str | None = None,
 ) -> LinkedTier:
-    """An empty tier for blocks of ``layout``, behind what ``linked`` makes. Raises ``ConfigError``."""
+    """An empty tier for blocks of ``layout``, behind what ``linked`` makes. ``radix``: see ``Pool``. Raises ``ConfigError``."""
     if sink is not None and layout.chunk > 1 and events == "self-describing":
         sink = ChunkSink(sink, layout.block_sizes)
     pages = layout.pages(config.capacity(layout.block_bytes))
@@ -212,6 +213,7 @@ def make_tier(
         eviction_options=config.eviction_options,
         states=[at for at, group in enumerate(layout.manager.groups) if group.spec.is_state],
         sink=sink,
+        radix=radix,
     )
     return LinkedTier(store, linked(config.link), config.scope == "shared")
 

@@ -45,10 +45,11 @@ class Offload:
         timeline: Timeline | None = None,
         prefill_ns: PrefillTime | None = None,
         host_link: LinkMaker = make_link,
+        radix: str | None = None,
     ) -> None:
         """``block_bytes`` is the size of a device block, all layers together. ``sink`` is told what private tiers hold;
         shared ones are the ``timeline``'s, which announces them itself. ``prefill_ns`` is for load policies that weigh loading
-        against computing. ``host_link`` makes the link to the first tier, if that is private.
+        against computing. ``host_link`` makes the link to the first tier, if that is private. ``radix``: see ``Pool``.
 
         Raises ``ConfigError`` for tiers that the manager can't have, or that don't fit the time line's.
         """
@@ -73,7 +74,7 @@ class Offload:
         # The private ones first: a worker that can't have those must not join the time line.
         made = {
             tier: make_tier(
-                wanted, tier, layout, sink, config.events, host_link if tier is LOWER_TIERS[0] else make_link
+                wanted, tier, layout, sink, config.events, host_link if tier is LOWER_TIERS[0] else make_link, radix
             )
             for tier, wanted in config.levels
             if wanted.scope == "private"

@@ -114,9 +114,10 @@ class TierStore:
         eviction_options: Mapping[str, float] | None = None,
         states: Sequence[int] = (),
         sink: Sink | None = None,
+        radix: str | None = None,
     ) -> None:
         """``sink`` is told what becomes resident and what leaves; ``states`` are the groups whose pages each stand for all that
-        comes before them. Raises ``ConfigError`` for a store without a page.
+        comes before them. ``radix``: see ``Pool``. Raises ``ConfigError`` for a store without a page.
         """
         if num_pages < 1:
             raise ConfigError(f"a {tier.name} store needs room for at least one page, got {num_pages}")
@@ -132,6 +133,7 @@ class TierStore:
             sink=sink,
             tier=tier,
             now=self.clock.now,
+            radix=radix,
         )
         self._states = states
         self._by_recency = eviction == "lru"

@@ -12,19 +12,25 @@ from typing import Any
 
 import pytest
 
+from kvyard.blocks import host_pages
 from kvyard.blocks.eviction.radix import RadixOrder
+from kvyard.blocks.extent import Node
+from kvyard.blocks.host_pages import HostPages
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.radix import RadixGroup
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.cli.app import main
 from kvyard.engine.decode_blocks import DecodeBlocks
-from kvyard.engine.job import JobState
+from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.passes import Pass
 from kvyard.engine.policies import sglang as policy
 from kvyard.engine.policies.sglang import NO_TOKENS, Budget, KnownEnds, NewTokenRatio, SglangPasses, WindowBudget
 from kvyard.lab.conform import LogError
 from kvyard.lab.conform.scheduler import Record, read_lines
-from kvyard.lab.conform.sglang import conform, is_sglang_log
+from kvyard.lab.conform.sglang import SglangLog, SglangRun, conform, is_sglang_log
+from kvyard.tiers import hicache
+from kvyard.tiers.hicache import HiCache
 
 TESTS = Path(__file__).resolve().parents[2]
 GOLDEN = TESTS / "golden" / "sglang"
@@ -49,6 +55,22 @@ def test_our_engine_decides_what_sglang_decided(path: Path) -> None:
     verdict = conform(path)
     assert verdict.difference is None, verdict.difference
     assert verdict.operations == sum("step" in line for line in read_lines(path))
+
+
+class CheckedRun(SglangRun):
+    """A run whose engine is checked after every decision."""
+
+    def decided(self, made: Pass, now: int) -> None:
+        super().decided(made, now)
+        self.core.check_integrity(alone=False)
+
+
+def test_device_and_host_agree_after_every_decision() -> None:
+    run = CheckedRun(SglangLog(GOLDEN / "hicache-p64@1.jsonl.xz"), plans=False)
+    run.go()
+    run.core.check_integrity()
+    assert run.core.offload is not None
+    assert run.core.offload.counters.hits > 0
 
 
 def admitted(state: dict[str, Any]) -> list[list[Any]]:
@@ -283,6 +305,63 @@ def _windows_in_use_are_not_free_to_lock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WindowPages, "lockable", lambda self, nodes: 0)
 
 
+def _short_prefixes_are_loaded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hicache, "LEAST_LOADED", 1)
+
+
+def _pages_being_written_are_evicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(host_pages, "path_to", lambda node: [])
+
+
+def _nodes_are_written_before_their_ancestors(patch: pytest.MonkeyPatch) -> None:
+    def inserted(self: HostPages, node: Node) -> None:
+        if self.below(node) is None and (node.parent is None or self.below(node.parent) is not None):
+            self._write(node)
+
+    patch.setattr(HostPages, "inserted", inserted)
+
+
+def _nodes_are_written_with_their_first_insert(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(hicache.THRESHOLDS, "after_hits", 1)
+
+
+def _matches_dont_use_the_host(patch: pytest.MonkeyPatch) -> None:
+    use_path = RadixOrder.use_path
+    patch.setattr(RadixOrder, "use_path", lambda self, nodes, beyond=None, lower=None: use_path(self, nodes))
+
+
+def _the_host_is_not_counted_as_cached(patch: pytest.MonkeyPatch) -> None:
+    sort = SglangPasses._sort_by_cache
+
+    def without(self: SglangPasses, jobs: list[Job]) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(SglangPasses, "_beyond", lambda self: 0)
+            sort(self, jobs)
+
+    patch.setattr(SglangPasses, "_sort_by_cache", without)
+
+
+def _passes_end_before_their_loads(patch: pytest.MonkeyPatch) -> None:
+    load = HiCache.load
+    patch.setattr(HiCache, "load", lambda self, now: load(self, now) * 0)
+
+
+def _computed_pages_stay_with_the_request(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixGroup, "_restore", lambda self, request, path, at, last, priority, host: at)
+
+
+def _writes_are_announced_at_once(patch: pytest.MonkeyPatch) -> None:
+    write = HostPages._write
+
+    def announced(self: HostPages, node: Node) -> bool:
+        made = write(self, node)
+        if made:
+            self._announce(node)
+        return made
+
+    patch.setattr(HostPages, "_write", announced)
+
+
 @pytest.mark.parametrize(
     ("mutate", "families"),
     [
@@ -312,6 +391,15 @@ def _windows_in_use_are_not_free_to_lock(patch: pytest.MonkeyPatch) -> None:
         (_answers_need_no_window, ["swa-wide"]),
         (_branches_are_not_inserted_first, ["abort-swa"]),
         (_windows_in_use_are_not_free_to_lock, ["swa-scarce-p16"]),
+        (_short_prefixes_are_loaded, ["hicache-large-p1"]),
+        (_pages_being_written_are_evicted, ["hicache-slow-p16"]),
+        (_nodes_are_written_before_their_ancestors, ["hicache-small-p16"]),
+        (_nodes_are_written_with_their_first_insert, ["hicache-selective-p1"]),
+        (_matches_dont_use_the_host, ["hicache-p16"]),
+        (_the_host_is_not_counted_as_cached, ["hicache-lpm"]),
+        (_passes_end_before_their_loads, ["hicache-slow-p16"]),
+        (_computed_pages_stay_with_the_request, ["hicache-chunk-p1"]),
+        (_writes_are_announced_at_once, ["hicache-p16"]),
     ],
 )
 def test_a_rule_that_is_left_out_is_noticed(

@@ -80,6 +80,11 @@ class RadixOrder:
         self._released: dict[Extent, None] = {}
         """Every extent without a reference, leaf or not."""
 
+    def begin_tickets(self, first: int) -> None:
+        """Number entries from ``first`` on. Nothing may have been entered."""
+        assert not self._entries
+        self._tickets = first
+
     # -- uses, reported by the tree -------------------------------------------------------------------------------
 
     def create(self, extent: Extent, priority: int) -> None:
@@ -106,10 +111,19 @@ class RadixOrder:
         if use.ticket:
             self._enter(extent)
 
-    def use_path(self, nodes: list[Node]) -> None:
-        """A match ends with the last of ``nodes``, which lead there from the root."""
+    def use_path(self, nodes: list[Node], beyond: list[Node] | None = None, lower: "RadixOrder | None" = None) -> None:
+        """A match ends with the last of ``nodes``, which lead there from the root; or of ``beyond``, which continue them and
+        have ``lower`` as their order.
+        """
         self._clock += STEP
         accessed = self._clock
+        if beyond is not None and lower is not None:
+            for node in reversed(beyond):
+                below = use_of(node.copies[0])
+                below.accessed = accessed
+                accessed -= 1
+                if below.ticket:
+                    lower._enter(node.copies[0])
         for node in reversed(nodes):
             extent = node.copies[0]
             use = extent.history
@@ -120,14 +134,16 @@ class RadixOrder:
             if use.ticket:
                 self._enter(extent)
 
-    def split(self, front: Extent, extent: Extent) -> None:
-        """``front`` was split off the node of ``extent``: both count as used, the later part last."""
+    def split(self, front: Extent, extent: Extent, lower: "RadixOrder | None" = None) -> None:
+        """``front`` was split off the node of ``extent``: both count as used, the later part last. ``lower``: their order, if
+        it is another.
+        """
         self._clock += 2 * STEP
         use_of(front).accessed = self._clock - STEP
         use = use_of(extent)
         use.accessed = self._clock
         if use.ticket:
-            self._enter(extent)
+            (lower or self)._enter(extent)
 
     def expose(self, extent: Extent) -> None:
         """The last child of ``extent`` was evicted."""

@@ -12,6 +12,8 @@ What is cached is a radix tree (``kvyard.blocks.radix``).
 import random
 from collections.abc import Iterator
 
+import msgspec
+
 from kvyard.blocks import Hit
 from kvyard.blocks.extent import Node
 from kvyard.blocks.radix import RadixGroup, held_of
@@ -20,6 +22,7 @@ from kvyard.blocks.window_pages import WindowPages
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.loads import TreeLoads
 from kvyard.engine.passes import Chunk, Pass
 from kvyard.engine.policies.backend import SchedulerBackend, TreeSettings
 from kvyard.engine.policies.maker import PassMaker
@@ -37,6 +40,7 @@ from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.queue import ArrivalQueue, Queue
 from kvyard.hashing import TokenChain
 from kvyard.integers import ceil_div
+from kvyard.tiers.hicache import check as check_hicache
 
 UNUSED = {
     "max_loras": "a limit of adapters per pass is modelled for vllm",
@@ -79,7 +83,7 @@ class NewTokenRatio:
 
     def decay(self, passes: int) -> None:
         """``passes`` decode passes retracted nothing."""
-        while passes and self.current > self._floor:
+        while passes and self.current != self._floor:
             self.current = max(self.current - self._step, self._floor)
             passes -= 1
 
@@ -190,17 +194,26 @@ class Budget:
         return self.chunk
 
     def price(
-        self, left: int, answer: int, locked: int, *, first: bool, uncut: bool = False, hit: Hit | None = None
+        self,
+        left: int,
+        answer: int,
+        locked: int,
+        *,
+        first: bool,
+        uncut: bool = False,
+        hit: Hit | None = None,
+        loaded: int = 0,
     ) -> int:
         """Return how many of the ``left`` tokens of a prompt are computed in this batch: ``NO_TOKENS`` if it doesn't fit whole,
         0 if the batch has as much as it may have. ``first``: the batch has no other prompt. ``uncut``: it may have no chunk
-        of this one. ``hit``: what is cached of it and gets ``locked``.
+        of this one. ``hit``: what is cached of it and gets ``locked``. ``loaded`` tokens come from the host.
         """
         if not self.fits(left, answer, locked):
             return NO_TOKENS
         longest = self.longest(left, answer, hit)
         if longest == NO_TOKENS:
             return NO_TOKENS
+        left -= loaded
         charged = self.pages(left)
         if self.chunk is None and not first and charged >= self.inputs:
             return 0
@@ -349,6 +362,7 @@ class SglangPasses(PassMaker):
         self._preempts = settings.enable_priority_scheduling and not settings.disable_priority_preemption
         self._tree: RadixGroup | None = jobs.manager.tree if jobs.manager.caching else None
         self._windows = jobs.manager.pool.windows
+        self._hicache = jobs.loads.hicache if isinstance(jobs.loads, TreeLoads) else None
         waiting = jobs.waiting
         assert isinstance(waiting, WaitingQueue)
         # A plan is made only where nobody waits, or nobody is tried until a request leaves: who comes later changes nothing.
@@ -382,6 +396,8 @@ class SglangPasses(PassMaker):
         """Tokens of each job, and how many of these were cached, when it was last tried; for preemption."""
         self._founding = 0
         """Tokens of the extend pass that the decode batch began with. SGLang counts them again with each decode pass."""
+        self._until = 0
+        """When what the pass being formed loads has come."""
         self._aborted: list[Job] = []
         """Running jobs that were cancelled since the last pass was formed."""
         jobs.finishing = self._finishing
@@ -421,7 +437,9 @@ class SglangPasses(PassMaker):
             mixed = self._mixes and self._mix()
             self._extended_tokens = tokens + (batch.count if mixed else 0)
             self._waiting.processed += self._extended_tokens
-            return Pass(chunks, batch.count, batch.context, batch.longest()) if mixed else Pass(chunks, 0, 0)
+            made = Pass(chunks, batch.count, batch.context, batch.longest()) if mixed else Pass(chunks, 0, 0)
+            made.until, self._until = self._until, 0
+            return made
         if not self._running:
             if not jobs.waiting and not jobs.flights and self._chunked is None:
                 self._ratio.reset()
@@ -454,6 +472,7 @@ class SglangPasses(PassMaker):
         if chunked is not None and self._stash:
             self._insert(chunked, self._stash)
             self._stash = 0
+        overtaken = False
         if self._extended:
             joined = [job for job in self._extended if job is not chunked and not job.state.ended]
             if len(joined) < len(self._extended):
@@ -463,6 +482,8 @@ class SglangPasses(PassMaker):
                     self._running, self._full = joined, False
                     self._founding = self._extended_tokens
                 else:
+                    # Shorter prompts may have passed one in chunks, which stands behind them from now on.
+                    overtaken = joined[0].serial < self._running[-1].serial
                     self._running = self._running + joined
             self._extended = []
         if self._endings != self.jobs.endings:
@@ -470,6 +491,8 @@ class SglangPasses(PassMaker):
             still = [job for job in self._running if job.state < JobState.FINISHED]
             if len(still) < len(self._running):
                 self._running, self._full = still, False
+        if overtaken:
+            self.jobs.renumber([job for job in self._running if job.end >= 0])
 
     def _abort(self, now: int) -> None:
         """A prompt in chunks that was cancelled goes; others have one more token and are inserted."""
@@ -524,7 +547,16 @@ class SglangPasses(PassMaker):
                     self._policy == "shortest-prefill-first" or self._windows is not None
                 )
                 locked = hit.groups[0].free_blocks(0)
-                new = budget.price(left, answer, locked, first=not chunks, uncut=uncut, hit=hit)
+                beyond = self._beyond()
+                new = budget.price(left, answer, locked, first=not chunks, uncut=uncut, hit=hit, loaded=beyond)
+                if new > 0 and beyond:
+                    assert self._hicache is not None
+                    loaded = self._hicache.bring(hit)
+                    if loaded is None:
+                        new = budget.price(left, answer, locked, first=not chunks, uncut=uncut, hit=hit)
+                    else:
+                        job.loaded, job.loaded_by_tier = beyond, (beyond,)
+                        hit = loaded
             if new == NO_TOKENS:
                 self._full = bool(chunks) or bool(running)
                 break
@@ -541,8 +573,16 @@ class SglangPasses(PassMaker):
                 if not budget.spent:
                     self._full = True
                 break
+        if self._hicache is not None and self._hicache.pages.loads:
+            self._until = self._hicache.load(now)
         self._take(chunks)
         return chunks
+
+    def _beyond(self) -> int:
+        """Tokens that only the host has of the latest match."""
+        if self._hicache is None or self._tree is None:
+            return 0
+        return sum([node.stop - node.start for node in self._tree.beyond]) * self._page
 
     def _budget(self, mixed: int) -> Budget:
         inputs, page = self._settings.max_prefill_tokens, self._page
@@ -745,7 +785,7 @@ class SglangPasses(PassMaker):
             hit = self._match(job, job.num_tokens)
             found = hit.tokens
             ends.append(hit.groups[0].nodes[-1] if found else None)
-            cached[job] = min(found, job.num_tokens - 1)
+            cached[job] = min(found + self._beyond(), job.num_tokens - 1)
             if found <= SAME_START and job.num_tokens >= SAME_START:
                 start = self._start_of(job)
                 if start in starts:
@@ -931,7 +971,8 @@ def queue(config: EngineConfig) -> Queue:
 
 def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
     """SGLang's own rules, or those of Dynamo's mocker."""
-    return MockerPasses(jobs, config) if jobs.may_load or _as_mocker(config) else SglangPasses(jobs, config)
+    loads = jobs.may_load and not isinstance(jobs.loads, TreeLoads)
+    return MockerPasses(jobs, config) if loads or _as_mocker(config) else SglangPasses(jobs, config)
 
 
 def _as_mocker(config: EngineConfig) -> bool:
@@ -973,6 +1014,14 @@ MOCKER_READS = (
 def _check_groups(config: EngineConfig) -> None:
     """Raise ``ConfigError`` unless there is full attention, with or without sliding windows of one size."""
     windows = _windows(config)
+    if config.tiers is not None:
+        if windows or tree(config) is None:
+            raise ConfigError(
+                "lower tiers with backend sglang are HiCache's: they need full attention alone and eviction lru, and neither "
+                "hints nor roles nor books_sampled"
+            )
+        check_hicache(config.tiers)
+        config = msgspec.structs.replace(config, tiers=None)
     if not windows:
         config.check_plain_model()
         return

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kvyard.blocks.spec import GroupSpec
+from kvyard.clock import SECOND
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Pass
@@ -26,6 +27,9 @@ from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Key, Run
 from kvyard.lab.conform import Difference, LogError, Verdict
 from kvyard.lab.conform.scheduler import MALFORMED, LoggedRun, LogTiming, Record, read_first_line, read_lines
+from kvyard.tiers.config import OffloadConfig, TierConfig
+from kvyard.tiers.hicache import HiCache
+from kvyard.tiers.links import LaneConfig, LinkConfig
 
 FORMAT = "sglang-log/1"
 SHOWN_BEFORE = 3
@@ -45,11 +49,24 @@ COMPARED = (
     "evictable",
     "protected",
     "swa",
+    "host",
     "ratio",
     "events",
     "finished",
 )
-OF_PLANS = ("tokens", "past", "requeued", "running", "waiting", "free", "evictable", "protected", "swa", "ratio")
+OF_PLANS = (
+    "tokens",
+    "past",
+    "requeued",
+    "running",
+    "waiting",
+    "free",
+    "evictable",
+    "protected",
+    "swa",
+    "host",
+    "ratio",
+)
 """Fields that the first pass of a plan has in common with the same pass by itself."""
 SAME_NAMES = (
     "max_prefill_tokens",
@@ -59,6 +76,8 @@ SAME_NAMES = (
     "radix_eviction_policy",
     "enable_priority_scheduling",
 )
+WRITE_POLICIES = {"write_through": "write_through", "write_through_selective": "after_hits"}
+"""Our names of HiCache's write policies."""
 OPTIONAL = (
     "prefill_max_requests",
     "swa_full_tokens_ratio",
@@ -169,6 +188,7 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         window_group = GroupSpec(kind="sliding_window", block_size=page, window=window + 1)
         groups = (GroupSpec(kind="full", block_size=page), window_group)
         blocks = ceil(blocks * (1 + config["swa_full_tokens_ratio"]))
+    hicache = config.get("hicache")
     policy = config["schedule_policy"]
     made = EngineConfig(
         backend="sglang",
@@ -180,6 +200,9 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         async_scheduling=config["overlap"],
         seed=config["seed"],
         timing=timing,
+        tiers=_tiers(hicache) if hicache is not None else None,
+        # A byte a nanosecond, so that a page takes as long as it has bytes.
+        bytes_per_block=hicache["per_page"] if hicache is not None else None,
         sglang=msgspec.convert(
             {
                 "schedule_policy": "fifo" if policy == "fcfs" else policy,
@@ -195,6 +218,14 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
     except KvyardError as refused:
         raise LogError(f"this configuration can't be replayed: {refused}") from refused
     return made
+
+
+def _tiers(hicache: Record) -> OffloadConfig:
+    lane = LaneConfig(bandwidth=SECOND, first_byte_ns=hicache["first_byte"])
+    link = LinkConfig(discipline="fifo", outward=lane, inward=lane)
+    return OffloadConfig(
+        tiers=(TierConfig(num_blocks=hicache["host_pages"], link=link),), policy=WRITE_POLICIES[hicache["write_policy"]]
+    )
 
 
 class SglangRun(LoggedRun):
@@ -226,6 +257,7 @@ class SglangRun(LoggedRun):
         held = sum(len(extent.ids) for extent in pool.maps[0].extents() if extent.refs)
         unnamed = pool.unnamed if scheduler.manager.caching else pool.free
         windows = pool.windows
+        hicache = self.core.offload if isinstance(self.core.offload, HiCache) else None
         self.steps.append(
             {
                 "scheduled": now,
@@ -239,6 +271,7 @@ class SglangRun(LoggedRun):
                 "evictable": pool.free - unnamed,
                 "protected": held,
                 "swa": [windows.free, windows.evictable, windows.protected] if windows is not None else None,
+                "host": hicache.pages.pool.unnamed if hicache is not None else None,
                 "ratio": policy.ratio,
                 "events": self.numbers.take(),
                 "finished": [],
@@ -284,7 +317,15 @@ def _difference(log: SglangLog, step: int, field: str, recorded: object, ours: o
 def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
     for at, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
         start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
-        theirs = {"scheduled": recorded["start"], "past": {}, "swa": None, "events": [], "finished": [], **recorded}
+        theirs = {
+            "scheduled": recorded["start"],
+            "past": {},
+            "swa": None,
+            "host": None,
+            "events": [],
+            "finished": [],
+            **recorded,
+        }
         theirs["requeued"] = [*recorded.get("retracted", ()), *recorded.get("preempted", ())]
         theirs["order"] = list(recorded["tokens"])
         mine = ours | {"start": start, "ns": ns, "order": list(ours["tokens"])}
@@ -338,7 +379,7 @@ def _ends(log: SglangLog, run: SglangRun) -> Difference | None:
             "at": run.ended_at.get(name),
             "first_token": run.first_tokens.get(name),
             "output": job.output,
-            "cached": job.cached_tokens if job.cached_tokens >= 0 else None,
+            "cached": job.cached_tokens + job.external_tokens if job.cached_tokens >= 0 else None,
             "retractions": job.preemptions,
         }
         if job.state is JobState.CANCELLED and not job.aborted:

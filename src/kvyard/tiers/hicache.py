@@ -1,0 +1,197 @@
+"""SGLang's HiCache: host memory whose contents are part of the device's radix tree (``kvyard.blocks.host_pages``).
+
+Copies to the host are gathered and submitted together when a pass is formed; what a batch loads is submitted with it. Each
+direction carries one copy after the other, as a CUDA stream does. No request waits in a queue for a load: the pass that needs
+it doesn't end before it has come.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from kvyard.blocks import BlockManager, Hit, Request
+from kvyard.blocks.extent import Node
+from kvyard.blocks.host_pages import HostPages, PageCopy
+from kvyard.blocks.integrity import check_pool
+from kvyard.blocks.spec import ConfigError
+from kvyard.events.types import Sink, Tier
+from kvyard.hashing import Run
+from kvyard.tiers.config import OffloadConfig
+from kvyard.tiers.copies import Copy
+from kvyard.tiers.links import Direction, Link, LinkConfig
+from kvyard.tiers.links.fifo import FifoLink, FifoTransfer
+from kvyard.tiers.offload import Offload
+from kvyard.tiers.pulls import Pulls
+
+THRESHOLDS = {"write_through": 1, "after_hits": 2}
+"""Inserts after which a node is copied, by offload policy: SGLang's ``write_through`` and ``write_through_selective``."""
+LEAST_LOADED = 10
+"""Tokens below which a prefix on the host is computed instead: SGLang's ``load_back_threshold``."""
+
+
+class RemovalsOnly:
+    """Passes on what leaves the host. What enters is announced when its copy has landed."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
+        """Nothing has come yet."""
+
+    def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
+        self._sink.left(run, group, tier, last, reason)
+
+    def cleared(self, tier: Tier | None = None) -> None:
+        self._sink.cleared(tier)
+
+
+class HiCache(Offload):
+    """Host memory below one worker's device, as SGLang uses it."""
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        config: OffloadConfig,
+        *,
+        block_bytes: int,
+        eviction: str,
+        name: str = "",
+        sink: Sink | None = None,
+    ) -> None:
+        """``eviction``: SGLang's ``radix_eviction_policy``. Raises ``ConfigError`` for tiers that HiCache can't have."""
+        check(config)
+        super().__init__(
+            manager,
+            config,
+            block_bytes=block_bytes,
+            name=name,
+            sink=RemovalsOnly(sink) if sink is not None else None,
+            host_link=_stream,
+            radix=eviction,
+        )
+        self._sink = sink
+        assert manager.tree is not None
+        tree = self._tree = manager.tree
+        [self._tier] = self.tiers
+        self.pages = HostPages(manager.pool, self._tier.store.pool, THRESHOLDS[config.policy], self._announce)
+        tree.host = self.pages
+        self._in_flight: dict[Copy, list[PageCopy]] = {}
+        self._loaded_at = 0
+        """When the latest load has come."""
+
+    def _announce(self, node: Node) -> None:
+        if self._sink is not None:
+            self._sink.entered(Run(node.chain, node.start, node.stop), 0, self._tier.store.tier, True)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> list[Request]:
+        """Submit what is to be written, and let copies that have landed by ``now`` take effect: writes first."""
+        self._submit(now, Direction.OUT)
+        self._tier.advance(now)
+        landed = sorted(self.state.inbox, key=lambda copy: copy.inward)
+        self.state.inbox.clear()
+        for copy in landed:
+            self.state.count(copy)
+            for pages in self._in_flight.pop(copy):
+                if copy.inward:
+                    self.pages.loaded(pages)
+                else:
+                    self.pages.written(pages)
+        return []
+
+    def bring(self, hit: Hit) -> Hit | None:
+        """Load what the host has after ``hit``, the latest match, with the next batch. Returns the longer hit; ``None`` if the
+        host has too little to be worth a copy, or the device has no room.
+        """
+        tree, counters = self._tree, self.counters
+        tokens = sum([node.stop - node.start for node in tree.beyond]) * tree.block_size
+        counters.lookups += 1
+        if tokens < LEAST_LOADED:
+            return None
+        found = tree.load(hit, tree.beyond)
+        if found is None:
+            counters.no_device_room += 1
+            return None
+        counters.hits += 1
+        counters.hit_tokens += tokens
+        counters.tiers[0].tokens += tokens
+        return found
+
+    def load(self, now: int) -> int:
+        """Submit what the batch that starts ``now`` loads. Returns when it has come."""
+        self._submit(now, Direction.IN)
+        return self._loaded_at
+
+    def _submit(self, now: int, direction: Direction) -> None:
+        wanted = self.pages.writes if direction is Direction.OUT else self.pages.loads
+        if not wanted:
+            return
+        copies, wanted[:] = list(wanted), []
+        near, far = [copy.device for copy in copies], [copy.host for copy in copies]
+        sent = Copy(0, direction, self.name, self.state.inbox, [], near, far)
+        self._in_flight[sent] = copies
+        self.state.send(now, sent, sum([copy.pages for copy in copies]))
+        transfer = next(reversed(self._tier.under_way))
+        assert isinstance(transfer, FifoTransfer)
+        if direction is Direction.IN:
+            self._loaded_at = transfer.due
+        else:
+            self._tier.store.evicted = self._tier.store.pool.evicted
+
+    def join(self, pulls: Pulls, worker: int) -> None:
+        """Raise ``ConfigError``: HiCache knows its own device only."""
+        raise ConfigError("with backend sglang, workers don't pull from each other: leave pulls out")
+
+    # -- reporting ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
+        """What has come to the host."""
+        written = [copy for sent, copies in self._in_flight.items() if not sent.inward for copy in copies]
+        pending = {extent for copy in (*self.pages.writes, *written) for extent in copy.host.settle()}
+        nodes = [node for node in self.pages.map.nodes() if node.copies[0] not in pending]
+        yield 0, self._tier.store.tier, [Run(node.chain, node.start, node.stop) for node in nodes]
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless every page of the host is in one place, and held if the device has it too."""
+        self.manager.check_integrity()
+        host = self.pages.pool
+        references = Counter(extent for held in host.holds for extent in held)
+        device = self.manager.pool.maps[0].starts
+        for node in self.pages.map.nodes():
+            on_device = device.get(node.key)
+            if on_device is not None:
+                assert on_device.stop == node.stop, f"{node} is cut elsewhere on the device"
+                assert on_device.copies[0].history is node.copies[0].history, f"{node} has other uses on the device"
+                references[node.copies[0]] += 1
+        check_pool(host, references)
+        copies = [*self.pages.writes, *self.pages.loads, *(copy for sent in self._in_flight.values() for copy in sent)]
+        assert {copy.device for copy in copies} == self.manager.pool.holds, "I6: a hold on the device without a copy"
+        assert {copy.host for copy in copies} == host.holds, "I6: a hold on the host without a copy"
+        self._tier.link.check_integrity()
+
+
+def _stream(config: LinkConfig) -> Link:
+    """The link of ``config`` with a queue for each direction."""
+    lanes = [msgspec.structs.replace(lane, client_bandwidth=None) for lane in config.lanes]
+    return FifoLink(LinkConfig(discipline="fifo", outward=lanes[0], inward=lanes[1]))
+
+
+def check(config: OffloadConfig) -> None:
+    """Raise ``ConfigError`` for tiers that HiCache can't have."""
+    if config.policy not in THRESHOLDS:
+        raise ConfigError(
+            f"with backend sglang, offload_policy is write_through or after_hits (write_through_selective), not {config.policy}"
+        )
+    if config.min_uses not in (None, 2):
+        raise ConfigError(f"SGLang copies to the host what is used twice: leave out min_uses {config.min_uses}")
+    if len(config.tiers) > 1 or config.tiers[0].scope != "private":
+        raise ConfigError("with backend sglang there is one lower tier, the worker's own host memory")
+    if config.blocks_per_chunk != 1 or config.offload_batch_size is not None:
+        raise ConfigError("SGLang copies pages: leave out blocks_per_chunk and offload_batch_size")
+    if config.tiers[0].eviction != "lru" or config.load_policy != "always":
+        raise ConfigError(
+            "with backend sglang the host evicts by sglang.radix_eviction_policy and every hit of 10 tokens or more is loaded: "
+            "leave out eviction and load_policy"
+        )
