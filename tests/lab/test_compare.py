@@ -14,6 +14,7 @@ from tests.replay.report.support import reported
 from kvyard.errors import KvyardError
 from kvyard.lab.compare import compare, differences, unique
 from kvyard.lab.study import Result
+from kvyard.lab.study.advice import CHOSEN_BY
 from kvyard.replay.report.figures import waterfalls
 from kvyard.replay.report.metrics import METRICS
 from kvyard.replay.report.report import Waterfall
@@ -140,7 +141,9 @@ def test_bars_of_waterfalls_are_as_long_as_an_endless_cache() -> None:
 def test_a_verdict_says_nothing_that_the_lines_do_not() -> None:
     found = compare([reported(policy="round-robin", blocks=2200), reported(policy="kv"), reported(host=3000)])
     metrics = {metric.key: metric for metric in METRICS.values()}
-    shown = {metrics[line.key].text(value) for line in lines(found).values() for value in line.values}
-    figures = [figure for sentence in found.advice[:2] for figure in re.findall(r"[(]([0-9.,]+%?)(?: ms)?, ", sentence)]
+    shown = {metrics[line.key].text(value, unit=True) for line in lines(found).values() for value in line.values}
+    titles = [sentence.partition(":")[0] for sentence in found.advice]
+    assert titles == [metric.title for metric in CHOSEN_BY], "one line for each"
+    figures = re.findall(r"(?:round-robin|kv|kv #2) ([0-9.,]*[0-9](?:%| m?s)?)", " ".join(found.advice))
     assert figures and set(figures) <= shown
     assert found.facts["runs"] == ["round-robin", "kv", "kv #2"]

@@ -200,11 +200,11 @@ class TestInABrowser:
     def test_curves(self, tab: Tab, done: Study, width: int, dark: bool) -> None:
         done.save()
         tab.open(done.folder / "sweep.html", width, dark=dark)
-        sound(tab, 7, width)
+        sound(tab, 8, width)
         assert all(len(titles) == 2 and titles[0] == "blocks of host memory per worker" for titles in titled(tab))
         lines = tab.ask("[...document.querySelectorAll('.chart')].map(e => e.querySelectorAll('path.series').length)")
         dots = tab.ask("[...document.querySelectorAll('.chart')].map(e => e.querySelectorAll('circle.dot').length)")
-        assert lines == [2] * 7 and dots == [6] * 7
+        assert lines == [3] + [2] * 7 and dots == [6] * 8, "the first has the SLO's line"
         tab.hover(".chart[data-figure='0'] svg", 0.9, 0.5)
         tip = tab.ask("document.getElementById('tip').textContent")
         assert "4,000" in tip and "round-robin" in tip and "kv" in tip

@@ -130,5 +130,9 @@ def test_better_and_worse_than_the_first() -> None:
     assert "old is worse than new in TTFT mean" in compared([new, old]).sentences[0]
     assert "within 0.5% of each other" in compared([old, run("b", ttft_mean=100.4, itl_mean=10.0)]).sentences[0]
     three = compared([old, new, mixed])
-    assert "better than old in TTFT mean (80.00 ms, -20.0%), and worse in ITL mean" in three.sentences[1]
-    assert three.choice == "new" and three.sentences[2] == "Best of all: new in TTFT mean."
+    assert three.choice == "new" and three.sentences == [
+        "TTFT mean: best new 50.00 ms (-50.0%), next third 80.00 ms (-20.0%); worst old 100.0 ms.",
+        "ITL mean: best old 10.00 ms, next new 10.00 ms (±0%); worst third 11.00 ms (+10.0%).",
+    ]
+    alike = compared([old, run("b", ttft_mean=100.4, itl_mean=10.0), run("c", ttft_mean=100.2, itl_mean=10.0)])
+    assert alike.sentences[0] == "TTFT mean: all are within 0.5% of 100.0 ms." and not alike.choice

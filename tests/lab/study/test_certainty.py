@@ -39,7 +39,7 @@ def test_the_order_is_safe_where_the_error_is_common() -> None:
     a, b = evidence(50, 300), evidence(60, 400)
     text = order_text(TTFT, ("a", 100.0, a), ("b", 120.0, b))
     assert text.startswith(
-        "The order of a and b is safe, although the value isn't (50.00–300.0 ms): they share most of"
+        "The order of a and b is safe, although the value isn't (50.00 ms to 300.0 ms): they share most of"
     )
     close = order_text(TTFT, ("a", 100.0, a), ("b", 105.0, b))
     assert close.startswith("a and b lie within the error of each other in TTFT mean: 5% apart")
@@ -70,5 +70,5 @@ def test_every_adviser_says_it() -> None:
 def test_a_limit_within_the_range_is_not_sure() -> None:
     fleets = [fleet("a", 100.0, evidence(50, 300))]
     said = answer(fleets, [COST], [Limit("ttft_p99", 200.0)], "ttft_p99 ≤ 200 ms").sentences
-    assert said[-1] == "Not sure: TTFT p99 is 50.00–300.0 ms with its error, and the limit is 200.0 ms."
+    assert said[-1] == "Not sure: TTFT p99 is 50.00 ms to 300.0 ms with its error, and the limit is 200 ms."
     assert len(answer(fleets, [COST], [Limit("ttft_p99", 400.0)], "x").sentences) == 1

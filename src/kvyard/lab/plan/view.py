@@ -10,7 +10,7 @@ from kvyard.lab.plan.search import ROUTERS, FleetOption
 from kvyard.lab.plan.serve import serve_commands
 from kvyard.lab.plan.shape import Shape
 from kvyard.lab.study import Chart, Result, Row, Section, Table, columns
-from kvyard.lab.study.charts import dots, series
+from kvyard.lab.study.charts import STANDINGS, Dots, dots
 from kvyard.lab.study.settings_file import as_toml
 from kvyard.replay.report.answers import limits as savings
 from kvyard.replay.report.answers import time_parts
@@ -69,8 +69,9 @@ def view(planned: Planned) -> Result:
             "serve": commands,
         },
         advice=[" ".join(sentences)],
+        met=planned.met if table.rows else None,
         commands=commands,
-        legend=f"Times are in ms, prices in {planned.price_list.currency} per hour.",
+        legend=f"Times are in ms unless a column says s, prices in {planned.price_list.currency} per hour.",
         tiles=_tiles(planned),
         sections=_sections(planned) if table.rows else [],
         config=None if answer is None else ("Settings of the answer, as in plan.toml", planned.settings(answer)),
@@ -82,7 +83,7 @@ def _sections(planned: Planned) -> list[Section]:
     return [
         Section(
             title="Cost and the SLO",
-            text="Each dot is a fleet that was replayed. Fleets below the line keep that limit.",
+            text="Each dot is a fleet that was replayed, the dashed line the limit.",
             charts=[_frontier(planned, limit) for limit in planned.limits if limit.name in WANTED],
         ),
         Section(title="Fleets", text="Those that keep the SLO first, the cheapest first.", table=_table(planned, None)),
@@ -272,9 +273,8 @@ def _table(planned: Planned, most: int | None = MOST_ROWS) -> Table:
     names = list(dict.fromkeys([COST.name, *(limit.name for limit in planned.limits), *FURTHER]))
     rows = [
         Row(
-            cells={"fleet": fleet.name, "cards": str(fleet.cards)},
+            cells={"fleet": fleet.name, "cards": str(fleet.cards), "SLO": "met" if fleet.met else "NOT met"},
             values={**fleet.values, COST.name: fleet.cost},
-            more={"SLO": "met" if fleet.met else "missed"},
             bold=fleet is planned.answer,
         )
         for fleet in shown
@@ -326,21 +326,11 @@ def _tiles(planned: Planned) -> list[str]:
 def _frontier(planned: Planned, limit: Limit) -> Chart:
     """Cost against the metric of one limit, with the limit as a line and the answer marked."""
     metric = WANTED[limit.name]
-    groups: dict[str, list[tuple[float, float]]] = {"SLO met": [], "SLO missed": [], "answer": []}
+    groups: dict[str, list[tuple[float, float]]] = {name: [] for name in STANDINGS}
     for fleet in planned.search.fleets:
         value = fleet.values.get(limit.name)
         if value is not None:
-            kind = "answer" if fleet is planned.answer else "SLO met" if fleet.met else "SLO missed"
+            kind = "answer" if fleet is planned.answer else "SLO met" if fleet.met else "SLO NOT met"
             groups[kind].append((fleet.cost, value))
-    colors = {"SLO met": "blue", "SLO missed": "orange", "answer": "green"}
-    costs = [cost for points in groups.values() for cost, _ in points]
-    ends = [(min(costs), limit.value), (max(costs), limit.value)] if len(set(costs)) > 1 else []
-    drawn = [series(name, points, colors[name]) for name, points in groups.items() if points]
-    if ends:
-        drawn.append(series(f"limit: {metric.limit_text(limit.value)}", ends, "red", joined=True))
-    x_title = f"{planned.price_list.currency} an hour"
-    chart = dots(metric, drawn, x_title, f"{metric.title} and cost", "Green is the answer, red the limit.")
-    spread = [value for points in groups.values() for _, value in points]
-    if spread and max(spread) > 20 * min(spread) > 0:
-        return Chart(chart.title, f"{chart.text} The axis is logarithmic.", chart.figure | {"yScale": "log"})
-    return chart
+    drawn = [Dots(name, points, STANDINGS[name]) for name, points in groups.items()]
+    return dots(metric, drawn, f"{planned.price_list.currency} an hour", f"{metric.title} and cost", limit)

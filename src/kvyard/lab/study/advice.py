@@ -226,33 +226,48 @@ def _over(choice: str, behind: Mapping[str, float]) -> str:
 
 
 def compared(runs: Sequence[Candidate]) -> Advice:
-    """Advise on runs beside the first: a sentence for each on what it is better and worse in, and who is best at what."""
-    first, said = runs[0], []
-    for run in runs[1:]:
-        better, worse = (
-            [metric for metric in CHOSEN_BY if metric.beats(_known(run, metric), _known(first, metric)) == sign]
-            for sign in (1, -1)
-        )
-        if better:
-            rest = f"worse in {changes(worse, run.values, first.values)}" if worse else "worse in nothing"
-            said.append(
-                f"{run.name} is better than {first.name} in {changes(better, run.values, first.values)}, and {rest}."
-            )
-        elif worse:
-            said.append(
-                f"{run.name} is worse than {first.name} in {changes(worse, run.values, first.values)}, and better in nothing."
-            )
-        else:
-            said.append(f"{run.name} and {first.name} are within 0.5% of each other in all that people choose by.")
+    """Advise on runs beside the first: of two, what the second is better and worse in; of more, a sentence for each metric that
+    people choose by.
+    """
     wins: dict[str, list[str]] = {}
     for metric in CHOSEN_BY:
         best = metric.best([_known(run, metric) for run in runs])
         if len(best) == 1:
             wins.setdefault(runs[best[0]].name, []).append(metric.title)
-    if len(runs) > 2 and wins:
-        each = [f"{name} in {', '.join(titles)}" for name, titles in wins.items()]
-        said.append(f"Best of all: {'; '.join(each)}.")
-    return Advice(next(iter(wins)) if len(wins) == 1 else "", said)
+    said = [_beside(runs[1], runs[0])] if len(runs) == 2 else [_ranked(metric, runs) for metric in CHOSEN_BY]
+    return Advice(next(iter(wins)) if len(wins) == 1 else "").also(*said)
+
+
+def _beside(run: Candidate, first: Candidate) -> str:
+    """Say what ``run`` is better and worse in than ``first``."""
+    better, worse = (
+        [metric for metric in CHOSEN_BY if metric.beats(_known(run, metric), _known(first, metric)) == sign]
+        for sign in (1, -1)
+    )
+    if better:
+        rest = f"worse in {changes(worse, run.values, first.values)}" if worse else "worse in nothing"
+        return f"{run.name} is better than {first.name} in {changes(better, run.values, first.values)}, and {rest}."
+    if worse:
+        return f"{run.name} is worse than {first.name} in {changes(worse, run.values, first.values)}, and better in nothing."
+    return f"{run.name} and {first.name} are within 0.5% of each other in all that people choose by."
+
+
+def _ranked(metric: Metric, runs: Sequence[Candidate]) -> str:
+    """Say which runs are best, next and worst in ``metric``, with their changes against the first run; empty if none has it."""
+    known = sorted(
+        (run for run in runs if _known(run, metric) is not None), key=lambda run: metric.loss(_value(run, metric))
+    )
+    if not known:
+        return ""
+    if not metric.best([_known(run, metric) for run in known]):
+        return f"{metric.title}: all are within 0.5% of {_text(known[0], metric)}."
+
+    def named(run: Candidate) -> str:
+        change = "" if run is runs[0] else metric.change_text(_value(run, metric), _known(runs[0], metric))
+        return f"{run.name} {_text(run, metric)}{f' ({change})' if change else ''}"
+
+    worst = f"; worst {named(known[-1])}" if len(known) > 2 else ""
+    return f"{metric.title}: best {named(known[0])}, next {named(known[1])}{worst}."
 
 
 def changes(metrics: Sequence[Metric], values: Values, base: Values) -> str:

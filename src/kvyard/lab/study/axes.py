@@ -51,6 +51,11 @@ def words(name: str | None) -> str:
     return text.capitalize()
 
 
+def setting_text(name: str, value: str) -> str:
+    """Return a setting for a legend: its value, and its name if the value is a number."""
+    return f"{name.replace('_', ' ')} {value}" if value[:1].isdecimal() else value
+
+
 def number_of(name: str, value: str) -> float | None:
     """Return a value of a setting as a place on an axis, in the axis' unit; ``None`` if it isn't a number."""
     try:

@@ -74,10 +74,10 @@ def limits_text(limits: Sequence[Limit], known: Evidence) -> str:
         if stated is not None and stated.low <= limit.value <= stated.high:
             found.append(
                 f"{metric.title} is {_range_text(metric, stated)} with its error, and the limit is "
-                f"{metric.text(limit.value, unit=True)}"
+                f"{metric.limit_text(limit.value)}"
             )
     return f"Not sure: {'; '.join(found)}." if found else ""
 
 
 def _range_text(metric: Metric, stated: StatedRange) -> str:
-    return f"{metric.text(stated.low)}–{metric.text(stated.high, unit=True)}"
+    return f"{metric.text(stated.low, unit=True)} to {metric.text(stated.high, unit=True)}"

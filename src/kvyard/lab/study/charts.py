@@ -1,15 +1,25 @@
-"""Charts of a metric: lines along a setting, bars by name, dots of two metrics."""
+"""Charts of a metric: lines along a setting, bars by name, dots against something else."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
 
 from kvyard.lab.study.result import Chart
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.metrics import Metric
+from kvyard.replay.report.slo import Limit
 
 MOST_LINES = len(draw.RUN_COLORS)
 CLOSE = 0.4
 """Lines that differ by less than this share are drawn on an axis that doesn't begin at 0, as page.js does."""
+WIDE = 8.0
+"""Times that differ by more than this factor are drawn on a logarithmic axis."""
+FAR = 3.0
+"""A bar beyond this many medians is cut off, so that it doesn't flatten the others; a limit this far above all values isn't
+drawn."""
+
+STANDINGS = {"answer": "green", "SLO met": "blue", "SLO NOT met": "orange"}
+"""Colours of fleets against an SLO."""
 
 Lines = Mapping[str, Sequence[tuple[float, float | None]]]
 """Points along the axis and their values, by name of the line."""
@@ -24,24 +34,47 @@ class Bar(NamedTuple):
     remark: str = ""
 
 
-def curves(metric: Metric, lines: Lines, x_title: str) -> Chart:
-    """Return ``metric`` along a setting."""
+class Dots(NamedTuple):
+    """Points of one colour."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    color: str
+    joined: bool = False
+    """A line leads from point to point."""
+
+
+def curves(metric: Metric, lines: Lines, x_title: str, limit: Limit | None = None) -> Chart:
+    """Return ``metric`` along a setting, with its ``limit`` as a line."""
+    drawn = dict(list(lines.items())[:MOST_LINES])
+    known = [value for points in drawn.values() for _, value in points if value is not None]
+    axis = _Axis(metric, known, limit, fit=True)
     series = [
-        draw.line(name, [_digits(value) for _, value in points], color, x=[draw.digits(x) for x, _ in points])
-        for (name, points), color in zip(lines.items(), draw.RUN_COLORS, strict=False)
+        draw.line(name, [axis.place(value) for _, value in points], color, x=[draw.digits(x) for x, _ in points])
+        for (name, points), color in zip(drawn.items(), draw.RUN_COLORS, strict=False)
     ]
-    known = [value for points in lines.values() for _, value in points if value is not None]
-    close = bool(known) and min(known) > 0 and max(known) - min(known) < CLOSE * max(known)
-    y_title = "share" if metric.unit == "share" else "ms" if metric.unit == "ms" else metric.head
-    figure = draw.lines(metric.label, series, x_title, y_title, dots=True, xMin=0, height=260, yFit=True)
-    return Chart(metric.label, "the axis doesn't begin at 0" if close else "", figure | _format(metric, "y"))
+    series += axis.limit_line([x for points in drawn.values() for x, _ in points])
+    figure = draw.lines(axis.metric.label, series, x_title, axis.title, dots=True, xMin=0, height=260, **axis.format)
+    return Chart(axis.heading, axis.text, figure)
 
 
 def bars(metric: Metric, named: Sequence[Bar], title: str = "", text: str = "") -> Chart:
     """Return a bar of ``metric`` for each of ``named``."""
+    values = [bar.value or 0.0 for bar in named]
+    end = _end(values)
+    metric = metric.fitted(values if end is None else [end])
+    if end is not None:
+        beyond = ", ".join(bar.name for bar in named if (bar.value or 0.0) > end)
+        text = f"{text} The axis ends at {metric.text(end)}; cut off: {beyond}.".strip()
     figure = bars_of(
-        [(bar.name, bar.value or 0.0, bar.color, metric.text(bar.value) + bar.remark) for bar in named], metric.label
+        [
+            (bar.name, value * metric.factor, bar.color, _bar_text(metric, bar, end) + bar.remark)
+            for bar, value in zip(named, values, strict=True)
+        ],
+        metric.label,
     )
+    if end is not None:
+        figure["cut"] = draw.digits(end * metric.factor)
     return Chart(title or metric.label, text, figure | _format(metric, "x"))
 
 
@@ -58,22 +91,75 @@ def bars_of(named: Sequence[tuple[str, float, str, str]], label: str) -> draw.Fi
     return {"kind": "bars", "label": label, "rows": rows, "xTitle": label}
 
 
-def dots(metric: Metric, series: Sequence[Mapping[str, Any]], x_title: str, title: str, text: str = "") -> Chart:
-    """Return ``metric`` against something else, a series of dots or lines each."""
-    figure = draw.lines(f"{metric.label} by {x_title}", list(series), x_title, metric.label, height=280)  # type: ignore[arg-type]
-    return Chart(title, text, figure | _format(metric, "y"))
+def dots(metric: Metric, groups: Sequence[Dots], x_title: str, title: str, limit: Limit | None = None) -> Chart:
+    """Return ``metric`` against something else, with its ``limit`` as a line."""
+    groups = [group for group in groups if group.points]
+    axis = _Axis(metric, [y for group in groups for _, y in group.points], limit)
+    series = []
+    for group in groups:
+        ordered = sorted(group.points)
+        more = {"dots": True} if group.joined and len(ordered) > 1 else {"only": "dots"}
+        xs = [draw.digits(x) for x, _ in ordered]
+        series.append(draw.line(group.name, [axis.place(y) for _, y in ordered], group.color, x=xs, **more))
+    series += axis.limit_line([x for group in groups for x, _ in group.points])
+    figure = draw.lines(f"{axis.metric.label} by {x_title}", series, x_title, axis.long, height=280, **axis.format)
+    places = [x for group in groups for x, _ in group.points]
+    if len(set(places)) > 1:
+        beside = 0.05 * (max(places) - min(places))
+        figure |= {"xMin": draw.digits(min(places) - beside), "xMax": draw.digits(max(places) + beside)}
+    legend = [{"name": line["name"], "color": line["color"]} for line in series]
+    return Chart(title, axis.text, figure | {"legend": legend})
 
 
-def series(name: str, points: Sequence[tuple[float, float]], color: str, joined: bool = False) -> draw.Figure:
-    """Return dots for ``dots``, from left to right; ``joined`` by a line."""
-    ordered = sorted(points, key=lambda point: point[0])
-    more: dict[str, Any] = {"dots": True} if joined and len(points) > 1 else {"only": "dots"}
-    return draw.line(name, [draw.digits(y) for _, y in ordered], color, x=[draw.digits(x) for x, _ in ordered], **more)
+class _Axis:
+    """The vertical axis of a chart: its unit and scale by the values on it. With ``fit`` it need not begin at 0."""
+
+    def __init__(self, metric: Metric, values: Sequence[float], limit: Limit | None, fit: bool = False) -> None:
+        most = max(values, default=0.0)
+        self._limit = limit if limit is not None and (metric.better == "high" or limit.value <= FAR * most) else None
+        shown = [*values, self._limit.value] if self._limit is not None else list(values)
+        least, most = min(shown, default=0.0), max(shown, default=0.0)
+        log = metric.timed and least > 0 and most > WIDE * least
+        fit = fit and least > 0 and most - least < CLOSE * most
+        self.metric = metric if log else metric.fitted(shown)
+        said = ["the axis is logarithmic"] if log else ["the axis doesn't begin at 0"] if fit else []
+        if limit is not None and self._limit is None and values:
+            said.append(f"the limit, {metric.limit_text(limit.value)}, is far above")
+        self.text = "; ".join(said)
+        self.heading = metric.title if log else self.metric.label
+        unit = self.metric.unit if metric.timed else metric.head
+        self.title = f"{metric.title} (log)" if log else "share" if metric.unit == "share" else unit
+        self.long = self.title if log else self.heading
+        self.format: draw.Figure = {"yScale": "log", "yFormat": "ms"} if log else _format(metric, "y")
+        if fit:
+            self.format |= {"yFit": True}
+
+    def place(self, value: float | None) -> float | None:
+        """Return where ``value`` lies."""
+        return None if value is None else draw.digits(value * self.metric.factor)
+
+    def limit_line(self, xs: Iterable[float]) -> list[draw.Figure]:
+        """Return the line of the limit over ``xs``, if it is drawn."""
+        ends = sorted(xs)
+        if self._limit is None or not ends:
+            return []
+        place = self.place(self._limit.value)
+        name = f"limit: {self.metric.limit_text(self._limit.value)}"
+        span = [draw.digits(ends[0]), draw.digits(ends[-1])]
+        return [draw.line(name, [place, place], "red", x=span, dash="6 4", dots=False)]
+
+
+def _end(values: Sequence[float]) -> float | None:
+    """Return where an axis of bars ends, if some are so long that they would flatten the others."""
+    near = [value for value in values if value <= FAR * median(values)] if values else []
+    return max(near) * 1.15 if len(near) < len(values) and max(near, default=0.0) > 0 else None
+
+
+def _bar_text(metric: Metric, bar: Bar, end: float | None) -> str:
+    if end is not None and (bar.value or 0.0) > end:
+        return metric.text(bar.value, unit=True)
+    return metric.text(bar.value)
 
 
 def _format(metric: Metric, axis: str) -> draw.Figure:
     return {f"{axis}Format": "percent"} if metric.unit == "share" else {}
-
-
-def _digits(value: float | None) -> float | None:
-    return None if value is None else draw.digits(value)

@@ -109,6 +109,22 @@ def parted(settings: Mapping[str, object], price_list: PriceList | None = None) 
     return {name: value for name, value in settings.items() if name not in known}, prices
 
 
+def cards(settings: Mapping[str, object], config: ReplayConfig, mean: Mapping[str, float] | None = None) -> float:
+    """Return the number of cards of the fleet of ``config``; ``settings`` and ``mean`` are as for ``cost``."""
+    counts = _counts(config, mean)
+    return sum(count * each for count, each in zip(counts, _cards(settings, len(counts)), strict=True))
+
+
+def list_price(
+    settings: Mapping[str, object], config: ReplayConfig, mean: Mapping[str, float] | None = None
+) -> float | None:
+    """Return the price per hour by kvyard's own price list, as ``cost`` does; ``None`` if the list lacks the card."""
+    gpu = settings.get("gpu")
+    if not isinstance(gpu, str) or default_prices().card(gpu) is None:
+        return None
+    return cost(settings, config, parted({"gpu": gpu})[1], mean)
+
+
 def cost(
     settings: Mapping[str, object], config: ReplayConfig, prices: Prices, mean: Mapping[str, float] | None = None
 ) -> float:
@@ -117,15 +133,18 @@ def cost(
     ``mean`` is the mean number of workers by role, of a fleet that an autoscaler changes. Without it the smallest size counts:
     the fleet costs at least that.
     """
-    counts = [float(kind.count) for kind in config.workers]
-    if config.autoscale is not None:
-        least = float(config.autoscale.least)
-        counts = [least if mean is None else mean[kind.engine.role] for kind in config.workers]
-    cards = _cards(settings, len(config.workers))
-    total = sum(count * each * prices.card for count, each in zip(counts, cards, strict=True))
-    for tier, held in zip(LOWER_TIERS, lower_bytes(config, counts), strict=True):
+    total = cards(settings, config, mean) * prices.card
+    for tier, held in zip(LOWER_TIERS, lower_bytes(config, _counts(config, mean)), strict=True):
         total += held / GIB * getattr(prices, tier.label)
     return total
+
+
+def _counts(config: ReplayConfig, mean: Mapping[str, float] | None) -> list[float]:
+    """Return the number of workers of each kind."""
+    if config.autoscale is None:
+        return [float(kind.count) for kind in config.workers]
+    least = float(config.autoscale.least)
+    return [least if mean is None else mean[kind.engine.role] for kind in config.workers]
 
 
 def _cards(settings: Mapping[str, object], count: int) -> list[int]:

@@ -40,6 +40,12 @@ class Grid(msgspec.Struct, frozen=True):
 
     axes: dict[str, list[str]]
     points: list[Point]
+    base: Mapping[str, object] = {}
+    """Settings that all points share."""
+
+    def settings(self, point: Point) -> dict[str, object]:
+        """Return all settings of ``point``."""
+        return {**self.base, **point.varied}
 
 
 def parse_vary(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -95,7 +101,7 @@ def make_grid(
             raise KvyardError(f"at the point {label}: {error}") from None
         written = {name: str(value) for name, value in varied.items()}
         points.append(Point(written, config, point_key(config, about or {})))
-    return Grid(axes, points)
+    return Grid(axes, points, dict(base))
 
 
 def point_key(config: ReplayConfig | None, about: Mapping[str, object]) -> str:

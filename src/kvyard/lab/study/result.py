@@ -17,6 +17,7 @@ from kvyard.files import encode_json, write_whole
 from kvyard.lab.study.table import LEGEND, Table
 from kvyard.replay.report.figures import Figure
 from kvyard.replay.report.html import Page, answer, esc, head, listing
+from kvyard.replay.report.words import MET, NOT_MET
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +71,10 @@ class Result(msgspec.Struct, kw_only=True):
     """Printed before the advice."""
     commands: list[str] = []
     """Command lines that do what the advice says, to be pasted."""
+    met: bool | None = None
+    """Whether the SLO is met; ``None`` without one."""
+    verdict: str = ""
+    """That in words, if there is more to say."""
     tiles: Sequence[str] = ()
     sections: list[Section] = []
     config: tuple[str, object] | None = None
@@ -96,6 +101,8 @@ class Result(msgspec.Struct, kw_only=True):
         for text, style in ((self.legend, "dim"), (self.times, "dim"), *((note, "yellow") for note in self.notes)):
             if text:
                 console.print(text, style=style, markup=False, highlight=False)
+        if self.met is not None:
+            console.print(self.verdict or (MET if self.met else NOT_MET), style="green" if self.met else "bold red")
         for sentence in (*self.remarks, *self.advice):
             console.print(sentence, markup=False, highlight=False)
         for command in self.commands:
@@ -117,7 +124,7 @@ class Result(msgspec.Struct, kw_only=True):
     def page(self) -> str:
         """Return the page: one file that needs no network."""
         page = Page(f"{self.title} · kvyard")
-        page.add(head(self.title, self.about, self.notes, self.times), answer(self.advice))
+        page.add(head(self.title, self.about, self.notes, self.times), answer(self.advice, self.met, self.verdict))
         if self.tiles:
             page.add('<div class="tiles">', *self.tiles, "</div>")
         if self.commands:

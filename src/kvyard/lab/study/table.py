@@ -24,7 +24,7 @@ Values = Mapping[str, float | None]
 NAME_WIDTH = 34
 RUN_WIDTH = 21
 """Characters that names of metrics and a run with its changes take where runs are columns."""
-LEGEND = "TTFT, ITL, E2E and Queue without a percentile are means. Times are in ms."
+LEGEND = "TTFT, ITL, E2E and Queue without a percentile are means. Times are in ms unless a column says s."
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -70,6 +70,10 @@ class Table(msgspec.Struct, kw_only=True):
                 found[metric.name] = metric
         return list(found.values())
 
+    def fitted(self, page: bool = False) -> list[Metric]:
+        """Return the metrics to show, each in the unit that fits its values."""
+        return [metric.fitted(row.values.get(metric.name) for row in self.rows) for metric in self.metrics(page)]
+
     def best(self, metric: Metric) -> list[int]:
         """Return the rows that are best in ``metric``."""
         return metric.best([row.values.get(metric.name) for row in self.rows])
@@ -90,7 +94,7 @@ class Table(msgspec.Struct, kw_only=True):
         for name in self.rows[0].cells:
             table.add_column(name, overflow="fold")
         heads, cells = [], [list(row.cells.values()) for row in self.rows]
-        for metric in self.metrics():
+        for metric in self.fitted():
             heads.append(f"{metric.head} (change)" if metric.name in self.changes else metric.head)
             table.add_column(heads[-1], justify="right")
             changes = [self._change(metric, row) for row in self.rows]
@@ -124,12 +128,12 @@ class Table(msgspec.Struct, kw_only=True):
                 table.add_column(f"[bold]{escape(self.runs[number])}[/bold]", justify="right", overflow="fold")
                 if number:
                     table.add_column("[dim]change[/dim]", justify="right", no_wrap=True)
-            for part, metrics in groupby(self.metrics(), lambda metric: metric.part):
+            for part, metrics in groupby(self.fitted(), lambda metric: metric.part):
                 table.add_section()
                 table.add_row(f"[dim]{part}[/dim]")
                 for metric in metrics:
                     best = self.best(metric)
-                    cells = [metric.title]
+                    cells = [self._title(metric)]
                     for number in shown:
                         text, change = self._cell(metric, number)
                         cells.append(f"[green]{text} *[/green]" if number in best else f"{text}  ")
@@ -139,7 +143,7 @@ class Table(msgspec.Struct, kw_only=True):
         return tables
 
     def _html_by_rows(self) -> str:
-        metrics = self.metrics(page=True)
+        metrics = self.fitted(page=True)
         heads = [*self.rows[0].cells]
         for metric in metrics:
             heads += [metric.heading, "change"] if metric.name in self.changes else [metric.heading]
@@ -153,17 +157,18 @@ class Table(msgspec.Struct, kw_only=True):
                 cells.append(metric.text(value))
                 if metric.name in self.changes:
                     cells.append(self._change(metric, row))
-            rows.append(html.row([*cells, *row.more.values()]))
+            shown = [*cells, *row.more.values()]
+            rows.append(html.row(shown, marks=["missed" if "NOT met" in cell else "" for cell in shown]))
         return html.table([*heads, *self.rows[0].more], rows, self.tall, self.long)
 
     def _html_side_by_side(self) -> str:
         heads = ["", f"{self.runs[0]} (yardstick)", *(name for run in self.runs[1:] for name in (run, "change"))]
         rows = []
-        for part, metrics in groupby(self.metrics(), lambda metric: metric.part):
+        for part, metrics in groupby(self.fitted(), lambda metric: metric.part):
             rows.append(html.row([part, *([""] * (2 * len(self.runs) - 1))], "part"))
             for metric in metrics:
                 best = self.best(metric)
-                cells, marks = [metric.title], [""]
+                cells, marks = [self._title(metric)], [""]
                 for number in range(len(self.runs)):
                     text, change = self._cell(metric, number)
                     cells += [text, change] if number else [text]
@@ -171,6 +176,10 @@ class Table(msgspec.Struct, kw_only=True):
                     marks += ["change"] if number else []
                 rows.append(html.row(cells, marks=marks))
         return html.table(heads, rows)
+
+    def _title(self, metric: Metric) -> str:
+        """Name of a metric below the heading of its part, which says ms."""
+        return f"{metric.title}, s" if metric.unit == "s" else metric.title
 
     def _change(self, metric: Metric, row: Row) -> str:
         value, base = (values.get(metric.name) for values in (row.values, self.base))

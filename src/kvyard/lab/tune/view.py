@@ -11,9 +11,11 @@ import msgspec
 from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
 from kvyard.lab.study.advice import answer, at_edges, choose, middle
-from kvyard.lab.study.charts import Bar, bars, bars_of, dots, series
-from kvyard.lab.study.cost import GIB, Prices
+from kvyard.lab.study.axes import setting_text
+from kvyard.lab.study.charts import Bar, Dots, bars, bars_of, dots
+from kvyard.lab.study.cost import GIB, Prices, cards
 from kvyard.lab.study.goals import Goal
+from kvyard.lab.study.price_list import default_prices
 from kvyard.lab.study.settings_file import as_toml
 from kvyard.lab.tune.parts import TraceParts
 from kvyard.lab.tune.space import Choices, Space
@@ -26,6 +28,7 @@ MOST_ROWS = 8
 MOST_TILES = 4
 FURTHER = ("reuse", "ttft_mean", "ttft_p99", "itl_p99")
 """Metrics that are shown beside those of goals and limits."""
+NOT_THERE = "SLO met where it was searched, NOT met on the test part"
 COLORS = {"met": "blue", "missed": "orange", "best": "green"}
 
 
@@ -112,6 +115,17 @@ class Tuned(msgspec.Struct):
         """Return all settings of a point."""
         return {**self.base, **trial.point}
 
+    def cards(self, trial: Trial) -> float | None:
+        """Return the number of cards of a point; ``None`` if its settings can't be."""
+        return None if trial.config is None else cards(self.settings(trial), trial.config)
+
+    @property
+    def currency(self) -> str:
+        """Unit of costs: the price list's, unless prices were set."""
+        prices, gpu = default_prices(), self.base.get("gpu")
+        listed = self.prices.card == (prices.card(gpu) if isinstance(gpu, str) else Prices().card)
+        return f"{prices.currency} an hour, prices of {prices.date}" if listed else "your prices per hour"
+
     def sentences(self) -> list[str]:
         """Return the answer, how it does on the test part, and what to doubt."""
         slo = " and ".join(map(str, self.limits))
@@ -167,13 +181,15 @@ def view(tuned: Tuned) -> Result:
             "importance": tuned.importance,
         },
         advice=sentences,
-        legend="Times are in ms, prices per hour.",
+        met=tuned.met and found.test_violation <= 0 if tuned.limits and found is not None else None,
+        verdict=NOT_THERE if tuned.met and found is not None and found.test_violation > 0 else "",
+        legend=f"Times are in ms unless a column says s, costs in {tuned.currency}.",
         tiles=[] if found is None else _tiles(tuned, found),
         sections=[
             Section(
                 title="The Pareto front" if len(tuned.goals) > 1 else "What is bought for what",
-                text=_legend(tuned),
-                charts=[_scatter(tuned), *_importance(tuned)],
+                text="Each dot is a point that was replayed as a whole, a dashed line a limit.",
+                charts=[*_scatters(tuned), *_importance(tuned)],
             ),
             Section(
                 title="Slices",
@@ -241,12 +257,14 @@ def _table(tuned: Tuned, title: str) -> Table:
     rows = []
     for trial in shown:
         cells = {name: str(trial.point[name]) for name in tuned.space.dimensions}
+        cells["cards"] = _cards_text(tuned, trial)
         options = trial.point.get("router_options")
         if tuned.space.options:
             pairs = options.items() if isinstance(options, Mapping) else ()
             cells["options"] = " ".join(f"{name}={value}" for name, value in pairs)
-        more = {"SLO": "met" if trial.met else "missed"} if tuned.limits else {}
-        rows.append(Row(cells=cells, values=trial.values, more=more, bold=trial is found))
+        if tuned.limits:
+            cells["SLO"] = "met" if trial.met else "NOT met"
+        rows.append(Row(cells=cells, values=trial.values, bold=trial is found))
     return Table(rows=rows, title=title, shown=_shown(tuned))
 
 
@@ -258,7 +276,12 @@ def _all_points(tuned: Tuned) -> Table:
         done = names["met" if trial.met else "missed"] if trial.state == "done" else trial.state
         rows.append(
             Row(
-                cells={"trial": str(trial.number), "point": trial.name, "": "best" if trial.number in best else done},
+                cells={
+                    "trial": str(trial.number),
+                    "point": trial.name,
+                    "": "best" if trial.number in best else done,
+                    "cards": _cards_text(tuned, trial),
+                },
                 values={**trial.values, COST.name: trial.cost},
                 more={"why": trial.why},
             )
@@ -272,6 +295,7 @@ def _row(tuned: Tuned, trial: Trial) -> dict[str, Any]:
     return {
         "trial": trial.number,
         **{name: flat.get(name) for name in (*tuned.space.dimensions, *own)},
+        "cards": tuned.cards(trial),
         "state": trial.state,
         "best": any(other.number == trial.number for other in tuned.best),
         "answer": found is not None and trial.number == found.number,
@@ -282,16 +306,21 @@ def _row(tuned: Tuned, trial: Trial) -> dict[str, Any]:
     }
 
 
+def _cards_text(tuned: Tuned, trial: Trial) -> str:
+    count = tuned.cards(trial)
+    return "–" if count is None else f"{count:g}"
+
+
 def _tiles(tuned: Tuned, found: Trial) -> list[str]:
-    limits = {limit.name: str(limit) for limit in tuned.limits}
-    made = []
-    for metric in tuned.wanted[:MOST_TILES]:
-        test = (
-            f"test: {metric.text(found.test.get(metric.name), unit=True)}" if found.test and metric is not COST else ""
-        )
-        more = " · ".join(filter(None, (limits.get(metric.name, ""), test)))
-        value = metric.text(found.values.get(metric.name), unit=True)
-        made.append(tile(metric.name, value, "per hour" if metric is COST else "", more))
+    limits = {limit.name: limit for limit in tuned.limits}
+    made = [tile("cards", _cards_text(tuned, found), "", found.name)]
+    made.append(tile("cost", COST.text(found.cost), "", tuned.currency))
+    for metric in [metric for metric in tuned.wanted if metric is not COST][:MOST_TILES]:
+        value, limit = found.values.get(metric.name), limits.get(metric.name)
+        test = f"test: {metric.text(found.test.get(metric.name), unit=True)}" if found.test else ""
+        more = " · ".join(filter(None, (str(limit) if limit is not None else "", test)))
+        missing = limit is not None and value is not None and limit.violation(value) > 0
+        made.append(tile(metric.name, metric.text(value, unit=True), "", more, missing))
     return made
 
 
@@ -307,38 +336,43 @@ def _groups(tuned: Tuned) -> dict[str, list[Trial]]:
 def _names(tuned: Tuned) -> dict[str, str]:
     if not tuned.limits:
         return {"met": "other points", "missed": "too many rejected", "best": "best"}
-    return {"met": "SLO met", "missed": "SLO missed", "best": "best" if tuned.met else "closest"}
+    return {"met": "SLO met", "missed": "SLO NOT met", "best": "best" if tuned.met else "closest"}
 
 
-def _legend(tuned: Tuned) -> str:
-    names = _names(tuned)
-    return "; ".join(f"{names[kind]}: {COLORS[kind]}" for kind in _groups(tuned)) + "."
-
-
-def _scatter(tuned: Tuned) -> Chart:
-    """Both goals, or the cost and what it is traded for."""
-    across, up = COST, next(metric for metric in (*tuned.wanted, WANTED["ttft_p99"]) if metric is not COST)
+def _scatters(tuned: Tuned) -> list[Chart]:
+    """Both goals, or the cost and what it is traded for: each limited metric."""
+    limits = {limit.name: limit for limit in tuned.limits}
+    across, ups = COST, [metric for metric in tuned.wanted if metric is not COST] or [WANTED["ttft_p99"]]
     if len(tuned.goals) > 1:
-        across, up = tuned.metrics[:2]
-    drawn = _series(tuned, lambda trial: trial.values.get(across.name), up, joined=True)
-    return dots(up, drawn, across.label, f"{up.title} and {across.title.lower() if across is COST else across.title}")
+        across, ups = tuned.metrics[0], tuned.metrics[1:2]
+        if across is not COST and ups[0] is COST:
+            across, ups = COST, [across]
+    x_title = tuned.currency if across is COST else across.label
+    return [
+        dots(
+            up,
+            _dots(tuned, lambda trial: trial.values.get(across.name), up, joined=True),
+            x_title,
+            f"{up.title} and {'cost' if across is COST else across.title}",
+            limits.get(up.name),
+        )
+        for up in ups
+    ]
 
 
-def _series(
-    tuned: Tuned, across: Callable[[Trial], float | None], up: Metric, joined: bool = False
-) -> list[dict[str, Any]]:
+def _dots(tuned: Tuned, across: Callable[[Trial], float | None], up: Metric, joined: bool = False) -> list[Dots]:
     """Dots of each group of points; the best are ``joined``."""
     drawn = []
     for kind, trials in _groups(tuned).items():
         places = [(across(trial), trial.values.get(up.name)) for trial in trials]
         known = [(x, y) for x, y in places if x is not None and y is not None]
-        drawn.append(series(_names(tuned)[kind], known, COLORS[kind], joined and kind == "best"))
+        drawn.append(Dots(_names(tuned)[kind], known, COLORS[kind], joined and kind == "best"))
     return drawn
 
 
 def _importance(tuned: Tuned) -> list[Chart]:
     shares = [(name, share, "blue", f"{share:.0%}") for name, share in tuned.importance.items() if share >= 0.005]
-    figure = bars_of(shares, "share of what tells the best quarter of points from the others") | {"xFormat": "percent"}
+    figure = bars_of(shares, "share of what tells the best quarter apart") | {"xFormat": "percent"}
     return [Chart("What matters", "PED-ANOVA, by Optuna: shares of 1.", figure)] if shares else []
 
 
@@ -349,8 +383,9 @@ def _slice(tuned: Tuned, name: str) -> Chart:
         return bars(tuned.metrics[0], _bars(tuned, name, dimension), name, "The best with each, by the goal.")
     up = next((metric for metric in tuned.wanted if metric is not COST), COST)
     scale = GIB if name.endswith("bytes") or name == "gpu_memory" else 1
-    drawn = _series(tuned, lambda trial: dimension.place(trial.point[name]) / scale, up)
-    return dots(up, drawn, f"{name.replace('_', ' ')}{', GiB' if scale > 1 else ''}", name)
+    drawn = _dots(tuned, lambda trial: dimension.place(trial.point[name]) / scale, up)
+    limit = next((limit for limit in tuned.limits if limit.name == up.name), None)
+    return dots(up, drawn, f"{name.replace('_', ' ')}{', GiB' if scale > 1 else ''}", name, limit)
 
 
 def _bars(tuned: Tuned, name: str, dimension: Choices) -> list[Bar]:
@@ -360,6 +395,6 @@ def _bars(tuned: Tuned, name: str, dimension: Choices) -> list[Bar]:
         if not done:
             continue
         best = min(done, key=lambda trial: (max(0.0, trial.violation), trial.losses(tuned.metrics)))
-        color, remark = COLORS["met" if best.met else "missed"], ", SLO missed" if tuned.limits and not best.met else ""
-        found.append(Bar(value, best.values.get(tuned.goals[0].name), color, remark))
+        color, remark = COLORS["met" if best.met else "missed"], ", NOT met" if tuned.limits and not best.met else ""
+        found.append(Bar(setting_text(name, value), best.values.get(tuned.goals[0].name), color, remark))
     return found

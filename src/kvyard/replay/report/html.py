@@ -118,13 +118,13 @@ def head(title: str, text: str, notes: Iterable[str] = (), times: str = "") -> s
     )
 
 
-def answer(sentences: Sequence[str], met: bool | None = None) -> str:
+def answer(sentences: Sequence[str], met: bool | None = None, verdict: str = "") -> str:
     """What the page says in plain words; nothing where there is nothing to say. ``met`` is said above it, in letters that
-    can't be overlooked: whether the SLO is met, if there is one.
+    can't be overlooked: whether the SLO is met, if there is one; by ``verdict`` if that says more.
     """
     said = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)
     if met is not None:
-        said = f'<p class="verdict">{MET if met else NOT_MET}</p>{said}'
+        said = f'<p class="verdict">{esc(verdict or (MET if met else NOT_MET))}</p>{said}'
     kind = {True: "answer met", False: "answer missed", None: "answer"}[met]
     return f'<section class="{kind}">{said}</section>' if said else ""
 

@@ -4,18 +4,20 @@ To add a metric, add it to ``_all_metrics``. It is then a column of every study'
 is shown in tables and comparisons as its ``shown`` says.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
 from kvyard.replay.report.waterfall import LEVELS, LOSSES, lost_ms
 from kvyard.replay.report.words import REASONS, SHORT, SOURCES, amount, latency, limit_time, measured, percent, whole
 
-Unit = Literal["ms", "per_s", "share", "count", "ratio", "bytes", "price"]
+Unit = Literal["ms", "s", "per_s", "share", "count", "ratio", "bytes", "price"]
 Better = Literal["low", "high", ""]
 Shown = Literal["table", "rare", "comparison", "data"]
 Read = Callable[[Report], float | None]
 
+SECONDS_FROM = 10_000.0
+"""Milliseconds from which a column or an axis is in seconds."""
 NOISE = 0.005
 """Values that differ by at most this share are equally good."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -31,6 +33,7 @@ class Metric(NamedTuple):
     part: str
     """Heading in a comparison."""
     unit: Unit
+    """``s``: milliseconds that are shown in seconds."""
     better: Better
     """Empty if neither direction is better."""
     read: Read
@@ -51,17 +54,34 @@ class Metric(NamedTuple):
     @property
     def column(self) -> str:
         """Name in CSV and JSON, with its unit: ``ttft_p99_ms``."""
-        return f"{self.name}_ms" if self.unit == "ms" else self.name
+        return f"{self.name}_ms" if self.timed else self.name
 
     @property
     def label(self) -> str:
         """Title of an axis or a chart, with its unit."""
-        return self.axis or (f"{self.title}, ms" if self.unit == "ms" else self.title)
+        return self.axis or (f"{self.title}, {self.unit}" if self.timed else self.title)
 
     @property
     def heading(self) -> str:
         """Heading of a page's column."""
-        return f"{self.title}, ms" if self.unit == "ms" else self.head
+        return f"{self.title}, {self.unit}" if self.timed else self.head
+
+    @property
+    def timed(self) -> bool:
+        """True for a time."""
+        return self.unit in ("ms", "s")
+
+    @property
+    def factor(self) -> float:
+        """Values times this are in the unit."""
+        return 1e-3 if self.unit == "s" else 1.0
+
+    def fitted(self, values: Iterable[float | None]) -> "Metric":
+        """Return the metric in the unit that fits ``values``, which share a column or an axis."""
+        most = max((value for value in values if value is not None), default=0.0)
+        if self.unit != "ms" or most < SECONDS_FROM:
+            return self
+        return self._replace(unit="s", head=f"{self.head}, s")
 
     def text(self, value: float | None, unit: bool = False) -> str:
         """Return ``value`` for people, with its unit if it has one and ``unit`` is set; a dash for ``None``."""
@@ -75,11 +95,11 @@ class Metric(NamedTuple):
             return whole(value)
         if self.unit == "ratio":
             return f"{value:.3f}"
-        return latency(value) if unit and self.unit == "ms" else measured(value)
+        return latency(value) if unit and self.timed else measured(value * self.factor)
 
     def limit_text(self, value: float) -> str:
         """Return a limit that somebody set for people, with its unit."""
-        return limit_time(value) if self.unit == "ms" else self.text(value)
+        return limit_time(value) if self.timed else self.text(value)
 
     def change(self, value: float | None, base: float | None) -> float | None:
         """Return the change from ``base``, relative to it; of shares the difference."""

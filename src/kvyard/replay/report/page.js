@@ -36,11 +36,12 @@
   const frame = (box, spec, x0, x1, y0, y1, height) => {
     if (box.zoom) [x0, x1] = box.zoom;
     const width = Math.max(260, box.clientWidth);
-    const left = 54, right = 14, top = 10, bottom = 40;
+    const right = 14, top = 10, bottom = 40;
+    const sy = makeScale(y0, y1, height - bottom, top, spec.yScale === "log"), levels = sy.ticks(4);
+    const left = Math.max(54, 28 + 7.4 * Math.max(0, ...levels.map((at) => tickText(at, spec.yFormat).length)));
     const sx = makeScale(x0, x1, left, width - right, spec.xScale === "log");
-    const sy = makeScale(y0, y1, height - bottom, top, spec.yScale === "log");
     let art = "";
-    for (const at of sy.ticks(4)) {
+    for (const at of levels) {
       art += `<line class="gridline" x1="${left}" x2="${width - right}" y1="${near(sy(at))}" y2="${near(sy(at))}"/>`;
       art += `<text x="${left - 7}" y="${near(sy(at)) + 4}" text-anchor="end">${tickText(at, spec.yFormat)}</text>`;
     }
@@ -156,13 +157,15 @@
     const positive = ys.filter((v) => v > 0), least = Math.min(...ys), most = Math.max(...ys);
     // Where all values are close together, an axis from 0 would hide what they do.
     const fitted = spec.yFit && least > 0 && most - least < 0.4 * most;
-    const low = spec.yScale === "log" ? (positive.length ? Math.min(...positive) * 0.8 : 1) : fitted ? least - 0.25 * (most - least || 0.1 * most) : 0;
-    const high = spec.yMax || (fitted ? most + 0.12 * (most - least || 0.1 * most) : Math.max(most, low) * (spec.yScale === "log" ? 1.25 : 1.06)) || 1;
-    const f = frame(box, spec, spec.xMin ?? Math.min(...xs), Math.max(...xs), low, high, spec.height || 250);
+    // But it spans a fifth of them at least: what differs by 1 % is drawn nearly level.
+    const spread = Math.max(most - least, 0.2 * most), middle = (most + least) / 2;
+    const low = spec.yScale === "log" ? (positive.length ? Math.min(...positive) * 0.8 : 1) : fitted ? middle - 0.65 * spread : 0;
+    const high = spec.yMax || (fitted ? middle + 0.6 * spread : Math.max(most, low) * (spec.yScale === "log" ? 1.25 : 1.06)) || 1;
+    const f = frame(box, spec, spec.xMin ?? Math.min(...xs), spec.xMax ?? Math.max(...xs), low, high, spec.height || 250);
     const lines = spec.series.filter((s) => s.only !== "dots");
     const art = lines.map((s) => `<path class="series" d="${pathOf(xsOf(s), s.y, f.sx, f.sy)}" fill="none" stroke="var(--${s.color})" stroke-width="1.75" stroke-linejoin="round" stroke-dasharray="${s.dash || "none"}"/>`).join("");
     // Dots where something was measured: for lines of few points, and for points that no line joins.
-    const dotted = spec.series.filter((s) => spec.dots || s.dots || s.only === "dots");
+    const dotted = spec.series.filter((s) => (spec.dots && s.dots !== false) || s.dots || s.only === "dots");
     const dots = dotted.flatMap((s) => xsOf(s).map((x, i) => (s.y[i] === null ? "" : `<circle class="dot" cx="${near(f.sx(x))}" cy="${near(f.sy(s.y[i]))}" r="3.5" fill="var(--${s.color})"/>`))).join("");
     const svg = finish(box, spec, f, art + dots);
     onHover(svg, f, (at) => {
@@ -245,12 +248,12 @@
   };
   kinds.bars = (box, spec) => {
     const width = Math.max(260, box.clientWidth), thick = spec.thick || 26, gap = 12;
-    const left = spec.names === false ? 2 : Math.min(190, 0.42 * width, 14 + 7 * Math.max(0, ...spec.rows.map((r) => r.name.length))), right = spec.rows.some((r) => r.text) ? 88 : 10;
+    const left = spec.names === false ? 2 : Math.min(190, 0.42 * width, 14 + 7 * Math.max(0, ...spec.rows.map((r) => r.name.length))), right = Math.max(10, Math.min(0.4 * width, 14 + 7 * Math.max(0, ...spec.rows.map((r) => (r.text || "").length))));
     const room = Math.max(24, Math.floor((width - 20) / 6.4));
     const marks = (spec.marks || []).map((mark) => ({ ...mark, lines: wrapped(mark.name, room) }));
     const top = 6 + marks.reduce((sum, mark) => sum + mark.lines.length, 0) * 17, bottom = 40;
     const height = top + spec.rows.length * (thick + gap) + bottom;
-    const max = spec.max || Math.max(...spec.rows.map((r) => r.parts.reduce((a, p) => a + p.value, 0)), 1e-9);
+    const max = spec.cut || spec.max || Math.max(...spec.rows.map((r) => r.parts.reduce((a, p) => a + p.value, 0)), 1e-9);
     const sx = makeScale(0, max, left, width - right, false), floor = height - bottom;
     let art = "";
     for (const at of sx.ticks(Math.floor((width - left) / 90))) {
@@ -264,11 +267,13 @@
       if (spec.names !== false) art += `<text class="title" x="${left - 8}" y="${y + thick / 2 + 4}" text-anchor="end">${escape(shortened(row.name, Math.floor((left - 10) / 6.6)))}</text>`;
       let at = 0;
       row.parts.forEach((part, p) => {
-        const a = sx(at), b = sx(at + part.value);
+        const a = sx(at), b = sx(Math.min(at + part.value, max));
         if (part.value > 0) art += `<rect class="series" data-part="${r}.${p}" x="${near(a + (at ? 1 : 0))}" width="${near(Math.max(1, b - a - (at ? 1 : 0)))}" y="${y}" height="${thick}" rx="2" fill="var(--${part.color})"/>`;
         at += part.value;
       });
-      if (row.text) art += `<text class="strong" x="${near(sx(at)) + 7}" y="${y + thick / 2 + 4}">${escape(row.text)}</text>`;
+      // A bar that is longer than the axis is broken.
+      if (spec.cut && at > max) art += `<path class="break" d="M${near(sx(max)) - 18} ${y + thick + 2}l7 ${-thick - 4}m5 0l-7 ${thick + 4}"/>`;
+      if (row.text) art += `<text class="strong" x="${near(sx(Math.min(at, max))) + 7}" y="${y + thick / 2 + 4}">${escape(row.text)}</text>`;
     });
     let line = 0;
     for (const mark of marks) {
@@ -393,8 +398,8 @@
   }
   boxes.forEach((box) => {
     const spec = specs[box.dataset.figure];
-    if (spec.series) legend(box, spec.series.filter((s) => s.only !== "dots"), spec.kind === "lines");
     if (spec.legend) legend(box, spec.legend, false);
+    else if (spec.series) legend(box, spec.series.filter((s) => s.only !== "dots"), spec.kind === "lines");
   });
   draw();
   opened();

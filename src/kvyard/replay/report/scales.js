@@ -15,7 +15,7 @@ export const niceTicks = (low, high, wanted) => {
 export const logTicks = (low, high, wanted) => {
   const found = [];
   const span = Math.log10(high / low);
-  const marks = span * 3 <= wanted + 1 ? [1, 2, 5] : [1];
+  const marks = span * 3 <= Math.max(wanted + 1, 5.5) ? [1, 2, 5] : [1];
   const skip = Math.max(1, Math.ceil(span / Math.max(1, wanted)));
   for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
     if (marks.length === 1 && e % skip) continue;
