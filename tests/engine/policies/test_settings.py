@@ -13,7 +13,7 @@ from kvyard.engine.build import make_core
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.policies.mixed import MixedPasses
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
-from kvyard.engine.policies.sglang import SglangPasses
+from kvyard.engine.policies.sglang_passes import SglangPasses
 from kvyard.engine.policies.trtllm import TrtllmPasses
 from kvyard.errors import KvyardError
 

@@ -9,9 +9,9 @@ from tests.engine.driving import Row, drive, replay
 from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
-from kvyard.engine.policies import sglang as policy
+from kvyard.engine.policies import sglang_passes
 from kvyard.engine.policies.settings import SglangSettings
-from kvyard.engine.policies.sglang import NewTokenRatio
+from kvyard.engine.policies.sglang_budget import NewTokenRatio
 
 CONFIG = EngineConfig(backend="sglang", block_size=16, num_gpu_blocks=100)
 
@@ -87,7 +87,7 @@ def test_longest_prefix_first():
 
 
 def test_many_waiting_come_in_order(monkeypatch):
-    monkeypatch.setattr(policy, "LONGEST_SORTED", 1)
+    monkeypatch.setattr(sglang_passes, "LONGEST_SORTED", 1)
     rows = [Row(0, 512, 1, (1,)), Row(100_000_000, 700, 20, (5, 6))]
     rows += [Row(101_000_000 + at, 600 + at, 5, (20 + at, 30 + at)) for at in range(2)]
     rows.append(Row(102_000_000, 520, 5, (1, 2)))

@@ -24,8 +24,9 @@ from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Pass
-from kvyard.engine.policies import sglang as policy
-from kvyard.engine.policies.sglang import NO_TOKENS, Budget, KnownEnds, NewTokenRatio, SglangPasses, WindowBudget
+from kvyard.engine.policies import sglang_budget, sglang_passes
+from kvyard.engine.policies.sglang_budget import NO_TOKENS, Budget, KnownEnds, NewTokenRatio, WindowBudget
+from kvyard.engine.policies.sglang_passes import SglangPasses
 from kvyard.lab.conform import LogError
 from kvyard.lab.conform.scheduler import Record, read_lines
 from kvyard.lab.conform.sglang import SglangLog, SglangRun, conform, is_sglang_log
@@ -182,7 +183,7 @@ def _only_a_chunk_must_fit(patch: pytest.MonkeyPatch) -> None:
 
 
 def _less_look_ahead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(policy, "LOOK_AHEAD", 10)
+    patch.setattr(sglang_budget, "LOOK_AHEAD", 10)
 
 
 def _splits_touch_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -264,7 +265,7 @@ def _any_prefix_has_a_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def _windows_slide_with_every_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(policy, "SLIDE_INTERVAL", 1)
+    patch.setattr(sglang_passes, "SLIDE_INTERVAL", 1)
 
 
 def _windows_are_not_locked(patch: pytest.MonkeyPatch) -> None:

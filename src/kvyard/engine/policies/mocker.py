@@ -4,7 +4,7 @@ A pass either extends (computes prompts) or decodes, never both; while a prompt 
 if it fits into what is free after setting aside a share of the output that running requests may still produce
 (``MockerTokenRatio``). When that was too little, the request with the least output goes back to the queue's end. Blocks are
 cached and evicted as vLLM's are. It also serves engines that hand prompts over to each other, which SGLang's own rules
-(``kvyard.engine.policies.sglang``) aren't modelled for.
+(``kvyard.engine.policies.sglang_passes``) aren't modelled for.
 """
 
 from collections.abc import Iterable, Iterator

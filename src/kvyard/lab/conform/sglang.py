@@ -21,7 +21,7 @@ from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Pass
 from kvyard.engine.policies.settings import SglangSettings
-from kvyard.engine.policies.sglang import SglangPasses
+from kvyard.engine.policies.sglang_passes import SglangPasses
 from kvyard.errors import KvyardError
 from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Key, Run
