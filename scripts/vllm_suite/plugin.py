@@ -1,0 +1,86 @@
+"""Pytest plugin for vLLM's own tests: writes each outcome, and puts kvyard's classes in the place of vLLM's if asked to.
+
+Settings come by environment: ``KVYARD_SUITE_CLASSES`` is ``vllm``, ``kvyard`` or, for tests of HTTP routes, ``mock``;
+``KVYARD_SUITE_OUT`` is the file of outcomes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OUTCOMES = Path(os.environ["KVYARD_SUITE_OUT"])
+
+
+class Outcomes:
+    """Writes one line of JSON per test: its id, its outcome, the reason if it didn't pass, and kvyard managers it made."""
+
+    def __init__(self) -> None:
+        self._managers_before = 0
+        self._written: set[str] = set()
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self._write(report.nodeid, "error", _last_line(str(report.longrepr)))
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self._managers_before = managers_made()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.passed and report.when != "call":
+            return
+        if report.nodeid in self._written:
+            return
+        if report.skipped:
+            self._write(report.nodeid, "skipped", str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else "")
+        elif report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self._write(
+                report.nodeid, "failed", crash.message if crash is not None else _last_line(str(report.longrepr))
+            )
+        else:
+            self._write(report.nodeid, "passed", "")
+
+    def _write(self, test: str, outcome: str, reason: str) -> None:
+        self._written.add(test)
+        made = managers_made() - self._managers_before
+        with OUTCOMES.open("a") as file:
+            print(json.dumps({"test": test, "outcome": outcome, "reason": reason[:600], "managers": made}), file=file)
+
+
+def managers_made() -> int:
+    """Number of kvyard managers constructed in this process."""
+    if os.environ["KVYARD_SUITE_CLASSES"] != "kvyard":
+        return 0
+    import views
+
+    return views.InspectedManager.made
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the clean-up of GPU memory after each test, which takes longer than the test."""
+    for item in items:
+        item.add_marker("skip_global_cleanup")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Outcomes(), "kvyard-outcomes")
+
+
+if os.environ["KVYARD_SUITE_CLASSES"] == "kvyard":
+    import views
+
+    views.install()
+elif os.environ["KVYARD_SUITE_CLASSES"] == "mock":
+    import mock_server
+
+    mock_server.install()
