@@ -1,0 +1,191 @@
+"""Cases that a hunt tries: settings and requests, drawn at random, changed at random, and made smaller.
+
+A case is plain JSON, as ``driver`` takes it. Every case that is drawn is one that vLLM would start with: the pool has room
+for a request of ``max_model_len`` tokens, and no request is longer.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+Case = dict[str, Any]
+
+TEXTS = 4
+"""Prefixes that requests of a case share."""
+LARGEST_TEXT = 100_000
+
+
+def draw(rng: random.Random) -> Case:
+    """A case by chance."""
+    block = rng.choice([4, 16])
+    longest = block * rng.randint(8, 40)
+    hybrid = rng.random() < 0.15
+    groups = [{"type": "full", "block_size": block}]
+    if hybrid:
+        groups.append({"type": "sliding_window", "block_size": block, "window": block * rng.randint(1, 4)})
+    asynchronous = rng.random() < 0.4
+    case: Case = {
+        "groups": groups,
+        "max_model_len": longest,
+        "num_blocks": 1 + _smallest_pool(longest, groups) + rng.choice([0, 0, 1, rng.randint(0, longest // block)]),
+        "max_num_seqs": rng.choice([1, 2, 4, 16]),
+        "max_num_batched_tokens": rng.choice([block, 2 * block, 64, 256, longest]),
+        "policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "async_scheduling": asynchronous,
+        "enable_prefix_caching": rng.random() < 0.8,
+        "enable_chunked_prefill": True,
+        "long_prefill_token_threshold": rng.choice([0, 0, 0, block]),
+        "scheduler_reserve_full_isl": rng.random() < 0.8,
+        "num_speculative_tokens": 0 if asynchronous else rng.choice([0, 0, 1, 3]),
+        "connector": rng.random() < 0.7,
+        "kv_load_failure_policy": rng.choice(["recompute", "recompute", "fail"]),
+        "requests": [],
+        "resets": [],
+    }
+    # vLLM asks for a step that has room for every running request and its drafts.
+    least = (1 + case["num_speculative_tokens"]) * case["max_num_seqs"]
+    case["max_num_batched_tokens"] = max(case["max_num_batched_tokens"], least)
+    for _ in range(rng.randint(1, 10)):
+        case["requests"].append(draw_request(rng, case))
+    if rng.random() < 0.1:
+        case["resets"] = sorted(rng.randint(0, 60) for _ in range(rng.randint(1, 2)))
+    return case
+
+
+def draw_request(rng: random.Random, case: Case) -> dict[str, Any]:
+    """One request for a case."""
+    longest = case["max_model_len"]
+    prompt = rng.randint(1, longest - 1)
+    output = rng.choice([1, rng.randint(1, longest - prompt), longest - prompt])
+    shared = rng.choice([0, 0, prompt, rng.randint(0, prompt)])
+    # A text is told by its first token; what isn't shared is new.
+    own = LARGEST_TEXT * (TEXTS + 1) + rng.randrange(1_000) * LARGEST_TEXT
+    parts = [[LARGEST_TEXT * rng.randint(1, TEXTS), shared], [own, prompt - shared]]
+    request: dict[str, Any] = {
+        "at": rng.choice([0, 0, rng.randint(0, 40)]),
+        "prompt": [part for part in parts if part[1]],
+        "output": output,
+    }
+    if case["policy"] == "priority":
+        request["priority"] = rng.randint(0, 2)
+    if rng.random() < 0.15:
+        request["abort"] = request["at"] + rng.randint(0, 30)
+    if rng.random() < 0.1:
+        request["salt"] = rng.randint(1, 2)
+    if case["num_speculative_tokens"]:
+        request["holds"] = rng.randint(0, case["num_speculative_tokens"])
+    if case["connector"] and rng.random() < 0.7:
+        request["load"] = {
+            "tokens": rng.choice([prompt, rng.randint(1, prompt)]),
+            "steps": rng.choice([None, 1, rng.randint(1, 20), rng.randint(1, 20)]),
+            # Connectors report blocks that failed to load; vLLM takes that for one group only.
+            "fails": rng.choice([0, 0, 0, 1]) if len(case["groups"]) == 1 else 0,
+            "once": rng.random() < 0.5,
+            "unknown": rng.choice([0, 0, 0, rng.randint(1, 5)]),
+        }
+    if case["connector"] and rng.random() < 0.3:
+        request["send"] = rng.randint(1, 20)
+    return request
+
+
+def change(case: Case, rng: random.Random) -> Case:
+    """A case like ``case``: a few requests or settings are others."""
+    made = copy.deepcopy(case)
+    for _ in range(rng.randint(1, 3)):
+        requests = made["requests"]
+        kind = rng.randrange(5)
+        if kind == 0 and len(requests) < 16:
+            requests.append(draw_request(rng, made))
+        elif kind == 1 and len(requests) > 1:
+            requests.pop(rng.randrange(len(requests)))
+        elif kind == 2:
+            requests[rng.randrange(len(requests))] = draw_request(rng, made)
+        elif kind == 3:
+            rng.choice(requests)["at"] = rng.randint(0, 40)
+        else:
+            least = _smallest_pool(made["max_model_len"], made["groups"])
+            made["num_blocks"] = 1 + least + rng.randint(0, 4)
+    return made
+
+
+def smaller(case: Case) -> Iterator[Case]:
+    """Simpler cases than ``case``, the largest steps first."""
+    requests = case["requests"]
+    for size in _halves(len(requests)):
+        for first in range(0, len(requests), size):
+            left = requests[:first] + requests[first + size :]
+            if left:
+                yield {**case, "requests": left}
+    plain: Case = {
+        "resets": [],
+        "groups": case["groups"][:1],
+        "num_speculative_tokens": 0,
+        "async_scheduling": False,
+        "policy": "fcfs",
+        "enable_prefix_caching": True,
+        "long_prefill_token_threshold": 0,
+        "scheduler_reserve_full_isl": True,
+        "kv_load_failure_policy": "recompute",
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": max(case["max_model_len"], 64),
+    }
+    for name, value in plain.items():
+        if case[name] != value:
+            yield {**case, name: value}
+    if case["connector"] and not any(each.get("load") or each.get("send") for each in requests):
+        yield {**case, "connector": False}
+    for at, request in enumerate(requests):
+        for simple in _smaller_request(request):
+            yield {**case, "requests": [*requests[:at], simple, *requests[at + 1 :]]}
+    longest = max(sum(count for _, count in each["prompt"]) + each["output"] for each in requests)
+    for length in (longest, (case["max_model_len"] + longest) // 2):
+        if longest <= length < case["max_model_len"]:
+            blocks = 1 + _smallest_pool(length, case["groups"])
+            yield {**case, "max_model_len": length, "num_blocks": blocks}
+            yield {**case, "max_model_len": length}
+
+
+def _smaller_request(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in ("abort", "salt", "send", "load", "priority", "holds"):
+        if name in request:
+            yield {key: value for key, value in request.items() if key != name}
+    load = request.get("load")
+    if load:
+        for name in ("unknown", "fails", "once"):
+            if load[name]:
+                yield {**request, "load": {**load, name: 0}}
+        prompt = sum(count for _, count in request["prompt"])
+        for tokens in (prompt, load["tokens"] // 2):
+            if 0 < tokens < load["tokens"]:
+                yield {**request, "load": {**load, "tokens": tokens}}
+        for steps in (1, (load["steps"] or 1) // 2):
+            if load["steps"] and 0 < steps < load["steps"]:
+                yield {**request, "load": {**load, "steps": steps}}
+    for at in (0, request["at"] // 2):
+        if at < request["at"]:
+            yield {**request, "at": at}
+    for output in (1, request["output"] // 2):
+        if 0 < output < request["output"]:
+            yield {**request, "output": output}
+    if len(request["prompt"]) > 1:
+        first, total = request["prompt"][0][0], sum(count for _, count in request["prompt"])
+        yield {**request, "prompt": [[first, total]]}
+    for at, (first, count) in enumerate(request["prompt"]):
+        for less in (count // 2, count - 16, count - 1):
+            if 0 < less < count:
+                yield {**request, "prompt": [*request["prompt"][:at], [first, less], *request["prompt"][at + 1 :]]}
+
+
+def _halves(count: int) -> Iterator[int]:
+    size = count // 2
+    while size:
+        yield size
+        size //= 2
+
+
+def _smallest_pool(length: int, groups: list[dict[str, Any]]) -> int:
+    """Blocks for one request of ``length`` tokens: fewer, and vLLM would not start."""
+    return sum(-(-length // group["block_size"]) for group in groups)

@@ -1,0 +1,148 @@
+"""The search: tries cases for a while, keeps what went wrong, makes it smaller, and can go on later."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvyard.vllm.hunt import case as cases
+from kvyard.vllm.hunt.case import Case
+from kvyard.vllm.hunt.script import reproducer
+
+Run = Callable[[Case], tuple[dict[str, Any] | None, float]]
+Say = Callable[[str], None]
+
+KEPT = 64
+"""Cases that came near to trouble, from which the search goes on."""
+CHANGED = 0.5
+"""Share of tries that change such a case instead of drawing a new one."""
+SHRINK_TRIES = 600
+STATE = "hunt.json"
+
+
+class Hunter:
+    """Tries cases against an engine. ``folder`` has the state of the search and a reproducer of each finding."""
+
+    def __init__(self, run: Run, engine: str, folder: Path, seed: int) -> None:
+        """Goes on with the search that ``folder`` has, if it is one of the same engine and seed.
+
+        Raises ``ValueError`` where the folder's state can't be read or belongs to another search.
+        """
+        self._run = run
+        self._folder = folder
+        self.engine = engine
+        self.seed = seed
+        self.tried = 0
+        self.findings: list[dict[str, Any]] = []
+        self._near: list[tuple[float, Case]] = []
+        self._load()
+
+    def search(self, seconds: float, say: Say) -> None:
+        """Try cases for about ``seconds``; what is being made smaller when they end is finished."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        ends = time.monotonic() + seconds
+        told = time.monotonic()
+        try:
+            while time.monotonic() < ends:
+                self._try(say)
+                if time.monotonic() - told >= 10:
+                    told = time.monotonic()
+                    say(f"{self.tried} cases tried, {len(self.findings)} findings, {max(0.0, ends - told):.0f} s left")
+        finally:
+            self._save()
+
+    def _try(self, say: Say) -> None:
+        rng = random.Random(f"{self.engine}/{self.seed}/{self.tried}")
+        self.tried += 1
+        drawn = (
+            cases.change(rng.choice(self._near)[1], rng) if self._near and rng.random() < CHANGED else cases.draw(rng)
+        )
+        finding, pressure = self._run(drawn)
+        if finding is None:
+            self._near = sorted([*self._near, (pressure, drawn)], key=lambda each: -each[0])[:KEPT]
+            return
+        known = {_name(each["finding"], each["case"]) for each in self.findings}
+        if _name(finding, drawn) in known:
+            return
+        small, finding = self._shrink(drawn, finding)
+        if _name(finding, small) in known:
+            return
+        script = self._folder / f"{len(self.findings) + 1:02d}-{finding['kind'].replace(' ', '-')}.py"
+        script.write_text(reproducer(self.engine, finding, small))
+        self.findings.append({"finding": finding, "case": small, "tries": self.tried, "script": script.name})
+        self._save()
+        say(f"found after {self.tried} cases: {finding['kind']}: {finding['detail']} ({script})")
+
+    def _shrink(self, found: Case, finding: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
+        """The smallest case met on the way that goes wrong in the same way."""
+        tries = 0
+        smallest = copy.deepcopy(found)
+        progress = True
+        while progress and tries < SHRINK_TRIES:
+            progress = False
+            for simple in cases.smaller(smallest):
+                tries += 1
+                met, _ = self._run(simple)
+                if met is not None and _cause(met) == _cause(finding):
+                    smallest, finding, progress = simple, met, True
+                    break
+                if tries >= SHRINK_TRIES:
+                    break
+        return smallest, finding
+
+    # -- kept between runs ------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        path = self._folder / STATE
+        if not path.exists():
+            return
+        try:
+            state = json.loads(path.read_text())
+            belongs = state["engine"], state["seed"]
+            self.tried, self.findings = state["tried"], state["findings"]
+            self._near = [(pressure, kept) for pressure, kept in state["near"]]
+        except (OSError, ValueError, KeyError, TypeError) as bad:
+            raise ValueError(f"{path} isn't the state of a hunt ({bad!r}): remove it, or name another folder") from None
+        if belongs != (self.engine, self.seed):
+            raise ValueError(
+                f"{path} belongs to a hunt of {belongs[0]} with seed {belongs[1]}, this is {self.engine} with seed "
+                f"{self.seed}: name another folder"
+            )
+
+    def _save(self) -> None:
+        state = {
+            "engine": self.engine,
+            "seed": self.seed,
+            "tried": self.tried,
+            "findings": self.findings,
+            "near": self._near,
+        }
+        part = self._folder / (STATE + ".part")
+        part.write_text(json.dumps(state))
+        part.replace(self._folder / STATE)
+
+
+def _cause(finding: dict[str, Any]) -> str:
+    """Two findings with the same cause are taken for one defect: the kind, and for a crash its place."""
+    kind, detail = str(finding["kind"]), str(finding["detail"])
+    return kind + (detail.split(": ", maxsplit=1)[0] if kind == "crash" else "")
+
+
+def _name(finding: dict[str, Any], case: Case) -> tuple[str, ...]:
+    """A cause and what a case needs beside plain requests: what is told apart in a list of findings."""
+    loads = [request["load"] for request in case["requests"] if request.get("load")]
+    has = {
+        "windows": len(case["groups"]) > 1,
+        "drafts": case["num_speculative_tokens"] > 0,
+        "asynchronous": case["async_scheduling"],
+        "priority": case["policy"] == "priority",
+        "failing load": any(load["fails"] for load in loads),
+        "load": bool(loads),
+        "send": any(request.get("send") for request in case["requests"]),
+    }
+    return (_cause(finding), *sorted(name for name, needed in has.items() if needed))
