@@ -35,6 +35,8 @@ from typing import Any, NamedTuple
 from kvyard.engine.cards import find_card
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.timing.aic import SYSTEMS, aic_version, known_models
+from kvyard.engine.timing.deployment import Deployment
+from kvyard.engine.timing.error_range import KNEE, class_of
 from kvyard.errors import KvyardError
 from kvyard.replay.record import Record
 from kvyard.replay.run import replay
@@ -42,6 +44,7 @@ from kvyard.replay.traces import TraceRequest
 
 HERE = Path(__file__).resolve().parent.parent
 PAGE = HERE / "docs" / "fidelity.md"
+PUBLISHED = HERE / "benchmarks" / "data" / "published" / "silicon.jsonl"
 BEGIN, END = "<!-- benchmarks/silicon.py: begin -->", "<!-- end -->"
 
 ROUNDS = 10
@@ -64,6 +67,7 @@ CONFIGS = {
 }
 """Models of rows by the name of a config that comes with the package; others have their own."""
 QUANTISED = {"fp8": "FP8", "fp4": "NVFP4"}
+FITTED = "Qwen/Qwen3-32B"
 CARDS = {theirs: ours for ours, theirs in SYSTEMS.items()}
 
 
@@ -103,6 +107,8 @@ class Result(NamedTuple):
     steady_tpot: float = 0.0
     own_ttft: float = 0.0
     own_tpot: float = 0.0
+    waiting: float = 0.0
+    """Share of TTFT that requests wait before they are admitted."""
     why: str = ""
     """Why there is no replay."""
     own_why: str = ""
@@ -234,7 +240,9 @@ def closed_loop(row: Row, kind: str) -> Result:
     first, rest = records[: row.concurrency], records[row.concurrency :]
     if not rest:
         raise KvyardError("no request fits")
-    return Result(row.id, *loop_means(first), *loop_means(rest))
+    waits = sum(max(0, one.admitted - one.arrival - one.loading) for one in records)
+    share = waits / max(1, sum(one.ttft for one in records))
+    return Result(row.id, *loop_means(first), *loop_means(rest), waiting=round(share, 3))
 
 
 def loop_means(of: Sequence[Record]) -> tuple[float, float]:
@@ -348,7 +356,7 @@ def table(rows: Sequence[Row], results: dict[str, Result], others: Counter[str])
     """The section of docs/fidelity.md: errors by engine, model and card, by class, and what is left out."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        fitted = "fit: " if row.model == "Qwen/Qwen3-32B" else ""
+        fitted = "fit: " if row.model == FITTED else ""
         groups[f"{fitted}{row.backend}, {row.model.partition('/')[2]}, {row.card}"].append(row)
         groups[f"**all {row.backend}, {'dense' if _is_dense(row) else 'mixtures'}**"].append(row)
     lines = [
@@ -383,7 +391,9 @@ def main() -> int:
     parser.add_argument("--own", action="store_true", help="ask for the package's own estimate, too")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, help="a file to keep results in, line by line, and to go on from")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/fidelity.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into docs/fidelity.md, and rows beside results.jsonl"
+    )
     parser.add_argument(
         "--timing",
         choices=("tables", "roofline"),
@@ -419,10 +429,42 @@ def main() -> int:
     made = table(rows, results, Counter() if asked.only or asked.dense else others)
     print(made)
     if asked.write:
+        lines = (json.dumps(row, separators=(",", ":")) for row in published_rows(rows, results))
+        PUBLISHED.write_text("".join(f"{line}\n" for line in lines))
         before, _, rest = PAGE.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
         PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
     return 0
+
+
+def published_rows(rows: Iterable[Row], results: Mapping[str, Result]) -> Iterable[dict[str, Any]]:
+    """Rows as ``published.py`` has them, for ``published_errors.py``: who measured which model is a source."""
+    for row in rows:
+        one = results[row.id]
+        if one.why:
+            continue
+        who, model = "inferencemax" if row.ranged else "aiconfigurator", row.model.partition("/")[2]
+        config = config_of(row)
+        weights = row.precision if "hf_quant_config" in config else None
+        of = class_of(Deployment(model=config_file(row, config), gpu=row.card, weight_dtype=weights), row.backend)
+        yield {
+            "source": f"silicon {who} {model}",
+            "cell": row.id,
+            "arm": row.backend,
+            "load": f"{row.isl}/{row.osl} x{row.concurrency}",
+            "half": "fit" if row.model == FITTED else "test",
+            "engine": row.backend,
+            "version": row.version,
+            "card": row.card,
+            "dtype": of.dtype,
+            "class": of.model_class,
+            "knee": "above" if one.waiting >= KNEE else "below",
+            "waiting": one.waiting,
+            "metrics": {
+                "ttft_mean_ms": [round(row.ttft_ms, 2), round(one.ttft, 2), 0],
+                "tpot_mean_ms": [round(row.tpot_ms, 3), round(one.tpot, 3), 0],
+            },
+        }
 
 
 def sampled(rows: Iterable[Row], each: int) -> list[Row]:

@@ -186,7 +186,7 @@ def test_a_workload_says_what_prompts_share(tmp_path: Path) -> None:
         return read_run(log, open_trace(trace, trace_block_size=16))
 
     without = validate(read_run(log), ENGINE)
-    assert without.hit_share is not None and without.hit_share.replayed == 0 < without.hit_share.measured
+    assert without.hit_share is not None and without.hit_share.replayed == without.hit_share.measured > 0.5
     assert any("--workload" in note for note in without.notes)
     within = validate(driven_with(workload()), ENGINE)
     assert within.notes == [] and within.hit_share is not None and within.hit_share.error == 0
@@ -228,6 +228,28 @@ def test_a_closed_loop_without_start_times_is_driven_again(tmp_path: Path) -> No
     assert found.latency["e2e"].error["mean"] == pytest.approx(0, abs=1e-6)
     assert found.throughput["requests_per_s"].error == pytest.approx(0, abs=1e-6)
     assert validation_page(found).count('class="chart"') == 8
+
+
+def closed_loop_times(tmp_path: Path) -> Path:
+    """A log of four requests in flight and 7 ms between an answer and the next one."""
+    plain = [TraceRequest(one.id, 0, one.input_length, one.output_length) for one in workload()]
+    return engine_log(tmp_path, replay(plain, workers=1, concurrency=4, turnaround="7ms", **ENGINE).records)
+
+
+def test_a_client_that_never_had_more_in_flight_is_driven_as_a_closed_loop(tmp_path: Path) -> None:
+    run = read_run(closed_loop_times(tmp_path))
+    found = validate(run, ENGINE)
+    assert found.settings["concurrency"] == 4 and found.settings["turnaround"] == "7000000ns"
+    assert any("Never more than 4 requests were in flight" in note for note in found.notes)
+    assert abs(found.latency["ttft"].error["mean"]) < 1e-6
+    # An engine that is half as fast: at the recorded times, requests would queue for ever longer.
+    slower = ENGINE | {"timing": "fixed:36,12"}
+    assert 0.5 < validate(run, slower).latency["ttft"].error["mean"] < 1.1
+    assert validate(run, slower | {"concurrency": 2}).settings.get("concurrency") is None
+
+
+def test_arrivals_of_their_own_are_no_closed_loop(tmp_path: Path) -> None:
+    assert "concurrency" not in validate(read_run(engine_log(tmp_path, records())), ENGINE).settings
 
 
 def test_what_was_not_measured_may_be_nan(tmp_path: Path) -> None:

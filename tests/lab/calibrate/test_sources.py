@@ -72,11 +72,10 @@ def test_the_error_stated_is_that_of_held_out_time_replayed(run: str) -> None:
     found = replay_held_out([source], {"async_scheduling": False})
     assert found is not None and found.requests == 100
     assert list(found.errors) == ["ttft", "tpot", "e2e"]
-    # More than the 3 % of single passes, since waiting adds them up.
-    assert abs(found.errors["tpot"]) < 0.05 and 0.05 < abs(found.errors["ttft"]) < 0.15
+    assert abs(found.errors["tpot"]) < 0.05 and abs(found.errors["ttft"]) < 0.05
     # An engine that decides ahead makes prompts wait a pass longer: the error says that this one doesn't.
     ahead = replay_held_out([source], {"async_scheduling": True})
-    assert ahead is not None and ahead.errors["ttft"] > found.errors["ttft"] + 0.01
+    assert ahead is not None and ahead.errors["ttft"] > found.errors["ttft"] + 0.005
 
 
 def test_passes_alone_have_no_held_out_time() -> None:

@@ -13,6 +13,7 @@ from kvyard.clock import MS, SECOND
 from kvyard.engine.models import find_config
 from kvyard.engine.models.fields import Fields
 from kvyard.errors import KvyardError
+from kvyard.lab.validate.client import find_closed_loop, with_prefixes
 from kvyard.lab.validate.reading import MeasuredRequest, MeasuredRun
 from kvyard.replay.record import Record
 from kvyard.replay.report.numbers import Spread, spread, weighted
@@ -104,10 +105,32 @@ def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Told | 
     """
     if settings.get("speedup") is not None:
         raise KvyardError("speedup changes when requests come, and then there is nothing to compare: leave it out")
+    run = _as_sent(run, settings)
     taken = _from_run(run, settings)
     config = make_config({"workers": 1, **taken, **settings})
     done = replay([one.request for one in run.requests], config=config, progress=progress)
     return _compared(run, done, taken)
+
+
+def _as_sent(run: MeasuredRun, settings: Mapping[str, object]) -> MeasuredRun:
+    """``run`` with what it shows of its client and of what prompts share."""
+    requests, notes, more = run.requests, list(run.notes), dict[str, object]()
+    loop = None
+    if run.closed_loop_s is None and not any(settings.get(name) for name in ("concurrency", "client", "turnaround")):
+        loop = find_closed_loop(requests)
+    if loop is not None:
+        more = {"concurrency": loop.concurrency, "turnaround": f"{loop.turnaround}ns"}
+        notes.append(
+            f"Never more than {loop.concurrency:,} requests were in flight, and the next one came "
+            f"{loop.turnaround / MS:.1f} ms after another had ended: the replay sends them so, not at the recorded times."
+        )
+    if any(one.cached for one in requests) and all(one.request.ids is one.request.tokens is None for one in requests):
+        requests = with_prefixes(requests)
+        notes.append(
+            "The run doesn't say what prompts share: prefixes are made up by the cached tokens that it counts. "
+            "--workload TRACE has the real ones."
+        )
+    return msgspec.structs.replace(run, requests=requests, settings={**more, **run.settings}, notes=notes)
 
 
 def _from_run(run: MeasuredRun, settings: Mapping[str, object]) -> dict[str, object]:

@@ -115,10 +115,6 @@ def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:
     if workload is not None:
         rows = _with_prefixes(path, rows, workload)
     requests, notes = _measured(path, rows)
-    if any(row.cached for row in rows) and all(row.prompt is None for row in rows):
-        notes.append(
-            "The run doesn't say what prompts share, so the replay finds nothing cached: --workload TRACE tells it."
-        )
     return MeasuredRun(
         name=given.resolve().name,
         format=reader.name,

@@ -1,0 +1,86 @@
+"""How a run's client sent requests and what its prompts share, where the run shows it by its times and cached tokens alone."""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from kvyard.integers import ceil_div
+from kvyard.lab.validate.reading import MeasuredRequest
+
+LEAST_ROUNDS = 2
+"""Requests for each slot from which on a cap is told from a burst."""
+SOON = 0.2
+"""Share of an answer's median time within which nine slots in ten are filled again."""
+EVEN = 0.01
+"""Share by which gaps between arrivals of a clock differ at most."""
+BLOCK = 16
+"""Tokens of an id in prefixes that are made up."""
+REMEMBERED = 1000
+"""Ended requests among which one with the same prefix is looked for."""
+
+
+class ClosedLoop(NamedTuple):
+    """A client with a limit on requests in flight, which sends the next one when another has ended."""
+
+    concurrency: int
+    turnaround: int
+    """Nanoseconds from the end of a request until the next one, median."""
+
+
+def find_closed_loop(requests: Sequence[MeasuredRequest]) -> ClosedLoop | None:
+    """Return the loop that the times of ``requests``, in order of arrival, show; ``None`` for arrivals of any other kind."""
+    concurrency = _most_in_flight(requests)
+    if concurrency < 2 or len(requests) < (LEAST_ROUNDS + 1) * concurrency or _evenly_sent(requests):
+        return None
+    # Never more than the limit in flight: the request after the first so many comes after the first end, and so on.
+    ends = sorted(one.ended for one in requests)
+    delays = sorted(one.request.arrival - end for one, end in zip(requests[concurrency:], ends, strict=False))
+    took = median(one.ended - one.request.arrival for one in requests)
+    if delays[len(delays) * 9 // 10] > SOON * took:
+        return None
+    return ClosedLoop(concurrency, round(median(delays)))
+
+
+def _evenly_sent(requests: Sequence[MeasuredRequest]) -> bool:
+    """True if a clock sent them: a loop begins with several at once."""
+    gaps = [later.request.arrival - one.request.arrival for one, later in pairwise(requests)]
+    return max(gaps) - min(gaps) <= EVEN * max(gaps)
+
+
+def _most_in_flight(requests: Sequence[MeasuredRequest]) -> int:
+    running: list[int] = []
+    most = 0
+    for one in requests:
+        while running and running[0] <= one.request.arrival:
+            heappop(running)
+        heappush(running, one.ended)
+        most = max(most, len(running))
+    return most
+
+
+def with_prefixes(requests: Sequence[MeasuredRequest]) -> list[MeasuredRequest]:
+    """Give prompts ids by which each shares its cached tokens with an earlier prompt: the latest to end that is long enough,
+    else the longest.
+    """
+    running: list[tuple[int, tuple[int, ...]]] = []
+    ended: deque[tuple[int, ...]] = deque(maxlen=REMEMBERED)
+    longest: tuple[int, ...] = ()
+    found, fresh = [], 0
+    for one in requests:
+        while running and running[0][0] <= one.request.arrival:
+            ended.append(heappop(running)[1])
+        shared = (one.cached or 0) // BLOCK
+        prefix = next((ids for ids in reversed(ended) if len(ids) >= shared), longest)[:shared]
+        count = ceil_div(one.request.input_length, BLOCK) - len(prefix)
+        ids = (*prefix, *range(fresh, fresh + count))
+        fresh += count
+        longest = max(longest, ids, key=len)
+        heappush(running, (one.ended, ids))
+        request = msgspec.structs.replace(one.request, ids=ids, id_block_size=BLOCK)
+        found.append(msgspec.structs.replace(one, request=request))
+    return found
