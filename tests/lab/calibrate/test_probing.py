@@ -280,6 +280,38 @@ def test_a_failed_request_of_a_mixed_probe_is_counted(monkeypatch: pytest.Monkey
     assert len(found.probes[0]) == 3
 
 
+class _SmallVocabulary(_Pages):
+    """SGLang with 1,024 tokens, which an id that it doesn't have would end."""
+
+    highest: ClassVar[list[int]] = []
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "logit_bias" in asked:
+            body = json.dumps({"message": "logit_bias must has keys in [0, 1023], got 2147483647."}).encode()
+            self.send_response(400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.highest.append(max(asked["prompt"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for number in range(asked["max_tokens"]):
+            finish = "length" if number + 1 == asked["max_tokens"] else None
+            self.wfile.write(
+                b"data: %s\n\n" % json.dumps({"choices": [{"text": "x", "finish_reason": finish}]}).encode()
+            )
+        self.wfile.write(b"data: [DONE]\n\n")
+
+
+def test_prompts_have_no_ids_that_sglang_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "make_plan", lambda limits, facts: [Probe(512, 1, 2), Probe(48, 1, 2)])
+    probe_pages(_SmallVocabulary)
+    assert 900 < max(_SmallVocabulary.highest) < 1024
+
+
 class _Silent(_VllmPages):
     """Takes requests and never answers."""
 

@@ -6,6 +6,7 @@ have ended, so that nothing but the probe's own requests is in a pass, unless ot
 
 import asyncio
 import random
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -34,6 +35,10 @@ BAD_REQUEST = (400, 404, 422)
 WAITED = (0.75, 1.25)
 """Passes that a prompt waits for beside others: fewer than the first, and the engine decides each pass when it starts; more
 than the second, and it decides a pass ahead."""
+NO_TOKEN = (1 << 31) - 1
+"""An id that no vocabulary has."""
+HIGHEST_ID = re.compile(r"keys in \[0, (\d+)\]")
+"""In SGLang's refusal of a ``logit_bias`` for such an id."""
 SHORT = 256
 """Prompts up to this surely take one pass."""
 LATE = 8
@@ -213,11 +218,29 @@ class _Prober:
         self._prompts = FreshPrompts(HIGH, _seed())
         self._streamed = True
 
+    async def _id_ranges(self) -> list[tuple[int, int] | None]:
+        """Ranges of token ids to try, ``None`` for text. SGLang is asked for its vocabulary, since an id that its model doesn't
+        have ends it.
+        """
+        usual: list[tuple[int, int] | None] = [HIGH, LOW, None]
+        if self.facts.engine != "SGLang":
+            return usual
+        body = {"model": self.facts.model, "prompt": [1], "max_tokens": 1, "logit_bias": {str(NO_TOKEN): 1}}
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self.endpoint.complete(msgspec.json.encode(body), {}, lambda _: None, lambda _: None)
+        except (AnswerRefused, AnswerBroken, TimeoutError) as error:
+            if found := HIGHEST_ID.search(str(error)):
+                size = int(found[1]) + 1
+                return usual if size >= HIGH[1] else [(min(LOW[0], size // 8), size), None]
+        return [LOW, None]
+
     async def settle(self) -> None:
         """Find out how it takes prompts, and warm it up. Raises ``KvyardError`` where it takes none."""
         url, said = self.endpoint.url, ""
+        ranges = await self._id_ranges()
         for exact in (True, False):
-            for ids in (HIGH, LOW, None):
+            for ids in ranges:
                 self._prompts, self._exact = FreshPrompts(ids, _seed()), exact
                 try:
                     for _ in range(2):
