@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,20 @@ MODELS: dict[str, tuple[str, ...]] = {
     "kimi-k2.5": ("moonshotai/Kimi-K2.5",),
     "minimax-m2.5": ("MiniMaxAI/MiniMax-M2.5",),
     "minimax-m2.7": ("MiniMaxAI/MiniMax-M2.7",),
+    "deepseek-v3.2": ("deepseek-ai/DeepSeek-V3.2",),
+    "glm-5": ("zai-org/GLM-5",),
+    "glm-5-fp8": ("zai-org/GLM-5-FP8",),
+    "glm-5.1": ("zai-org/GLM-5.1",),
+    "glm-5.1-fp8": ("zai-org/GLM-5.1-FP8",),
+    "nemotron-3-ultra-550b-a55b": ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",),
+    "mimo-7b": ("XiaomiMiMo/MiMo-7B-Base",),
+    "kimi-k2.5-nvfp4": ("nvidia/Kimi-K2.5-NVFP4",),
+    "kimi-k2.6-nvfp4": ("nvidia/Kimi-K2.6-NVFP4",),
+    "kimi-k2.7-code-nvfp4": ("nvidia/Kimi-K2.7-Code-NVFP4",),
+    "minimax-m2.5-nvfp4": ("nvidia/MiniMax-M2.5-NVFP4",),
+    "minimax-m2.7-nvfp4": ("nvidia/MiniMax-M2.7-NVFP4",),
+    "qwen3.5-122b-a10b-nvfp4": ("nvidia/Qwen3.5-122B-A10B-NVFP4",),
+    "qwen3.5-397b-a17b-nvfp4": ("nvidia/Qwen3.5-397B-A17B-NVFP4",),
     "nemotron-3-nano-30b-a3b": ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",),
     "nemotron-h-56b": ("nvidia/Nemotron-H-56B-Base-8K",),
     "yi-34b": ("01-ai/Yi-34B",),
@@ -65,11 +80,12 @@ FIELDS = """
 architectures attention_bias attention_chunk_size attention_head_dim attn_layer_indices attn_layer_offset
 attn_layer_period attn_output_gate conv_kernel d_model decoder_sparse_step dtype expand expert_intermediate_size
 expert_layer_offset expert_layer_period first_k_dense_replace full_attention_interval global_head_dim head_dim
-hidden_size hybrid_override_pattern interleave_moe_layer_step intermediate_size intermediate_size_mlp kv_lora_rank
-layer_types layers_block_type linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
-linear_value_head_dim mamba_d_conv mamba_d_head mamba_d_ssm mamba_d_state mamba_expand mamba_head_dim mamba_n_groups
-mamba_n_heads mamba_num_heads mamba_ssm_cache_dtype mamba_ssm_dtype max_position_embeddings max_window_layers
-mlp_only_layers model_type moe_intermediate_size moe_layers moe_num_experts moe_shared_expert_intermediate_size n_groups
+hidden_size hybrid_override_pattern index_head_dim index_n_heads index_topk indexer_types interleave_moe_layer_step
+intermediate_size intermediate_size_mlp kv_lora_rank layer_types layers_block_type linear_conv_kernel_dim
+linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_d_conv mamba_d_head
+mamba_d_ssm mamba_d_state mamba_expand mamba_head_dim mamba_n_groups mamba_n_heads mamba_num_heads
+mamba_ssm_cache_dtype mamba_ssm_dtype max_position_embeddings max_window_layers mlp_only_layers model_type
+moe_intermediate_size moe_latent_size moe_layers moe_num_experts moe_shared_expert_intermediate_size n_groups
 n_routed_experts n_shared_experts no_rope_layers num_attention_heads num_experts num_experts_per_tok
 num_global_key_value_heads num_hidden_layers num_key_value_heads num_kv_shared_layers num_local_experts q_lora_rank
 qk_nope_head_dim qk_rope_head_dim shared_expert_intermediate_size sliding_window sliding_window_pattern ssm_state_size
@@ -77,7 +93,7 @@ tie_word_embeddings torch_dtype use_sliding_window v_head_dim vocab_size
 """
 KEPT = frozenset(FIELDS.split())
 NESTED = ("text_config", "llm_config", "language_config")
-QUANTISATION = ("quant_method", "bits", "weight_block_size", "config_groups")
+QUANTISATION = ("quant_method", "quant_algo", "bits", "weight_block_size", "config_groups", "kv_cache_scheme")
 
 
 def distilled(config: dict[str, Any], source: str, hub: tuple[str, ...]) -> dict[str, Any]:
@@ -90,6 +106,11 @@ def distilled(config: dict[str, Any], source: str, hub: tuple[str, ...]) -> dict
     stored = config.get("quantization_config") or whole.get("quantization_config")
     if stored:
         kept["quantization_config"] = {key: stored[key] for key in QUANTISATION if key in stored}
+        if stored.get("quant_algo"):
+            # Of thousands of names: which kinds of layers are left as they are.
+            kept["quantization_config"]["ignore"] = sorted(
+                {re.sub(r"\d+", "*", name) for name in stored.get("ignore") or ()}
+            )
     towers = [name for name in ("vision_config", "audio_config") if config.get(name)]
     note = " (the vision tower is left out)" if towers else ""
     return {"source": f"config.json of {hub[0]} in {source}{note}", "hub": list(hub), **kept}

@@ -38,14 +38,22 @@ def specs(name, config, tp):
     dim = text.get("head_dim") or text["hidden_size"] // heads
     block = 16
 
+    stored = text.get("quantization_config", {}).get("kv_cache_scheme") or {}
+    element = torch.uint8 if stored.get("num_bits") == 8 else BF16
+
     def attention(kind, **more):
-        return kind(block_size=block, num_kv_heads=kv, head_size=dim, dtype=BF16, **more)
+        return kind(block_size=block, num_kv_heads=kv, head_size=dim, dtype=element, **more)
 
     full = lambda: attention(FullAttentionSpec)  # noqa: E731
-    if name.startswith(("deepseek", "kimi")):
-        width = text["kv_lora_rank"] + text["qk_rope_head_dim"]
-        one = MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=width, dtype=BF16)
-        return {f"layers.{i}": one for i in range(text["num_hidden_layers"])}
+    if "kv_lora_rank" in text:
+        width, count = text["kv_lora_rank"] + text["qk_rope_head_dim"], text["num_hidden_layers"]
+        one = MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=width, dtype=element)
+        made = {f"layers.{i}": one for i in range(count)}
+        if "index_topk" in text:  # as Indexer makes its cache
+            size = text["index_head_dim"] + text["index_head_dim"] // 128 * 4
+            index = MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=size, dtype=torch.uint8)
+            made |= {f"layers.{i}.indexer": index for i in range(count)}
+        return made
     if name.startswith(("gemma", "gpt-oss", "llama-4")):
         count = text["num_hidden_layers"]
         if name.startswith("gemma"):
@@ -75,7 +83,8 @@ def specs(name, config, tp):
             shapes = Shapes.mamba2_state_shape(
                 tp, inner, text["n_groups"], text["mamba_num_heads"], text["mamba_head_dim"], size, text["conv_kernel"]
             )
-            kinds = list(text["hybrid_override_pattern"])
+            named = {"mamba": "M", "attention": "*", "moe": "E"}
+            kinds = text.get("hybrid_override_pattern") or [named[kind] for kind in text["layers_block_type"]]
             ssm = torch.float32
         # The alignment that vLLM's platform layer does before specs are made.
         state = MambaSpec(shapes=shapes, dtypes=(BF16, ssm), block_size=-1).page_size_bytes
@@ -111,6 +120,10 @@ def synthetic(layers):
     return made
 
 
+def layer_of(name):
+    return int(name.split(".")[1])
+
+
 def describe(config, made):
     groups = kv_cache_utils.get_kv_cache_groups(config, made)
     whole = kv_cache_utils.get_kv_cache_config_from_groups(config, groups, MEMORY)
@@ -119,7 +132,7 @@ def describe(config, made):
         spec = group.kv_cache_spec
         pages = [kv_cache_utils._get_per_layer_spec(group, name).page_size_bytes for name in group.layer_names]
         kind = type(kv_cache_utils._get_per_layer_spec(group, group.layer_names[0])).__name__
-        rows.append([kind, spec.block_size, len(pages), sum(pages)])
+        rows.append([kind, spec.block_size, len(set(map(layer_of, group.layer_names))), sum(pages)])
     return {"num_blocks": whole.num_blocks, "groups": rows}
 
 
@@ -129,10 +142,10 @@ def staged(config, made, layers, stages):
     rows = []
     for rank in range(stages):
         first, end = get_pp_indices(layers, rank, stages)
-        mine = {name: spec for name, spec in made.items() if first <= int(name.partition(".")[2]) < end}
+        mine = {name: spec for name, spec in made.items() if first <= layer_of(name) < end}
         here = kv_cache_utils._project_kv_cache_groups_to_worker(groups, mine)
         blocks = kv_cache_utils.get_kv_cache_config_from_groups(config, here, MEMORY).num_blocks if mine else None
-        rows.append([first, end, blocks, [len(group.layer_names) for group in here]])
+        rows.append([first, end, blocks, [len(set(map(layer_of, group.layer_names))) for group in here]])
     return rows
 
 
@@ -141,14 +154,13 @@ def main(presets, out):
     config = VllmConfig(cache_config=CacheConfig())
     config.cache_config.kv_cache_layout = "LBNHC"
     for path in sorted(Path(presets).glob("*.json")):
-        for tp in (1, 2, 8):
-            if json.loads(path.read_text())["num_attention_heads"] % tp:
-                continue  # vLLM refuses it
-            made = specs(path.stem, json.loads(path.read_text()), tp)
-            found[f"{path.stem}@{tp}"] = describe(config, made)
         text = json.loads(path.read_text())
         text = {**text, **text.get("text_config", {})}
-        layers = text.get("num_hidden_layers") or len(text["hybrid_override_pattern"])
+        for tp in (1, 2, 8):
+            if text["num_attention_heads"] % tp:
+                continue  # vLLM refuses it
+            found[f"{path.stem}@{tp}"] = describe(config, specs(path.stem, text, tp))
+        layers = text.get("num_hidden_layers") or len(text.get("hybrid_override_pattern") or text["layers_block_type"])
         for stages in (3, 4):
             made = specs(path.stem, text, 1)
             found[f"{path.stem}/{stages}"] = {"stages": staged(config, made, layers, stages)}

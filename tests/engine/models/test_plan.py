@@ -356,7 +356,8 @@ def without(*names):
         ({**LLAMA, "layer_types": ["linear_attention"] * 32}, "lacks linear_num_key_heads, linear_num_value_heads,"),
         ({**LLAMA, "attn_layer_indices": [3]}, "lacks mamba_state or ssm_state_size or mamba_d_state"),
         ({**LLAMA, "hybrid_override_pattern": "MX"}, "unknown letters 'X'"),
-        ({**LLAMA, "index_topk": 2048}, "sparse attention with an index cache is not supported"),
+        ({**LLAMA, "index_topk": 2048}, "the config lacks kv_lora_rank, index_head_dim, index_n_heads"),
+        ({**LLAMA, "compress_ratios": [4]}, "compressed attention, and indexes that layers share, are not supported"),
         ({**LLAMA, "is_encoder_decoder": True}, "encoder-decoder models are not supported"),
         ({**LLAMA, "torch_dtype": "int3"}, "unknown data type 'int3'"),
     ],
@@ -440,3 +441,46 @@ def test_a_state_of_mamba_1() -> None:
     fields = Fields({"hidden_size": 8, "expand": 2, "conv_kernel": 4, "ssm_state_size": 16})
     assert _mamba1_bytes(fields, Precision(cache=2, state=2, ssm=4), 1) == 16 * (3 * 2 + 16 * 4)
     assert _mamba1_bytes(fields, Precision(cache=2, state=2, ssm=4), 2) == 8 * (3 * 2 + 16 * 4)
+
+
+def test_sparse_attention_keeps_an_index_too() -> None:
+    # Of each layer: 512 + 64 latent elements, and a key of 128 bytes with a scale of 4; in 8 bits four scales beside 512 bytes.
+    assert plan(preset("deepseek-v3.2"), 2**45).bytes_per_token == 61 * (2 * 576 + 132)
+    assert plan(preset("deepseek-v3.2"), 2**45, kv_cache_dtype="fp8").bytes_per_token == 61 * (512 + 16 + 128 + 132)
+    assert plan(preset("glm-5"), 2**45).bytes_per_token == 78 * (2 * 576 + 132)
+    indexers = 61 * (1536 * 64 * 128 + 7168 * (128 + 64))
+    assert parameters("deepseek-v3.2") - parameters("deepseek-v3") == indexers
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("glm-5", 744),
+        ("glm-5.1-fp8", 744),
+        ("nemotron-3-ultra-550b-a55b", 550),
+        ("kimi-k2.6-nvfp4", 1026),
+    ],
+)
+def test_parameters_are_what_the_name_says(name: str, billions: float) -> None:
+    assert parameters(name) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_experts_in_a_narrower_space() -> None:
+    config = preset("nemotron-3-ultra-550b-a55b")
+    wide = {**config, "moe_latent_size": None}
+    layers = config["layers_block_type"].count("moe")
+    saved = 2 * 512 * 5120 * (8192 - 2048) - 2 * 8192 * 2048
+    assert plan(wide, 2**45).parameters - plan(config, 2**45).parameters == layers * saved
+
+
+def test_a_checkpoint_with_an_8_bit_cache_has_one_by_default() -> None:
+    own = plan(preset("kimi-k2.5-nvfp4"), 2**45)
+    assert own.bytes_per_token == 61 * 576
+    assert plan(preset("kimi-k2.5-nvfp4"), 2**45, kv_cache_dtype="bfloat16").bytes_per_token == 2 * 61 * 576
+    # Experts have 4 bits and a byte for each 16 of them; attention and shared experts stay as they were.
+    experts = 60 * 384 * 3 * 7168 * 2048
+    assert own.weights_bytes == pytest.approx(experts * 4.5 / 8 + 2 * (own.parameters - experts), rel=1e-6)
+
+
+def test_there_are_sixty_presets() -> None:
+    assert len(presets()) >= 60

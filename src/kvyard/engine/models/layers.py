@@ -71,8 +71,12 @@ def mixers(fields: Fields) -> list[str]:
 
 
 def _mixers(fields: Fields) -> list[str]:
-    if fields.get("index_topk") is not None or fields.get("compress_ratios") is not None:
-        raise KvyardError(f"{fields.architecture}: sparse attention with an index cache is not supported")
+    if fields.get("compress_ratios") is not None or fields.get("indexer_types") is not None:
+        raise KvyardError(
+            f"{fields.architecture}: compressed attention, and indexes that layers share, are not supported"
+        )
+    if fields.get("index_topk") is not None:
+        fields.require("kv_lora_rank", "index_head_dim", "index_n_heads")
     pattern = fields.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         unknown = sorted(set(pattern) - set(PATTERN))
@@ -113,9 +117,8 @@ def cache_layers(fields: Fields, precision: Precision, ranks: int) -> list[Cache
             of = {"mamba1": _mamba1_bytes, "delta": _delta_bytes}.get(kind, _mamba_bytes)
             found.append(CacheLayer(kind="mamba", number=number, state_bytes=of(fields, precision, ranks)))
         if kind == "mla":
-            width = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim")
             # Every rank holds all of it.
-            found.append(CacheLayer(kind="mla", number=number, token_bytes=width * precision.cache))
+            found.append(CacheLayer(kind="mla", number=number, token_bytes=_latent_bytes(fields, precision)))
         elif kind in ("window", "chunk", "full", "both"):
             size = _attention_bytes(fields, precision, ranks, everywhere=kind in ("full", "both"))
             layer = CacheLayer(kind="full", number=number, token_bytes=size)
@@ -218,6 +221,18 @@ def _attention_bytes(fields: Fields, precision: Precision, ranks: int, everywher
         kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
     check_heads(fields, heads, kv_heads, ranks)
     return 2 * max(1, kv_heads // ranks) * width * precision.cache
+
+
+def _latent_bytes(fields: Fields, precision: Precision) -> int:
+    """What MLA keeps of one token. With sparse attention also the key of its index, 8 bits with a scale for each 128 of them;
+    an 8-bit cache then has scales for each 128, and 16 bits for the rotated part.
+    """
+    rank, turned = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    if fields.get("index_topk") is None:
+        return (rank + turned) * precision.cache
+    key = fields.integer("index_head_dim")
+    latent = (rank + turned) * precision.cache if precision.cache > 1 else rank + rank // 128 * 4 + 2 * turned
+    return latent + key + key // 128 * 4
 
 
 def _mamba_bytes(fields: Fields, precision: Precision, ranks: int) -> int:

@@ -96,4 +96,8 @@ def _width(shapes: list[MlpShape], ranks: int) -> int:
 
 def _expert_buffers(shape: MlpShape, hidden: int, ranks: int, batched: int) -> int:
     """Bytes of the fused experts' workspace, which stays when the layer is over: both products of each pair and its result."""
-    return 2 * batched * shape.chosen * (3 * shape.expert_width // ranks + hidden) if shape.experts else 0
+    return (
+        2 * batched * shape.chosen * (3 * shape.expert_width // ranks + (shape.latent or hidden))
+        if shape.experts
+        else 0
+    )

@@ -18,7 +18,14 @@ from kvyard.engine.models.layers import Precision, cache_layers, mixers
 from kvyard.engine.models.memory import NEWEST
 from kvyard.engine.models.memory import reserve as memory_beside_cache
 from kvyard.engine.models.split import Parallelism, check_split
-from kvyard.engine.models.weights import DTYPE_BYTES, WEIGHT_DTYPES, count_weights, dtype_bytes, weight_bytes
+from kvyard.engine.models.weights import (
+    DTYPE_BYTES,
+    WEIGHT_DTYPES,
+    cache_element,
+    count_weights,
+    dtype_bytes,
+    weight_bytes,
+)
 from kvyard.errors import KvyardError
 from kvyard.integers import ceil_div
 from kvyard.settings import Setting, size
@@ -278,7 +285,7 @@ def _precision(fields: Fields, kv_cache_dtype: str) -> Precision:
         names = ", ".join(DTYPE_BYTES)
         raise KvyardError(f"unknown data type {kv_cache_dtype!r} of the cache; choose auto or one of {names}")
     return Precision(
-        cache=model if kv_cache_dtype == "auto" else dtype_bytes(kv_cache_dtype),
+        cache=cache_element(fields, kv_cache_dtype),
         state=model,
         ssm=model if ssm is None else dtype_bytes(str(ssm)),
     )

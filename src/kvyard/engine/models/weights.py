@@ -61,6 +61,8 @@ class MlpShape(msgspec.Struct, frozen=True, kw_only=True):
     expert_width: int = 0
     chosen: int = 0
     """Experts per token."""
+    latent: int = 0
+    """Width that tokens are projected to for the experts, and back; 0 if these work on the hidden size."""
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,24 @@ def dtype_bytes(name: str) -> int:
     if size is None:
         raise KvyardError(f"unknown data type {name!r}: {suggest(name, DTYPE_BYTES)}")
     return size
+
+
+def _stores_8_bit_cache(fields: Fields) -> bool:
+    """True if the checkpoint has scales of an 8-bit KV cache, which vLLM then uses by itself."""
+    stored = fields.outer.get("quantization_config") or fields.get("quantization_config")
+    scheme = stored.get("kv_cache_scheme") if isinstance(stored, Mapping) else None
+    return (
+        isinstance(scheme, Mapping)
+        and str(stored.get("quant_method", "")).startswith("modelopt")
+        and (scheme.get("dynamic"), scheme.get("num_bits"), scheme.get("type")) == (False, 8, "float")
+    )
+
+
+def cache_element(fields: Fields, kv_cache_dtype: str) -> int:
+    """Bytes of one element of the KV cache. Raises ``KvyardError`` for a type that isn't known."""
+    if kv_cache_dtype != "auto":
+        return dtype_bytes(kv_cache_dtype)
+    return 1 if _stores_8_bit_cache(fields) else dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
 
 
 def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) -> Weights:
@@ -120,7 +140,8 @@ def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) ->
             mine, width = split.experts_of(mlp.experts, mlp.expert_width)
             if fields.model_type == "gpt_oss":
                 linear += mine * (2 * width + hidden)
-            experts += mine * mlp.matrices * hidden * width
+            linear += 2 * hidden * mlp.latent  # on every rank
+            experts += mine * mlp.matrices * (mlp.latent or hidden) * width
     return Weights(plain=plain, linear=linear, experts=experts)
 
 
@@ -167,6 +188,9 @@ def stored_bits(quantisation: Mapping[str, Any] | None, plain: float) -> tuple[f
         return plain, 4.25
     if method in ("fp8", "fbgemm_fp8"):
         return 8.0, 8.0
+    if method == "modelopt" and quantisation.get("quant_algo") == "NVFP4":
+        kept = any("self_attn" in str(name) for name in quantisation.get("ignore") or ())
+        return (plain if kept else WEIGHT_BITS["fp4"]), WEIGHT_BITS["fp4"]
     bits = quantisation.get("bits") or quantisation.get("w_bit") or _group_bits(quantisation)
     if bits is None and method in FOUR_BIT:
         bits = 4
@@ -227,6 +251,9 @@ def _mla(fields: Fields, ranks: int) -> int:
     queries = fields.integer("q_lora_rank", 0)
     width = mine * (plain + turned)
     total = hidden * queries + queries * width if queries else hidden * width
+    if fields.get("index_topk") is not None:  # the indexer, on every rank
+        heads, size = fields.integer("index_n_heads"), fields.integer("index_head_dim")
+        total += queries * heads * size + hidden * (size + heads)
     return total + hidden * (rank + turned) + rank * mine * (plain + value) + mine * value * hidden
 
 
@@ -270,6 +297,7 @@ def mlp_shape(fields: Fields, index: int, kind: str) -> MlpShape | None:
         experts=fields.integer("num_experts"),
         expert_width=inner,
         chosen=fields.integer("num_experts_per_tok", 1),
+        latent=fields.integer("moe_latent_size", 0),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
 from kvyard.engine.models.split import Parallelism, check_split
-from kvyard.engine.models.weights import dtype_bytes, find_weight_dtype, mlp_shape, weight_bits
+from kvyard.engine.models.weights import cache_element, find_weight_dtype, mlp_shape, weight_bits
 from kvyard.integers import ceil_div
 
 ACTIVATION = 2
@@ -148,8 +148,7 @@ class _Counter:
         self._fields = fields
         self._split = split
         self._ranks = split.tensor_parallel_size
-        plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
-        self._cache = plain if kv_cache_dtype == "auto" else dtype_bytes(kv_cache_dtype)
+        self._cache = cache_element(fields, kv_cache_dtype)
         linear, routed = weight_bits(fields, weight_dtype)
         self._dtype, self._expert_dtype = weight_types(fields, weight_dtype)
         self._linear, self._routed = linear / 8, routed / 8
@@ -256,7 +255,29 @@ class _Counter:
                 decode_flops=2 * mine * (2 * rank + turned),
                 width=value,
                 cache_bytes=self._cache,
+                window=fields.integer("index_topk", 0),
                 latent=True,
+            )
+        )
+        if fields.get("index_topk") is not None:
+            self._indexer(queries)
+
+    def _indexer(self, queries: int) -> None:
+        """What finds the tokens that sparse attention reads: it looks at all of them, on every rank."""
+        fields, hidden = self._fields, self._hidden
+        heads, width = fields.integer("index_n_heads"), fields.integer("index_head_dim")
+        self._product(heads * width, queries)
+        self._product(width + heads, hidden)
+        self._small(2 * (heads + 1) * width * ACTIVATION)
+        flops = 2 * heads * width
+        self._attends(
+            AttentionShape(
+                count=0,
+                token_bytes=width + width // 128 * 4,
+                prompt_flops=flops,
+                decode_flops=flops,
+                width=width,
+                cache_bytes=1,
             )
         )
 
@@ -295,6 +316,10 @@ class _Counter:
             return
         experts, inner, chosen = mlp.experts, mlp.expert_width, mlp.chosen
         self._product(experts, hidden)  # which experts
+        seen = mlp.latent or hidden
+        if mlp.latent:
+            self._product(mlp.latent, hidden)
+            self._product(hidden, mlp.latent)
         split = self._split
         mine, slice_ = split.experts_of(experts, inner)
         sources = split.data_parallel_size
@@ -305,9 +330,9 @@ class _Counter:
             per_token=chosen * sources * mine / experts,
             chance=chosen / experts,
             tokens=sources,
-            expert_bytes=matrices * hidden * slice_ * self._routed,
-            pair_flops=2 * matrices * hidden * slice_,
-            pair_bytes=2 * ACTIVATION * (hidden + slice_),
+            expert_bytes=matrices * seen * slice_ * self._routed,
+            pair_flops=2 * matrices * seen * slice_,
+            pair_bytes=2 * ACTIVATION * (seen + slice_),
             holders=max(1, experts // mine),
         )
         self._experts[one] = self._experts.get(one, 0) + 1
