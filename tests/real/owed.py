@@ -35,7 +35,9 @@ class Answered(msgspec.Struct):
 Send = Callable[[Planned], Answered]
 
 
-def planned(count: int, block: int, longest: int, seed: int, salts: bool = True) -> Iterator[Planned]:
+def planned(
+    count: int, block: int, longest: int, seed: int, *, salts: bool = True, aborts: bool = True
+) -> Iterator[Planned]:
     """Chats that go on with the engine's answers, documents that come again, salts and clients that hang up.
 
     Send each before asking for the next: ``answered`` of a chat is in the prompt of its next turn.
@@ -61,7 +63,7 @@ def planned(count: int, block: int, longest: int, seed: int, salts: bool = True)
         elif kind < 0.6:
             chats.append(random.choice(systems) + text(random.randrange(1, block)))
             yield Planned(chats[-1], random.randrange(1, 12), salt)
-        elif kind < 0.9:
+        elif kind < 0.9 or not aborts:
             yield Planned(random.choice(documents) + text(random.randrange(1, 2 * block)), random.randrange(1, 6), salt)
         else:
             # Its answer stays within the prompt's last block, however much of it is made before the engine notices.

@@ -89,7 +89,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduler_reserve_full_isl: bool = True
     """Admit a request only when its whole known sequence fits, not just the first chunk of it."""
     watermark: Annotated[float, Setting("Share of blocks kept free.")] = 0.0
-    retention_interval: int | None = None
+    retention_interval: Annotated[
+        int | None,
+        Setting(
+            "Windows and states that prefixes can be resumed at are kept every N tokens, 0 for where prompts end or were "
+            "seen to part (vLLM 0.32's default). [default: all]",
+            also=("prefix_cache_retention_interval",),
+        ),
+    ] = None
     eviction: Annotated[
         str, Setting("The order of eviction on the device: {choices}.", flag=True, choices=ORDERS.names)
     ] = "lru"

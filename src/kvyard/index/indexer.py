@@ -95,6 +95,14 @@ class Indexer:
         self.unregister(stream)
         self.register(source)
 
+    def distrust(self, worker: str, reason: str) -> None:
+        """Give no credit for what the streams of ``worker`` announced, until an update replaces all of it."""
+        for stream in self.streams.values():
+            if stream.source.worker == worker:
+                stream.lose(reason)
+                stream.distrusted = True
+                self._dirty = True
+
     def share(self, pool: str, members: Iterable[Holder]) -> None:
         """Credit what ``pool`` holds to each of ``members``."""
         self.places.share(pool, members)

@@ -6,7 +6,7 @@ Names that end in ``_total`` only go up. Labels are part of a sample: (name, lab
 from typing import TypeAlias
 
 from kvyard.index.indexer import Indexer
-from kvyard.index.stream import SEVERITY
+from kvyard.index.stream import SEVERITY, FollowedStream
 
 Sample: TypeAlias = tuple[str, dict[str, str], float]
 
@@ -21,6 +21,7 @@ NAMES: dict[str, str] = {
     "kvyard_index_evicted_blocks_total": "Blocks forgotten to keep the budget.",
     "kvyard_index_unknown_stream_updates_total": "Updates of streams that are not registered.",
     "kvyard_index_stream_state": "0 fresh, 1 catching up, 2 stale.",
+    "kvyard_index_stream_distrusted_blocks": "Blocks that a stream announced and that earn nothing: its worker lacks many.",
     "kvyard_index_stream_sequence": "The last batch applied.",
     "kvyard_index_stream_resets_total": "Restarts and snapshots.",
     "kvyard_index_feed_stored_blocks_total": "Blocks stored.",
@@ -57,6 +58,7 @@ def collect(indexer: Indexer) -> list[Sample]:
         labels = {"stream": name, "topic": topic}
         out += [
             ("kvyard_index_stream_state", labels, SEVERITY[stream.state]),
+            ("kvyard_index_stream_distrusted_blocks", labels, _distrusted(stream)),
             ("kvyard_index_stream_sequence", labels, stream.seq),
             ("kvyard_index_stream_resets_total", labels, stream.resets),
         ]
@@ -74,6 +76,12 @@ def collect(indexer: Indexer) -> list[Sample]:
             ("kvyard_index_bridge_hashes", labels, len(feed.bridge)),
         ]
     return out
+
+
+def _distrusted(stream: FollowedStream) -> int:
+    if not stream.distrusted:
+        return 0
+    return sum(max(0, feed.counters.stored - feed.counters.removed) for feed in stream.feeds.values())
 
 
 def _outstanding(indexer: Indexer) -> list[Sample]:

@@ -73,6 +73,8 @@ class FollowedStream(msgspec.Struct, eq=False):
     """The same, by the rank that updates name."""
     lost: bool = False
     """Whether something is missing that only an update that replaces all can bring."""
+    distrusted: bool = False
+    """True if its worker lacks what it announced: stale for that reason."""
 
     def follow(self, update: Update, now: int) -> None:
         """Take over position, time and state of ``update``."""
@@ -83,7 +85,7 @@ class FollowedStream(msgspec.Struct, eq=False):
             self.seq = update.seq
             if update.replaces:
                 self.resets += 1
-                self.lost = False
+                self.lost = self.distrusted = False
         if not self.lost:
             self.state = update.state
             self.reason = "" if update.state is _FRESH else update.reason

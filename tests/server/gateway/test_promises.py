@@ -49,7 +49,8 @@ def promise(blocks: int = 4, tokens: int = 100, predicted: int = 0) -> Promise:
     [
         (promise(), {"cached": 64}, WHOLE, {}),
         (promise(), {"cached": 96}, WHOLE, {}),
-        (promise(), {"cached": 16}, WHOLE, {"unknown": 48}),
+        (promise(), {"cached": 16}, WHOLE, {"phantom": 48}),
+        (promise(), {"cached": 16}, WHOLE._replace(streams=0), {"unknown": 48}),
         (promise(), {"cached": 16}, WHOLE._replace(removed=6), {"evicted": 48}),
         (promise(), {"cached": 16}, WHOLE._replace(whole=False), {"stale": 48}),
         (promise(), {"cached": 16}, WHOLE._replace(resets=2), {"restarted": 48}),
@@ -61,7 +62,7 @@ def promise(blocks: int = 4, tokens: int = 100, predicted: int = 0) -> Promise:
         (promise(predicted=1), {"cached": 16}, WHOLE._replace(removed=9), {"in-flight": 16, "evicted": 32}),
         # A prompt that ends with a block: its last one is computed in any case, and the rest has another reason.
         (promise(4, tokens=64), {"cached": 48, "prompt": 64}, WHOLE, {"last-block": 16}),
-        (promise(4, tokens=64), {"cached": 0, "prompt": 64}, WHOLE, {"last-block": 16, "unknown": 48}),
+        (promise(4, tokens=64), {"cached": 0, "prompt": 64}, WHOLE, {"last-block": 16, "phantom": 48}),
     ],
 )
 def test_reasons(made: Promise, found: dict[str, int], marks: StreamMarks, missing: dict[str, int]) -> None:
@@ -108,7 +109,8 @@ def test_kept_by_mock_engines() -> None:
         assert (first, again) == (0, 64)
         assert figures(gate) == {"promised": 64, "delivered": 64}
         view = gate.client.get("/dashboard/view").json()
-        assert view["totals"]["promises"] == {"promised": 64, "delivered": 64, "missing": {}, "unpromised": 0}
+        said = {"promised": 64, "delivered": 64, "missing": {}, "unpromised": 0, "kept": 1, "broken": 0}
+        assert view["totals"]["promises"] == said
         assert sum(worker["promises"]["delivered"] for worker in view["workers"]) == 64
 
 
@@ -190,4 +192,4 @@ def test_series_go_with_their_engine_and_reasons_are_few() -> None:
         (name,) = gate.engines()
         gate.post("/admin/remove", engine=name)
         assert not any("engine_promised_tokens_total" in name for name in gate.metrics())
-    assert len(CAUSES) == 12
+    assert len(CAUSES) == 13

@@ -31,7 +31,13 @@ SHORT = {
 OF_VLLM = {
     *("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"),
     *("kv_cache_dtype", "dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "dp_size"),
-    *("long_prefill_token_threshold", "scheduling_policy", "max_loras", "enable_prefix_caching"),
+    *(
+        "prefix_cache_retention_interval",
+        "long_prefill_token_threshold",
+        "scheduling_policy",
+        "max_loras",
+        "enable_prefix_caching",
+    ),
     *("enable_chunked_prefill", "enable_expert_parallel", "async_scheduling"),
 }
 """Flags with a setting of the same name."""

@@ -54,6 +54,8 @@ def settle_settings(settings: Mapping[str, object]) -> dict[str, object]:
     found = {"workers": 1, **{name: value for name, value in settings.items() if value is not None}}
     if found.keys() & {"prefill", "decode", "split"}:
         found.pop("workers")
+    if found.get("backend", "vllm") == "vllm":
+        found.setdefault("retention_interval", 0)  # vLLM's own default; a replay keeps every window and state
     if "model" in found and not found.keys() & {"gpu", "timing"}:
         found["timing"] = "polynomial"
     return found

@@ -68,6 +68,10 @@ class PromisesView(msgspec.Struct, kw_only=True, frozen=True):
     """By reason."""
     unpromised: int = 0
     """Found beyond what was promised."""
+    kept: int = 0
+    """Promises of which everything was found."""
+    broken: int = 0
+    """Promises of which something is missing."""
 
 
 class WorkerStatus(msgspec.Struct, kw_only=True, frozen=True):
@@ -96,6 +100,8 @@ class WorkerStatus(msgspec.Struct, kw_only=True, frozen=True):
     prompts: PromptSources = msgspec.field(default_factory=prompt_sources)
     promises: PromisesView | None = None
     """``None`` where no router is asked."""
+    announced_by: str = ""
+    """The other worker whose events rise when this one computes something: their event endpoints are crossed."""
 
 
 class StreamView(msgspec.Struct, kw_only=True, frozen=True):
@@ -118,6 +124,11 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     missed: int = 0
     """Batches that were missing when a gap was seen, or withheld by a publisher that was told to."""
     restarts: int = 0
+    stored: int = 0
+    """Counter of blocks, as are the removed ones."""
+    removed: int = 0
+    block_sizes: list[int] = []
+    """Block sizes of its events that aren't the one that was configured for it."""
     lag_ms: float | None = None
     """From a batch's stamp until it was applied, of the last one."""
     age_s: float | None = None

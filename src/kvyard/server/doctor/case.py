@@ -21,7 +21,7 @@ from kvyard.events.transport.frames import read_live
 from kvyard.events.transport.state import Limits, State, Update
 from kvyard.events.transport.subscriber import SubscriberSockets
 from kvyard.events.transport.subscription import Subscription
-from kvyard.events.types import Cleared, Event, Stored
+from kvyard.events.types import Cleared, Event, Stored, Tier
 from kvyard.hashing import PLAIN, Key, Namespace
 from kvyard.index import Holder, Identity, Indexer, Source, WorkerMatch
 from kvyard.index.scorer import Explanation
@@ -40,6 +40,7 @@ class Text(msgspec.Struct, frozen=True):
     lora: str | None
     salted: bool
     media: bool
+    tier: Tier = Tier.G1
 
     @property
     def plain(self) -> bool:
@@ -136,7 +137,9 @@ class Case:
         extras = event.extra_keys[0] if event.extra_keys else None
         items = [item for item in extras or () if item not in (event.lora_name, event.salt)]
         tokens, key, size = tuple(event.tokens[:1024]), event.hashes[0], event.block_size
-        self.texts.append(Text(tokens, key, size, event.lora_name, salted=bool(event.salt), media=bool(items)))
+        self.texts.append(
+            Text(tokens, key, size, event.lora_name, salted=bool(event.salt), media=bool(items), tier=event.tier)
+        )
 
     def _apply(self, update: Update) -> None:
         """Hand an update to both indexes; those wait for the first that says a block size."""

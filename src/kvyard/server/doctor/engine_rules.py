@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from kvyard.events.check import Finding, judge
+from kvyard.events.tier import Tier
 from kvyard.server.doctor.case import Case
 from kvyard.server.doctor.finding import Expected, broken, note, parting
 from kvyard.server.doctor.visit import Visit
@@ -107,6 +108,11 @@ def caching(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
         yield broken("salt-ignored", seen.url, cached=salted)
 
 
+def asleep(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
+    if seen.asleep:
+        yield broken("asleep", seen.url)
+
+
 def answers(seen: Visit, expected: Expected, local: Local) -> Iterator[Finding]:
     if "the first completion" in seen.failed:
         yield broken("no-answer.completion", seen.url, why=seen.failed["the first completion"])
@@ -126,6 +132,7 @@ RULES: list[Callable[[Visit, Expected, Local], Iterator[Finding]]] = [
     tokenizer,
     template,
     block_size,
+    asleep,
     answers,
     caching,
     distance,
@@ -161,10 +168,18 @@ def announced(visits: Sequence[Visit], cases: Sequence[Case]) -> Iterator[Findin
             report = judge(case.checker.facts(), device_blocks=seen.device_blocks)
             over = [found for found in report.findings if found.code == "over-capacity" and found.broken]
             yield from (msgspec.structs.replace(found, where=case.name) for found in over)
+            yield from _tiers(case, seen.probe_ids)
         if not by:
             yield broken("unannounced", seen.url, tokens=len(seen.probe_ids), streams=len(listening))
         elif len(cases) == len(visits) and cases[at] not in by:
             yield broken("crossed", seen.url, there=by[0].name, here=cases[at].name)
+
+
+def _tiers(case: Case, prompt: Sequence[int]) -> Iterator[Finding]:
+    """Whether what was just computed is announced on the device."""
+    tiers = {text.tier for text in case.texts if text.size and text.tokens[: text.size] == tuple(prompt[: text.size])}
+    if tiers and Tier.G1 not in tiers:
+        yield broken("tier-named", case.name, stream=case.name, tier=min(tiers).place)
 
 
 def _heard(case: Case, prompt: Sequence[int]) -> bool:

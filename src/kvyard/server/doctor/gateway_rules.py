@@ -13,6 +13,10 @@ KEPT = 0.9
 """The share of promised tokens below which something is wrong, and not merely late."""
 ENOUGH = 1000
 """Prompt tokens from which shares say anything."""
+OFTEN = 20
+"""Broken promises from which it matters how many are broken, however little is missing of each."""
+ALWAYS_WRONG = ("block-size", "tokens", "phantom")
+"""Reasons that no load or timing explains."""
 FEW = 8
 """Names that a finding lists."""
 
@@ -23,7 +27,7 @@ def about_gateway(seen: GatewayVisit) -> Iterator[Finding]:
         name = "gateway-token" if seen.unauthorised else "gateway-unreachable"
         yield broken(name, seen.url, problem=seen.problem[:200])
         return
-    for rule in (engines, roles, streams, policy, promises):
+    for rule in (engines, roles, streams, block_sizes, policy, promises):
         yield from rule(seen.url, seen.view)
 
 
@@ -73,6 +77,13 @@ def streams(url: str, view: FleetView) -> Iterator[Finding]:
             yield broken("gateway-deaf", url, count=len(deaf), engines=_names(deaf), all=len(view.workers))
 
 
+def block_sizes(url: str, view: FleetView) -> Iterator[Finding]:
+    for stream in view.streams:
+        if stream.block_sizes:
+            sizes = ", ".join(map(str, stream.block_sizes))
+            yield broken("gateway-block-size", url, stream=stream.worker or stream.name, sizes=sizes)
+
+
 def policy(url: str, view: FleetView) -> Iterator[Finding]:
     heard, prompts = bool(view.streams) or view.remote_index, view.totals.prompts
     if view.reads == "index" and not heard and view.workers:
@@ -100,16 +111,21 @@ def promises(url: str, view: FleetView) -> Iterator[Finding]:
     routed = sum(view.totals.prompts.values())
     if view.reads and view.reads != "load" and not all_.promised and all_.unpromised >= ENOUGH:
         yield broken("gateway-nothing-matches", url, tokens=all_.unpromised, routed=routed)
+    crossed = [worker.name for worker in view.workers if worker.announced_by]
+    if crossed:
+        yield broken("gateway-crossed", url, engines=_names(crossed))
     for worker in view.workers:
         found = worker.promises
-        if found is None or found.promised < ENOUGH:
+        if found is None or found.promised < ENOUGH or worker.name in crossed:
             continue
         reported = found.promised - found.missing.get("unreported", 0)
+        reason = _main(found)
+        often = found.broken > found.kept and found.broken >= OFTEN and reason in ALWAYS_WRONG
         if not reported:
             yield note("gateway-unreported", url, engine=worker.name, tokens=found.promised)
-        elif found.delivered < KEPT * reported and (reason := _main(found)):
+        elif reason and (often or found.delivered < KEPT * reported):
             yield broken(
-                f"gateway-promises.{reason}",
+                f"gateway-promises.{_of_phantoms(worker.name, view) if reason == 'phantom' else reason}",
                 url,
                 engine=worker.name,
                 delivered=found.delivered,
@@ -118,6 +134,13 @@ def promises(url: str, view: FleetView) -> Iterator[Finding]:
                 tokens=found.missing[reason],
                 words=view.reasons.get(reason, reason),
             )
+
+
+def _of_phantoms(engine: str, view: FleetView) -> str:
+    """What an engine's streams show of why they announce blocks that it doesn't have."""
+    streams = [stream for stream in view.streams if stream.worker == engine]
+    stored, removed = sum(one.stored for one in streams), sum(one.removed for one in streams)
+    return "never-removes" if stored and not removed else "phantom"
 
 
 def _main(found: PromisesView) -> str:

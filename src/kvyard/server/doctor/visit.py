@@ -32,6 +32,7 @@ PATIENCE = 30.0
 CONNECT = 5.0
 ROUNDS = 5
 _RANK = re.compile(r'^vllm:num_requests_running\{.*?\bengine="(\d+)"', re.MULTILINE)
+_AWAKE = re.compile(r'^vllm:engine_sleep_state\{.*sleep_state="awake".*\} (\S+)$', re.MULTILINE)
 _HITS = re.compile(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
@@ -75,6 +76,8 @@ class Visit(msgspec.Struct, kw_only=True):
     """Labels of vllm:cache_config_info."""
     ranks: int = 1
     """Data-parallel ranks behind this address, as its metrics have it. All requests ask for the first."""
+    asleep: bool = False
+    """As its metrics have it."""
     text_ids: list[int] | None = None
     chat_ids: list[int] | None = None
     chat_tokens: int | None = None
@@ -184,6 +187,8 @@ class _Visitor:
     def _metrics(self) -> None:
         page = self._page()
         self._seen.cache = cache_labels(page)
+        awake = _AWAKE.findall(page)
+        self._seen.asleep = bool(awake) and all(value in ("0", "0.0") for value in awake)
         self._seen.ranks = max(1, len(set(_RANK.findall(page))))
 
     def _page(self) -> str:

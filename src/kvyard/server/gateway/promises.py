@@ -4,8 +4,9 @@ Every promise ends once: delivered, or missing for one of ``CAUSES``. So by engi
 are tokens delivered and tokens missing. It changes no route.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -23,10 +24,11 @@ CAUSES = {
     "restarted": "it was restarted, or went down, in between",
     "last-block": "the block with a prompt's last token is always computed",
     "tokens": "it made another number of tokens of the prompt",
-    "block-size": "it found part of a block: its blocks have another size",
+    "block-size": "it found part of a block, or fewer and larger ones: its blocks have another size",
     "failed": "it failed or refused the request",
     "cut": "the answer broke off, or the client hung up",
     "unreported": "it doesn't report cached tokens",
+    "phantom": "its events announce blocks that it doesn't have",
     "unknown": "the reason isn't known",
 }
 """Why promised tokens were not delivered, in words."""
@@ -39,9 +41,15 @@ class StreamMarks(NamedTuple):
     removed: int = 0
     whole: bool = True
     streams: int = 0
+    stored: int = 0
 
 
 NO_MARKS = StreamMarks()
+ENOUGH_ANSWERS = 16
+"""Answers of an engine from which something is concluded about all of them."""
+ENOUGH_VOTES = 4
+DISTRUSTED = "its events announce blocks that it doesn't have, by what it found of promised prompts"
+"""Why a stream is no longer trusted."""
 
 
 class EngineStreams:
@@ -60,14 +68,15 @@ class EngineStreams:
         if indexer is not self._of or len(indexer.streams) != self._known:
             self._of, self._known = indexer, len(indexer.streams)
             self._streams = [one for one in indexer.streams.values() if one.source.worker == self._name]
-        resets = removed = 0
+        resets = removed = stored = 0
         whole = True
         for stream in self._streams:
             resets += stream.resets
             whole = whole and stream.state is State.FRESH
             for feed in stream.feeds.values():
                 removed += feed.counters.removed
-        return StreamMarks(resets, removed, whole, len(self._streams))
+                stored += feed.counters.stored
+        return StreamMarks(resets, removed, whole, len(self._streams), stored)
 
 
 class PromiseTally(msgspec.Struct):
@@ -80,6 +89,73 @@ class PromiseTally(msgspec.Struct):
     """Of those, by reason."""
     unpromised: int = 0
     """Found by engines beyond what was promised."""
+    kept: int = 0
+    """Promises of which everything was delivered."""
+    broken: int = 0
+    """Promises of which something is missing."""
+    founds: int = 0
+    """Answers with tokens that were found."""
+    step: int = 0
+    """The largest number that all of these are multiples of."""
+
+    def found(self, cached: int) -> None:
+        """An engine found ``cached`` tokens of a prompt."""
+        if cached:
+            self.founds += 1
+            self.step = math.gcd(self.step, cached)
+
+    @property
+    def block_size(self) -> int:
+        """The engine's block size as its answers show it; 0 while there are too few."""
+        return self.step if self.founds >= ENOUGH_ANSWERS else 0
+
+
+class AnnouncedElsewhere:
+    """Whose events rise when one engine alone computes a prompt: by requests that had the fleet to themselves."""
+
+    def __init__(self) -> None:
+        self.votes: dict[str, Counter[str]] = {}
+        """By engine, how often each engine's events rose, its own included."""
+        self._watched = ""
+        self._stored: dict[str, int] = {}
+
+    def routed(self, engine: str, stored: Callable[[], dict[str, int]], alone: bool) -> None:
+        """A request was routed to ``engine``; ``alone``: no other is in flight. ``stored`` has the blocks that each engine's
+        events have announced so far.
+        """
+        watched, self._watched = self._watched, ""
+        if not alone:
+            return
+        now = stored()
+        if watched:
+            rose = [name for name, blocks in now.items() if blocks > self._stored.get(name, blocks)]
+            if len(rose) == 1:
+                self.votes.setdefault(watched, Counter())[rose[0]] += 1
+        self._watched, self._stored = engine, now
+
+    def source(self, engine: str) -> str:
+        """The other engine whose events are really those of ``engine``; empty if there is none."""
+        votes = self.votes.get(engine)
+        if not votes:
+            return ""
+        name, count = votes.most_common(1)[0]
+        return name if name != engine and count >= ENOUGH_VOTES and count > 2 * votes[engine] else ""
+
+
+class RecentPhantoms:
+    """The latest promises of an engine: whether blocks were announced that it doesn't have."""
+
+    def __init__(self) -> None:
+        self._latest: deque[bool] = deque(maxlen=2 * ENOUGH_ANSWERS)
+
+    def add(self, phantom: bool) -> bool:
+        """One more. True if so many were phantoms that the engine's events can't be trusted; then counting starts anew."""
+        latest = self._latest
+        latest.append(phantom)
+        if len(latest) < ENOUGH_ANSWERS or 4 * sum(latest) < 3 * len(latest):
+            return False
+        latest.clear()
+        return True
 
 
 class Promise(msgspec.Struct, frozen=True, eq=False):
@@ -96,10 +172,17 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         return self.decision.overlap * self.block_size
 
     def settle(
-        self, cached: int, prompt: int | None, marks: StreamMarks, downs: int, announces: bool
+        self,
+        cached: int,
+        prompt: int | None,
+        marks: StreamMarks,
+        downs: int,
+        announces: bool,
+        block_size: int = 0,
     ) -> tuple[int, dict[str, int]]:
         """How many tokens were delivered, and the missing ones by reason. The engine found ``cached`` tokens of a prompt of
         ``prompt``; ``marks`` and ``downs`` are of now; ``announces``: its events are listened to, here or elsewhere.
+        ``block_size`` is the engine's as its answers show it, 0 where they don't yet.
         """
         promised, size, decision = self.tokens, self.block_size, self.decision
         delivered = min(cached, promised)
@@ -109,10 +192,10 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
             return delivered, missing
         for reason, most in (
             ("last-block", max(0, promised - (decision.num_tokens - 1) // size * size)),
-            (self._cause(cached, prompt, marks, downs, announces), left),
+            (self._cause(cached, prompt, marks, downs, announces, block_size), left),
             ("in-flight", decision.predicted * size),
             ("evicted", left if marks.removed > self.marks.removed else 0),
-            ("unknown", left),
+            ("phantom" if marks.streams else "unknown", left),
         ):
             taken = min(left, most)
             if reason and taken:
@@ -120,12 +203,16 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
                 left -= taken
         return delivered, missing
 
-    def _cause(self, cached: int, prompt: int | None, marks: StreamMarks, downs: int, announces: bool) -> str:
+    def _cause(
+        self, cached: int, prompt: int | None, marks: StreamMarks, downs: int, announces: bool, block_size: int
+    ) -> str:
         """What explains all that is missing, if anything does."""
         if prompt is not None and prompt != self.decision.num_tokens:
             return "tokens"
         if downs != self.downs or marks.resets > self.marks.resets:
             return "restarted"
+        if block_size > self.block_size and self.tokens - cached < block_size:
+            return "block-size"
         if not announces:
             return "no-events"
         if not marks.whole:
@@ -138,5 +225,8 @@ def entered(tallies: Iterable[PromiseTally], promised: int, delivered: int, miss
     for tally in tallies:
         tally.promised += promised
         tally.delivered += delivered
+        if promised:
+            tally.kept += not missing
+            tally.broken += bool(missing)
         for reason, tokens in missing.items():
             tally.missing[reason] += tokens

@@ -6,6 +6,7 @@ both. Figures that are kept anyway are read by ``view.state_samples`` at each sc
 
 import logging
 from collections import deque
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from kvyard.router import Decision
 from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.gateway.pool import Engine, EnginePool, Placement, PromptTally
-from kvyard.server.gateway.promises import Promise, PromiseTally, entered
+from kvyard.server.gateway.promises import AnnouncedElsewhere, Promise, PromiseTally, entered
 from kvyard.server.gateway.recording import ArrivedRequest, RequestRecorder
 from kvyard.server.gateway.usage import AnswerTokens
 from kvyard.server.metrics import Metrics, read_catalog
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 UNMET = {"finished": "unreported", "refused": "failed", "failed": "failed", "broken": "cut", "cancelled": "cut"}
 """Why a promise was not kept, by how a request ended whose engine didn't say what it found."""
+COMPARED = 32
+"""Engines of a pool up to which their events are compared, whenever a request is alone."""
 P = "kvyard_gateway_"
 NAMES: dict[str, str] = read_catalog(Path(__file__).with_name("metrics.toml"))
 """What there is beside the index's own, without the prefix."""
@@ -135,6 +138,7 @@ class Traffic:
         self.recent: deque[RecentDecision] = deque(maxlen=MOST_DECISIONS)
         self.tally = PromptTally()
         self.promises = PromiseTally()
+        self.announced = AnnouncedElsewhere()
         self.first_bytes = LatencyWindow()
         self.recorder: RequestRecorder | None = None
         self.access_log: AccessLog | None = None
@@ -204,6 +208,8 @@ class Traffic:
         proxied.placed = proxied.placed or now
         if decision.overlap:
             proxied.promise = Promise(decision, size, engine.marks(), engine.downs)
+        alone = self.counters.under_way == 1 and len(proxied.pool.engines) <= COMPARED
+        self.announced.routed(engine.name, partial(_stored, proxied.pool), alone)
         self._decisions += 1
         self.recent.append(RecentDecision(self._decisions, now / SECOND, model, proxied.pool.model, decision))
         metrics.decisions[model, decision.worker.name, decision.why].inc()
@@ -272,19 +278,29 @@ class Traffic:
         if said.cached is None:
             return
         promise = Promise(decision, size, engine.marks(), engine.downs)
-        delivered, missing = promise.settle(said.cached, said.prompt, engine.marks(), engine.downs, engine.announces)
-        entered((engine.promises, self.promises), promise.tokens, delivered, missing)
+        delivered = self._judge(promise, engine, said.cached, said.prompt)
         engine.promises.unpromised += said.cached - delivered
         self.promises.unpromised += said.cached - delivered
+
+    def _judge(self, promise: Promise, engine: Engine, cached: int, prompt: int | None) -> int:
+        """Enter a promise whose engine found ``cached`` tokens; return the tokens it delivered. An engine that lacks most of
+        what its events announce loses the index's trust.
+        """
+        own = engine.promises
+        own.found(cached)
+        delivered, missing = promise.settle(
+            cached, prompt, engine.marks(), engine.downs, engine.announces, own.block_size
+        )
+        entered((own, self.promises), promise.tokens, delivered, missing)
+        if promise.tokens and engine.phantoms.add("phantom" in missing):
+            engine.distrust()
+        return delivered
 
     def _settle(self, proxied: RequestRecord, engine: Engine, cached: int, prompt: int) -> None:
         """An engine says what it found: compare that with what was promised."""
         promise, proxied.promise = proxied.promise, None
         if promise is not None:
-            promised = promise.tokens
-            delivered, missing = promise.settle(cached, prompt, engine.marks(), engine.downs, engine.announces)
-            entered((engine.promises, self.promises), promised, delivered, missing)
-            cached -= delivered
+            cached -= self._judge(promise, engine, cached, prompt)
         engine.promises.unpromised += cached
         self.promises.unpromised += cached
 
@@ -310,6 +326,11 @@ class Traffic:
         self._metrics.seconds[proxied.model,].observe((now - proxied.received) / SECOND)
         if self.access_log is not None:
             self.access_log.add(_line(proxied, outcome, now))
+
+
+def _stored(pool: EnginePool) -> dict[str, int]:
+    """Blocks that the events of each engine have announced."""
+    return {name: engine.marks().stored for name, engine in pool.engines.items()}
 
 
 def _line(proxied: RequestRecord, outcome: str, now: int) -> AccessLine:

@@ -97,6 +97,7 @@ class GatewaySource:
             tiers=self._holdings.tiers(engine.holders),
             prompts=engine.tally.prompts(),
             promises=_promises(engine.promises),
+            announced_by=gateway.traffic.announced.source(engine.name),
         )
 
     def _stream(self, listener: Listener) -> StreamView:
@@ -109,8 +110,10 @@ class GatewaySource:
         return StreamView(
             name=listener.source.stream,
             worker=listener.source.worker or listener.source.pool,
-            **picked(info, "endpoint reason batches"),
+            **picked(info, "endpoint reason batches block_sizes"),
             **sums,
+            stored=sum(feed.counters.stored for one in known for feed in one.feeds.values()),
+            removed=sum(feed.counters.removed for one in known for feed in one.feeds.values()),
             state="failed" if info.status == "failed" else info.state,
             seq=info.sequence,
             epoch=sums["restarts"],
@@ -160,7 +163,7 @@ def _reads(policy: Policy) -> Literal["index", "memory", "load"]:
 
 
 def _promises(tally: PromiseTally) -> PromisesView:
-    return PromisesView(**picked(tally, "promised delivered unpromised"), missing=dict(tally.missing))
+    return PromisesView(**picked(tally, "promised delivered unpromised kept broken"), missing=dict(tally.missing))
 
 
 class CountedPlace(msgspec.Struct):

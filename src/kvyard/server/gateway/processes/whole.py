@@ -210,7 +210,8 @@ def _promises(parts: Sequence[PromisesView | None]) -> PromisesView | None:
     if not there:
         return None
     return PromisesView(
-        **_sums(there, ("promised", "delivered", "unpromised")), missing=_added([one.missing for one in there])
+        **_sums(there, ("promised", "delivered", "unpromised", "kept", "broken")),
+        missing=_added([one.missing for one in there]),
     )
 
 

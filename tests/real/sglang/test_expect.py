@@ -1,0 +1,32 @@
+"""Hits that kvyard says a real SGLang owes, and hits it counted: equal to the token, by request and in its metrics."""
+
+from __future__ import annotations
+
+from tests.real.owed import Answered, Planned, compare, planned
+from tests.real.sglang.conftest import PAGES, SIZE
+from tests.real.sglang.engine import SglangEngine
+
+from kvyard.lab.expect.counted import Counted, read_page
+
+REQUESTS = 1000
+
+
+def test_owed_is_counted(pair: list[SglangEngine]) -> None:
+    engine = pair[0]
+    assert engine.client.post("/flush_cache").status_code == 200
+
+    def send(request: Planned) -> Answered:
+        answer = engine.generate(request.prompt, request.tokens)
+        return Answered(answer["output_ids"], answer["meta_info"]["cached_tokens"])
+
+    def page() -> Counted:
+        text = engine.client.get("/metrics").text
+        # It counts nothing before its first answer.
+        return read_page(text) if "sglang:prompt_tokens_total" in text else Counted(source="", queries=0)
+
+    settings = {"backend": "sglang", "block_size": SIZE, "num_gpu_blocks": PAGES, "max_model_len": 4096}
+    plan = planned(REQUESTS, SIZE, 700, seed=3, salts=False, aborts=False)
+    by_request, counters = compare(send, plan, settings, page)
+    assert by_request.compared == REQUESTS
+    assert by_request.equal == REQUESTS, by_request.different
+    assert counters.counted == counters.owed > 0 and not counters.fault, counters.sentence
