@@ -37,6 +37,7 @@ ADDED = (
     *(f".report.config.{name}" for name in ("client", "client_options", "turnaround", "warm_up")),
     *(f".report.config.{name}" for name in ("flow", "engine_requests", "queue")),
     ".report.sessions",
+    *(f".report.scaling.{name}" for name in ("card_seconds", "cost", "flaps", "flap_s", "workers", "within_slo")),
     ".rows.flow_wait_ms",
     ".report.ranges",
     ".report.timing.held_out",

@@ -32,7 +32,7 @@ def plan(
         str | None, typer.Option(metavar="PRICE/h", help="What the fleet may cost per hour, such as 60/h.")
     ] = None,
     prices: Annotated[
-        Path | None, typer.Option(help="Prices of cards, a TOML file; kvyard's own is lab/study/prices.toml.")
+        Path | None, typer.Option(help="Prices of cards, a TOML file; kvyard's own is engine/prices.toml.")
     ] = None,
     split: Annotated[
         bool, typer.Option("--split/--no-split", help="Try fleets with prefill and decode workers apart, too.")
@@ -54,10 +54,10 @@ def plan(
     (plan.toml) that kvyard replay and kvyard gateway take with --config. The same command goes on where it was interrupted.
     Exit code 1 if no fleet keeps the SLO and the budget, 130 if interrupted.
     """
+    from kvyard.engine.price_list import default_prices, read_prices
     from kvyard.lab.plan import plan as run
     from kvyard.lab.plan.shape import check_gpus
     from kvyard.lab.plan.view import paragraph, view
-    from kvyard.lab.study.price_list import default_prices, read_prices
     from kvyard.replay.report.slo import parse_limits
 
     given = dict(settings)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvyard.engine.price_list import default_prices
 from kvyard.lab.study import Chart, Result, Row, Section, Study, Table, columns, own_options
 from kvyard.lab.study.advice import Advice, Candidate, answer, at_edges, lowest_ttft, with_foresight
 from kvyard.lab.study.axes import axis, axis_title, number_of, setting_text, words
 from kvyard.lab.study.certainty import evidence_of
 from kvyard.lab.study.charts import MOST_LINES, STANDINGS, Bar, Dots, Lines, bars, curves, dots
 from kvyard.lab.study.cost import cards, fleet_size, foresees, list_price
-from kvyard.lab.study.price_list import default_prices
 from kvyard.lab.study.runs import run_page
 from kvyard.lab.study.table import LEGEND
 from kvyard.replay.report.html import tile

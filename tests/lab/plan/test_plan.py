@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.replay.traces.support import CONVERSATION
 
+from kvyard.engine.price_list import default_prices
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import LocalExecutor, Task
 from kvyard.lab.plan import Planned, plan
 from kvyard.lab.plan.view import paragraph, view
 from kvyard.lab.study.cost import Prices
-from kvyard.lab.study.price_list import default_prices
 from kvyard.replay import replay
 from kvyard.replay.report.slo import parse_limits
 

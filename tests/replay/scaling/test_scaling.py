@@ -8,12 +8,18 @@ import pytest
 from tests.replay.support import SECOND, request, sessions
 
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.price_list import default_prices
 from kvyard.engine.timing import FixedTiming
 from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig, WorkerConfig, read_autoscale
 from kvyard.replay.fleet import Fleet
+from kvyard.replay.report.files import from_json, to_json
+from kvyard.replay.report.scaling import flaps
+from kvyard.replay.report.table import report_text
+from kvyard.replay.report.words import scaled
 from kvyard.replay.run import SimulatedRun, replay
 from kvyard.replay.scaling import SCALERS, RoleState, Scaler, Snapshot
+from kvyard.replay.scaling.autoscaler import ScalingAction
 from kvyard.replay.settings import make_config
 from kvyard.router import RouterConfig
 from kvyard.router.pace import LearntPace
@@ -250,3 +256,58 @@ def test_a_request_that_goes_elsewhere_is_there_an_instant_later():
     moved = fleet.records["waits"]
     assert moved.worker == fleet.records["stays"].worker != fleet.records["large"].worker
     assert moved.admitted == 5 * SECOND + 1
+
+
+# -- what a day cost, and how it went -----------------------------------------------------------------------------------
+
+
+def test_the_day_has_workers_and_attainment_in_the_windows_of_the_series() -> None:
+    done = run(steady(60), "n10=3,n40=1,max=4,startup=20s,period=5s", slo="ttft=500,itl=30")
+    report = done.report
+    made, window = report.scaling, report.series.window_s
+    assert made is not None and len(made.workers["both"]) == len(made.within_slo) == len(report.series.arrived)
+    assert sum(made.workers["both"]) * window == pytest.approx(made.worker_seconds["both"], rel=0.01)
+    assert made.workers["both"][0] == 1 and max(made.workers["both"]) == 3
+    arrived = sum(report.series.arrived)
+    kept = sum(came * (good or 0.0) for came, good in zip(report.series.arrived, made.within_slo, strict=True))
+    assert report.goodput is not None and kept / arrived == pytest.approx(report.goodput.requests.value)
+    assert "Over time, from" in report_text(report) and from_json(to_json(report)) == report
+
+
+def test_without_an_slo_there_is_no_attainment_and_without_a_card_no_price() -> None:
+    made = run(steady(30), "n10=2,max=4,startup=5s,period=5s").report.scaling
+    assert made is not None and made.within_slo == [] and made.cost is None
+    assert made.card_seconds == made.worker_seconds
+
+
+def test_card_hours_have_a_price_with_its_currency_and_date() -> None:
+    card = {
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+        "tensor_parallel_size": 2,
+        "num_gpu_blocks": None,
+        "block_size": None,
+    }
+    report = run(steady(30), "n10=2,max=4,startup=5s,period=5s", **card).report
+    made, prices = report.scaling, default_prices()
+    assert made is not None and made.cost is not None
+    assert made.card_seconds["both"] == pytest.approx(2 * made.worker_seconds["both"])
+    assert made.cost.amount == pytest.approx(made.card_seconds["both"] / 3600 * prices.cards["h100"])
+    text = " ".join(scaled(made))
+    assert f"{made.cost.amount:.2f} USD (H100 at 2.35 an hour, prices of {prices.date})" in text
+
+
+def test_a_scale_up_that_is_soon_undone_is_called_flapping() -> None:
+    def up_and_down(seconds: float) -> list[ScalingAction]:
+        return [ScalingAction(10.0, "both", 1, 3), ScalingAction(10.0 + seconds, "both", 3, 1)]
+
+    assert flaps(up_and_down(590)) == 1 and flaps(up_and_down(610)) == 0
+    partly = [ScalingAction(10.0, "both", 1, 3), ScalingAction(20.0, "both", 3, 2)]
+    assert flaps(partly) == 0, "one of the two is still there"
+    assert flaps([*partly, ScalingAction(30.0, "both", 2, 1)]) == 1
+    assert flaps([ScalingAction(0.0, "prefill", 1, 3), ScalingAction(20.0, "decode", 3, 1)]) == 0
+    made = run(steady(60), "n10=3,n40=1,max=4,startup=5s,period=5s").report.scaling
+    assert made is not None and made.flaps == 1
+    assert scaled(made)[-1].startswith("It flaps: 1 of 1 scale-ups were undone within 10 minutes.")
+    calm = run(steady(60), "n10=3,max=4,startup=5s,period=5s").report.scaling
+    assert calm is not None and scaled(calm)[-1] == "It doesn't flap: no scale-up was undone within 10 minutes."

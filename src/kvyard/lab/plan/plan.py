@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from kvyard.engine.models import find_config
+from kvyard.engine.price_list import PriceList
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import TracePart
 from kvyard.lab.plan.search import FleetOption, FleetSearch, Ruled, fleet_config
@@ -17,7 +18,6 @@ from kvyard.lab.plan.traffic import Traffic, read_traffic
 from kvyard.lab.study import Study, own_options
 from kvyard.lab.study.cost import Prices
 from kvyard.lab.study.goals import judged
-from kvyard.lab.study.price_list import PriceList
 from kvyard.lab.study.seeds import not_set
 from kvyard.replay.report.report import REJECTED
 from kvyard.replay.report.slo import Limit

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
+from kvyard.engine.price_list import PriceList, default_prices
 from kvyard.errors import KvyardError
 from kvyard.events.tier import LOWER_TIERS
-from kvyard.lab.study.price_list import PriceList, default_prices
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.fleet_memory import lower_bytes
 from kvyard.replay.settings import OF_A_WORKER, SETTINGS

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kvyard.engine.price_list import default_prices
 from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
 from kvyard.lab.study.advice import answer, at_edges, choose, middle
@@ -15,7 +16,6 @@ from kvyard.lab.study.axes import setting_text
 from kvyard.lab.study.charts import Bar, Dots, bars, bars_of, dots
 from kvyard.lab.study.cost import GIB, Prices, cards
 from kvyard.lab.study.goals import Goal
-from kvyard.lab.study.price_list import default_prices
 from kvyard.lab.study.settings_file import as_toml
 from kvyard.lab.tune.parts import TraceParts
 from kvyard.lab.tune.space import Choices, Space

@@ -14,6 +14,7 @@ from kvyard.integers import ceil_div
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.numbers import Histogram
 from kvyard.replay.report.report import LATENCIES, Report
+from kvyard.replay.report.slo import WITHIN
 from kvyard.replay.report.waterfall import lost_tokens
 from kvyard.replay.report.words import REASONS, SHORT, SOURCES, percent
 
@@ -170,6 +171,34 @@ def rates(report: Report) -> Figure:
         for name, counts, color in (("arriving", of.arrived, "blue"), ("finishing", of.finished, "orange"))
     ]
     return _over_time(report, windows(report), series, "requests per second", "Requests arriving and finishing")
+
+
+def workers_on(report: Report) -> Figure:
+    """Workers that were on, along time, by role."""
+    on = report.scaling.workers if report.scaling is not None else {}
+    series = [
+        line("workers" if role == "both" else f"{role} workers", rounded(counts), color)
+        for (role, counts), color in zip(on.items(), RUN_COLORS, strict=False)
+    ]
+    return _over_time(report, windows(report), series, "workers", "Workers that were on")
+
+
+def offered(report: Report) -> Figure:
+    """Requests that arrived, along time."""
+    arriving = rounded([count / report.series.window_s for count in report.series.arrived])
+    series = [line("arriving", arriving, "blue")]
+    return _over_time(report, windows(report), series, "requests per second", "Requests arriving")
+
+
+def within_slo(report: Report) -> Figure:
+    """Share of the requests that kept the SLO, along time, with the share that must."""
+    shares = report.scaling.within_slo if report.scaling is not None else []
+    places = windows(report)
+    series = [line("within the SLO", shares, "blue")]
+    figure = _over_time(report, places, series, "share of requests", "Requests within the SLO")
+    ends = [figure["x"][0], figure["x"][-1]]
+    series.append(line(f"needed: {WITHIN:.0%}", [WITHIN, WITHIN], "red", x=ends, dash="6 4"))
+    return figure | SHARE | {"yMax": 1}
 
 
 def composition_over_time(report: Report) -> Figure:

@@ -102,7 +102,7 @@ def make_report(
         transfers=make_transfers(fleet),
         loading=loading,
         **make_left(fleet),
-        scaling=make_scaling(fleet, totals, duration),
+        scaling=make_scaling(fleet, totals, seen.end, len(fields["series"].arrived), slo),
         pulls=make_pulls(fleet, totals),
         handovers=make_handovers(fleet, totals, duration),
         flow=_flow(fleet, totals.count),

@@ -21,7 +21,7 @@ from kvyard.replay.report.report import (
     StatedRange,
     WorkerReport,
 )
-from kvyard.replay.report.slo import judge
+from kvyard.replay.report.slo import WITHIN, judge, limits_of
 from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 
 
@@ -64,7 +64,9 @@ def _tiles(report: Report) -> Iterator[str]:
     latency, rates = report.latency, report.throughput
     if report.goodput is not None:
         good = report.goodput
-        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", f"of requests: {say.limits(good.slo_ms)}")
+        missed = any(limit.name == "within_slo" for limit in limits_of(good.slo_ms)) and good.requests.value < WITHIN
+        text = f"of requests: {say.limits(good.slo_ms)}"
+        yield tile("Within the SLO", f"{good.requests.value * 100:.1f}", "%", text, missed)
         for name, value, met in say.verdicts(good):
             yield tile(name, *_parted(value), "met" if met == "met" else "", missed=met != "met")
     for name, key, field in (
@@ -88,6 +90,10 @@ def _tiles(report: Report) -> Iterator[str]:
     more = f"of prompt tokens · at best {say.percent(best.value)}" if best else "of prompt tokens"
     if report.reuse:
         yield tile("Reused", f"{report.reuse['all'].value * 100:.1f}", "%", more)
+    if report.scaling is not None and report.scaling.card_seconds:
+        cost = report.scaling.cost
+        text = f"{say.money(cost)}: {say.price_text(cost)}" if cost is not None else "no price is known for the card"
+        yield tile("Card-hours", say.card_hours(report.scaling), "h", text)
     if report.live is not None:
         late = report.live.lateness
         yield tile("Sent after it was due", *_ms(late.p50), f"median · p99 {say.latency(late.p99)}")
@@ -293,13 +299,22 @@ def _timeline(session: SlowSession) -> str:
 def _scaling(made: Page, report: Report) -> None:
     if report.scaling is None:
         return
-    made.section("Scaling", " ".join(say.scaled(report.scaling)), folded=True)
+    made.section("The day", " ".join(say.scaled(report.scaling)))
+    if report.scaling.workers:
+        cards = [
+            made.figure("Workers", "that were on: starting, taking requests or draining", draw.workers_on(report)),
+            made.figure("Load", "requests arriving", draw.offered(report)),
+        ]
+        if report.scaling.within_slo:
+            cards.append(made.figure("SLO", "of the requests that arrived then", draw.within_slo(report)))
+        made.cards("three", *cards)
     rows = [
         row([say.span(at), role, say.whole(before), say.whole(after)])
         for at, role, before, after in report.scaling.actions
     ]
     table_ = table(["at", "role", "workers before", "after"], rows, tall=len(rows) > 16)
-    made.cards("one", card("What was done when", "Workers that take requests or start.", table_))
+    acts = f"<details><summary>What was done when: workers that take requests or start</summary>{table_}</details>"
+    made.add(f'<section class="card">{acts}</section>')
 
 
 def _handovers(made: Page, report: Report) -> None:
@@ -408,13 +423,13 @@ def _settings(made: Page, report: Report) -> None:
 
 
 SECTIONS: tuple[Callable[[Page, Report], None], ...] = (
+    _scaling,
     _latencies,
     _over_time,
     _workers,
     _misses,
     _flow,
     _sessions,
-    _scaling,
     _handovers,
     _tiers,
     _router,

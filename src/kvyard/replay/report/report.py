@@ -282,6 +282,17 @@ class PullReport(msgspec.Struct, frozen=True, kw_only=True):
     """Requests for which the load policy chose to compute, by reason."""
 
 
+class ScalingCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Price of the cards that an autoscaled fleet used."""
+
+    amount: float
+    currency: str
+    prices_of: str
+    """Date of the price list."""
+    cards: dict[str, float]
+    """Price per hour by card."""
+
+
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     """What an autoscaler did, and what that did to caches."""
 
@@ -301,6 +312,18 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     """Cached blocks that went with them, lower tiers included."""
     lost: Share
     """Of what requests computed, what only workers had that were switched off since."""
+    card_seconds: dict[str, float] = {}
+    """By role: seconds of workers times the cards of each."""
+    cost: ScalingCost | None = None
+    """Price of those; null if the price list doesn't have every card."""
+    flaps: int = 0
+    """Scale-ups that were undone within ``flap_s`` seconds."""
+    flap_s: float = 0.0
+    workers: dict[str, list[float]] = {}
+    """By role: mean number of workers that were on, in the windows of ``series``."""
+    within_slo: list[float | None] = []
+    """Share of the requests that arrived in each of these windows and finished within the SLO; null without arrivals, empty
+    without an SLO."""
 
 
 class FlowReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     if report.scaling is not None:
         for sentence in say.scaled(report.scaling):
             console.print(_safe(sentence))
+        if rows := say.day_rows(report):
+            console.print(_day(rows))
         console.print()
     if report.handovers is not None:
         console.print(fitted(_handovers(report.handovers), console, ("std", "min", "p95", "max")))
@@ -236,6 +238,13 @@ def _waterfall(report: Report) -> Table:
         table.add_row(LEVELS[step.level].capitalize(), *cells, style="bold" if step.level == "delivered" else "")
     table.columns[-1].no_wrap, table.columns[-1].justify = False, "left"
     table.caption, table.caption_justify = " ".join([EXPLAINED, *absent_notes(report)]), "left"
+    return table
+
+
+def _day(rows: list[list[str]]) -> Table:
+    table = _table("Over time, from", *say.DAY)
+    for cells in rows:
+        table.add_row(*cells)
     return table
 
 

@@ -44,6 +44,15 @@ class WorkerSums(msgspec.Struct):
     """Requests of which it isn't known how much was cached."""
 
 
+def good_rows(slo: Slo, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Return which of ``rows``, all of finished requests, are within ``slo``."""
+    gaps = rows["output"].astype(np.int64) - 1
+    tpot = np.full(len(rows), np.nan)
+    longer = gaps > 0
+    tpot[longer] = (rows["ended"] - rows["first_token"])[longer] / gaps[longer]
+    return good_requests(slo, rows["first_token"] - rows["arrival"], rows["ended"] - rows["arrival"], tpot)
+
+
 class RecordTotals:
     """Sums over all records of a run."""
 
@@ -175,9 +184,7 @@ class RecordTotals:
         for name, lot in self.lengths.items():
             lot.add(rows[name])
         if self._slo is not None:
-            each = np.full(len(rows), np.nan)
-            each[longer] = tpot
-            good = good_requests(self._slo, ttft, e2e, each)
+            good = good_rows(self._slo, rows)
             self.good.update(requests=int(good.sum()), output=_sum(rows["output"][good]))
 
     def _add_workers(self, part: RecordPart) -> None:

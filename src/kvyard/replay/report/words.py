@@ -5,6 +5,7 @@ from math import floor, log10
 
 from kvyard.engine.timing.error_range import LEVEL
 from kvyard.events.tier import LOWER_TIERS
+from kvyard.integers import ceil_div
 from kvyard.replay.report.ranges import RANGED, STATISTICS
 from kvyard.replay.report.report import (
     MOVES,
@@ -14,6 +15,7 @@ from kvyard.replay.report.report import (
     HandoverReport,
     PullReport,
     Report,
+    ScalingCost,
     ScalingReport,
     Slo,
     StatedRange,
@@ -355,19 +357,74 @@ def held_back(flow: FlowReport) -> str:
 
 def scaled(scaling: ScalingReport) -> list[str]:
     """What an autoscaler did, in sentences."""
-    costs = []
+    hours = []
     for role, seconds in scaling.worker_seconds.items():
         kind = "" if role == "both" else f"{role} "
-        costs.append(
+        hours.append(
             f"{measured(seconds / 3600)} {kind}worker-hours ({measured(scaling.mean_workers[role])} on average)"
         )
+    spent = f", {card_hours(scaling)} card-hours" if scaling.card_seconds else ""
+    if scaling.cost is not None:
+        spent += f", {money(scaling.cost)} ({price_text(scaling.cost)})"
     ups = sum(after > before for _, _, before, after in scaling.actions)
     return [
-        f"Autoscaled by {scaling.policy}, start-up {span(scaling.startup_s)}: {' and '.join(costs)}.",
+        f"Autoscaled by {scaling.policy}, start-up {span(scaling.startup_s)}: {' and '.join(hours)}{spent}.",
         f"{ups:,} times up and {len(scaling.actions) - ups:,} down; {scaling.stops:,} workers were switched off and "
         f"{scaling.cancelled:,} start-ups cancelled. {scaling.lost_blocks:,} cached blocks went with them: "
         f"{percent(scaling.lost.value)} of the prompt tokens that were computed had been there.",
+        *([flapping(scaling, ups)] if scaling.flap_s and ups else []),
     ]
+
+
+def flapping(scaling: ScalingReport, ups: int) -> str:
+    """How many of ``ups`` scale-ups were soon undone, in a sentence."""
+    within = f"{scaling.flap_s / 60:g} minutes"
+    if not scaling.flaps:
+        return f"It doesn't flap: no scale-up was undone within {within}."
+    return (
+        f"It flaps: {scaling.flaps:,} of {ups:,} scale-ups were undone within {within}. A larger patience, or a lower share at "
+        "which workers are removed, steadies it."
+    )
+
+
+def card_hours(scaling: ScalingReport) -> str:
+    """Hours that cards were in use."""
+    return measured(sum(scaling.card_seconds.values()) / 3600)
+
+
+def money(cost: ScalingCost) -> str:
+    """What cards cost, with the currency."""
+    return f"{cost.amount:,.2f} {cost.currency}"
+
+
+def price_text(cost: ScalingCost) -> str:
+    """What the cost is made from."""
+    cards = ", ".join(f"{card.upper()} at {price:g}" for card, price in cost.cards.items())
+    return f"{cards} an hour, prices of {cost.prices_of}"
+
+
+DAY = ("workers", "requests arriving/s", "within the SLO")
+DAY_ROWS = 12
+
+
+def day_rows(report: Report) -> list[list[str]]:
+    """Rows of a table of a day: when it begins, and the columns ``DAY``; windows are taken together so that there are few."""
+    scaling, series = report.scaling, report.series
+    if scaling is None or not scaling.workers:
+        return []
+    count = len(series.arrived)
+    step = ceil_div(count, DAY_ROWS)
+    rows = []
+    for first in range(0, count, step):
+        some = slice(first, first + step)
+        arrived = series.arrived[some]
+        workers = " + ".join(measured(sum(on[some]) / len(arrived)) for on in scaling.workers.values())
+        rate = measured(sum(arrived) / (len(arrived) * series.window_s))
+        pairs = zip(arrived, scaling.within_slo[some], strict=False)
+        good = [(came, share) for came, share in pairs if share is not None]
+        kept = sum(came * share for came, share in good) / sum(came for came, _ in good) if good else None
+        rows.append([span(first * series.window_s), workers, rate, "–" if kept is None else percent(kept)])
+    return rows
 
 
 def what_ifs(report: Report) -> list[str]:

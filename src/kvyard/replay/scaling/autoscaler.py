@@ -52,8 +52,8 @@ class ScaledWorker:
         """When it will have started."""
         self.since = 0
         """When it was last switched on."""
-        self.on_ns = 0
-        """How long it was on, up to when it was last switched off."""
+        self.spans: list[tuple[int, int]] = []
+        """When it was on, up to when it was last switched off."""
         self.idle_from = 0
         """When the last of its requests ended."""
 
@@ -136,7 +136,7 @@ class Autoscaler(Listener):
                 self._lives.start(scaled.worker, now)
             elif scaled.life is WorkerLife.DRAINING and not scaled.worker.jobs and _rests(scaled.worker):
                 scaled.life = WorkerLife.OFF
-                scaled.on_ns += max(scaled.idle_from, scaled.since) - scaled.since
+                scaled.spans.append((scaled.since, max(scaled.idle_from, scaled.since)))
                 self.stops += 1
                 self.lost_blocks += self._lives.stop(scaled.worker, now)
 
@@ -191,7 +191,7 @@ class Autoscaler(Listener):
             for scaled in self._leaving(there)[: len(there) - target]:
                 if scaled.life is WorkerLife.STARTING:
                     scaled.life = WorkerLife.OFF
-                    scaled.on_ns += now - scaled.since
+                    scaled.spans.append((scaled.since, now))
                     self.cancelled += 1
                 else:
                     scaled.life = WorkerLife.DRAINING
@@ -211,11 +211,17 @@ class Autoscaler(Listener):
 
     def on_seconds(self, role: Role, now: int) -> float:
         """Seconds that workers of ``role`` were on, together, from their start until they were off: their cost."""
-        total = 0
+        return sum(end - start for start, end in self.spans(role, now)) / SECOND
+
+    def spans(self, role: Role, now: int) -> list[tuple[int, int]]:
+        """Return when each worker of ``role`` was on, in nanoseconds up to ``now``."""
+        found = []
         for scaled in self._workers:
             if scaled.worker.role == role:
-                total += scaled.on_ns + (0 if scaled.life is WorkerLife.OFF else now - scaled.since)
-        return total / SECOND
+                found += scaled.spans
+                if scaled.life is not WorkerLife.OFF:
+                    found.append((scaled.since, now))
+        return found
 
 
 def _rests(worker: Worker) -> bool:

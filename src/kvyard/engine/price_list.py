@@ -28,7 +28,7 @@ class PriceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def default_prices() -> PriceList:
     """Return the list that comes with kvyard."""
-    text = files("kvyard.lab.study").joinpath("prices.toml").read_bytes()
+    text = files("kvyard.engine").joinpath("prices.toml").read_bytes()
     return msgspec.toml.decode(text, type=PriceList)
 
 
