@@ -24,6 +24,7 @@ from kvyard.lab.rehearsal.run import Proof, Rehearsed, Scripts, Tolerance, obser
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.run import LiveRun, drive
+from kvyard.replay.run import replay
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.router.journal import Applied, Began, Routed
@@ -311,6 +312,22 @@ class TestWithRoles:
         ):
             with pytest.raises(KvyardError, match=words):
                 LiveFleet(make_config({**ROLES, **more}))
+
+
+def test_prompts_and_answers_longer_than_the_context() -> None:
+    """As in a replay: a prompt without room for a token is rejected, and an answer ends where the context does."""
+    lengths = [(4000, 100), (4450, 100), (4499, 100), (4500, 100), (6000, 1), (200, 10)]
+    rows = [
+        TraceRequest(id=f"r{at}", arrival=at * 1_000_000, input_length=size, output_length=out)
+        for at, (size, out) in enumerate(lengths)
+    ]
+    done = rehearse(rows, settings(workers=1), speed=20.0, proven=True, tolerance=PATIENT)
+    proven(done)
+    live = {record.id: (record.status, record.output) for record in done.run.records}
+    offline = {record.id: (record.status, record.output) for record in replay(rows, config=settings(workers=1)).records}
+    assert live == offline
+    assert [live[f"r{at}"][1] for at in range(6)] == [100, 50, 1, 0, 0, 10]
+    assert done.run.driver.inexact == 0
 
 
 def test_where_logs_part() -> None:

@@ -66,6 +66,7 @@ def rehearse(
                 progress=progress,
                 settings=msgspec.json.decode(msgspec.json.encode(config)),
                 name=f"a mock fleet, {config.router.policy}",
+                longest=config.workers[0].engine.max_model_len,
             )
             if proven and run.complete:
                 await fleet.rest()

@@ -19,7 +19,7 @@ from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.live.config import LiveConfig
 from kvyard.replay.live.endpoint import AnswerBroken, AnswerRefused, Endpoint
-from kvyard.replay.live.prompts import PromptMaker, body_of
+from kvyard.replay.live.prompts import PromptMaker, answer_length, body_of
 from kvyard.replay.record import Record
 from kvyard.replay.traces import TraceRequest
 
@@ -56,8 +56,18 @@ UNTOLD: dict[str, Any] = {
 class LiveDriver:
     """Drives one run. Used on one event loop."""
 
-    def __init__(self, endpoint: Endpoint, config: LiveConfig, *, model: str | None, clock: WallClock) -> None:
-        """``clock`` passes as fast as the endpoint's time does; all times of records are its nanoseconds."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        config: LiveConfig,
+        *,
+        model: str | None,
+        clock: WallClock,
+        longest: int | None = None,
+    ) -> None:
+        """``clock`` passes as fast as the endpoint's time does; all times of records are its nanoseconds. Answers are cut to
+        what there is room for in ``longest`` tokens, the prompt included.
+        """
         self.config = config
         self.records: dict[str, Record] = {}
         self.gaps = Gaps()
@@ -73,6 +83,7 @@ class LiveDriver:
         """What the clock said when the trace's time was 0."""
         self._endpoint = endpoint
         self._model = model
+        self._longest = longest
         self._clock = clock
         self._prompts = PromptMaker(config.seed, config.vocabulary)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,7 +168,7 @@ class LiveDriver:
     async def _ask(self, row: TraceRequest, record: Record) -> None:
         config = self.config
         tokens = self._prompts.tokens(row)
-        body = body_of(row, tokens, self._model, exact=config.exact)
+        body = body_of(row, tokens, self._model, exact=config.exact, longest=self._longest)
         del tokens
         last = 0
         handed_over = False
@@ -219,7 +230,7 @@ class LiveDriver:
                     record.cached = usage.cached_tokens
             if record.first_token < 0:  # an answer without a single chunk: it ended, at least
                 record.first_token = record.ended = self.now()
-            self.inexact += record.output != max(1, record.wanted)
+            self.inexact += record.output != answer_length(row, self._longest)
         self._through += 1
         self._arrivals.ended(row, self.now())
         self._changed.set()

@@ -55,9 +55,19 @@ class PromptMaker:
         return drawn
 
 
-def body_of(row: TraceRequest, tokens: list[int], model: str | None, *, exact: bool = True) -> bytes:
-    """The completion request for ``row``. ``exact``: the answer shall have just the recorded length, by vLLM's extensions."""
-    length = max(1, row.output_length)
+def answer_length(row: TraceRequest, longest: int | None) -> int:
+    """Tokens to ask for: as recorded, but no more than a context of ``longest`` tokens has room for."""
+    length = row.output_length if longest is None else min(row.output_length, longest - row.input_length)
+    return max(1, length)
+
+
+def body_of(
+    row: TraceRequest, tokens: list[int], model: str | None, *, exact: bool = True, longest: int | None = None
+) -> bytes:
+    """The completion request for ``row``. ``exact``: the answer shall have just the recorded length, by vLLM's extensions, or
+    what there is room for in ``longest`` tokens.
+    """
+    length = answer_length(row, longest)
     body: dict[str, object] = {
         "prompt": tokens,
         "max_tokens": length,

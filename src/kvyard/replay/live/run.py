@@ -67,15 +67,17 @@ async def drive(
     progress: Told | None = None,
     settings: Mapping[str, object] | None = None,
     name: str | None = None,
+    longest: int | None = None,
 ) -> LiveRun:
     """The same on a running loop. ``clock`` is the endpoint's, where it is in this process; it must pass at
-    ``config.speed``. ``settings`` and ``name`` are what the report says of the endpoint, in place of its address.
+    ``config.speed``. ``settings`` and ``name`` are what the report says of the endpoint, in place of its address. Answers are
+    cut to what a context of ``longest`` tokens has room for: an endpoint would refuse to be asked for more.
     """
     config.check()
     wanted = read_slo(slo)
     source = hinted(limited(trace, config.limit), config)
     model = config.model or await _model(endpoint)
-    driver = LiveDriver(endpoint, config, model=model, clock=clock or WallClock(0, config.speed))
+    driver = LiveDriver(endpoint, config, model=model, clock=clock or WallClock(0, config.speed), longest=longest)
     with _interruptible(driver.stop):
         await driver.run(source, progress)
     _check_answered(driver, endpoint.url)
