@@ -90,7 +90,7 @@ class RadixGroup(Group):
         nodes, at = self.map.walk(keys, min(pages, len(keys)), through_holes=False)
         if nodes and nodes[-1].stop > at:
             nodes[-1] = self._split(nodes[-1], at)
-        windows, host = self.windows, self.host
+        windows, host = self.pool.windows, self.host
         if windows is not None:
             del nodes[windows.usable(nodes) :]
             if nodes:
@@ -117,7 +117,8 @@ class RadixGroup(Group):
         last = tokens // self.block_size
         if not last:
             return
-        if not finished:
+        windows = self.pool.windows
+        if windows is not None and not finished:
             self.slide(table, tokens - 1)
         path, matched = self._use(request, last, priority, held)
         self._adopt(table, path, matched)
@@ -125,12 +126,12 @@ class RadixGroup(Group):
             matched = self._restore(request, path, matched, last, priority, self.host)
         if matched < last:
             self._grow(request, path, last, priority, held)
-        if self.windows is None:
+        if windows is None:
             prompt = request.num_prompt_tokens // self.block_size
             if 0 < prompt < last:
                 self._use_prompt(path, prompt, priority + 1)
         else:
-            self.windows.use(path[-1])
+            windows.use(path[-1])
             self._lock(held, path[-1])
         table.registered = last
         held.inserted = max(held.inserted, last)
@@ -142,12 +143,12 @@ class RadixGroup(Group):
     def _grow(self, request: Request, path: list[Node], last: int, priority: int, held: "Held") -> None:
         """Add a leaf behind ``path`` with the request's pages up to position ``last``."""
         own = self._own(request, path, last)
-        matched = own.start
-        self.order.create(own, priority)
+        matched, order = own.start, self.order
+        order.create(own, priority)
         self.map.enter(self.chain_of(request), own, path[-1].copies[0] if path else None)
         leaf = own.node
         assert leaf is not None
-        windows = self.windows
+        windows = self.pool.windows
         if windows is not None and held.evicted < last:
             if held.evicted > matched:
                 self._split(leaf, held.evicted)
@@ -155,7 +156,7 @@ class RadixGroup(Group):
                 # A lock of the leaf's end must not hold more than a window.
                 windows.enter(self._split(leaf, last - windows.pages).copies[0])
             windows.enter(own)
-        self.order.insert_along(own, priority, counts=True, used=False)
+        order.insert_along(own, priority, counts=True, used=False)
         path.append(leaf)
         if self.host is not None:
             self.host.inserted(leaf)
@@ -238,7 +239,7 @@ class RadixGroup(Group):
         """Walk down the tree along the request's first ``last`` pages, splitting the last node where the two part. Returns the
         nodes and how many pages they cover. Nodes that end after what it has inserted before count a hit.
         """
-        order, windows, host = self.order, self.windows, self.host
+        order, windows, host = self.order, self.pool.windows, self.host
         counted = held.inserted
         path: list[Node] = []
         at = 0

@@ -37,7 +37,8 @@ class NodeUse(UseHistory):
     __slots__ = ("accessed", "created", "hits", "priority", "window")
 
     def __init__(self, created: int = 0, hits: int = 0, priority: int = 0) -> None:
-        super().__init__()
+        # Of what learning orders keep, it has the ticket alone: nodes come and go with every request.
+        self.ticket = 0
         self.accessed = created
         self.created = created
         self.hits = hits

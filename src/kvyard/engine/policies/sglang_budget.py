@@ -68,12 +68,12 @@ class Budget:
     @property
     def spent(self) -> bool:
         """True if the batch has as many tokens as it may have, though more would fit."""
-        return self.roomy and (self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0))
+        return (self.inputs <= 0 or (self.chunk is not None and self.chunk <= 0)) and self.roomy
 
     @property
     def open(self) -> bool:
         """True if another prompt may be tried."""
-        return self.roomy and not self.spent
+        return self.inputs > 0 and (self.chunk is None or self.chunk > 0) and self.roomy
 
     def pages(self, tokens: int) -> int:
         """``tokens`` in whole pages, as tokens."""

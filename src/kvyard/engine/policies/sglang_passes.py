@@ -226,20 +226,22 @@ class SglangPasses(PassMaker):
                 self._full = True
             if self._full and not (self._preempts and self._make_way(job, budget, now)):
                 break
-            hit = self._match(job, job.num_tokens - 1)
-            self._tried[job] = (job.num_tokens, hit.tokens)
+            tokens, wanted = job.num_tokens, job.max_tokens + job.forgone
+            hit = self._match(job, tokens - 1)
+            if self._preempts:
+                self._tried[job] = (tokens, hit.tokens)
             if most is not None and len(chunks) >= most:
                 break
-            left, answer = job.num_tokens - hit.tokens, min(self._wanted(job) - job.output, self._clip)
+            left, answer = tokens - hit.tokens, min(wanted - job.output, self._clip)
             if known is not None:
-                new = budget.price_known(left, answer, self._wanted(job) - job.output, job.num_tokens, known)
+                new = budget.price_known(left, answer, wanted - job.output, tokens, known)
             else:
                 # One prompt at a time goes on in the next pass.
                 uncut = self._chunked is not None and (
                     self._policy == "shortest-prefill-first" or self._windows is not None
                 )
                 locked = hit.groups[0].free_blocks(0)
-                beyond = self._beyond()
+                beyond = self._beyond() if self._hicache is not None else 0
                 new = budget.price(left, answer, locked, first=not chunks, uncut=uncut, hit=hit, loaded=beyond)
                 if new > 0 and beyond:
                     assert self._hicache is not None
@@ -256,8 +258,8 @@ class SglangPasses(PassMaker):
                 break
             self._start(job, hit, now)
             budget.free = pool.free * self._page
-            whole = new == job.num_tokens - hit.tokens
-            budget.charge(new, min(self._wanted(job), self._clip) if whole else 0)
+            whole = new == tokens - hit.tokens
+            budget.charge(new, min(wanted, self._clip) if whole else 0)
             chunks.append((job, new, hit.tokens))
             if not whole:
                 self._chunked = job
@@ -386,7 +388,8 @@ class SglangPasses(PassMaker):
         jobs = self.jobs
         jobs.preempt(job, now, to_front=False, keeps_in_flight=False)
         self._waiting.remove(job)
-        self._tried[job] = (self._tried.get(job, (0, 0))[0], 0)
+        if self._preempts:
+            self._tried[job] = (self._tried.get(job, (0, 0))[0], 0)
         jobs.manager.pool.make_room(ceil_div(left * LOOK_AHEAD, self._page))
 
     def _start(self, job: Job, hit: Hit, now: int) -> None:
