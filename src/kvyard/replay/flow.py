@@ -39,7 +39,7 @@ class FleetFlow:
             record.input,
             record.wanted,
             record.root or record.session,
-            record.request.tenant or record.request.salt or "",
+            record.tenant,
             record.request.priority,
         )
         self._requests[record.id] = request

@@ -69,6 +69,7 @@ class Intake(Listener):
                     id=request.id,
                     session=request.session,
                     root=request.root,
+                    tenant=request.tenant or request.salt or "",
                     arrival=now,
                     due=-1 if request.session is None else arrivals.recorded(request),
                     tool_call=request.tool_call,

@@ -49,6 +49,8 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     session: str | None = None
     root: str | None = None
     """Of a sub-agent: the session at the top of those that called it."""
+    tenant: str = ""
+    """Who it belongs to; empty where the trace doesn't say."""
     arrival: int
     due: int = -1
     """Of a session's request that comes at a recorded time: that time. Earlier requests of the session may delay it."""

@@ -1,6 +1,6 @@
 """The records of a run: objects for requests in flight, packed rows for those that are through.
 
-A row takes 136 bytes, four more for each lower tier, and its name. Rows have the order in which requests came. Those that are
+A row takes 140 bytes, four more for each lower tier, and its name. Rows have the order in which requests came. Those that are
 complete are given on while the run goes on (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until
 the report: so memory grows with what is in flight.
 """
@@ -63,12 +63,12 @@ class RowLayout:
     def __init__(self, levels: int) -> None:
         self.dtype = np.dtype(
             [(name, "<i8") for name in _TIMES]
-            + [(name, "<i4") for name in (*_COUNTS, "worker", "reason", "session")]
+            + [(name, "<i4") for name in (*_COUNTS, "worker", "reason", "tenant", "session")]
             + [("loaded", "<i4", (levels,)), ("name_at", "<u4"), ("name_size", "<u4")]
             + [("levels", "<i1"), ("status", "<u1"), ("miss", "<u1"), ("filled", "<u1")]
         )
-        """``worker``, ``reason`` and ``session`` are numbers of names, -1 without a session; ``filled`` is 0 while a request is
-        in flight, and ``CALLED_TOOL`` if its answer called a tool."""
+        """``worker``, ``reason``, ``tenant`` and ``session`` are numbers of names, -1 without a session; ``filled`` is 0 while
+        a request is in flight, and ``CALLED_TOOL`` if its answer called a tool."""
         self.size = self.dtype.itemsize
         self.filled = self.size - 1
         """Where ``filled`` stands in a row."""
@@ -154,6 +154,7 @@ class PackedRecords(msgspec.Struct, frozen=True):
     levels: int
     workers: list[str]
     reasons: list[str]
+    tenants: list[str]
     sessions: list[tuple[str, str | None]]
     """Names, and those of the sessions at the top of sub-agents."""
     parts: list[tuple[bytes, bytes, bytes]]
@@ -190,6 +191,7 @@ class Records(Mapping[str, Record]):
         """Records of requests in flight, by id."""
         self.workers = NameTable()
         self.reasons = NameTable()
+        self.tenants = NameTable()
         self.sessions = SessionTable()
         self._resident = max(1, resident // CHUNK)
         self._numbers: dict[str, int] = {}
@@ -229,13 +231,15 @@ class Records(Mapping[str, Record]):
             for part in self.parts()
         ]
         sessions = [(name, self.sessions.root(number)) for number, name in enumerate(self.sessions.names)]
-        return PackedRecords(self.levels, self.workers.names, self.reasons.names, sessions, parts)
+        tables = (self.workers.names, self.reasons.names, self.tenants.names)
+        return PackedRecords(self.levels, *tables, sessions, parts)
 
     @classmethod
     def unpacked(cls, packed: PackedRecords) -> "Records":
         """The records that ``packed`` returned; only for reading."""
         made = cls(packed.levels)
-        for table, names in ((made.workers, packed.workers), (made.reasons, packed.reasons)):
+        tables = ((made.workers, packed.workers), (made.reasons, packed.reasons), (made.tenants, packed.tenants))
+        for table, names in tables:
             for name in names:
                 table.number(name)
         for name, root in packed.sessions:
@@ -358,6 +362,7 @@ class Records(Mapping[str, Record]):
                 *_numbers_of(record),
                 self.workers.number(record.worker),
                 self.reasons.number(record.reason),
+                self.tenants.number(record.tenant),
                 -1 if session is None else self.sessions.number(session, record.root),
                 *loaded,
                 *(0,) * (self.levels - len(loaded)),
@@ -386,7 +391,7 @@ class Records(Mapping[str, Record]):
         _PACK_STAGES.pack_into(chunk.stages, at * _PACK_STAGES.size, worker, *_stamps_of(stages))
 
     def _unpack(self, row: tuple[Any, ...], stage: tuple[int, ...] | None, names: bytes) -> Record:
-        *numbers, worker, reason, session, loaded, at, size, levels, status, miss, filled = row
+        *numbers, worker, reason, tenant, session, loaded, at, size, levels, status, miss, filled = row
         stages = None
         if stage is not None and stage[0] >= 0:
             stages = Stages(prefill_worker=self.workers.names[stage[0]], **dict(zip(_STAMPS, stage[1:], strict=False)))
@@ -397,6 +402,7 @@ class Records(Mapping[str, Record]):
             tool_call=filled == CALLED_TOOL,
             worker=self.workers.names[worker],
             reason=self.reasons.names[reason],
+            tenant=self.tenants.names[tenant],
             status=STATUSES[status],
             miss=MISS_NAMES[miss],
             loaded=tuple(loaded[:levels].tolist()),

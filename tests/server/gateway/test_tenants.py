@@ -17,9 +17,10 @@ pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated
-from tests.server.gateway.support import PATIENCE, Gated, cached, fleet
+from tests.server.gateway.support import PATIENCE, Gated, cached, fleet, front
 
 from kvyard.server.gateway.access import AccessKey
+from kvyard.server.gateway.traffic import TenantSeries
 
 MODELS = json.dumps(
     {"data": [{"id": "odd"}, {"id": "secret", "parent": "odd"}, {"id": "poet", "parent": "odd"}]}
@@ -227,3 +228,23 @@ def test_no_two_salts_make_one() -> None:
     pairs = [("a", "b:c"), ("a:b", "c"), ("3:a", "b"), ("a", ""), ("a", None), ("1:a:", ""), ("ab", "c"), ("a", "bc")]
     made = {AccessKey(name="x", key="x", cache_salt=salt).salted(given) for salt, given in pairs}
     assert len(made) == len(pairs) - 1, "an empty one is none"
+
+
+def test_metrics_by_tenant() -> None:
+    """Without keys a header names the tenant, and only so many have series of their own."""
+    with front(1) as (served, _):
+        for name in ("a", "a", "b"):
+            served.complete("x" * 64, headers={"x-gateway-inference-fairness-id": name}, max_tokens=4)
+        served.complete("x")
+        served.idle()
+        found = served.metrics()
+        assert found['kvyard_gateway_tenant_requests_total{outcome="finished",tenant="a"}'] == 2
+        assert found['kvyard_gateway_tenant_output_tokens_total{tenant="a"}'] == 8
+        assert found['kvyard_gateway_tenant_cached_tokens_total{tenant="b"}'] > 0
+        assert found['kvyard_gateway_tenant_engine_seconds_total{tenant="b"}'] > 0
+        for at in range(TenantSeries.MOST + 5):
+            served.complete("x", headers={"x-gateway-inference-fairness-id": f"t{at}"}, max_tokens=1)
+        served.idle()
+        names = [name for name in served.metrics() if name.startswith("kvyard_gateway_tenant_requests_total")]
+        assert len(names) == TenantSeries.MOST + 1
+        assert served.metrics()['kvyard_gateway_tenant_requests_total{outcome="finished",tenant="(others)"}'] == 7

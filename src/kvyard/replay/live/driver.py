@@ -138,6 +138,7 @@ class LiveDriver:
                     id=row.id,
                     session=row.session,
                     root=row.root,
+                    tenant=row.tenant or row.salt or "",
                     arrival=due,
                     due=arrivals.recorded(row),
                     tool_call=row.tool_call,

@@ -22,6 +22,7 @@ from kvyard.replay.report.numbers import Spread, histogram, weighted
 from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, SessionsReport, Slo, WorkerReport, share
 from kvyard.replay.report.sketch import PercentileError, Values
 from kvyard.replay.report.slo import judged_percentiles
+from kvyard.replay.report.tenants import make_tenants
 from kvyard.replay.report.totals import FINISHED, RecordTotals, digest
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ class Observations:
             "histograms": {"itl": histogram(*gaps, MS)} | {name: values.histogram() for name, values in lots.items()},
             "lengths": {name: values.spread() for name, values in totals.lengths.items()},
             "sessions": msgspec.UNSET if sessions is None else sessions,
+            "tenants": msgspec.UNSET if (tenants := make_tenants(self.records)) is None else tenants,
             "goodput": None if self._slo is None else self._goodput(self._slo, seconds, latency, sessions),
             "balance": _balance(workers) if workers else {},
             "workers": workers,

@@ -263,6 +263,13 @@ def _swatched(key: str, words: str, share: Share, requests: Share | None = None)
     return _share(words, share, requests=requests).replace("<td>", swatch, 1)
 
 
+def _tenants(made: Page, report: Report) -> None:
+    if report.tenants:
+        made.section("Tenants", "Who asked for what, what it found, what it cost and how long it took.", folded=True)
+        rows = map(row, say.tenant_rows(report.tenants))
+        made.cards("one", card("By tenant", "", table(["", *say.TENANTS], rows, tall=len(report.tenants) > 16)))
+
+
 def _flow(made: Page, report: Report) -> None:
     if report.flow:
         made.section("Flow control", say.held_back(report.flow), folded=True)
@@ -428,6 +435,7 @@ SECTIONS: tuple[Callable[[Page, Report], None], ...] = (
     _over_time,
     _workers,
     _misses,
+    _tenants,
     _flow,
     _sessions,
     _handovers,

@@ -326,6 +326,27 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     without an SLO."""
 
 
+class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant's requests."""
+
+    requests: int
+    finished: int
+    rejected: int
+    input_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    """What it cost the fleet: prompt tokens that had to be computed, and tokens of answers."""
+    reused: Share
+    held_token_s: float
+    """Token-seconds that its requests held on devices: a prompt from admission to the end, an answer as it grew. What requests
+    share counts for each."""
+    waited_ms: float
+    """Mean time that flow control held its requests back."""
+    ttft: Spread
+    """Milliseconds, of finished requests; so is"""
+    e2e: Spread
+
+
 class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that flow control held back before the router."""
 
@@ -559,6 +580,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Where workers come and go by what there is to do."""
     sessions: SessionsReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where the trace has no sessions."""
+    tenants: dict[str, TenantReport] | msgspec.UnsetType = msgspec.UNSET
+    """The one with the most tokens first; left out where no request names one. Beyond 50 the others are put together."""
     flow: FlowReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where no request was held back before the router."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)

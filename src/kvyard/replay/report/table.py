@@ -12,7 +12,16 @@ from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.fitting import fitted
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.ranges import STATISTICS
-from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, HandoverReport, LiveReport, Report, SessionsReport
+from kvyard.replay.report.report import (
+    LATENCIES,
+    LENGTHS,
+    Goodput,
+    HandoverReport,
+    LiveReport,
+    Report,
+    SessionsReport,
+    TenantReport,
+)
 from kvyard.replay.report.slo import RULE, judge
 from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 
@@ -56,6 +65,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     if report.flow:
         console.print(_safe(f"Flow control, {say.held_back(report.flow)}"))
         console.print()
+    if report.tenants:
+        console.print(fitted(_tenants(report.tenants), console, ("token-s held", "computed", "rejected")))
     if report.sessions:
         _print_sessions(report.sessions, console)
     if report.reuse:
@@ -179,6 +190,13 @@ def _sending(live: LiveReport) -> Table:
     table.add_row(
         "Lateness (ms)", *(say.measured(getattr(late, column)) if late.count else "-" for column in say.COLUMNS)
     )
+    return table
+
+
+def _tenants(tenants: Mapping[str, TenantReport]) -> Table:
+    table = _table("Tenant", *say.TENANTS)
+    for cells in say.tenant_rows(tenants):
+        table.add_row(*map(_safe, cells))
     return table
 
 

@@ -22,6 +22,7 @@ from kvyard.replay.report.words import STAGES
 Column = npt.NDArray[np.int64]
 
 FINISHED = STATUSES.index("finished")
+REJECTED_STATUS = STATUSES.index("rejected")
 _RANK = re.compile(r"@\d+$")
 """Behind the name of a worker that has several; what is before it, as the model of a pool, may have an @ too."""
 WIDE = 64

@@ -1,6 +1,6 @@
 """Names and numbers as people read them, the same in the table, the page and the comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import floor, log10
 
 from kvyard.engine.timing.error_range import LEVEL
@@ -19,6 +19,7 @@ from kvyard.replay.report.report import (
     ScalingReport,
     Slo,
     StatedRange,
+    TenantReport,
     TimingReport,
     too_many_rejected,
 )
@@ -339,6 +340,28 @@ def handed_over(handovers: HandoverReport) -> str:
         f"{handovers.decider}: {share.part:,} of {share.whole:,} prompts handed over, {handovers.protocol}; "
         f"{amount(handovers.bytes)} sent, each {measured(waited)} ms later than on an idle network."
     )
+
+
+TENANTS = ("requests", "rejected", "prompt tokens", "reused", "computed", "token-s held", "waited", "TTFT mean", "p99")
+
+
+def tenant_rows(tenants: Mapping[str, TenantReport]) -> list[list[str]]:
+    """Of each tenant its name and ``TENANTS``."""
+    return [
+        [
+            name or "(none)",
+            whole(one.requests),
+            whole(one.rejected),
+            whole(one.input_tokens),
+            percent(one.reused.value),
+            whole(one.computed_tokens),
+            whole(one.held_token_s),
+            latency(one.waited_ms),
+            latency(one.ttft.mean),
+            latency(one.ttft.p99),
+        ]
+        for name, one in tenants.items()
+    ]
 
 
 def held_back(flow: FlowReport) -> str:

@@ -185,6 +185,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             received=received,
             path=path,
             key="" if key is None else key.name,
+            tenant="" if place.flow is None else place.flow.tenant,
             prompt=place.request.num_tokens,
             place=place,
             traffic=traffic,

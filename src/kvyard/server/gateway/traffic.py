@@ -51,6 +51,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     path: str = ""
     key: str = ""
     """Whose it is, by the name of a key."""
+    tenant: str = ""
+    """Who it counts for; empty where that isn't known."""
     status: int = 0
     """Of the answer."""
     prompt: int = 0
@@ -91,6 +93,7 @@ class GatewayMetrics(Metrics):
         self.said_predicted = self.counts(P + "reported_predicted_tokens_total", "model")
         self.output = self.counts(P + "output_tokens_total", "model")
         self.retries = self.counts(P + "retries_total", "model")
+        self.tenants = TenantSeries(self)
         self.seconds = self.bucketed(P + "request_seconds", _SLOW, "model")
         self.first = self.bucketed(P + "time_to_first_byte_seconds", _SLOW, "model")
         self.handovers = self.counts(P + "handovers_total", "model", "outcome")
@@ -101,6 +104,39 @@ class GatewayMetrics(Metrics):
         """An engine is gone, and so are its series: engines may come and go for ever."""
         for labels in [labels for labels in self.decisions if labels[1] == engine]:
             del self.decisions[labels]
+
+
+class TenantSeries:
+    """Counters by tenant. Tenants may be named by clients, so that only the first have series of their own."""
+
+    MOST = 200
+    OTHERS = "(others)"
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._known: set[str] = set()
+        self._requests = metrics.counts(P + "tenant_requests_total", "tenant", "outcome")
+        self._prompt = metrics.counts(P + "tenant_prompt_tokens_total", "tenant")
+        self._cached = metrics.counts(P + "tenant_cached_tokens_total", "tenant")
+        self._output = metrics.counts(P + "tenant_output_tokens_total", "tenant")
+        self._seconds = metrics.counts(P + "tenant_engine_seconds_total", "tenant")
+
+    def ended(self, proxied: RequestRecord, outcome: str, now: int) -> None:
+        """Count a request that is over; one without a tenant isn't counted."""
+        name = proxied.tenant
+        if not name:
+            return
+        if name not in self._known:
+            if len(self._known) < self.MOST or proxied.key:
+                self._known.add(name)
+            else:
+                name = self.OTHERS
+        self._requests[name, outcome].inc()
+        if proxied.placed:
+            self._seconds[name,].inc((now - proxied.placed) / SECOND)
+        if proxied.output:
+            self._output[name,].inc(proxied.output)
+            self._prompt[name,].inc(proxied.prompt)
+            self._cached[name,].inc(proxied.cached or 0)
 
 
 class TrafficCounters(msgspec.Struct):
@@ -313,6 +349,7 @@ class Traffic:
     def ended(self, proxied: RequestRecord, outcome: str) -> None:
         """A request is over."""
         counters = self.counters
+        self._metrics.tenants.ended(proxied, outcome, self._clock.now())
         self._unmet(proxied, UNMET[outcome])
         counters.under_way -= 1
         setattr(counters, outcome, getattr(counters, outcome) + 1)

@@ -6,7 +6,7 @@ timestamps where it has none, which is how Dynamo takes them. ``wait_for`` names
 which ``kvyard gateway --record`` writes, says how many tokens an id stands for where that isn't 512. ``retention`` is a
 priority from 0 to 100 for the whole request, or a list of ``{"start", "stop", "priority", "duration"}`` in tokens and ms. Other
 hints are ``session_end``, ``ttl`` (ms) with ``ttl_then``, and ``conversation``, a session's name for which no row waits.
-``tool_call`` says that an answer called a tool.
+``tool_call`` says that an answer called a tool, ``tenant`` who the request belongs to.
 """
 
 from collections.abc import Iterator

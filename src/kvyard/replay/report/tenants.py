@@ -1,0 +1,79 @@
+"""Tenants of a run: who asked for what, what it found, what it cost and how long it took, from the rows of requests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvyard.clock import MS, SECOND
+from kvyard.replay.records import Records
+from kvyard.replay.report.report import TenantReport, share
+from kvyard.replay.report.sketch import MOST_EXACT, Values
+from kvyard.replay.report.totals import FINISHED, REJECTED_STATUS
+
+MOST_TENANTS = 50
+"""Tenants that a report names; the others are put together."""
+OTHERS = "(others)"
+_SUMS = ("requests", "finished", "rejected", "input", "output", "admitted", "found", "held", "waited")
+
+
+def make_tenants(records: Records) -> dict[str, TenantReport] | None:
+    """The tenants of ``records``, the one with the most tokens first; ``None`` where no request names one."""
+    names = records.tenants.names
+    if len(names) == 1:
+        return None
+    sums = {name: np.zeros(len(names), dtype=np.float64) for name in _SUMS}
+    for part in records.parts():
+        rows, tenant = part.rows, part.rows["tenant"]
+        admitted = rows["admitted"] >= 0
+        done = rows["status"] == FINISHED
+        found = np.maximum(rows["cached"], 0) + np.maximum(rows["loaded"], 0).sum(axis=1)
+        answered = np.where(done, (rows["ended"] - rows["first_token"]) * (rows["output"] / 2), 0)
+        prompt = np.where(admitted & (rows["ended"] >= 0), (rows["ended"] - rows["admitted"]) * rows["input"], 0)
+        for name, values in {
+            "requests": np.ones(len(rows)),
+            "finished": done,
+            "rejected": rows["status"] == REJECTED_STATUS,
+            "input": rows["input"],
+            "output": rows["output"],
+            "admitted": np.where(admitted, rows["input"], 0),
+            "found": np.where(admitted, found, 0),
+            "held": prompt + answered,
+            "waited": np.maximum(rows["waited"], 0),
+        }.items():
+            np.add.at(sums[name], tenant, values)
+    order = np.lexsort((np.arange(len(names)), -(sums["input"] + sums["output"])))
+    present = [number for number in order.tolist() if sums["requests"][number]]
+    group = np.full(len(names), MOST_TENANTS, dtype=np.int64)
+    group[present[:MOST_TENANTS]] = np.arange(min(MOST_TENANTS, len(present)))
+    exact = len(records) <= MOST_EXACT
+    latencies = [(Values(MS, exact=exact), Values(MS, exact=exact)) for _ in range(min(len(present), MOST_TENANTS + 1))]
+    for part in records.parts():
+        rows = part.rows[part.rows["status"] == FINISHED]
+        groups = group[rows["tenant"]]
+        for number in np.unique(groups).tolist():
+            here = rows[groups == number]
+            latencies[number][0].add(here["first_token"] - here["arrival"])
+            latencies[number][1].add(here["ended"] - here["arrival"])
+    made: dict[str, TenantReport] = {}
+    for number, (ttft, e2e) in enumerate(latencies):
+        chosen = np.array(present[MOST_TENANTS:] if number == MOST_TENANTS else present[number : number + 1])
+        total = {name: float(values[chosen].sum()) for name, values in sums.items()}
+        count = max(1.0, total["requests"])
+        made[OTHERS if number == MOST_TENANTS else names[present[number]]] = TenantReport(
+            requests=int(total["requests"]),
+            finished=int(total["finished"]),
+            rejected=int(total["rejected"]),
+            input_tokens=int(total["input"]),
+            output_tokens=int(total["output"]),
+            computed_tokens=int(total["admitted"] - total["found"] + total["output"]),
+            reused=share(
+                int(total["found"]),
+                int(total["admitted"]),
+                "prompt tokens not computed thanks to any tier / prompt tokens of the tenant's admitted requests",
+            ),
+            held_token_s=total["held"] / SECOND,
+            waited_ms=total["waited"] / count / MS,
+            ttft=ttft.spread(),
+            e2e=e2e.spread(),
+        )
+    return made
