@@ -178,6 +178,9 @@ class TablesView(Mapping[str, Any]):
         views = self._manager.block_pool.blocks
         return [views[block_id] for block_id in self._manager.blocks.block_ids(request)[self._group]]
 
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._manager.blocks.requests
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._manager.blocks.requests)
 
