@@ -28,10 +28,14 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.promql import asked
-from tests.deploy.support import DEPLOY, compose, containers, kustomized
+from tests.deploy.support import DEPLOY, compose, containers, documents, kustomized
 from tests.index.redis.server import PROGRAM, RedisServer
 from tests.ports import free_ports
 from tests.server.support import eventually
+
+from kvyard.lab.expect.watch import NAMES as EXPECTED
+from kvyard.server.gateway.traffic import NAMES as GATEWAY
+from kvyard.server.gateway.traffic import P
 
 pytestmark = [pytest.mark.zmq, pytest.mark.redis]
 
@@ -167,6 +171,14 @@ def test_compose_runs_and_exports_all_that_is_drawn(tmp_path: Path, redis: Redis
         assert ask(gateway, "Once upon a time " * 20) == 0
         eventually(lambda: ask(gateway, "Once upon a time " * 20) > 0)
         found = exported(gateway, place.url("8000"))
+    # kvyard expect --watch is another process; tests/lab/expect/test_watch.py scrapes it.
+    found |= {name: {"cause", "kind"} if name.endswith("_cause") else set() for name in EXPECTED}
+    rules = [rule for group in documents(DEPLOY / "prometheus-rules.yaml")[0]["groups"] for rule in group["rules"]]
+    for rule in rules:
+        for name in re.findall(r"\bkvyard_\w+", rule["expr"]):
+            known = name in found or name.removeprefix(P) in GATEWAY  # nothing may be missing by now
+            assert known, f"{rule['alert']}: nobody exports {name}"
+        assert rule["annotations"]["summary"] and rule["for"]
     for title, query in QUERIES:
         wanted = asked(query)
         for name, labels in wanted.metrics.items():

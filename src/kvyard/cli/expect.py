@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FLAGGED = 1
 """The exit code where a cause is named."""
 COUNTS = "What the engine counted"
+LIVE = "Live traffic"
 
 
 @with_settings(SETTINGS)
@@ -68,6 +69,22 @@ def expect(
         Path | None,
         typer.Option(help="Write what each request is owed, and its count, as JSON lines.", rich_help_panel=OUTPUT),
     ] = None,
+    watch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Look at the end of a recording that grows every TIME, such as 60s, until interrupted; results are metrics.",
+            rich_help_panel=LIVE,
+        ),
+    ] = None,
+    window: Annotated[
+        int,
+        typer.Option(min=1, help="With --watch: compare so many of the latest requests.", rich_help_panel=LIVE),
+    ] = 2000,
+    host: Annotated[
+        str, typer.Option(help="With --watch: where /metrics is served.", rich_help_panel=LIVE)
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="With --watch: its port; 0 for any.", rich_help_panel=LIVE)] = 9109,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write JSON instead of the table.", rich_help_panel=OUTPUT)
     ] = False,
@@ -76,7 +93,7 @@ def expect(
 
     The engine is named by --serve, by --engine, or by settings as of kvyard replay (--model and --gpu, or --block-size and
     --num-gpu-blocks). Without counts the command says what to expect and what limits it. Exit code 0 if nothing is wrong, 1
-    if a cause is named, 2 if refused.
+    if a cause is named, 2 if refused. With --watch it follows the recording of a live gateway (kvyard gateway --record).
     """
     import msgspec
 
@@ -105,6 +122,13 @@ def expect(
         merged = {**seen.settings, **merged}
         page = seen.page
     merged |= settings
+    if watch is not None:
+        if given or per_request is not None or as_json or events:
+            raise KvyardError(
+                "--watch compares the counts of a recording: leave out metrics, answers, events and results"
+            )
+        _watch(trace, reading, merged, watch, window, tolerance / 100, host, port)
+        return
     traffic = read_traffic(read_trace(trace, reading), _limit(merged))
     traffic.notes += notes
     counted = _counted(traffic, metrics, metrics_before, answers, page)
@@ -132,6 +156,46 @@ def expect(
             print_expectation(found)
     say_written([per_request])
     raise typer.Exit(FLAGGED if found.flagged else 0)
+
+
+def _watch(
+    trace: Path,
+    reading: Mapping[str, Any],
+    settings: Mapping[str, object],
+    every: str,
+    window: int,
+    tolerance: float,
+    host: str,
+    port: int,
+) -> None:
+    from kvyard.clock import SECOND
+    from kvyard.lab.expect.expectation import Expectation
+    from kvyard.lab.expect.traffic import read_traffic
+    from kvyard.lab.expect.view import summary, verdict
+    from kvyard.lab.expect.watch import ExpectWatch
+    from kvyard.server.running import Running, listen
+    from kvyard.settings import duration
+
+    said = ""
+
+    def told(found: Expectation) -> None:
+        nonlocal said
+        if verdict(found) != said:
+            said = verdict(found)
+            typer.echo(f"{summary(found)}. {said}", err=True)
+
+    every_s = duration("--watch", every) / SECOND
+    watcher = ExpectWatch(
+        lambda: read_traffic(read_trace(trace, reading)),
+        settings,
+        every_s=every_s,
+        requests=window,
+        tolerance=tolerance,
+        told=told,
+    )
+    with listen(host, port) as bound:
+        ready = lambda url: typer.echo(f"metrics at {url}/metrics", err=True)  # noqa: E731
+        Running(watcher.application(), bound, around=watcher, ready=ready).run()
 
 
 def _limit(settings: Mapping[str, object]) -> int | None:

@@ -1,0 +1,141 @@
+"""Expectations of live traffic: the end of a recording that grows is looked at again and again, and scraped as metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from kvyard.clock import cpu_seconds, pause
+from kvyard.errors import KvyardError
+from kvyard.index.metrics import Sample
+from kvyard.lab.expect.counted import Counted
+from kvyard.lab.expect.expectation import TOLERANCE, Expectation, expect
+from kvyard.lab.expect.traffic import Traffic
+from kvyard.server.application import Application
+from kvyard.server.http import Bounds, Raw, get
+from kvyard.server.metrics import Metrics
+from kvyard.server.running import AsyncService
+
+log = logging.getLogger(__name__)
+
+P = "kvyard_expect_"
+NAMES = {
+    P + "prompt_tokens": "Prompt tokens of the requests that were compared.",
+    P + "owed_tokens": "Prompt tokens that engines owe them from caches.",
+    P + "counted_tokens": "Prompt tokens that engines reported as cached.",
+    P + "compared_requests": "Requests that were compared.",
+    P + "exact_requests": "Of those, requests whose count is what they are owed.",
+    P + "fault": "1 if engines count something else than they owe.",
+    P + "cause": "1 for the cause that is named now.",
+    P + "looks_total": "Looks at the recording.",
+    P + "failed_looks_total": "Of those, looks that came to no result.",
+    P + "cpu_seconds_total": "Processor time of all looks.",
+}
+CPU_SHARE = 0.02
+"""Share of one core that looks take at most: the pause after each is as long as that asks for."""
+
+
+def latest(traffic: Traffic, requests: int) -> tuple[Traffic, Counted]:
+    """Return the latest ``requests`` that have counts, and as many before them that warm caches up and aren't compared."""
+    rows = traffic.requests[-2 * requests :]
+    start = rows[0].arrival
+    # Turns whose predecessors were cut off come when they came.
+    rows = [replace(row, arrival=max(0, row.arrival - start), delay=None, after=()) for row in rows]
+    compared = {row.id for row in rows[-requests:]}
+    by_request = {name: cached for name, cached in traffic.cached.items() if name in compared}
+    if not by_request:
+        raise KvyardError(
+            f"the latest {requests:,} requests of {traffic.name} have no counts: engines have to report cached_tokens "
+            "(vLLM: --enable-prompt-tokens-details, SGLang: --enable-cache-report)"
+        )
+    traffic = replace(traffic, requests=rows)
+    return traffic, Counted(source="cached_tokens of answers", by_request=by_request)
+
+
+class ExpectWatch(AsyncService):
+    """Looks at the traffic every so often, in a thread."""
+
+    def __init__(
+        self,
+        read: Callable[[], Traffic],
+        settings: Mapping[str, object],
+        *,
+        every_s: float,
+        requests: int,
+        tolerance: float = TOLERANCE,
+        told: Callable[[Expectation], None] = lambda found: None,
+    ) -> None:
+        """``read`` reads the recording as it is; ``told`` receives each result."""
+        self.found: Expectation | None = None
+        self.looks = self.failed = 0
+        self.cpu_s = 0.0
+        self.metrics = Metrics(NAMES)
+        self.metrics.sources.append(self._samples)
+        self._read = read
+        self._settings = settings
+        self._every_s = every_s
+        self._requests = requests
+        self._tolerance = tolerance
+        self._told = told
+        self._task: asyncio.Task[None] | None = None
+
+    def look(self) -> float:
+        """Compare what was recorded lately; return the seconds of processor time that this took."""
+        began = cpu_seconds()
+        self.looks += 1
+        try:
+            traffic, counted = latest(self._read(), self._requests)
+            self.found = expect(traffic, self._settings, counted, tolerance=self._tolerance)
+            self._told(self.found)
+        except KvyardError as error:
+            self.failed += 1
+            log.warning("no expectation: %s", error)
+        took = cpu_seconds() - began
+        self.cpu_s += took
+        return took
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._go_on())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _go_on(self) -> None:
+        while True:
+            took = await asyncio.to_thread(self.look)
+            await pause(max(self._every_s, took / CPU_SHARE))
+
+    def _samples(self) -> Iterator[Sample]:
+        yield P + "looks_total", {}, self.looks
+        yield P + "failed_looks_total", {}, self.failed
+        yield P + "cpu_seconds_total", {}, self.cpu_s
+        found = self.found
+        if found is None:
+            return
+        rows = [row for row in found.rows if row.counted is not None]
+        yield P + "prompt_tokens", {}, sum(row.input for row in rows)
+        yield P + "owed_tokens", {}, sum(row.owed for row in rows)
+        yield P + "counted_tokens", {}, found.counted or 0
+        yield P + "compared_requests", {}, found.compared or 0
+        yield P + "exact_requests", {}, found.equal or 0
+        yield P + "fault", {}, found.fault
+        if found.cause:
+            yield P + "cause", {"cause": found.cause, "kind": "fault" if found.fault else "limit"}, 1
+
+    def application(self) -> Application:
+        """The page of metrics over HTTP."""
+
+        async def metrics(body: None, headers: Mapping[str, str]) -> Raw:
+            """Owed and counted hits, for Prometheus."""
+            return Raw(*self.metrics.text())
+
+        return Application(
+            [get("/metrics", metrics, None, media_types=("text/plain",))], title="kvyard expect", bounds=Bounds()
+        )
