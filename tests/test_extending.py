@@ -92,7 +92,7 @@ def test_names_are_in_the_help(package: Path) -> None:
 
 def test_policy_order_timing_and_trace_format_run_together(package: Path, tmp_path: Path) -> None:
     trace, report = tmp_path / "yesterday.log", tmp_path / "report.json"
-    trace.write_text("".join(f"{at * 10**8};{400 + at};5\n" for at in range(20)))
+    trace.write_text("".join(f"{at * 10**8};{1400 + at};5;7,8,{100 + at}\n" for at in range(20)))
     chosen = ("--router", "hottest", "--timing", "linear:5000,12", "--workers", "2", "--host-blocks", "64")
     orders = ("--set", "eviction=newest", "--set", "host_eviction=newest")
     run(package, "replay", str(trace), *chosen, *orders, "-q", "--report", str(report))
@@ -100,8 +100,18 @@ def test_policy_order_timing_and_trace_format_run_together(package: Path, tmp_pa
     assert found["trace"]["format"] == "gateway-log"
     assert found["requests"]["finished"] == 20
     # A prompt by itself takes a pass, and so does each token after the first.
-    assert found["latency"]["ttft"]["min"] == pytest.approx(5 + 0.012 * 400)
+    assert found["latency"]["ttft"]["max"] == pytest.approx(5 + 0.012 * 1400)
+    assert found["latency"]["ttft"]["min"] == pytest.approx(5 + 0.012 * 377), "1,024 tokens were there"
+    assert found["reuse"]["all"]["part"] == 19 * 1024
     assert found["latency"]["itl"]["min"] == pytest.approx(5.012)
+
+
+def test_rows_of_the_page_share_what_it_says(package: Path, tmp_path: Path) -> None:
+    rows = re.search(r"```text\n(.*?)```", PAGE.read_text().partition("### A trace format")[2], re.S)
+    assert rows is not None
+    (tmp_path / "yesterday.log").write_text(rows[1])
+    found = json.loads(run(package, "replay", str(tmp_path / "yesterday.log"), "--workers", "1", "--json"))
+    assert found["requests"]["finished"] == 3 and found["reuse"]["all"]["part"] == 1024
 
 
 @pytest.mark.usefixtures("installed")
@@ -118,7 +128,7 @@ def test_the_commands_of_the_page(
         {"timestamp": 100 * at, "input_length": 600, "output_length": 3, "hash_ids": [0, 1 + at]} for at in range(4)
     ]
     Path("trace.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    Path("yesterday.log").write_text("".join(f"{at * 10**8};{400 + at};5\n" for at in range(4)))
+    Path("yesterday.log").write_text("".join(f"{at * 10**8};{400 + at};5;1\n" for at in range(4)))
     groups = '[{kind = "sink", window = 1024, block_size = 16}, {block_size = 16}]'
     Path("hybrid.toml").write_text(f"groups = {groups}\nbytes_per_block = 1000000\n")
     with RecordingWriter(Path("recording.kve"), About()) as writer:

@@ -11,6 +11,7 @@ from kvyard.router.policies import POLICIES, Policy
 from kvyard.router.request import Choice, Decision, RouteRequest
 from kvyard.router.router import Router
 from kvyard.router.worker import WorkerLoad
+from kvyard.source_docs import SourceDoc
 
 __all__ = [
     "POLICIES",
@@ -26,3 +27,6 @@ __all__ = [
     "RoutingInput",
     "WorkerLoad",
 ]
+
+for _input in (Choice, Match, RoutingInput, WorkerLoad):
+    _input.__doc__ = SourceDoc()  # type: ignore[assignment]

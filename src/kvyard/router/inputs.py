@@ -47,7 +47,9 @@ class RoutingInput:
         splits_shared: bool = False,
     ) -> None:
         self.request = request
+        """The request itself, a ``RouteRequest``."""
         self.num_tokens = request.num_tokens
+        """Tokens of its prompt."""
         self.blocks = len(request.keys)
         """Full blocks of the prompt."""
         self.now = now

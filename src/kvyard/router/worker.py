@@ -31,7 +31,9 @@ class WorkerLoad:
         self.slot = slot
         """The worker's number in this router; a later worker may get the number of one that left."""
         self.name = name
+        """The worker and its rank, as the index names them."""
         self.role = role
+        """What it does of a request: ``both``, ``prefill`` or ``decode``."""
         self.pace = pace
         """How fast it is."""
         self.block_size = block_size
