@@ -14,7 +14,12 @@ from typing import Any
 
 import grpc
 import pytest
-from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, HttpHeaders
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    HttpBody,
+    HttpHeaders,
+    ProcessingRequest,
+    ProcessingResponse,
+)
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.server.epp.support import DataPlane, Exchanged, PickerServed, config, headers, picking
@@ -25,6 +30,7 @@ from tests.server.tls import certificate
 import kvyard
 from kvyard.cli.app import main
 from kvyard.errors import KvyardError
+from kvyard.server.epp import ext_proc
 from kvyard.server.running import TlsFiles
 
 pytestmark = pytest.mark.zmq
@@ -244,11 +250,30 @@ def test_as_a_process(both: tuple[PickerServed, Served], tmp_path: Path) -> None
     assert not ready.exists()
 
 
+def test_its_messages_are_envoys() -> None:
+    """What ``scripts/make_ext_proc.py`` wrote has every field of Envoy's own, under the same numbers and types."""
+    for ours, theirs in (
+        (ext_proc.ProcessingRequest, ProcessingRequest),
+        (ext_proc.ProcessingResponse, ProcessingResponse),
+    ):
+        assert fields(ours.DESCRIPTOR) == fields(theirs.DESCRIPTOR)
+
+
+def fields(message: Any, seen: frozenset[str] = frozenset()) -> dict[str, Any]:
+    if message.full_name in seen:
+        return {}
+    inside = seen | {message.full_name}
+    return {
+        field.name: (field.number, field.type, fields(field.message_type, inside) if field.message_type else None)
+        for field in message.fields
+    }
+
+
 def test_the_core_needs_no_grpc() -> None:
     root = Path(kvyard.__file__).parent
     imports = re.compile(r"^\s*(?:import|from) (?:grpc|grpc_health|envoy|google)\b", re.MULTILINE)
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if imports.search(path.read_text())}
-    assert found == {"server/epp/messages.py", "server/epp/service.py"}
+    assert found == {"server/epp/ext_proc.py", "server/epp/service.py"}
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

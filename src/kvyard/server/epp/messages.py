@@ -6,22 +6,22 @@ Names and places are those of the Gateway API Inference Extension's endpoint pic
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
+from kvyard.server.epp.config import BodyMode
+from kvyard.server.epp.ext_proc import (
     BodyResponse,
     CommonResponse,
     HeaderMutation,
     HeadersResponse,
+    HeaderValue,
+    HeaderValueOption,
+    HttpStatus,
     ImmediateResponse,
+    ProcessingMode,
     ProcessingRequest,
     ProcessingResponse,
+    Struct,
     TrailersResponse,
 )
-from envoy.type.v3.http_status_pb2 import HttpStatus
-from google.protobuf.struct_pb2 import Struct
-
-from kvyard.server.epp.config import BodyMode
 
 DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"

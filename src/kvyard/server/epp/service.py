@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import grpc
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -12,6 +11,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.server.epp.config import EppConfig
+from kvyard.server.epp.ext_proc import ProcessingResponse
 from kvyard.server.epp.messages import read_message
 from kvyard.server.epp.picker import TEXTS, EndpointPicker
 from kvyard.server.epp.stream import RequestStream
