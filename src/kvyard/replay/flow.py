@@ -1,5 +1,6 @@
 """Flow control of a simulated fleet: the queue before its router, for workers that may have a number of requests each."""
 
+from array import array
 from collections.abc import Sequence
 
 from kvyard.index import Holder
@@ -16,7 +17,7 @@ class FleetFlow:
         self, queue: FlowQueue[Record], placement: WholePlacement, workers: Sequence[Worker], most: int
     ) -> None:
         self.queue = queue
-        self.waited: list[int] = []
+        self.waited = array("q")
         """Nanoseconds, of requests that had to wait."""
         self.overtaken = 0
         """How often a request that waited saw a later one go first."""
@@ -77,7 +78,7 @@ class FleetFlow:
 
     def clear(self) -> None:
         """Count from now on."""
-        self.waited, self.overtaken, self.longest, self.refused = [], 0, 0, {}
+        self.waited, self.overtaken, self.longest, self.refused = array("q"), 0, 0, {}
 
     def _grant(self, waiting: Waiting[Record], now: int) -> bool:
         self.waited.append(now - waiting.came)
