@@ -74,21 +74,23 @@ def _hunt(python: Path, out: Path, seconds: float, seed: int, quiet: bool) -> di
         ) from None
     result: dict[str, Any] | None = None
     began = time.monotonic()
-    assert process.stdout is not None
-    try:
-        for text in process.stdout:
-            line = json.loads(text)
-            result = line.get("result", result)
-            if "refused" in line:
-                errors.append(line["refused"])
-            if "progress" in line and not quiet:
-                typer.echo(f"{time.monotonic() - began:5.0f} s  {line['progress']}", err=True)
-    except KeyboardInterrupt:
-        # A terminal tells both; where only this process was told, the search has to save its state too.
-        process.send_signal(signal.SIGINT)
-        raise
-    finally:
-        process.wait()
+    with process:
+        assert process.stdout is not None
+        try:
+            for text in process.stdout:
+                try:
+                    line = json.loads(text)
+                except ValueError:
+                    continue  # not a line of the search: something else was run
+                result = line.get("result", result)
+                if "refused" in line:
+                    errors.append(line["refused"])
+                if "progress" in line and not quiet:
+                    typer.echo(f"{time.monotonic() - began:5.0f} s  {line['progress']}", err=True)
+        except KeyboardInterrupt:
+            # A terminal tells both; where only this process was told, the search has to save its state too.
+            process.send_signal(signal.SIGINT)
+            raise
     if errors:
         hint = (
             "" if "hunt of" in errors[0] or "state of a hunt" in errors[0] else ": name one that has it with --python"
