@@ -48,7 +48,6 @@ def test_every_field_of_a_config_has_a_setting() -> None:
         "speculative",  # num_speculative_tokens
         "seed",  # the replay's
         "scheduler_reserve_full_isl",  # a rule of the engine, for comparisons with others
-        "retention_interval",  # of state groups, part of a model
     }
     below = set(OffloadConfig.__struct_fields__) - set(OF_TIERS)
     assert below == {"tiers", "policy", "events"}
