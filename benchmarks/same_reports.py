@@ -35,7 +35,7 @@ ADDED = (
     ".report.config.router.object_credit",
     ".report.config.decode_router.object_credit",
     *(f".report.config.{name}" for name in ("client", "client_options", "turnaround", "warm_up")),
-    *(f".report.config.{name}" for name in ("flow", "engine_requests", "queue")),
+    *(f".report.config.{name}" for name in ("flow", "engine_requests", "queue", "handover.reserves")),
     ".report.sessions",
     *(f".report.scaling.{name}" for name in ("card_seconds", "cost", "flaps", "flap_s", "workers", "within_slo")),
     ".report.tenants",
