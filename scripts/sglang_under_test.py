@@ -5,9 +5,10 @@ The file that knows SGLang's API, written for 0.5.23. If a new version has moved
 Real: ``Scheduler`` (``get_next_batch_to_run``, ``process_batch_result``, ``_add_request_to_queue``, ``update_running_batch``,
 ``init_running_status``, ``init_chunked_prefill``, ``init_schedule_policy``, ``init_req_max_new_tokens``), ``SchedulePolicy``,
 ``PrefillAdder`` with its budgets, ``ScheduleBatch``, ``SchedulerBatchResultProcessor``, ``NewTokenRatioTracker``,
-``UnifiedRadixCache`` with its tree core (the Rust one where it loads), the allocators, ``ReqToTokenPool``, and the event
-recorder. Stand-ins: the model runner (every batch samples scripted tokens), the tensors of keys and values, metrics, output
-streaming, tokenizer and every socket.
+``UnifiedRadixCache`` with its tree core (the Rust one where it loads), the allocators, ``ReqToTokenPool``, the event recorder,
+and HiCache's ``HybridCacheController`` with its host pool. Stand-ins: the model runner (every batch samples scripted tokens),
+the tensors of keys and values, copies between device and host (``VirtualCopies``), metrics, output streaming, tokenizer and
+every socket.
 """
 
 from __future__ import annotations
