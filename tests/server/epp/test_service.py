@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,13 @@ def fields(message: Any, seen: frozenset[str] = frozenset()) -> dict[str, Any]:
         field.name: (field.number, field.type, fields(field.message_type, inside) if field.message_type else None)
         for field in message.fields
     }
+
+
+def test_no_extra_needs_xds_protos() -> None:
+    """It brings parts of ``opentelemetry``, which end Ray's agent and break exporters of traces in the same environment."""
+    with (Path(__file__).parents[3] / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert "epp" in extras and not [one for needed in extras.values() for one in needed if one.startswith("xds-protos")]
 
 
 def test_the_core_needs_no_grpc() -> None:
