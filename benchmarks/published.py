@@ -20,6 +20,7 @@ Results are JSON lines in ``benchmarks/data/published/results.jsonl``, one a cel
     class    of the model: dense, mixture, mla or state
     knee     below or above: above if in *our* replay requests wait a third of their TTFT or more before they are admitted
     waiting  that share
+    reuse    our prompt tokens found in caches, and all of them; an arm's ``reuse_pct`` is compared over its cells
     metrics  by name [theirs, ours, resolution of the printed figure]; names end in the unit (_s, _ms, _pct, tok_s, req_s)
     skipped  why it can't be asked; such a row has no knee and no metrics
 
@@ -75,7 +76,7 @@ UNASKED = {
     "llmd docqa token-aware, by seed and means": (12, "they repeat the cells of seed 37 with other seeds"),
 }
 """Tables that can't be asked: how many cells, and why."""
-OWN_KEYS = ("half", "descending", "counted_output", "prefill")
+OWN_KEYS = ("half", "descending", "counted_output", "prefill", "reuse_pct")
 """Keys of an arm that aren't settings of a replay."""
 
 
@@ -164,8 +165,10 @@ def read_dstack(name: str, manifest: Mapping[str, Any], path: Path) -> Iterable[
         }
         load = f"{isl}/{osl} x{concurrency}"
         broken = completed < 500
+        prefill, decode = int(row["prefill"]), int(row["decode"])
+        ranks = manifest["gpus"] // (prefill + decode)
         settings = dict(
-            manifest["settings"], prefill=int(row["prefill"]), decode=int(row["decode"]), concurrency=concurrency
+            manifest["settings"], prefill=prefill, decode=decode, tensor_parallel_size=ranks, concurrency=concurrency
         )
         requests = [] if broken else random_prompts(isl, made / completed, osl, completed)
         yield Run(name, arm, {0: Cell(arm, load, theirs)}, settings, requests)
@@ -286,7 +289,9 @@ def work(name: str, at: int, data: Path, extra: Mapping[str, Any]) -> list[dict[
         waits = sum(max(0, record.admitted - record.arrival - record.loading) for record in records)
         share = waits / max(1, sum(record.ttft for record in records))
         knee = "above" if share >= KNEE else "below"
-        rows.append(row(cell, knee=knee, waiting=round(share, 3), metrics=metrics))
+        found = sum(record.cached + sum(record.loaded) for record in records)
+        reuse = [found, sum(record.input for record in records)]
+        rows.append(row(cell, knee=knee, waiting=round(share, 3), reuse=reuse, metrics=metrics))
     return rows
 
 
@@ -387,6 +392,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
         groups[f"{row['knee']} the knee"].append(row)
     for name, found in sorted(groups.items()):
         lines.append(f"| {name} | {len(found)} | " + " | ".join(off(errors(found, kind)) for kind in FAMILIES) + " |")
+    lines += ["", *reuse_lines(asked)]
     reasons: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
         if "skipped" in row:
@@ -402,6 +408,16 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
         *(f"- {source}, {count or 'all'} cells: {why}" for (source, why), count in sorted(reasons.items())),
     ]
     return "\n".join(lines)
+
+
+def reuse_lines(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Ours and theirs where a source counts hits."""
+    for name, manifest in manifests().items():
+        for arm, own in manifest.get("arms", {}).items():
+            cells = [row["reuse"] for row in rows if (row["source"], row["arm"]) == (name, arm) and "reuse" in row]
+            if "reuse_pct" in own and cells:
+                ours = 100 * sum(found for found, _ in cells) / sum(tokens for _, tokens in cells)
+                yield f"Reuse, {name}, {arm}: {ours:.1f} % of prompt tokens for {own['reuse_pct']} %."
 
 
 def order(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -444,6 +444,7 @@ def published_rows(rows: Iterable[Row], results: Mapping[str, Result]) -> Iterab
         if one.why:
             continue
         who, model = "inferencemax" if row.ranged else "aiconfigurator", row.model.partition("/")[2]
+        model = model.replace("DeepSeek-V3", "DeepSeek-R1")  # the rows of both are one set of runs
         config = config_of(row)
         weights = row.precision if "hf_quant_config" in config else None
         of = class_of(Deployment(model=config_file(row, config), gpu=row.card, weight_dtype=weights), row.backend)
