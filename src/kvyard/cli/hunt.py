@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 import kvyard
 from kvyard.cli.reading import Quiet
 from kvyard.cli.serving import Json
+from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
 
 
@@ -73,7 +73,8 @@ def _hunt(python: Path, out: Path, seconds: float, seed: int, quiet: bool) -> di
             f"{python} can't be run ({bad.strerror}): name a Python that has vLLM with --python"
         ) from None
     result: dict[str, Any] | None = None
-    began = time.monotonic()
+    clock = WallClock()
+    began = clock.now()
     with process:
         assert process.stdout is not None
         try:
@@ -86,7 +87,7 @@ def _hunt(python: Path, out: Path, seconds: float, seed: int, quiet: bool) -> di
                 if "refused" in line:
                     errors.append(line["refused"])
                 if "progress" in line and not quiet:
-                    typer.echo(f"{time.monotonic() - began:5.0f} s  {line['progress']}", err=True)
+                    typer.echo(f"{(clock.now() - began) / SECOND:5.0f} s  {line['progress']}", err=True)
         except KeyboardInterrupt:
             # A terminal tells both; where only this process was told, the search has to save its state too.
             process.send_signal(signal.SIGINT)

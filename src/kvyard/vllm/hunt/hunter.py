@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvyard.clock import SECOND, WallClock
 from kvyard.vllm.hunt import case as cases
 from kvyard.vllm.hunt.case import Case
 from kvyard.vllm.hunt.script import reproducer
@@ -45,14 +45,16 @@ class Hunter:
     def search(self, seconds: float, say: Say) -> None:
         """Try cases for about ``seconds``; what is being made smaller when they end is finished."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        ends = time.monotonic() + seconds
-        told = time.monotonic()
+        clock = WallClock()
+        told = clock.now()
+        ends = told + round(seconds * SECOND)
         try:
-            while time.monotonic() < ends:
+            while clock.now() < ends:
                 self._try(say)
-                if time.monotonic() - told >= 10:
-                    told = time.monotonic()
-                    say(f"{self.tried} cases tried, {len(self.findings)} findings, {max(0.0, ends - told):.0f} s left")
+                if clock.now() - told >= 10 * SECOND:
+                    told = clock.now()
+                    left = max(0, ends - told) / SECOND
+                    say(f"{self.tried} cases tried, {len(self.findings)} findings, {left:.0f} s left")
         finally:
             self._save()
 
