@@ -23,7 +23,8 @@ from kvyard.lab.conform.recorder import VllmRecorder
 
 ABOUT_VLLM = ("vllm", "coordinator", "managers")
 """Fields of a configuration's result that name vLLM's own parts."""
-
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What lines with other fields than a log's, or with other values in them, make of a replay."""
 
 Record = dict[str, Any]
 
@@ -288,14 +289,14 @@ def conform(path: Path) -> Verdict:
                 raise LogError(f"{path}:{number}: the first operation must be config, not {op['op']!r}")
             try:
                 replayer = Replayer(op)
-            except (KvyardError, TypeError, KeyError, AttributeError) as refused:
+            except (KvyardError, *MALFORMED) as refused:
                 raise LogError(f"{path}:{number}: this configuration can't be replayed: {refused}") from refused
             ours = replayer.configured()
             recorded = {key: value for key, value in recorded.items() if key not in ABOUT_VLLM}
         else:
             try:
                 ours = replayer.apply(op)
-            except (LogError, TypeError) as refused:
+            except (LogError, *MALFORMED) as refused:
                 raise LogError(f"{path}:{number}: this operation can't be replayed: {refused}") from refused
         field = _first_difference(recorded, ours)
         if field is not None:

@@ -33,6 +33,7 @@ from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
 from kvyard.hashing import PLAIN, Namespace, TokenChain, algorithm
 from kvyard.lab.conform import Difference, LogError, Verdict
+from kvyard.lab.conform.log import MALFORMED
 from kvyard.lab.conform.scripted_loads import LoadScript, scripted
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ SHOWN_BEFORE = 3
 COMPARED = ("start", "scheduled", "tokens", "order", "ns", "running", "waiting", "free", "line")
 MOST_TOKENS = 1 << 24
 """Of a request, with its answer: a number that was damaged must not fill the memory."""
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What lines with other fields than a log's, or with other values in them, make of a replay."""
 LISTS = ("preempted", "gone", "aborted", "finished")
 MAPS = ("new", "resumed", "loading")
 REASONS = {JobState.FINISHED: "length", JobState.CANCELLED: "aborted", JobState.REJECTED: "rejected"}

@@ -26,7 +26,8 @@ from kvyard.errors import KvyardError
 from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Key, Run
 from kvyard.lab.conform import Difference, LogError, Verdict
-from kvyard.lab.conform.scheduler import MALFORMED, LoggedRun, LogTiming, Record, read_first_line, read_lines
+from kvyard.lab.conform.log import MALFORMED
+from kvyard.lab.conform.scheduler import LoggedRun, LogTiming, Record, read_first_line, read_lines
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.hicache import HiCache
 from kvyard.tiers.links import LaneConfig, LinkConfig
