@@ -280,3 +280,19 @@ def test_the_cheapest_that_keeps_the_slo(trace: Path, tmp_path: Path) -> None:
         not advice(tight).choice
         and "No point of 3 meets the SLO (99% of requests within TTFT" in advice(tight).sentences[0]
     )
+
+
+def test_cards_and_cost_are_shown_and_the_cheapest_in_money_is_chosen(tmp_path: Path) -> None:
+    card = {"model": "llama-3.1-8b", "gpu": "h100", "limit": 30, "slo": "ttft_p99<1h"}
+    made = sweep(CONVERSATION, {"tensor_parallel_size": [1, 2], "workers": [1, 2]}, folder=tmp_path, **card)
+    rows = {(row["tensor_parallel_size"], row["workers"]): (row["cards"], row["cost"]) for row in made.result().rows}
+    assert rows == {
+        ("1", "1"): (1, pytest.approx(2.35)),
+        ("1", "2"): (2, pytest.approx(4.70)),
+        ("2", "1"): (2, pytest.approx(4.70)),
+        ("2", "2"): (4, pytest.approx(9.40)),
+    }
+    result = made.result()
+    assert result.met and advice(made).choice == "tensor_parallel_size=1, workers=1"
+    text = result.page()
+    assert "USD an hour" in text and "TTFT p99 and cost" in text and "SLO met" in text

@@ -277,6 +277,16 @@ class TestInABrowser:
         assert len(tiles) == 1 and "TTFT p99 ≤ 1 ms" in tiles[0] and "SLO NOT met" in tiles[0]
         sound(tab, 13, width)
 
+    def test_a_day_of_an_autoscaler_is_drawn(self, tab: Tab, tmp_path: Path) -> None:
+        scaled = {"autoscale": "threshold:ttft_p99=1s,min=1,max=4,startup=20s", "slo": "ttft=1000"}
+        write_html(replay(CONVERSATION, limit=120, workers=1, **scaled).report, tmp_path / "r.html")
+        for width in (400, 1280):
+            tab.open(tmp_path / "r.html", width)
+            day = "[...document.querySelector('#the-day ~ .grid').querySelectorAll('.card')]"
+            assert tab.ask(f"{day}.map(e => e.querySelector('h3').textContent)") == ["Workers", "Load", "SLO"]
+            assert tab.ask(f"{day}.every(e => e.querySelector('path.series').getBBox().width > 100)")
+            sound(tab, 16, width)
+
     def test_long_times_stay_in_their_tiles(self, tab: Tab, tmp_path: Path) -> None:
         report = tiered()
         slow = {name: replace(spread, p50=1_250_300.0, p99=36e6) for name, spread in report.latency.items()}
