@@ -38,7 +38,7 @@ MODULES = {
     "replay": "agenda arrivals fleet gaps handovers index_sync intake jobs listeners loop passes placement recorder seen "
     "split_placement worker worker_pool",
     "router": "active cost inputs matches memory overlaps pace ranking router search time_cost tree worker",
-    "tiers": "cleaner copies copy_totals layout links/fair links/fifo links/link links/sharing loader network offload "
+    "tiers": "cleaner copies copy_totals hicache layout links/fair links/fifo links/link links/sharing loader network offload "
     "prefix_lookup state store storer",
 }
 """Modules in which replays and routing decisions spend their time, by package. Not listed: msgspec's types, and classes that

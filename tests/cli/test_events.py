@@ -278,7 +278,7 @@ def test_without_zmq_it_says_what_to_install():
         "import sys\nsys.modules['zmq'] = None\nfrom kvyard.cli.app import main\nmain(['events', 'tail', 'tcp://h:1'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 2 and done.stderr == "Error: event streams need ZeroMQ: pip install kvyard[zmq]\n"
+    assert done.returncode == 2 and done.stderr == "Error: event streams need ZeroMQ: pip install 'kvyard[zmq]'\n"
 
 
 def test_importing_events_does_not_import_zmq():

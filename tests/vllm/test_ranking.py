@@ -84,7 +84,7 @@ def test_a_raised_priority_ends() -> None:
     assert list(ranking) == [b"plain", b"kept"]
     now = 100
     ranking.insert(b"later", "c", pinned=False)
-    assert list(ranking) == [b"plain", b"kept", b"later"]
+    assert list(ranking) == [b"kept", b"plain", b"later"], "by last use"
 
 
 def test_what_is_cleared_is_let_go_of() -> None:
