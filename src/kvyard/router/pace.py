@@ -7,7 +7,7 @@ others (``RelativePace``).
 
 from collections.abc import Sequence
 from math import exp, log
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import make_timing
@@ -260,9 +260,9 @@ class RelativePace:
     _KEPT = 0.98
     _FEWEST = 8.0
     """Times that have to be seen before any difference counts."""
-    TRIAL = 8
+    TRIAL: ClassVar[int] = 8
     """First tokens of the fleet after which a worker that seemed slow is tried again; twice as many after a trial in vain."""
-    FORGOTTEN = 200
+    FORGOTTEN: ClassVar[int] = 200
     """The most of those. After as many, what else was seen of a worker is forgotten."""
 
     def __init__(self, usual: LearntPace) -> None:
