@@ -136,7 +136,7 @@ def _notes(reports: Sequence[Report], runs: Sequence[str]) -> list[str]:
 def _requests(reports: Sequence[Report]) -> str:
     first = reports[0]
     if any(report.digest != first.digest for report in reports):
-        return "different requests"
+        return "The runs served different requests"
     trace = first.trace.get("name")
     return f"{first.requests['all']:,} requests{f' of {trace}' if trace else ''}, the same for all"
 
@@ -161,8 +161,15 @@ def _settings_table(settings: Mapping[str, Sequence[object]], runs: Sequence[str
 
 
 def _setting_text(value: object) -> str:
+    """Return a setting in words, without those parts of it that are not set."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_setting_text(part)}" for name, part in value.items() if part is not None)
+        parts = {name: part for name, part in value.items() if part is not None and part not in ({}, [])}
+        return ", ".join(
+            f"{name} ({_setting_text(part)})" if isinstance(part, dict | list) else f"{name} {_setting_text(part)}"
+            for name, part in parts.items()
+        )
+    if isinstance(value, list):
+        return "; ".join(map(_setting_text, value))
     return "–" if value is None else str(value)
 
 

@@ -179,5 +179,5 @@ def advice(cells: Mapping[str, Sequence[Standing]]) -> Advice:
 
 def cell_of(varied: Mapping[str, str]) -> str:
     """Return the cell that a point belongs to, in words."""
-    ticks = "as recorded" if varied["jitter"] in ("0", "0s") else f"ticks spread over {varied['jitter']}"
-    return f"{float(varied['speedup']):g}x load, {ticks}"
+    ticks = "" if varied["jitter"] in ("0", "0s") else f", ticks spread over {varied['jitter']}"
+    return f"{float(varied['speedup']):g}x load{ticks}"

@@ -112,7 +112,7 @@ def test_several_groups_of_policies() -> None:
     one, two = policies(kv=(276.0, 11.5), mine=(237.0, 12.2)), policies(kv=(300.0, 20.0), mine=(306.0, 18.0))
     said = least_behind({"a": one, "b": two})
     assert said.choice == "mine" and "1.0% above the lowest on average, and 2.0% at worst (b)" in said.sentences[0]
-    assert "lowest mean TTFT at all 2 loads" in least_behind({"a": one, "b": one}).sentences[0]
+    assert "lowest mean TTFT at both loads" in least_behind({"a": one, "b": one}).sentences[0]
     only_here = policies(kv=(276.0, 11.5), mine=(237.0, 12.2), new=(1.0, 1.0))
     assert least_behind({"a": only_here, "b": two}).choice == "mine", "a policy counts that has run everywhere"
     assert not least_behind({}).choice

@@ -22,7 +22,7 @@ ONE_LOSER = [Bar("kv", 400.0), Bar("least-time", 380.0), Bar("sticky", 420.0), B
 
 def test_one_loser_is_cut_off_and_named() -> None:
     chart = bars(TTFT, ONE_LOSER)
-    assert chart.text == "The axis ends at 483.0; cut off: random." and chart.figure["cut"] == 483.0
+    assert chart.text == "The axis ends at 483.0 ms; cut off: random." and chart.figure["cut"] == 483.0
     assert [row["text"] for row in chart.figure["rows"]] == ["400.0", "380.0", "420.0", "90 s"]
     level = bars(TTFT, [Bar("kv", 400.0), Bar("random", 900.0)])
     assert "cut" not in level.figure and level.text == ""

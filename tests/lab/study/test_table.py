@@ -34,7 +34,7 @@ def test_a_page_has_all_of_tables_with_the_asked_for_first() -> None:
     names = [metric.name for metric in Table(rows=ROWS, shown=("reuse",)).metrics(page=True)]
     assert names == ["reuse", "ttft_mean", "ttft_p50"]
     text = Table(rows=ROWS, shown=("reuse",)).html()
-    assert '<a href="b.html">b</a>' in text and "TTFT mean, ms" in text and "40.00%" in text
+    assert '<a href="b.html">b</a>' in text and "TTFT mean,\u00a0ms" in text and "40.00%" in text
 
 
 def test_changes_are_against_the_base() -> None:

@@ -282,7 +282,7 @@ class TestInABrowser:
         write_html(replay(CONVERSATION, limit=120, workers=1, **scaled).report, tmp_path / "r.html")
         for width in (400, 1280):
             tab.open(tmp_path / "r.html", width)
-            day = "[...document.querySelector('#the-day ~ .grid').querySelectorAll('.card')]"
+            day = "[...document.querySelector('#autoscaling ~ .grid').querySelectorAll('.card')]"
             assert tab.ask(f"{day}.map(e => e.querySelector('h3').textContent)") == ["Workers", "Load", "SLO"]
             assert tab.ask(f"{day}.every(e => e.querySelector('path.series').getBBox().width > 100)")
             sound(tab, 16, width)
@@ -293,7 +293,7 @@ class TestInABrowser:
         write_html(replace(report, latency=slow), tmp_path / "r.html")
         for width in (400, 1280):
             tab.open(tmp_path / "r.html", width)
-            tiles = tab.ask("document.querySelector('.tiles').textContent")
+            tiles = tab.ask("document.querySelector('.tiles').textContent").replace("\u00a0", " ")
             assert "20 min 50 s" in tiles and "10 h 0 min" in tiles
             assert tab.ask(HIDDEN) == 0
 

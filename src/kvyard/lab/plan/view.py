@@ -68,7 +68,7 @@ def view(planned: Planned) -> Result:
             "says": sentences,
             "serve": commands,
         },
-        advice=[" ".join(sentences)],
+        advice=sentences,
         met=planned.met if table.rows else None,
         commands=commands,
         legend=f"Times are in ms unless a column says s, prices in {planned.price_list.currency} per hour.",

@@ -217,7 +217,8 @@ def _among(own: Candidate, candidates: Sequence[Candidate]) -> str:
 def _over(choice: str, behind: Mapping[str, float]) -> str:
     worst = max(behind, key=lambda group: behind[group])
     if behind[worst] <= 0:
-        return f"Take {choice}: lowest mean TTFT at all {len(behind)} loads."
+        loads = "both loads" if len(behind) == 2 else f"all {len(behind)} loads"
+        return f"Take {choice}: lowest mean TTFT at {loads}."
     mean = fmean(behind.values())
     return (
         f"Take {choice}: over {len(behind)} loads its mean TTFT is {mean:.1%} above the lowest on average, and "
@@ -285,7 +286,7 @@ def _asked(goals: Sequence[Metric], limits: Sequence[Limit]) -> list[Metric]:
 
 
 def _price(candidate: Candidate) -> str:
-    return f"cost {COST.text(candidate.cost)}" if isinstance(candidate.cost, float) else str(candidate.cost)
+    return f"cost {COST.text(candidate.cost)} an hour" if isinstance(candidate.cost, float) else str(candidate.cost)
 
 
 def _text(candidate: Candidate, metric: Metric) -> str:

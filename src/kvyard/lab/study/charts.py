@@ -18,8 +18,8 @@ FAR = 3.0
 """A bar beyond this many medians is cut off, so that it doesn't flatten the others; a limit this far above all values isn't
 drawn."""
 
-STANDINGS = {"answer": "green", "SLO met": "blue", "SLO NOT met": "orange"}
-"""Colours of fleets against an SLO."""
+STANDINGS = {"SLO met": "blue", "SLO NOT met": "orange", "answer": "green"}
+"""Colours of fleets against an SLO. The answer is drawn last, on top of the others."""
 
 Lines = Mapping[str, Sequence[tuple[float, float | None]]]
 """Points along the axis and their values, by name of the line."""
@@ -65,7 +65,7 @@ def bars(metric: Metric, named: Sequence[Bar], title: str = "", text: str = "") 
     metric = metric.fitted(values if end is None else [end])
     if end is not None:
         beyond = ", ".join(bar.name for bar in named if (bar.value or 0.0) > end)
-        text = f"{text} The axis ends at {metric.text(end)}; cut off: {beyond}.".strip()
+        text = f"{text} The axis ends at {metric.text(end, unit=True)}; cut off: {beyond}.".strip()
     figure = bars_of(
         [
             (bar.name, value * metric.factor, bar.color, _bar_text(metric, bar, end) + bar.remark)
@@ -107,7 +107,7 @@ def dots(metric: Metric, groups: Sequence[Dots], x_title: str, title: str, limit
     if len(set(places)) > 1:
         beside = 0.05 * (max(places) - min(places))
         figure |= {"xMin": draw.digits(min(places) - beside), "xMax": draw.digits(max(places) + beside)}
-    legend = [{"name": line["name"], "color": line["color"]} for line in series]
+    legend = [{key: line[key] for key in ("name", "color", "dash", "only") if key in line} for line in series]
     return Chart(title, axis.text, figure | {"legend": legend})
 
 

@@ -16,7 +16,7 @@ from kvyard.errors import KvyardError
 from kvyard.files import encode_json, write_whole
 from kvyard.lab.study.table import LEGEND, Table
 from kvyard.replay.report.figures import Figure
-from kvyard.replay.report.html import Page, answer, esc, head, listing
+from kvyard.replay.report.html import Page, answer, esc, head, listing, tiles
 from kvyard.replay.report.words import MET, NOT_MET
 
 if TYPE_CHECKING:
@@ -126,14 +126,14 @@ class Result(msgspec.Struct, kw_only=True):
         page = Page(f"{self.title} · kvyard")
         page.add(head(self.title, self.about, self.notes, self.times), answer(self.advice, self.met, self.verdict))
         if self.tiles:
-            page.add('<div class="tiles">', *self.tiles, "</div>")
+            page.add(tiles(self.tiles))
         if self.commands:
             page.section("To paste", "")
-            page.add(f'<section class="card"><pre>{esc(chr(10).join(self.commands))}</pre></section>')
+            page.add(f'<section class="card"><pre>{esc((2 * chr(10)).join(self.commands))}</pre></section>')
         for section in self.sections:
             page.section(section.title, section.text)
             if section.tiles:
-                page.add('<div class="tiles">', *section.tiles, "</div>")
+                page.add(tiles(section.tiles))
             if section.charts:
                 page.cards(section.columns, *(page.figure(*chart) for chart in section.charts))
             if section.table is not None:

@@ -6,7 +6,7 @@ Runs are rows, or columns where a few runs are compared in many metrics.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +24,8 @@ Values = Mapping[str, float | None]
 NAME_WIDTH = 34
 RUN_WIDTH = 21
 """Characters that names of metrics and a run with its changes take where runs are columns."""
+SHORT, SENTENCE = 8, 28
+"""Characters up to which a first column is narrow, and beyond which a column of words wraps."""
 LEGEND = "TTFT, ITL, E2E and Queue without a percentile are means. Times are in ms unless a column says s."
 
 
@@ -144,7 +146,7 @@ class Table(msgspec.Struct, kw_only=True):
 
     def _html_by_rows(self) -> str:
         metrics = self.fitted(page=True)
-        heads = [*self.rows[0].cells]
+        heads, kinds = [*self.rows[0].cells], self._kinds()
         for metric in metrics:
             heads += [metric.heading, "change"] if metric.name in self.changes else [metric.heading]
         rows = []
@@ -158,14 +160,28 @@ class Table(msgspec.Struct, kw_only=True):
                 if metric.name in self.changes:
                     cells.append(self._change(metric, row))
             shown = [*cells, *row.more.values()]
-            rows.append(html.row(shown, marks=["missed" if "NOT met" in cell else "" for cell in shown]))
-        return html.table([*heads, *self.rows[0].more], rows, self.tall, self.long)
+            found = zip_longest(shown, kinds, fillvalue="")
+            rows.append(
+                html.row(shown, marks=[f"{kind} missed".strip() if "NOT met" in cell else kind for cell, kind in found])
+            )
+        return html.table([*heads, *self.rows[0].more], rows, self.tall, self.long, kinds)
+
+    def _kinds(self) -> list[str]:
+        """Classes of the columns before the metrics: words begin at the left, and sentences wrap."""
+        found = []
+        for number, name in enumerate(self.rows[0].cells):
+            texts = [row.cells[name] for row in self.rows]
+            width = max(map(len, texts))
+            short = "short" if number == 0 and width <= SHORT else ""
+            words = number > 0 and not all(text[:1].isdigit() or text in ("", "–") for text in texts)
+            found.append(short if not words else "text sentence" if width > SENTENCE else "text")
+        return found
 
     def _html_side_by_side(self) -> str:
         heads = ["", f"{self.runs[0]} (yardstick)", *(name for run in self.runs[1:] for name in (run, "change"))]
         rows = []
         for part, metrics in groupby(self.fitted(), lambda metric: metric.part):
-            rows.append(html.row([part, *([""] * (2 * len(self.runs) - 1))], "part"))
+            rows.append(f'<tr class="part"><td colspan="{2 * len(self.runs)}">{html.esc(part)}</td></tr>')
             for metric in metrics:
                 best = self.best(metric)
                 cells, marks = [self._title(metric)], [""]

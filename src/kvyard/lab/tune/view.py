@@ -12,7 +12,6 @@ from kvyard.engine.price_list import default_prices
 from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
 from kvyard.lab.study.advice import answer, at_edges, choose, middle
-from kvyard.lab.study.axes import setting_text
 from kvyard.lab.study.charts import Bar, Dots, bars, bars_of, dots
 from kvyard.lab.study.cost import GIB, Prices, cards
 from kvyard.lab.study.goals import Goal
@@ -271,6 +270,7 @@ def _table(tuned: Tuned, title: str) -> Table:
 def _all_points(tuned: Tuned) -> Table:
     best = {trial.number for trial in tuned.best}
     names = _names(tuned)
+    chosen = names["best"] if tuned.met else f"{names['best']}, {names['missed']}"
     rows = []
     for trial in tuned.trials:
         done = names["met" if trial.met else "missed"] if trial.state == "done" else trial.state
@@ -279,7 +279,7 @@ def _all_points(tuned: Tuned) -> Table:
                 cells={
                     "trial": str(trial.number),
                     "point": trial.name,
-                    "": "best" if trial.number in best else done,
+                    "": chosen if trial.number in best else done,
                     "cards": _cards_text(tuned, trial),
                 },
                 values={**trial.values, COST.name: trial.cost},
@@ -396,5 +396,5 @@ def _bars(tuned: Tuned, name: str, dimension: Choices) -> list[Bar]:
             continue
         best = min(done, key=lambda trial: (max(0.0, trial.violation), trial.losses(tuned.metrics)))
         color, remark = COLORS["met" if best.met else "missed"], ", NOT met" if tuned.limits and not best.met else ""
-        found.append(Bar(setting_text(name, value), best.values.get(tuned.goals[0].name), color, remark))
+        found.append(Bar(str(value), best.values.get(tuned.goals[0].name), color, remark))
     return found

@@ -11,7 +11,7 @@ from kvyard.files import write_whole
 from kvyard.integers import ceil_div
 from kvyard.lab.validate.compare import COLUMNS, ComparedLatency, Validation
 from kvyard.replay.report import figures as draw
-from kvyard.replay.report.html import Page, card, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, card, head, listing, row, table, tile, tiles
 from kvyard.replay.report.numbers import Spread, histogram
 from kvyard.replay.report.report import LATENCIES
 from kvyard.replay.report.words import SHORT, measured, percent, whole
@@ -129,10 +129,10 @@ def validation_page(found: Validation) -> str:
     """The page's text."""
     made = Page(f"{found.run} beside its replay · kvyard")
     made.add(head(f"{found.run} beside its replay", summary(found), notes(found)))
-    tiles = [_tile(name, one) for name, one in found.latency.items()]
+    figures = [_tile(name, one) for name, one in found.latency.items()]
     rate = found.throughput["output_tokens_per_s"]
-    tiles.append(tile("Output", signed(rate.error), "", f"{measured(rate.measured)} tok/s measured"))
-    made.add('<div class="tiles">', *tiles, "</div>")
+    figures.append(tile("Output", signed(rate.error), "", f"{measured(rate.measured)} tok/s measured"))
+    made.add(tiles(figures))
     made.section("In numbers", f"Milliseconds. “{EACH}” is how far single requests are off, without sign.")
     rows = [
         row([LATENCIES[name] if not at else "", what, *cells], "sum" if what == "error" else "")

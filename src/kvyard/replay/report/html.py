@@ -10,11 +10,16 @@ from typing import NamedTuple
 import msgspec
 
 from kvyard.files import encode_json
+from kvyard.integers import ceil_div
 from kvyard.replay.report.figures import Figure
 from kvyard.replay.report.words import MET, NOT_MET
 
 MANY = 3
 """Sections from which a page has a list of them."""
+MOST_TILES = 6
+"""Headline figures in a row of a wide page."""
+LONG_VALUE = 12
+"""Characters beyond which a headline figure has smaller letters."""
 
 
 class Page:
@@ -132,17 +137,32 @@ def answer(sentences: Sequence[str], met: bool | None = None, verdict: str = "")
 def tile(name: str, value: str, unit: str, more: str, missed: bool = False) -> str:
     """A headline figure; one that ``missed`` its limit says so."""
     kind, verdict = ("tile missed", f"<b>{NOT_MET}</b> ") if missed else ("tile", "")
+    size = "value long" if len(value) > LONG_VALUE else "value"
+    shown = esc(value).replace(" ", "\u00a0").replace("→\u00a0", "→ ")
     return (
-        f'<div class="{kind}"><div class="name">{esc(name)}</div><div class="value">{esc(value)}'
+        f'<div class="{kind}"><div class="name">{esc(name)}</div><div class="{size}">{shown}'
         f'<small>{esc(unit)}</small></div><div class="more">{verdict}{esc(more)}</div></div>'
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[str], tall: bool = False, long: bool = False) -> str:
-    """A table of rows made by ``row``. One that is ``tall`` scrolls; cells that are ``long`` wrap."""
-    heads = "".join(
-        f'<th class="words">{esc(name)}</th>' if " / " in name else f"<th>{esc(name)}</th>" for name in columns
-    )
+def tiles(made: Iterable[str]) -> str:
+    """Headline figures side by side, in rows of about equal length."""
+    found = list(made)
+    rows = ceil_div(len(found), MOST_TILES) or 1
+    return f'<div class="tiles" style="--most: {ceil_div(len(found), rows) or 1}">{"".join(found)}</div>'
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[str], tall: bool = False, long: bool = False, marks: Sequence[str] = ()
+) -> str:
+    """A table of rows made by ``row``. One that is ``tall`` scrolls; cells that are ``long`` wrap; ``marks`` are the classes of
+    headings.
+    """
+    heads = ""
+    for name, mark in zip_longest(columns, marks, fillvalue=""):
+        kind = " ".join(filter(None, ("words" if " / " in name else "", mark)))
+        shown = esc(name).replace("_", "_<wbr>").replace(", ", ",\u00a0")
+        heads += f'<th class="{kind}">{shown}</th>' if kind else f"<th>{shown}</th>"
     body = "".join(rows)
     inner = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
     kind, cells = "scroll tall" if tall else "scroll", "data long" if long else "data"

@@ -260,7 +260,7 @@ def _all_metrics() -> Iterator[Metric]:
                  axis="Requests that finished within the SLO / all")  # fmt: skip
     part = "Of prompt tokens"
     yield Metric("reuse.all", "Reused in all", part, "share", "high", _reused("all"), "reused",
-                 axis="Prompt tokens not computed / admitted")  # fmt: skip
+                 axis="Prompt tokens reused / admitted")  # fmt: skip
     for tier in TIERS:
         yield Metric(f"reuse.{tier}", SOURCES[tier], part, "share", "", _reused(tier), tier,
                      "table" if tier == "device" else "rare", axis=f"{SOURCES[tier]} / admitted")  # fmt: skip

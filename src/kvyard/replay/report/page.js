@@ -19,36 +19,43 @@
   };
   const show = (value, format) => {
     if (value === null || value === undefined) return "–";
-    if (format === "percent") return (value * 100).toLocaleString("en-US", { maximumFractionDigits: 1 }) + " %";
+    if (format === "percent") return (value * 100).toLocaleString("en-US", { maximumFractionDigits: 1 }) + "%";
     if (format === "ms") return value >= 120000 ? minutes(value) : value >= 10000 ? digits(value / 1000) + " s" : digits(value) + " ms";
     return digits(value);
   };
-  const tickText = (value, format) => {
-    if (format === "percent") return near(value * 100) + " %";
+  // All ticks of a linear axis, whose largest is most, have the same unit.
+  const tickText = (value, format, most) => {
+    if (format === "percent") return near(value * 100) + "%";
     if (format === "ms") return value >= 1000 ? (value / 1000).toLocaleString("en-US") + " s" : parseFloat(value.toPrecision(6)) + " ms";
-    const size = Math.abs(value);
-    if (size >= 1e6) return near(value / 1e6) + "M";
-    if (size >= 1e4 || (size >= 1e3 && value % 1000 === 0)) return near(value / 1e3) + "k";
-    return String(parseFloat(value.toPrecision(6)));
+    const size = most ?? Math.abs(value);
+    if (value && size >= 1e6) return parseFloat((value / 1e6).toPrecision(6)) + "M";
+    if (value && size >= 1e4) return parseFloat((value / 1e3).toPrecision(6)) + "k";
+    return parseFloat(value.toPrecision(6)).toLocaleString("en-US", { maximumFractionDigits: 6 });
   };
+  const tickTexts = (ticks, format, log) => {
+    const most = log ? undefined : Math.max(0, ...ticks.map(Math.abs));
+    return ticks.map((at) => tickText(at, format, most));
+  };
+
   // -- frames: axes, titles, hover -------------------------------------------------------------------------------------
 
   const frame = (box, spec, x0, x1, y0, y1, height) => {
     if (box.zoom) [x0, x1] = box.zoom;
     const width = Math.max(260, box.clientWidth);
     const right = 14, top = 10, bottom = 40;
-    const sy = makeScale(y0, y1, height - bottom, top, spec.yScale === "log"), levels = sy.ticks(4);
-    const left = Math.max(54, 28 + 7.4 * Math.max(0, ...levels.map((at) => tickText(at, spec.yFormat).length)));
+    const sy = makeScale(y0, y1, height - bottom, top, spec.yScale === "log"), levels = sy.ticks(4), names = tickTexts(levels, spec.yFormat, spec.yScale === "log");
+    const left = Math.max(54, 28 + 7.4 * Math.max(0, ...names.map((name) => name.length)));
     const sx = makeScale(x0, x1, left, width - right, spec.xScale === "log");
     let art = "";
-    for (const at of levels) {
+    for (const [i, at] of levels.entries()) {
       art += `<line class="gridline" x1="${left}" x2="${width - right}" y1="${near(sy(at))}" y2="${near(sy(at))}"/>`;
-      art += `<text x="${left - 7}" y="${near(sy(at)) + 4}" text-anchor="end">${tickText(at, spec.yFormat)}</text>`;
+      art += `<text x="${left - 7}" y="${near(sy(at)) + 4}" text-anchor="end">${names[i]}</text>`;
     }
     art += `<line class="axis" x1="${left}" x2="${width - right}" y1="${height - bottom}" y2="${height - bottom}"/>`;
-    for (const at of sx.ticks(Math.floor(width / 85))) {
+    const places = sx.ticks(Math.floor(width / 85)), words = tickTexts(places, spec.xFormat, spec.xScale === "log");
+    for (const [i, at] of places.entries()) {
       art += `<line class="axis" x1="${near(sx(at))}" x2="${near(sx(at))}" y1="${height - bottom}" y2="${height - bottom + 4}"/>`;
-      art += `<text x="${near(sx(at))}" y="${height - bottom + 17}" text-anchor="middle">${tickText(at, spec.xFormat)}</text>`;
+      art += `<text x="${near(sx(at))}" y="${height - bottom + 17}" text-anchor="middle">${words[i]}</text>`;
     }
     art += `<text class="title" x="${(left + width - right) / 2}" y="${height - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
     art += `<text class="title" transform="translate(11 ${(top + height - bottom) / 2}) rotate(-90)" text-anchor="middle">${escape(spec.yTitle)}</text>`;
@@ -130,7 +137,7 @@
     if (series.length < 2) return;
     const made = document.createElement("div");
     made.className = "legend";
-    made.innerHTML = series.map((s) => `<span><i class="${line ? "line" : ""}" style="background:var(--${s.color})"></i>${escape(s.name)}</span>`).join("");
+    made.innerHTML = series.map((s) => `<span><i class="${s.dash ? "dash" : s.only === "dots" ? "dot" : line ? "line" : ""}" style="color:var(--${s.color})"></i>${escape(s.name)}</span>`).join("");
     box.parentNode.insertBefore(made, box);
   };
   const pathOf = (xs, ys, sx, sy) => {
@@ -223,7 +230,9 @@
     for (const mark of spec.marks) {
       const x = near(f.sx(mark.x));
       art += `<line class="mark" x1="${x}" x2="${x}" y1="${f.top + 10}" y2="${floor}"/>`;
-      if (x - edge > 24) { art += `<text x="${x}" y="${f.top + 4}" text-anchor="middle">${escape(mark.name)}</text>`; edge = x; }
+      // Labels of neighbours stand side by side.
+      const middle = near(Math.max(x, edge + 28));
+      if (middle - x <= 28 && middle + 12 <= f.width) { art += `<text x="${middle}" y="${f.top + 4}" text-anchor="${middle + 12 > f.width - f.right ? "end" : "middle"}">${escape(mark.name)}</text>`; edge = middle; }
     }
     const svg = finish(box, spec, f, art);
     const total = counts.reduce((a, b) => a + b, 0) + spec.zeros;
@@ -250,15 +259,17 @@
     const width = Math.max(260, box.clientWidth), thick = spec.thick || 26, gap = 12;
     const left = spec.names === false ? 2 : Math.min(190, 0.42 * width, 14 + 7 * Math.max(0, ...spec.rows.map((r) => r.name.length))), right = Math.max(10, Math.min(0.4 * width, 14 + 7 * Math.max(0, ...spec.rows.map((r) => (r.text || "").length))));
     const room = Math.max(24, Math.floor((width - 20) / 6.4));
-    const marks = (spec.marks || []).map((mark) => ({ ...mark, lines: wrapped(mark.name, room) }));
+    // From left to right: the line of a mark passes no label of another.
+    const marks = (spec.marks || []).map((mark) => ({ ...mark, lines: wrapped(mark.name, room) })).sort((a, b) => a.x - b.x);
     const top = 6 + marks.reduce((sum, mark) => sum + mark.lines.length, 0) * 17, bottom = 40;
     const height = top + spec.rows.length * (thick + gap) + bottom;
     const max = spec.cut || spec.max || Math.max(...spec.rows.map((r) => r.parts.reduce((a, p) => a + p.value, 0)), 1e-9);
     const sx = makeScale(0, max, left, width - right, false), floor = height - bottom;
     let art = "";
-    for (const at of sx.ticks(Math.floor((width - left) / 90))) {
+    const ticks = sx.ticks(Math.floor((width - left) / 90)), words = tickTexts(ticks, spec.xFormat);
+    for (const [i, at] of ticks.entries()) {
       art += `<line class="gridline" x1="${near(sx(at))}" x2="${near(sx(at))}" y1="${top - 4}" y2="${floor}"/>`;
-      art += `<text x="${near(sx(at))}" y="${floor + 15}" text-anchor="middle">${tickText(at, spec.xFormat)}</text>`;
+      art += `<text x="${near(sx(at))}" y="${floor + 15}" text-anchor="middle">${words[i]}</text>`;
     }
     const half = 3.2 * spec.xTitle.length, middle = Math.min((left + width - right) / 2, Math.max(half, width - half));
     art += `<text class="title" x="${near(middle)}" y="${height - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
@@ -275,16 +286,18 @@
       if (spec.cut && at > max) art += `<path class="break" d="M${near(sx(max)) - 18} ${y + thick + 2}l7 ${-thick - 4}m5 0l-7 ${thick + 4}"/>`;
       if (row.text) art += `<text class="strong" x="${near(sx(Math.min(at, max))) + 7}" y="${y + thick / 2 + 4}">${escape(row.text)}</text>`;
     });
-    let line = 0;
+    let line = 0, labels = "";
     for (const mark of marks) {
       const x = near(sx(mark.x)), widest = 6.4 * Math.max(...mark.lines.map((text) => text.length));
-      art += `<line class="mark" x1="${x}" x2="${x}" y1="${4 + line * 17}" y2="${floor}"/>`;
+      const beside = x + 6 + widest <= width || x - 6 - widest >= 0;
+      art += `<line class="mark" x1="${x}" x2="${x}" y1="${beside ? 4 + line * 17 : top - 4}" y2="${floor}"/>`;
       for (const text of mark.lines) {
-        const y = 12 + line * 17, left = x + 6 + widest <= width ? x + 6 : x - 6 - widest >= 0 ? null : Math.max(0, width - widest);
-        art += left === null ? `<text class="title" x="${x - 6}" y="${y}" text-anchor="end">${escape(text)}</text>` : `<text class="title" x="${near(left)}" y="${y}">${escape(text)}</text>`;
+        const y = 12 + line * 17, left = x + 6 + widest <= width ? x + 6 : beside ? null : 2;
+        labels += left === null ? `<text class="title" x="${x - 6}" y="${y}" text-anchor="end">${escape(text)}</text>` : `<text class="title" x="${near(left)}" y="${y}">${escape(text)}</text>`;
         line++;
       }
     }
+    art += labels;
     const svg = finish(box, spec, { width, height, top, bottom, art: "" }, art);
     svg.onpointermove = svg.onpointerdown = (event) => {
       const at = event.target.dataset && event.target.dataset.part;

@@ -10,7 +10,7 @@ from kvyard.replay.report import session_words
 from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
-from kvyard.replay.report.html import Page, PageLink, answer, card, esc, head, listing, row, table, tile
+from kvyard.replay.report.html import Page, PageLink, answer, card, esc, head, listing, row, table, tile, tiles
 from kvyard.replay.report.ranges import STATISTICS
 from kvyard.replay.report.report import (
     LATENCIES,
@@ -45,7 +45,7 @@ def page(report: Report, home: PageLink | None = None) -> str:
         made.add(answer(sentences))
     else:
         made.add(answer([_sentence(verdict.why), *sentences], verdict.met))
-    made.add('<div class="tiles">', *_tiles(report), "</div>")
+    made.add(tiles(_tiles(report)))
     if report.reuse:
         text = "of all prompt tokens of admitted requests, at first admission"
         figure = draw.composition([report], [say.name_of(report)])
@@ -110,7 +110,8 @@ def _parted(text: str) -> tuple[str, str]:
 
 
 def _ms_range(stated: StatedRange) -> str:
-    unit, by = ("ms", 1.0) if stated.high < 1000 else ("s", 1000.0) if stated.high < 120_000 else ("min", 60_000.0)
+    """A range in the unit of its lower end, so that both ends can be read."""
+    unit, by = ("ms", 1.0) if stated.low < 1000 else ("s", 1000.0) if stated.low < 120_000 else ("min", 60_000.0)
     return f"{say.ranged(stated, by)} {unit}"
 
 
@@ -306,7 +307,7 @@ def _timeline(session: SlowSession) -> str:
 def _scaling(made: Page, report: Report) -> None:
     if report.scaling is None:
         return
-    made.section("The day", " ".join(say.scaled(report.scaling)))
+    made.section("Autoscaling", " ".join(say.scaled(report.scaling)))
     if report.scaling.workers:
         cards = [
             made.figure("Workers", "that were on: starting, taking requests or draining", draw.workers_on(report)),
@@ -320,7 +321,7 @@ def _scaling(made: Page, report: Report) -> None:
         for at, role, before, after in report.scaling.actions
     ]
     table_ = table(["at", "role", "workers before", "after"], rows, tall=len(rows) > 16)
-    acts = f"<details><summary>What was done when: workers that take requests or start</summary>{table_}</details>"
+    acts = f"<details><summary>Each change of the number of workers</summary>{table_}</details>"
     made.add(f'<section class="card">{acts}</section>')
 
 

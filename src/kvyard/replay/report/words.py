@@ -184,7 +184,7 @@ def how_sure(report: Report) -> str:
     """The range of the mean TTFT, or that there is no evidence, as a sentence; empty for timing that stands for no card."""
     stated, first = report.ranges.get("ttft_mean"), report.latency.get("ttft")
     if stated is not None and first is not None:
-        return f"TTFT mean {measured(first.mean)} ms, {ranged(stated)} ({basis_text(stated)})."
+        return f"TTFT mean {measured(first.mean)} ms; range {ranged(stated)} ms ({basis_text(stated)})."
     comparable = any(one.run_class is not None for one in report.timing)
     return f"{UNKNOWN[0].upper()}{UNKNOWN[1:]}." if comparable and first is not None and first.count else ""
 
@@ -390,9 +390,10 @@ def scaled(scaling: ScalingReport) -> list[str]:
     if scaling.cost is not None:
         spent += f", {money(scaling.cost)} ({price_text(scaling.cost)})"
     ups = sum(after > before for _, _, before, after in scaling.actions)
+    off = "1 worker was" if scaling.stops == 1 else f"{scaling.stops:,} workers were"
     return [
         f"Autoscaled by {scaling.policy}, start-up {span(scaling.startup_s)}: {' and '.join(hours)}{spent}.",
-        f"{ups:,} times up and {len(scaling.actions) - ups:,} down; {scaling.stops:,} workers were switched off and "
+        f"{ups:,} times up and {len(scaling.actions) - ups:,} down; {off} switched off and "
         f"{scaling.cancelled:,} start-ups cancelled. {scaling.lost_blocks:,} cached blocks went with them: "
         f"{percent(scaling.lost.value)} of the prompt tokens that were computed had been there.",
         *([flapping(scaling, ups)] if scaling.flap_s and ups else []),

@@ -32,7 +32,7 @@ const charts = (() => {
   sources.as(true);
   return [
     sources,
-    new Chart("chart-load", { label: "Requests under way", legend: "load-legend", height: 196, format: number, tick: short, series: [
+    new Chart("chart-load", { label: "Requests in flight", legend: "load-legend", height: 196, format: number, tick: short, series: [
       { name: "running", color: "blue", of: gauge("running") }, { name: "waiting", color: "yellow", of: gauge("waiting") }, { name: "queued here", color: "red", of: gauge("queued"), rare: true }] }),
     new Chart("chart-output", { label: "Output tokens per second", height: 189, format: (v) => `${short(v)}/s`, tick: short, series: [{ name: "output tokens", color: "blue", of: rate("output_tokens") }] }),
     new Chart("chart-requests", { label: "Requests per second", legend: "requests-legend", format: (v) => `${number(v)}/s`, tick: number, series: [

@@ -176,7 +176,7 @@ export const transfers = (view, rates) => {
   // Where no tier is known below the device, there is nothing to say.
   byId("transfers-part").hidden = all.length === 0;
   byId("pair").classList.toggle("one", all.length === 0);
-  put(byId("transfers-sum"), all.length ? `${many(view.transfers.reduce((sum, one) => sum + one.under_way, 0), "copy", "copies")} under way` : "");
+  put(byId("transfers-sum"), all.length ? `${many(view.transfers.reduce((sum, one) => sum + one.under_way, 0), "copy", "copies")} in flight` : "");
   keyed(byId("transfers"), all, (one) => one.name, () => el("tr", null, cell("words"), el("td", { class: "words" }, el("div", { class: "found" }, el("div", { class: "meter" }, el("i", { class: "blue" })), el("span"))), ...Array.from({ length: 4 }, () => cell())), (row, one) => {
     const [name, speed, ...rest] = row.children, rate = rates.of(one.name), found = speed.firstChild;
     clip(name, one.name);
