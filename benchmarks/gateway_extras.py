@@ -1,6 +1,6 @@
 """What recording traffic and sharing load cost a gateway, by CPU time.
 
-The figures are those of docs/record-and-replay.md and docs/deploy.md. Recording: the conversation trace of Mooncake, with
+The figures are in benchmarks/RESULTS.md. Recording: the conversation trace of Mooncake, with
 blocks of 16 tokens, as if its requests came and went here. Sharing: two gateways on a redis-server of their own, which must be
 installed.
 

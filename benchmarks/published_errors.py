@@ -1,6 +1,6 @@
 """Error ranges by class of run, from published measurements that nothing was fitted to.
 
-    python benchmarks/published_errors.py             # write the package's data file and docs/how-sure.md, print the coverage
+    python benchmarks/published_errors.py             # write the data file and docs/explain/how-sure.md, print the coverage
     python benchmarks/published_errors.py --coverage  # print the coverage alone
 
 Reads ``results.jsonl`` and ``silicon.jsonl`` in ``benchmarks/data/published`` (``published.py`` and ``silicon.py`` write them),
@@ -42,7 +42,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "data" / "published" / "results.jsonl"
 SILICON = RESULTS.with_name("silicon.jsonl")
 DATA = HERE.parent / "src" / "kvyard" / "engine" / "timing" / "published_errors.json"
-PAGE = HERE.parent / "docs" / "how-sure.md"
+PAGE = HERE.parent / "docs" / "explain" / "how-sure.md"
 CELLS = 8
 SOURCES = 2
 HELD_OUT = 0.75
@@ -319,7 +319,7 @@ with the range made without the cell's own source, as for a fleet that nobody ha
 
 
 def page(errors: PublishedErrors, rows: Sequence[Mapping[str, Any]]) -> str:
-    """``docs/how-sure.md``."""
+    """``docs/explain/how-sure.md``."""
     ranges = [
         (
             SHOWN[one.metric] + (", p90 and beyond" if one.statistic == "tail" else ""),

@@ -1,4 +1,4 @@
-"""Answers of docs/questions.md against checks that share no code with them: an LRU of thirty lines, a closed form, a bound.
+"""Checks of the answers in docs/start/questions.md that share no code with them: an LRU, a closed form, a bound.
 
     python benchmarks/questions.py [--limit 2000]
 

@@ -32,7 +32,7 @@ PACKAGES = (
 HEAD = """# Python API
 
 What packages export, generated from the source. What isn't listed here may change without notice. How the parts fit together is
-told by [the architecture](architecture.md); how to add your own by [extending](extending.md).
+told by [the architecture](../explain/architecture.md); how to add your own by [extending](../how-to/extending.md).
 """
 
 
@@ -87,7 +87,7 @@ def on_files(files: Any, config: Any) -> Any:
     source = str(Path(__file__).parent.parent / "src")
     if source not in sys.path:
         sys.path.insert(0, source)
-    files.append(File.generated(config, "api.md", content=page()))
+    files.append(File.generated(config, "reference/api.md", content=page()))
     return files
 
 

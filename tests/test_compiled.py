@@ -150,7 +150,7 @@ DERIVED_FROM = [
     "kvyard.tiers.load_policy.LoadPolicy",
     "kvyard.tiers.policy.WriteThrough",
 ]
-"""Classes that docs/extending.md and its neighbours have people derive from."""
+"""Classes that docs/how-to/extending.md and its neighbours have people derive from."""
 COMPILED_BASES = [
     "kvyard.blocks.attention.window.WindowRule",
     "kvyard.blocks.eviction.lru.LruOrder",

@@ -55,7 +55,7 @@ PORTS = ("5557", "5558", "5559", "8000", "8080", "8090", "9000")
 
 
 def pages() -> list[Path]:
-    return [page for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if "```console" in page.read_text()]
+    return [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if "```console" in page.read_text()]
 
 
 def commands(page: Path) -> list[str]:

@@ -16,7 +16,7 @@ def test_the_documentation_builds(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "index.html").exists()
-    assert (tmp_path / "api.html").exists()
+    assert (tmp_path / "reference" / "api.html").exists()
     assert (tmp_path / "search" / "search_index.js").exists(), "a page that was opened from disk can load no JSON"
 
 

@@ -1,4 +1,4 @@
-"""docs/extending.md is a real package: its code is installed as written there, and each of its six parts is used."""
+"""docs/how-to/extending.md is a real package: its code is installed as written there, and each of its six parts is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvyard.registry import Registry
 from kvyard.replay.traces.registry import FORMATS
 from kvyard.router.policies import POLICIES
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "extending.md"
 REGISTRIES: dict[str, Registry[object]] = {
     registry.group: registry for registry in (POLICIES, ORDERS, TIMINGS, WIRES, FORMATS, ATTENTION)
 }

@@ -13,7 +13,7 @@ RINGS = {
     "serves": ["server", "testing"],
     "lab": ["lab", "vllm"],
 }
-"""Innermost first, and in each the lowest first, as in docs/architecture.md."""
+"""Innermost first, and in each the lowest first, as in docs/explain/architecture.md."""
 LAYERS = [*(package for packages in RINGS.values() for package in packages), "cli"]
 """Lowest first. ``kvyard`` itself and the modules beside these packages lie below all of them."""
 
@@ -45,7 +45,7 @@ def test_every_package_has_a_layer() -> None:
 
 
 def test_the_architecture_page_shows_the_rings() -> None:
-    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
+    page = (ROOT.parents[1] / "docs" / "explain" / "architecture.md").read_text()
     for ring, packages in RINGS.items():
         table = page.partition(f"| {ring} | its one job |")[2].partition("\n\n")[0]
         assert [

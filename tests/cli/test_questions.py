@@ -11,7 +11,7 @@ import pytest
 from kvyard.cli.app import main
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "questions.md").read_text()
+PAGE = (ROOT / "docs" / "start" / "questions.md").read_text()
 ENDS = {
     "plan": "Take ",
     "replay": r"limits? this fleet",

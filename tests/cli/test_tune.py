@@ -115,7 +115,7 @@ def test_optuna_is_imported_when_it_is_needed() -> None:
 
 
 def test_the_commands_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "tune.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "tune.md").read_text()
     blocks = re.findall(r"```console\n\$ (.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")

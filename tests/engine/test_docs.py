@@ -1,4 +1,4 @@
-"""The example of docs/engine.md runs, and its table of settings names every setting."""
+"""The example of docs/explain/engine.md runs, and its table of settings names every setting."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
 
-PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "explain" / "engine.md").read_text()
 
 
 def test_the_example_runs():
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     scope: dict = {}
-    exec(compile(example, "docs/engine.md", "exec"), scope)
+    exec(compile(example, "docs/explain/engine.md", "exec"), scope)
     assert scope["core"].passes == 100
 
 

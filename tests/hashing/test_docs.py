@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "hashing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explain" / "hashing.md"
 
 
 def test_examples_of_the_page() -> None:

@@ -14,7 +14,7 @@ from tests.replay.traces.support import ROOT, SAMPLES
 from kvyard.cli.app import main
 from kvyard.replay.settings import SETTINGS, make_config
 
-PAGES = [ROOT / "docs" / "replay.md", ROOT / "docs" / "size-a-host-tier.md"]
+PAGES = [ROOT / "docs" / "start" / "replay.md", ROOT / "docs" / "how-to" / "size-a-host-tier.md"]
 
 
 @pytest.fixture

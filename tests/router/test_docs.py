@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.router.support import Fleet
 
-PAGE = Path(__file__).parents[2] / "docs" / "routing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explain" / "routing.md"
 
 
 def test_the_example_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:

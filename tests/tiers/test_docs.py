@@ -1,4 +1,4 @@
-"""The examples of docs/tiers.md run."""
+"""The examples of docs/explain/tiers.md run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "tiers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explain" / "tiers.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_examples_run(example: str) -> None:
-    exec(compile(example, "docs/tiers.md", "exec"), {})
+    exec(compile(example, "docs/explain/tiers.md", "exec"), {})
 
 
 def test_there_are_examples() -> None:

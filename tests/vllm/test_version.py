@@ -19,7 +19,7 @@ def test_releases_of_the_known_version_are_let_in(known: str) -> None:
 
 @pytest.mark.parametrize("unknown", ["0.33.0", "0.31.2", "1.32.0", "0.320.0", "0.33.0.dev12+gabc"])
 def test_other_versions_are_refused_with_where_to_read_on(unknown: str) -> None:
-    with pytest.raises(VersionError, match=r"knows vLLM 0\.32; this is .*docs/inside-vllm\.md") as refused:
+    with pytest.raises(VersionError, match=r"knows vLLM 0\.32; this is .*docs/how-to/inside-vllm\.md") as refused:
         check_version(unknown)
     assert unknown in str(refused.value)
 

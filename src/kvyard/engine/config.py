@@ -104,7 +104,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         dict[str, float],
         Setting("Figures that only this order has, as NAME=VALUE,... .", parse=figures, options=ORDERS),
     ] = msgspec.field(default_factory=dict)
-    """``docs/retention.md`` names each order's."""
+    """``docs/how-to/retention.md`` names each order's."""
     heed_hints: Annotated[
         bool, Setting("Whether what requests say about their sessions changes who is evicted.", flag=True)
     ] = False

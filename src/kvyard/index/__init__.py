@@ -1,6 +1,6 @@
 """The index: for this prompt, which workers hold how long a usable prefix, on which tier, and how sure are we?
 
-``Indexer`` joins the parts; ``docs/indexing.md`` says why they are what they are.
+``Indexer`` joins the parts; ``docs/explain/indexing.md`` says why they are what they are.
 """
 
 from kvyard.index.backend import IndexBackend, Rows

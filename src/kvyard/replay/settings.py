@@ -354,7 +354,9 @@ def _timing(given: Mapping[str, Any]) -> TimingConfig:
     speedup, calibrate, asked = given.get("timing_speedup", 1.0), given.get("calibrate"), given.get("timing")
     if asked is None:
         if deployment is not None:
-            asked = "roofline"  # it beats tables on the measured runs that both were checked on (docs/timing.md)
+            asked = (
+                "roofline"  # it beats tables on the measured runs that both were checked on (docs/explain/timing.md)
+            )
         elif "model" in given:
             raise KvyardError(
                 f"model {given['model']} says what is computed, but not on which card: add gpu, one of {', '.join(CARDS)}, "

@@ -1,6 +1,6 @@
 """The router: which worker gets a request, by load and by what each already has of the prompt.
 
-``Router`` joins the parts; ``docs/routing.md`` says why they are what they are.
+``Router`` joins the parts; ``docs/explain/routing.md`` says why they are what they are.
 """
 
 from kvyard.router.config import RouterConfig

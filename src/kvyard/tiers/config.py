@@ -91,7 +91,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         dict[str, float],
         Setting("Figures that only this load policy has, as NAME=VALUE,... .", parse=figures, options=LOADS),
     ] = msgspec.field(default_factory=dict)
-    """``docs/tiers.md`` names each policy's."""
+    """``docs/explain/tiers.md`` names each policy's."""
     events: str = "self-describing"
     """How lower tiers announce what they store: with everything a reader needs, or ``legacy``, hashes only."""
 

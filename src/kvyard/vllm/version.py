@@ -34,6 +34,6 @@ def check_version(installed: str | None = None) -> None:
     release = ".".join(found.split("+")[0].split(".")[:2])
     if release != KNOWN:
         raise VersionError(
-            f"kvyard.vllm knows vLLM {KNOWN}; this is {found}: see docs/inside-vllm.md for what it takes, "
+            f"kvyard.vllm knows vLLM {KNOWN}; this is {found}: see docs/how-to/inside-vllm.md for what it takes, "
             "or leave out the flag that names kvyard.vllm to run vLLM's own"
         )

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytestmark = pytest.mark.zmq
 
-PAGE = Path(__file__).parents[3] / "docs" / "event-streams.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explain" / "event-streams.md"
 
 
 def test_examples_of_the_page() -> None:

@@ -22,7 +22,7 @@ from kvyard.index.redis.server import Server
 pytestmark = pytest.mark.redis
 
 RIGHTS = "~kvyard:* ~kvy:* +@read +@write +@scripting +info +select +ping"
-"""As docs/redis-index.md says."""
+"""As docs/how-to/redis-index.md says."""
 
 
 @pytest.fixture

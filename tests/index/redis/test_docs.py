@@ -1,4 +1,4 @@
-"""The example of docs/redis-index.md runs."""
+"""The example of docs/how-to/redis-index.md runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.index.redis.support import namespace
 
 pytestmark = pytest.mark.redis
 
-PAGE = Path(__file__).parents[3] / "docs" / "redis-index.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "redis-index.md"
 
 
 def test_the_example_runs(shared_server: RedisServer) -> None:

@@ -1,4 +1,4 @@
-"""The examples of docs/live.md run."""
+"""The examples of docs/how-to/live.md run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvyard.cli.app import main
 from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.router.journal import JournalFile
 
-PAGE = (ROOT / "docs" / "live.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "live.md").read_text()
 ROOMY: dict[str, Any] = {"num_gpu_blocks": 20_000, "max_model_len": 200_000}
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from tests.replay.traces.support import ROOT
 
-PAGE = ROOT / "docs" / "traces.md"
+PAGE = ROOT / "docs" / "reference" / "traces.md"
 
 
 def test_examples_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The commands of ``docs/index-service.md`` are run as they stand there, with other ports."""
+"""The commands of ``docs/how-to/index-service.md`` are run as they stand there, with other ports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvyard.server.indexer.config import convert
 pytestmark = pytest.mark.zmq
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "index-service.md").read_text()
+PAGE = (DOCS / "how-to" / "index-service.md").read_text()
 
 
 def test_try_it(tmp_path: Path) -> None:
@@ -86,5 +86,5 @@ def test_the_configuration_is_one() -> None:
 def test_the_doctors_codes_are_all_listed() -> None:
     texts = tomllib.loads((DOCS.parent / "src/kvyard/server/doctor/texts.toml").read_text())
     codes = {name.partition(".")[0] for name in texts} | {"salt", "lora", "ranks"}
-    listed = set(re.findall(r"`([a-z-]+)`", (DOCS / "doctor.md").read_text()))
+    listed = set(re.findall(r"`([a-z-]+)`", (DOCS / "how-to" / "doctor.md").read_text()))
     assert len(codes) >= 40 and codes <= listed

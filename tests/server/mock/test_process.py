@@ -26,7 +26,7 @@ from kvyard.cli.app import main
 pytestmark = pytest.mark.zmq
 
 SECRET = "the-launch-code-is-0000"
-PAGE = (Path(__file__).parents[3] / "docs" / "mock-engine.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "mock-engine.md").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -93,7 +93,7 @@ def test_refusals(arguments: list[str], words: str, capsys: pytest.CaptureFixtur
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.slow
 def test_the_page_s_commands(tmp_path: Path) -> None:
-    """The commands of ``docs/mock-engine.md`` are run as they stand there, with other ports."""
+    """The commands of ``docs/how-to/mock-engine.md`` are run as they stand there, with other ports."""
     first = free_ports(12)
     ports = {str(8000 + n): str(first + n) for n in range(3)} | {str(5557 + n): str(first + 4 + n) for n in range(4)}
 

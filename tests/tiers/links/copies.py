@@ -1,4 +1,4 @@
-"""Measured copies, and what a link says of them. Run it to print the tables of docs/links.md."""
+"""Measured copies, and what a link says of them. Run it to print the tables of docs/explain/links.md."""
 
 from __future__ import annotations
 

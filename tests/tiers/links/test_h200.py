@@ -12,7 +12,7 @@ from tests.tiers.links.copies import H200, HERE, LANES, Measured, load, table
 from kvyard.tiers.links import PRESETS
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "links.md"
+PAGE = ROOT / "docs" / "explain" / "links.md"
 TRUTH = ROOT.parent / "shared" / "truth" / "h200.jsonl"
 
 COPIES = load("h200_copies.jsonl")

@@ -1,4 +1,4 @@
-"""Event streams over ZeroMQ: publishing, subscribing, replay, snapshots and recovery. See ``docs/event-streams.md``.
+"""Event streams over ZeroMQ: publishing, subscribing, replay, snapshots and recovery. See ``docs/explain/event-streams.md``.
 
 Importing this doesn't import ZeroMQ; opening a socket does, and says what to install where it is missing.
 """

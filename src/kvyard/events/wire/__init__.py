@@ -1,4 +1,4 @@
-"""The wire: every engine's KV events in, ours out. See ``docs/events.md`` for what is tolerated and why."""
+"""The wire: every engine's KV events in, ours out. See ``docs/reference/events.md`` for what is tolerated and why."""
 
 from kvyard.events.wire.decoded import Decoded, Problem
 from kvyard.events.wire.decoder import Decoder, Encoder, decode, encode

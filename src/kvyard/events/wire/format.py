@@ -2,7 +2,7 @@
 
 A format is a ``WireFormat``: it reads payloads, writes them if anything but its engine does, recognises its engine by what
 payloads look like, and says what is normal in its streams. ``vllm``, ``sglang`` and ``trtllm`` beside this file are examples
-to start from; ``docs/events.md`` shows one from outside the package.
+to start from; ``docs/reference/events.md`` shows one from outside the package.
 """
 
 from collections import Counter

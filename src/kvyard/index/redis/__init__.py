@@ -1,4 +1,4 @@
-"""The index on a Redis or Valkey server, shared by any number of processes: why and how is in ``docs/redis-index.md``.
+"""The index on a Redis or Valkey server, shared by any number of processes: why and how is in ``docs/how-to/redis-index.md``.
 
 Importing this doesn't import redis-py; opening an index does, and says what to install where it is missing.
 """

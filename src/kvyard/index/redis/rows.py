@@ -6,7 +6,7 @@ time. Lookups ask the server, since only there are the rows of all writers.
 
 Whenever this process gets a lease the server knows nothing of that owner, and all that the mirror has is written. So it never
 matters what became of writes that were under way, nothing has to be persisted, and a server that is away makes answers empty,
-never wrong. ``docs/redis-index.md`` says more.
+never wrong. ``docs/how-to/redis-index.md`` says more.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The scripts in ``lua/`` that run inside the server. Each is atomic, and each begins by asking whether it may run at all.
 
-What is kept, by key (``docs/redis-index.md`` says why):
+What is kept, by key (``docs/how-to/redis-index.md`` says why):
 
 - ``kvyard:<namespace>``, a hash: the server's run, the epoch, the identity of the index, and epochs that are void.
 - ``kvy:<epoch>r<key, 8 bytes>``, a string: a row, one bit per slot.

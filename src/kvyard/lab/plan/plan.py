@@ -29,7 +29,7 @@ FOUND = {
     "workers": "--gpu and --slo, and it finds how many workers",
     "prefill": "--gpu and --slo, and it finds how many workers",
     "decode": "--gpu and --slo, and it finds how many workers",
-    "autoscale": "a fleet of fixed size, and see docs/scaling.md for the rest",
+    "autoscale": "a fleet of fixed size, and see docs/how-to/scaling.md for the rest",
 }
 
 

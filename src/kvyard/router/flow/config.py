@@ -25,7 +25,7 @@ def _registry() -> "Registry[Callable[[FlowConfig, Mapping[str, float]], FlowPol
 
 
 class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A flow policy and its figures; ``docs/flow.md`` explains each. Raises ``KvyardError`` for what can't be."""
+    """A flow policy and its figures; ``docs/reference/flow.md`` explains each. Raises ``KvyardError`` for what can't be."""
 
     heading: ClassVar[str] = "Flow control"
     policy: Annotated[

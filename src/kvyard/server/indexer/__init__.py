@@ -1,5 +1,5 @@
 """The indexer as a service: event streams in over ZeroMQ, answers out over HTTP, on one event loop.
 
 Its routes are those of Dynamo's standalone indexer (Mooncake RFC 1403), with ``/score`` and ``/explain`` beside them. See
-``docs/index-service.md``.
+``docs/how-to/index-service.md``.
 """
