@@ -81,6 +81,15 @@ def expect(
         int,
         typer.Option(min=1, help="With --watch: compare so many of the latest requests.", rich_help_panel=LIVE),
     ] = 2000,
+    gateway: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="With --watch: the gateway that records. Its dashboard shows results, and looks take at most 2 % of its "
+            "processor time; its admin token is KVYARD_ADMIN_TOKEN.",
+            rich_help_panel=LIVE,
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="With --watch: where /metrics is served.", rich_help_panel=LIVE)
     ] = "127.0.0.1",
@@ -127,8 +136,10 @@ def expect(
             raise KvyardError(
                 "--watch compares the counts of a recording: leave out metrics, answers, events and results"
             )
-        _watch(trace, reading, merged, watch, window, tolerance / 100, host, port)
+        _watch(trace, reading, merged, watch, window, tolerance / 100, gateway, host, port)
         return
+    if gateway is not None:
+        raise KvyardError("--gateway goes with --watch: without it, name the gateway's recording alone")
     traffic = read_traffic(read_trace(trace, reading), _limit(merged))
     traffic.notes += notes
     counted = _counted(traffic, metrics, metrics_before, answers, page)
@@ -165,14 +176,19 @@ def _watch(
     every: str,
     window: int,
     tolerance: float,
+    gateway: str | None,
     host: str,
     port: int,
 ) -> None:
+    import os
+
     from kvyard.clock import SECOND
     from kvyard.lab.expect.expectation import Expectation
-    from kvyard.lab.expect.traffic import read_traffic
+    from kvyard.lab.expect.gateway_link import GatewayLink
+    from kvyard.lab.expect.tail import read_latest
     from kvyard.lab.expect.view import summary, verdict
     from kvyard.lab.expect.watch import ExpectWatch
+    from kvyard.server.gateway.config import ADMIN_VARIABLE
     from kvyard.server.running import Running, listen
     from kvyard.settings import duration
 
@@ -186,12 +202,13 @@ def _watch(
 
     every_s = duration("--watch", every) / SECOND
     watcher = ExpectWatch(
-        lambda: read_traffic(read_trace(trace, reading)),
+        lambda rows: read_latest(trace, rows, lambda path: read_trace(path, reading)),
         settings,
         every_s=every_s,
         requests=window,
         tolerance=tolerance,
         told=told,
+        gateway=None if gateway is None else GatewayLink(gateway, os.environ.get(ADMIN_VARIABLE)),
     )
     with listen(host, port) as bound:
         ready = lambda url: typer.echo(f"metrics at {url}/metrics", err=True)  # noqa: E731

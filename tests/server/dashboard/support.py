@@ -17,6 +17,7 @@ from kvyard.server.application import Application
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.dashboard.view import (
     DecisionView,
+    ExpectationView,
     FleetView,
     Latency,
     StreamView,
@@ -120,6 +121,17 @@ def everything(name: str = "w{}", workers: int = 2, since: float = 1000.0, decis
             )
             for number in range(decisions, 0, -1)
         ],
+        expectation=ExpectationView(
+            at=since,
+            requests=400,
+            exact=390,
+            prompt_tokens=100_000,
+            owed=60_000,
+            counted=45_000,
+            cause="pool",
+            fault=True,
+            sentence=f"{names[0]} has fewer blocks than it reports",
+        ),
         totals=Totals(
             requests=30,
             finished=20,

@@ -120,6 +120,16 @@ def test_each_panel_says_what_the_source_said(tab: Tab) -> None:
         assert streams[0][:3] == ["w1", "stale", "41"] and streams[0][4:] == ["1.5 ms", "1", "2", "3", "4", "12 s ago"]
         transfers = tab.ask("document.querySelector('#transfers tr').innerText")
         assert "w0 device → host" in transfers and "7 MB" in transfers
+        owed = tab.ask("document.getElementById('owed-part').innerText")
+        for words in (
+            "latest 400 requests",
+            "390 counted to the token",
+            "60 % of prompt tokens · 60k",
+            "45 %",
+            "w0 has fewer",
+        ):
+            assert words in owed
+        assert tab.ask("document.getElementById('owed').dataset.tone") == "bad"
         row = tab.ask("[...document.querySelector('#decisions tr').children].map(c => c.textContent)")
         assert row[1:8] == ["request 1 of w0", "w0", "w0 costs least", "160", "60 %", "12.5", "w1 has 3 more"]
         tab.ask("document.querySelector('#decisions button').click()")
@@ -127,6 +137,9 @@ def test_each_panel_says_what_the_source_said(tab: Tab) -> None:
         assert tab.ask("document.querySelector('#decisions button').ariaExpanded") == "true"
         tab.ask("document.querySelector('#decisions button').click()")
         assert tab.ask("document.querySelectorAll('#decisions tr.said').length") == 0
+    with Shown(Fixed(msgspec.structs.replace(view, expectation=None))) as shown:
+        live(tab, shown.url)
+        assert tab.ask("document.getElementById('owed-part').hidden"), "no watcher reports"
 
 
 def test_hostile_names_are_words(tab: Tab) -> None:

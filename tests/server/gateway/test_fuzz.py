@@ -23,7 +23,7 @@ from kvyard.server.gateway.routes import PASSED
 pytestmark = pytest.mark.zmq
 
 QUICKLY = {"engine": {"timing": FixedTiming(prefill_ms=0.02, decode_ms=0.01)}}
-ADMIN = ["/admin/engines", "/admin/remove", "/admin/drain", "/admin/resume", LOAD, UNLOAD]
+ADMIN = ["/admin/engines", "/admin/remove", "/admin/drain", "/admin/resume", "/admin/expectation", LOAD, UNLOAD]
 PATHS = [*PASSED, "/close_session", "/explain", *ADMIN]
 WORDS = [
     "model",

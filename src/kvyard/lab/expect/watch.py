@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
-from kvyard.clock import cpu_seconds, pause
+from kvyard.clock import SECOND, WallClock, cpu_seconds, pause
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
 from kvyard.lab.expect.counted import Counted
 from kvyard.lab.expect.expectation import TOLERANCE, Expectation, expect
+from kvyard.lab.expect.gateway_link import CpuBudget, GatewayLink
 from kvyard.lab.expect.traffic import Traffic
 from kvyard.server.application import Application
+from kvyard.server.dashboard.view import ExpectationView
 from kvyard.server.http import Bounds, Raw, get
 from kvyard.server.metrics import Metrics
 from kvyard.server.running import AsyncService
@@ -35,8 +37,6 @@ NAMES = {
     P + "failed_looks_total": "Of those, looks that came to no result.",
     P + "cpu_seconds_total": "Processor time of all looks.",
 }
-CPU_SHARE = 0.02
-"""Share of one core that looks take at most: the pause after each is as long as that asks for."""
 
 
 def latest(traffic: Traffic, requests: int) -> tuple[Traffic, Counted]:
@@ -61,15 +61,18 @@ class ExpectWatch(AsyncService):
 
     def __init__(
         self,
-        read: Callable[[], Traffic],
+        read: Callable[[int], Traffic],
         settings: Mapping[str, object],
         *,
         every_s: float,
         requests: int,
         tolerance: float = TOLERANCE,
         told: Callable[[Expectation], None] = lambda found: None,
+        gateway: GatewayLink | None = None,
     ) -> None:
-        """``read`` reads the recording as it is; ``told`` receives each result."""
+        """``read`` reads the latest requests, as many as it is asked for; ``told`` receives each result, and the dashboard of
+        ``gateway`` shows it. Looks take a small share of the gateway's processor time, or of one core if none is given.
+        """
         self.found: Expectation | None = None
         self.looks = self.failed = 0
         self.cpu_s = 0.0
@@ -81,6 +84,10 @@ class ExpectWatch(AsyncService):
         self._requests = requests
         self._tolerance = tolerance
         self._told = told
+        self._gateway = gateway
+        self._clock = WallClock.since_epoch()
+        self._budget = CpuBudget()
+        self._asked = self._clock.now()
         self._task: asyncio.Task[None] | None = None
 
     def look(self) -> float:
@@ -88,15 +95,33 @@ class ExpectWatch(AsyncService):
         began = cpu_seconds()
         self.looks += 1
         try:
-            traffic, counted = latest(self._read(), self._requests)
+            traffic, counted = latest(self._read(2 * self._requests), self._requests)
             self.found = expect(traffic, self._settings, counted, tolerance=self._tolerance)
             self._told(self.found)
+            if self._gateway is not None:
+                self._gateway.show(self.view(self.found))
         except KvyardError as error:
             self.failed += 1
             log.warning("no expectation: %s", error)
         took = cpu_seconds() - began
         self.cpu_s += took
+        self._budget.spent_s += took
         return took
+
+    def view(self, found: Expectation) -> ExpectationView:
+        """A result as a dashboard shows it: of the requests that were compared."""
+        rows = [row for row in found.rows if row.counted is not None]
+        return ExpectationView(
+            at=self._clock.now() / SECOND,
+            requests=found.compared or 0,
+            exact=found.equal or 0,
+            prompt_tokens=sum(row.input for row in rows),
+            owed=sum(row.owed for row in rows),
+            counted=found.counted or 0,
+            cause=found.cause,
+            fault=found.fault,
+            sentence=found.sentence[:2000],
+        )
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._go_on())
@@ -109,22 +134,40 @@ class ExpectWatch(AsyncService):
 
     async def _go_on(self) -> None:
         while True:
-            took = await asyncio.to_thread(self.look)
-            await pause(max(self._every_s, took / CPU_SHARE))
+            self._observe()
+            await asyncio.to_thread(self.look)
+            await pause(self._budget.pause_s(self._every_s))
+            await asyncio.to_thread(self._observe)
+            while not self._budget.covered:
+                await pause(self._budget.pause_s(self._every_s))
+                await asyncio.to_thread(self._observe)
+
+    def _observe(self) -> None:
+        """Count what the gateway has used meanwhile; one that doesn't answer is taken to have used one core."""
+        began, now = cpu_seconds(), self._clock.now()
+        elapsed, self._asked = (now - self._asked) / SECOND, now
+        try:
+            if self._gateway is not None:
+                self._budget.observe(self._gateway.cpu_seconds(), elapsed)
+                return
+        except KvyardError as error:
+            log.warning("%s", error)
+        finally:
+            self._budget.spent_s += cpu_seconds() - began
+        self._budget.observe_core(elapsed)
 
     def _samples(self) -> Iterator[Sample]:
         yield P + "looks_total", {}, self.looks
         yield P + "failed_looks_total", {}, self.failed
         yield P + "cpu_seconds_total", {}, self.cpu_s
-        found = self.found
-        if found is None:
+        if self.found is None:
             return
-        rows = [row for row in found.rows if row.counted is not None]
-        yield P + "prompt_tokens", {}, sum(row.input for row in rows)
-        yield P + "owed_tokens", {}, sum(row.owed for row in rows)
-        yield P + "counted_tokens", {}, found.counted or 0
-        yield P + "compared_requests", {}, found.compared or 0
-        yield P + "exact_requests", {}, found.equal or 0
+        found = self.view(self.found)
+        yield P + "prompt_tokens", {}, found.prompt_tokens
+        yield P + "owed_tokens", {}, found.owed
+        yield P + "counted_tokens", {}, found.counted
+        yield P + "compared_requests", {}, found.requests
+        yield P + "exact_requests", {}, found.exact
         yield P + "fault", {}, found.fault
         if found.cause:
             yield P + "cause", {"cause": found.cause, "kind": "fault" if found.fault else "limit"}, 1

@@ -7,9 +7,10 @@ request's text belongs in here, nor anything made from it that could be turned b
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from kvyard import __version__
 from kvyard.clock import MS, SECOND
@@ -243,6 +244,26 @@ class Totals(msgspec.Struct, kw_only=True, frozen=True):
     ttft: Latency | None = None
 
 
+class ExpectationView(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Hits that engines owe the latest requests, and hits they counted, as ``kvyard expect --watch`` found. Tokens."""
+
+    at: Annotated[float, Meta(ge=0)]
+    """Seconds since 1970."""
+    requests: Annotated[int, Meta(ge=0)]
+    """Requests that were compared."""
+    exact: Annotated[int, Meta(ge=0)]
+    """Of those, requests whose count is what they are owed."""
+    prompt_tokens: Annotated[int, Meta(ge=0)]
+    owed: Annotated[int, Meta(ge=0)]
+    counted: Annotated[int, Meta(ge=0)]
+    cause: Annotated[str, Meta(max_length=64)] = ""
+    """The cause that is named; empty where nothing is wrong."""
+    fault: bool = False
+    """True if engines count something else than they owe; otherwise the cause limits what is owed."""
+    sentence: Annotated[str, Meta(max_length=2000)] = ""
+    """The cause and its fix."""
+
+
 class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     """A fleet at one moment."""
 
@@ -267,6 +288,8 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     transfers: list[TransferView] = []
     decisions: list[DecisionView] = []
     totals: Totals = Totals()
+    expectation: ExpectationView | None = None
+    """``None`` where no ``kvyard expect --watch`` reports to this server."""
     reasons: dict[str, str] = {}
     """Why promised tokens may be missing, in words."""
 

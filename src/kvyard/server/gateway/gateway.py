@@ -15,6 +15,7 @@ import msgspec
 from kvyard.clock import WallClock, pause
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import Sample
+from kvyard.server.dashboard.view import ExpectationView
 from kvyard.server.gateway.access import KeyFile, KeyRing, read_keys
 from kvyard.server.gateway.access_log import AccessLog
 from kvyard.server.gateway.client import EngineClient
@@ -64,6 +65,8 @@ class Gateway(AsyncService):
         self.clock = WallClock.since_epoch()
         self.started = self.clock.now()
         self.draining = False
+        self.expectation: ExpectationView | None = None
+        """Hits owed and counted lately, as ``kvyard expect --watch`` reported."""
         self.on_drain: list[Callable[[], None]] = []
         """Called when it begins to drain."""
         self.beside: dict[str, Work] = {}

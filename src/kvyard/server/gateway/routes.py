@@ -16,7 +16,7 @@ from kvyard.router.policies import make_policy
 from kvyard.server.application import Application
 from kvyard.server.cors import Cors
 from kvyard.server.dashboard.routes import Dashboard
-from kvyard.server.dashboard.view import by_label
+from kvyard.server.dashboard.view import ExpectationView, by_label
 from kvyard.server.gateway import schemas
 from kvyard.server.gateway.access import AccessKey, KeyFile
 from kvyard.server.gateway.access.keys import not_for_key
@@ -227,6 +227,11 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             return await self._info(await self.part.change("resume", body.engine))
         return await self._info(self.gateway.members.resume(body.engine))
 
+    async def expectation(self, body: ExpectationView, headers: Headers) -> ExpectationView:
+        """Show hits owed and counted on the dashboard, as kvyard expect --watch finds them."""
+        self.gateway.expectation = body
+        return body
+
     async def _info(self, engine: Engine) -> schemas.EngineInfo:
         own = engine_info(self.gateway.members, engine)
         if self.whole is None:
@@ -302,6 +307,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             post("/admin/remove", self.remove, s.NamedEngine, info, refusals=(404,), **admin),
             post("/admin/drain", self.drain, s.NamedEngine, info, refusals=(404,), **admin),
             post("/admin/resume", self.resume, s.NamedEngine, info, refusals=(404,), **admin),
+            post("/admin/expectation", self.expectation, ExpectationView, ExpectationView, **admin),
             *(
                 Operation(
                     method="POST",

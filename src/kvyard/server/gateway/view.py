@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvyard.clock import MS, SECOND
+from kvyard.clock import MS, SECOND, cpu_seconds
 from kvyard.index import Holder, Indexer
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.metrics import Sample, collect
@@ -68,6 +68,7 @@ class GatewaySource:
             ],
             decisions=[self._decision(one) for one in reversed(gateway.traffic.recent)],
             reasons=CAUSES,
+            expectation=gateway.expectation,
             totals=Totals(
                 **picked(counters, "requests finished refused cancelled retried under_way prompt_tokens output_tokens"),
                 failed=counters.failed + counters.broken,
@@ -245,6 +246,7 @@ def engine_info(members: Membership, engine: Engine) -> EngineInfo:
 def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iterator[Sample]:
     """Everything that is kept anyway."""
     yield P + "under_way", {}, traffic.counters.under_way
+    yield P + "cpu_seconds_total", {}, cpu_seconds()
     yield P + "garbage_searches_total", {}, TIMES.count
     yield P + "garbage_seconds_total", {}, TIMES.total / SECOND
     yield P + "garbage_longest_seconds", {}, TIMES.longest / SECOND

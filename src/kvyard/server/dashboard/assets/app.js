@@ -3,7 +3,7 @@ import { binned, Chart, SPAN } from "./charts.js";
 import { byId, clock, el, many, number, percent, put, set, short, span, time } from "./format.js";
 import { Past, tiles, workers } from "./panels.js";
 import { Stream } from "./stream.js";
-import { Decisions, promises, Rates, streams, transfers } from "./tables.js";
+import { Decisions, owed, promises, Rates, streams, transfers } from "./tables.js";
 import { TIERS } from "./tiers.js";
 
 const SOURCES = [
@@ -66,6 +66,7 @@ const draw = () => {
   page.decisions.draw();
   put(byId("decisions-title"), view.kind === "mock" ? "Recent admissions" : "Recent decisions");
   promises(view);
+  owed(view);
   streams(view, page.streams);
   transfers(view, page.transfers);
 };

@@ -110,6 +110,26 @@ export const promises = (view) => {
   });
 };
 
+// -- hits owed -------------------------------------------------------------------------------------------------------
+
+/** What engines owe the latest requests, what they counted, and the cause of a difference. */
+export const owed = (view) => {
+  const found = view.expectation;
+  byId("owed-part").hidden = !found;
+  if (!found) return;
+  put(byId("owed-sum"), `the latest ${many(found.requests, "request")}, ${span(Math.max(0, view.at - found.at))} ago; ${number(found.exact)} counted to the token`);
+  const rows = [["owed", found.owed, "blue"], ["counted", found.counted, "aqua"]];
+  keyed(byId("owed").firstChild, rows, (row) => row[0], () => el("div", null, el("dt"), el("dd", { class: "found" }, el("div", { class: "meter" }, el("i")), el("span"))), (node, [name, tokens, color]) => {
+    const [title, { firstChild: meter, lastChild: text }] = node.children, share = found.prompt_tokens ? tokens / found.prompt_tokens : 0;
+    put(title, name);
+    set(meter.firstChild, "class", color);
+    meter.firstChild.style.width = `${Math.min(100, 100 * share)}%`;
+    put(text, `${percent(share)} of prompt tokens · ${short(tokens)}`);
+  });
+  set(byId("owed"), "data-tone", found.fault ? "bad" : found.cause ? "warn" : "good");
+  put(byId("owed-sentence"), found.sentence || "Engines count what they owe.");
+};
+
 // -- streams ---------------------------------------------------------------------------------------------------------
 
 const TONES = { fresh: "good", sending: "good", "catching up": "warn", stale: "bad", failed: "bad" };

@@ -170,6 +170,11 @@ def merged_views(parts: Sequence[PartView]) -> FleetView:
         notes=list(dict.fromkeys(note for view in views for note in view.notes)),
         workers=_workers(views),
         decisions=_decisions(views),
+        expectation=max(
+            (view.expectation for view in views if view.expectation is not None),
+            key=lambda found: found.at,
+            default=None,
+        ),
         totals=Totals(
             **_sums(totals, TOTALS),
             prompts=_added([one.prompts for one in totals]),
