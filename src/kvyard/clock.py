@@ -1,8 +1,8 @@
 """Time, in integer nanoseconds. Nothing else in kvyard reads a clock or sleeps.
 
 Integers add up exactly and compare equal on every machine, which is what makes a run repeatable. Convert at the edges
-(``from_seconds``, ``to_ms``), and ask a ``Clock`` for the time: a ``VirtualClock`` where time is told, a ``WallClock``
-where it passes.
+(``from_seconds``, ``to_ms``), and ask a ``Clock`` for the time: a ``VirtualClock`` where time is set, a ``WallClock`` where
+it passes.
 """
 
 import time
@@ -21,7 +21,7 @@ Number: TypeAlias = int | float | str | Decimal | Fraction
 
 
 def written_now(form: str) -> str:
-    """The local date and time as ``form`` says, by ``strftime``: for texts that have to name it, such as chat templates."""
+    """Return the local date and time formatted by ``strftime``, for texts that must contain it, such as chat templates."""
     return time.strftime(form)
 
 
@@ -36,7 +36,7 @@ def from_seconds(seconds: Number) -> int:
 
 
 def from_ms(milliseconds: Number) -> int:
-    """The same from milliseconds."""
+    """Convert milliseconds to nanoseconds."""
     return _scaled(milliseconds, MS, "milliseconds")
 
 
@@ -75,12 +75,12 @@ class Clock(Protocol):
         ...
 
     async def wait_until(self, t: int) -> None:
-        """The same, leaving the event loop to others meanwhile."""
+        """Wait until ``t`` while the event loop runs other tasks."""
         ...
 
 
 class VirtualClock:
-    """Stands still until it is told the time. Waiting for a time makes it that time."""
+    """Clock that stands still until its time is set. Waiting for a time sets it."""
 
     __slots__ = ("_now",)
 
@@ -88,7 +88,7 @@ class VirtualClock:
         self._now = start
 
     def now(self) -> int:
-        """The last time it was told."""
+        """Return the latest time set."""
         return self._now
 
     def advance(self, t: int) -> None:
@@ -147,7 +147,7 @@ class WallClock:
 
 
 async def pause(seconds: float = 0.0) -> None:
-    """Suspend the task for so long, in real time, for servers; 0 lets the other tasks have a turn."""
+    """Suspend the task for ``seconds`` of real time, for servers; 0 yields to the other tasks once."""
     import asyncio  # slow to load, and most commands never wait
 
     await asyncio.sleep(seconds)

@@ -17,7 +17,7 @@ class KvyardError(Exception):
 
 
 def suggest(name: object, known: Iterable[str], listed: str = "", otherwise: str = "") -> str:
-    """What to write instead of ``name``, for the end of its refusal: near names first, then all that are ``known``.
+    """Return the suggestion that ends the refusal of ``name``: near names first, then all that are ``known``.
 
     ``listed`` says where the names are, in place of a list that would be too long; ``otherwise`` what else would do.
     """

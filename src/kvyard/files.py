@@ -1,8 +1,8 @@
-"""Where every command's results go: files that appear under their names once they are whole, pipes, devices, and stdout.
+"""Output of commands: files that appear under their names once they are whole, pipes, devices, and stdout.
 
 One rule for all commands. A result can be computed again, so a regular file is overwritten: at once, as a whole, with the
-permissions it had, and at the place that a symbolic link leads to. What isn't a regular file (a pipe, a device) is written to
-and stays what it is. ``-`` is stdout, as is ``/dev/stdout``. A recording can't be made again: it overwrites no file
+permissions it had, and at the place that a symbolic link leads to. What isn't a regular file (a pipe, a device) is written
+to and stays what it is. ``-`` is stdout, as is ``/dev/stdout``. A recording can't be made again: it overwrites no file
 (``open_new``).
 """
 
@@ -28,7 +28,7 @@ MOST_LINKS = 40
 
 
 IsWhole = Callable[[], bool]
-"""Whether a result that was written has all that it should."""
+"""Predicate that is true if a written result is complete."""
 
 
 def always() -> bool:
@@ -37,7 +37,7 @@ def always() -> bool:
 
 
 def partial_name(path: str | Path) -> Path:
-    """What a result is called that isn't whole: ``requests.partial.jsonl``."""
+    """Return the name for an incomplete result: ``requests.partial.jsonl``."""
     path = Path(path)
     return path.with_name(f"{path.stem}.partial{path.suffix}")
 
@@ -141,17 +141,17 @@ def check_outputs(*paths: str | Path | None, reads: Iterable[str | Path] = ()) -
 
 
 def is_stdout(path: str | Path | None) -> bool:
-    """Whether what is written there goes to this process's stdout."""
+    """Return true if writing to ``path`` goes to this process's stdout."""
     return path is not None and _descriptor(path) == 1
 
 
 def is_regular(path: str | Path) -> bool:
-    """Whether ``path`` is, or would become, a regular file, so that its name can say what is in it."""
+    """Return true if ``path`` is, or would become, a regular file, so that its suffix can choose a format."""
     return _descriptor(path) is None and not _is_special(path)
 
 
 def name_of(path: str | Path) -> str:
-    """What to call an output."""
+    """Return the name of an output for messages."""
     return "stdout" if is_stdout(path) else str(path)
 
 
@@ -186,8 +186,9 @@ def _replaced(target: Path, is_whole: IsWhole) -> Iterator[IO[bytes]]:
 
 
 def _part_of(target: Path) -> tuple[Path, IO[bytes]]:
-    """A new file beside ``target``, and its path. A process that was killed leaves its own behind, and in containers the next
-    one has the same number: so there may be one already, which may also be another container's, under way.
+    """Create a new file beside ``target`` and return it with its path. A killed process leaves its file behind, and in a
+    container the next process has the same number: an existing file may be stale, or belong to another container that is
+    still writing.
     """
     for number in count():
         more = f".{number}" if number else ""
@@ -226,7 +227,7 @@ def _opened(number: int) -> Iterator[IO[bytes]]:
 
 
 def _is_special(path: str | Path) -> bool:
-    """Whether something is there that is neither a regular file nor a directory."""
+    """Return true if ``path`` exists and is neither a regular file nor a directory."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -235,7 +236,7 @@ def _is_special(path: str | Path) -> bool:
 
 
 def _place(path: str | Path) -> object:
-    """What is equal for two names of one regular file; of all else, only stdout is one place."""
+    """Return an identity that is equal for two names of one regular file; of everything else only stdout has one."""
     number = _descriptor(path)
     if number is not None:
         return number

@@ -1,6 +1,6 @@
 """Lines to a file that may lose its writer at any moment, packed or not, and that doesn't grow for ever.
 
-Lines are gathered and written together. In a ``.gz`` file each such portion is a member of its own: members one after another
+Lines are gathered and written together. In a ``.gz`` file each portion is a member of its own: members one after another
 are a gzip file too. Whatever happens, a full disk in the middle of a portion too, the file ends with a whole line; where
 the process is killed while it writes, only its last line may be broken.
 """

@@ -14,14 +14,14 @@ CHAT = "/v1/chat/completions"
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream says besides the answer."""
+    """Parts of a stream besides the answer."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class RetentionDirective(msgspec.Struct, kw_only=True):
-    """What a range of tokens is worth, as vLLM's pull request 38514 has it."""
+    """Retention of a range of tokens in the form of vLLM's pull request 38514."""
 
     priority: int
     start: int = 0
@@ -31,7 +31,7 @@ class RetentionDirective(msgspec.Struct, kw_only=True):
 
 
 class TokenRangeRetention(msgspec.Struct, kw_only=True):
-    """The same as TensorRT-LLM has it."""
+    """Retention of a range of tokens in TensorRT-LLM's form."""
 
     priority: int
     token_start: int = 0
@@ -48,12 +48,12 @@ class KvCacheRetention(msgspec.Struct, kw_only=True):
 
 
 class CacheControl(msgspec.Struct, kw_only=True):
-    """For how long a prompt is to be kept: text such as 5m in Dynamo, seconds in vLLM's issue 52113."""
+    """Retention period of a prompt: text such as 5m in Dynamo, seconds in vLLM's issue 52113."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: str | float | None = None
     then: Literal["ordinary", "first"] = "ordinary"
-    """What it is afterwards, a field of our own: like all others, or the first to be evicted."""
+    """Priority after the period, a field of our own: ordinary, or the first to be evicted."""
 
 
 class AgentPriority(msgspec.Struct, kw_only=True):
@@ -91,7 +91,7 @@ class AgentHint(msgspec.Struct, kw_only=True):
 
 
 class HintFields(msgspec.Struct, kw_only=True):
-    """What a request may say about its session and about what its tokens are worth, by the names of several engines."""
+    """Fields of a request about its session and the value of its tokens, by the names of several engines."""
 
     session_id: str | None = None
     vllm_xargs: Json | None = None
@@ -103,7 +103,7 @@ class HintFields(msgspec.Struct, kw_only=True):
 
 
 class GenerationRequest(HintFields, kw_only=True):
-    """What both kinds of completion take."""
+    """Fields that both kinds of completion have."""
 
     model: str | None = None
     n: int | None = None
@@ -158,7 +158,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class _ChatFields(GenerationRequest, kw_only=True):
-    """What a chat takes, beside the conversation."""
+    """Fields of a chat besides the conversation."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -193,7 +193,7 @@ class ResponsesRequest(HintFields, kw_only=True):
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     request_id: str | None = None
-    """What the response is to be called; vLLM's own."""
+    """Id of the response; vLLM's own field."""
     stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
@@ -223,7 +223,7 @@ class CachedTokens(msgspec.Struct, kw_only=True):
 
 
 class TokenUsage(msgspec.Struct, kw_only=True):
-    """What a request took. Engines differ in how much of it they say."""
+    """Token counts of a request. Engines differ in which of them they report."""
 
     prompt_tokens: int | None = None
     total_tokens: int | None = None
@@ -272,7 +272,7 @@ class ListedModels(msgspec.Struct):
 
 
 class EventSource(msgspec.Struct, kw_only=True):
-    """Where one rank of an engine publishes its KV events, in ``GET /kv_event_sources`` of vLLM since 0.32."""
+    """Endpoint on which one rank of an engine publishes its KV events, in ``GET /kv_event_sources`` of vLLM since 0.32."""
 
     enable_kv_cache_events: bool = True
     publisher: str | None = "zmq"
@@ -291,7 +291,7 @@ class TokenIds(msgspec.Struct):
 
 
 class ErrorInfo(msgspec.Struct, kw_only=True):
-    """What is wrong."""
+    """Description of an error."""
 
     message: str
     type: str

@@ -70,7 +70,7 @@ class Registry(Generic[T]):
         self.what = what
         self.group = group
         self.ours = dict(ours)
-        """What comes with kvyard: each name and where it is."""
+        """Entries that come with kvyard: name to import path."""
         self._error = error
         self._by_path = by_path
         self._loaded: dict[str, T] = {}

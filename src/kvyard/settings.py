@@ -1,4 +1,4 @@
-"""What a setting is: a field of a configuration struct that says what it is for and how people write it.
+"""Settings: fields of configuration structs that state their purpose and how people write them.
 
 A struct marks the field, ``speedup: Annotated[float, Setting("Divides think times.", flag=True)] = 1.0``, and everything else
 follows from that mark: the name in files, in Python and after ``--set``, the command-line flag, its help, and the refusals.
@@ -42,18 +42,18 @@ class Setting(NamedTuple):
     help: str
     """One line. ``{choices}`` in it stands for the names to choose from."""
     name: str = ""
-    """What people call it, where that isn't the field's name."""
+    """Name for people, if it differs from the field's name."""
     also: tuple[str, ...] = ()
-    """Further names of it; those with a dash, such as ``-tp``, are of its flag alone."""
+    """Further names; those with a dash, such as ``-tp``, are names of its flag alone."""
     flag: bool = False
-    """Whether it has a command-line flag of its own. The others are set with ``--set NAME=VALUE``."""
+    """True if it has a command-line flag of its own. The others are set with ``--set NAME=VALUE``."""
     parse: Parser | None = None
-    """How it is read, where the field's type doesn't tell."""
+    """Parser, if the field's type doesn't determine one."""
     choices: Callable[[], Iterable[str] | str] | None = None
     """The names to choose from, or a phrase with them, where a registry has them. Those of a ``Literal`` are known. It must be
     a named function: annotations are evaluated where a lambda wouldn't see the module's names."""
     options: Registry[Any] | Callable[[], Registry[Any]] | None = None
-    """The registry whose entries state the numbers that can be set here, if it is a setting of such."""
+    """Registry whose entries declare the numbers that can be set here, if the setting holds options of an entry."""
 
 
 class Declared(NamedTuple):
@@ -152,7 +152,8 @@ class Settings(dict[str, Declared]):
         return {name: self[name].parse(f"{name}{where}", value) for name, value in said if value is not None}
 
     def merge(self, base: Mapping[str, object] | str | Path | None, on_top: Mapping[str, object]) -> dict[str, object]:
-        """What a file or a mapping sets, with ``on_top`` over it. Raises ``KvyardError`` where a number replaces tables."""
+        """Return the settings of a file or mapping, overridden by ``on_top``. Raises ``KvyardError`` where a number
+        replaces tables."""
         found = self.named(base if isinstance(base, Mapping) else self.read(base) if base else {})
         on_top = self._folded(found, on_top)
         given = {name: value for name, value in self.named(on_top).items() if value is not None}
@@ -180,7 +181,7 @@ class Settings(dict[str, Declared]):
         return found
 
     def read(self, path: str | Path) -> dict[str, Any]:
-        """What a TOML file sets, as it is written there. Raises ``KvyardError``, naming the file."""
+        """Read a TOML file of settings, values as written. Raises ``KvyardError``, naming the file."""
         try:
             with Path(path).open("rb") as file:
                 found = tomllib.load(file)
@@ -196,7 +197,7 @@ class Settings(dict[str, Declared]):
         return found
 
     def _flat(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """What a file says, with its tables laid flat. Raises ``KvyardError`` for what is said twice."""
+        """Flatten the tables of a file. Raises ``KvyardError`` for a setting that is given twice."""
         flat: dict[str, Any] = {}
         parts: list[tuple[str, Mapping[str, Any]]] = [("", found)]
         fields: dict[str, dict[str, str]] = {self._own: {}}
@@ -244,7 +245,7 @@ def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) ->
 
 
 def chosen(struct: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the parsed settings ``given`` that ``struct`` declares, by its fields' names."""
+    """Return the parsed settings in ``given`` that ``struct`` declares, by its fields' names."""
     return {one.field: given[name] for name, one in settings_of(struct).items() if name in given}
 
 
@@ -292,7 +293,7 @@ def _read_text(plain: Any, name: str, value: Any, where: str) -> Any:
 
 
 SMALLEST, LARGEST = 1e-12, 1e18
-"""What numbers can be in earnest: beyond, sums and quotients of them aren't numbers any more."""
+"""Range of numbers that can be meant: beyond it, sums and quotients overflow."""
 
 
 # -- how settings are read ----------------------------------------------------------------------------------------------

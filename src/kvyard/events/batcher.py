@@ -44,7 +44,7 @@ class Lane:
 class Arrivals:
     """A Stored to be: blocks that follow each other on one chain.
 
-    The last stretch is held as a chain and two positions, so that a growing chain costs a number and no object.
+    The last run is held as a chain and two positions, so that a growing chain costs a number and no object.
     """
 
     __slots__ = ("before", "chain", "lane", "start", "stop")
@@ -52,7 +52,7 @@ class Arrivals:
     def __init__(self, lane: Lane, run: Run) -> None:
         self.lane = lane
         self.before: list[Run] | None = None
-        """Earlier stretches, where several chain objects stand for one text."""
+        """Earlier runs, where several chain objects stand for one text."""
         self.chain = run.chain
         self.start = run.start
         self.stop = run.stop
@@ -198,7 +198,7 @@ class Batcher:
 
     @property
     def counters(self) -> BatcherCounters:
-        """What this batcher did so far; a copy."""
+        """Return a copy of the batcher's counters."""
         return msgspec.structs.replace(self._counters, merged=self._merged, repeats=self._repeats)
 
     # -- the sink ---------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Batcher:
 
     @property
     def pending(self) -> bool:
-        """Whether something changed since the last iteration was over."""
+        """Return true if something changed since the last iteration ended."""
         return bool(self._held or self._queue or self._resync)
 
     def end_iteration(self, now: int) -> EventBatch | None:
@@ -354,7 +354,8 @@ class Batcher:
         return queue
 
     def _build(self, queue: list[Arrivals | Departures | Cleared]) -> list[Event] | None:
-        """The events of ``queue``; ``None`` where a removal can't be told in full, so that only the map itself will do."""
+        """Build the events of ``queue``; ``None`` if a removal can't be listed in full, so that the whole map must be
+        announced."""
         counters, with_tokens = self._counters, self.with_tokens
         events: list[Event] = []
         for item in queue:

@@ -1,10 +1,10 @@
-"""What a batcher counts."""
+"""Counters of a batcher."""
 
 import msgspec
 
 
 class BatcherCounters(msgspec.Struct):
-    """What a batcher did since it was made."""
+    """Counters of a batcher since it was made."""
 
     iterations: int = 0
     """Ends of iteration, silent ones included."""

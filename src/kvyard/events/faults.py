@@ -17,7 +17,7 @@ from kvyard.settings import Setting
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """How often what goes wrong, as probabilities per batch."""
+    """Fault rates, as probabilities per batch."""
 
     drop: Annotated[float, Setting("Probability per batch that it is lost.", flag=True)] = 0.0
     duplicate: Annotated[float, Setting("That it comes twice.", flag=True)] = 0.0
@@ -30,9 +30,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     stall: Annotated[float, Setting("That the consumer stops reading for a while.", flag=True)] = 0.0
     reorder_by: int = 4
     stall_frames: int = 50
-    """How long a stall is, in frames."""
+    """Length of a stall, in frames."""
     stall_room: int = 10
-    """How many of them the consumer's queue takes; the rest is lost."""
+    """Frames of a stall that fit into the consumer's queue; the others are lost."""
     seed: Annotated[int, Setting("Seeds the faults.", flag=True)] = 0
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def any(self) -> bool:
-        """Whether anything can go wrong at all."""
+        """Return true if any fault is possible."""
         return any(getattr(self, name) for name in RATES)
 
 
@@ -55,7 +55,7 @@ RATES = ("drop", "duplicate", "reorder", "truncate", "corrupt", "restart", "stal
 
 
 class FaultCounters(msgspec.Struct):
-    """What an injector did."""
+    """Counters of an injector."""
 
     frames: int = 0
     passed: int = 0
@@ -99,7 +99,7 @@ class Injector:
         return Frame(frame.topic, frame.seq - self._base, frame.payload), restarted
 
     def disturb(self, frame: Frame) -> list[Frame]:
-        """What arrives in place of ``frame``: nothing, it, more than it, or something like it."""
+        """Return the frames that arrive in place of ``frame``: none, itself, several, or a damaged one."""
         faults, counters = self.faults, self.counters
         counters.frames += 1
         out: list[Frame] = []
@@ -125,7 +125,7 @@ class Injector:
         return self.disturb(self.renumber(frame)[0])
 
     def flush(self) -> list[Frame]:
-        """What was kept back, when nothing more follows."""
+        """Return the frames held back, at the end of the stream."""
         out = [frame for _, frame in sorted(self._overtaken, key=lambda item: item[0])]
         self._overtaken = []
         if self._stalled is not None:
@@ -157,7 +157,7 @@ class Injector:
         return ready
 
     def _read(self, frames: list[Frame]) -> list[Frame]:
-        """What a consumer that may be stalled gets to read."""
+        """Return the frames that a consumer, which may be stalled, gets to read."""
         faults, counters = self.faults, self.counters
         if self._stalled is None and self._happens(faults.stall):
             counters.stalls += 1

@@ -30,7 +30,7 @@ class _Announcement:
 
 
 class Mirror:
-    """Which hashes are held per (group, tier), as far as events say."""
+    """Hashes held per (group, tier), according to events."""
 
     def __init__(self) -> None:
         self.repeated = 0
@@ -41,7 +41,7 @@ class Mirror:
 
     @property
     def blocks(self) -> int:
-        """How many (hash, group, tier) are held."""
+        """Return the number of (hash, group, tier) held."""
         return sum(map(len, self._held.values()))
 
     @property
@@ -50,7 +50,7 @@ class Mirror:
         return {place: set(found) for place, found in self._held.items()}
 
     def clear(self) -> None:
-        """Forget everything, as a restarted engine has."""
+        """Remove everything, as a restarted engine has nothing."""
         self._held.clear()
 
     def apply(self, events: Iterable[Event]) -> None:
@@ -68,7 +68,7 @@ class Mirror:
                     del self._held[place]
 
     def events(self) -> list[Event]:
-        """A clear, then everything held: place by place, parents first, each stretch of one announcement as one Stored."""
+        """Return a clear, then everything held: place by place, parents first, each run of one announcement as one Stored."""
         out: list[Event] = [Cleared()]
         for place in sorted(self._held, key=lambda place: (-1 if place[0] is None else place[0], place[1])):
             out += _parents_first(_stretches(self._held[place]))
@@ -98,7 +98,7 @@ class Mirror:
 
 
 def _stretches(found: dict[Key, _Announcement]) -> Iterator[Stored]:
-    """Every held block once, in consecutive stretches of the event it came with, events in order of their first block."""
+    """Yield every held block once, in consecutive runs of the event it came with, events in order of their first block."""
     for said in dict.fromkeys(found.values()):
         hashes = said.hashes
         start = 0
@@ -128,9 +128,9 @@ def _slice(said: _Announcement, start: int, stop: int) -> Stored:
 
 
 def _parents_first(stretches: Iterable[Stored]) -> list[Stored]:
-    """``stretches`` reordered so that one whose parent is in another comes after it.
+    """Reorder ``stretches`` so that a run whose parent is in another comes after it.
 
-    They are stretches of paths in a tree, so there is no circle among them.
+    They are runs of paths in a tree, so there is no cycle among them.
     """
     waiting = list(stretches)
     home = {key: at for at, event in enumerate(waiting) for key in event.hashes}
@@ -159,5 +159,5 @@ def _compact(tokens: Sequence[int] | None) -> Sequence[int] | None:
 
 
 def restates(events: Iterable[Event]) -> bool:
-    """Whether a batch makes all before it irrelevant: it says somewhere that everything, everywhere, is gone."""
+    """Return true if a batch makes everything before it irrelevant: it clears all tiers."""
     return any(isinstance(event, Cleared) and event.tier is None for event in events)

@@ -16,7 +16,7 @@ from kvyard.events.types import Cleared, EventBatch
 
 
 class OutboxCounters(msgspec.Struct):
-    """What went through an outbox."""
+    """Counters of an outbox."""
 
     offered: int = 0
     taken: int = 0
@@ -38,7 +38,7 @@ class Outbox:
             raise ValueError(f"an outbox needs room for at least one event, got {max_events}")
         self.counters = OutboxCounters()
         self.waiting_events = 0
-        """How many events count against the bound now."""
+        """Events that count against the bound now."""
         self._max_events = max_events
         self._recover = recover
         self._queue: deque[EventBatch] = deque()

@@ -2,10 +2,10 @@
 
 The file is a line that names the format, a line of JSON about the recording, and then per message four bytes of length (big
 endian) and a msgpack array of its time in nanoseconds since the start and its frames. Nothing is interpreted, so what was
-malformed on the wire is malformed in the file. A file that ends in mid-message, because its writer was killed, can be read up
-to there. Names that end in ``.gz`` are compressed.
+malformed on the wire is malformed in the file. A file that ends in mid-message, because its writer was killed, can be read
+up to there. Names that end in ``.gz`` are compressed.
 
-JSON lines can be read too, one payload a line, as a loop around TensorRT-LLM's ``/kv_cache_events`` writes them; such
+JSON lines can be read too, one payload a line, as a loop around TensorRT-LLM's ``/kv_cache_events`` writes them; these
 messages have no sequence and no time.
 """
 
@@ -31,7 +31,7 @@ _unpack = msgspec.msgpack.Decoder(tuple[int, list[bytes]]).decode
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a recording."""
+    """Metadata of a recording."""
 
     endpoint: str = ""
     topic: str = ""
@@ -99,7 +99,7 @@ class Recording:
         """Read what the file says of itself. Raises ``KvyardError`` where it isn't a recording."""
         self.path = Path(path)
         self.truncated = False
-        """Whether the file ended in mid-message, once it was read."""
+        """True if the file ended in mid-message, once it was read."""
         with self._open() as file:
             try:
                 head, about = file.readline(len(MAGIC) + 1), file.readline(1 << 16)

@@ -23,7 +23,7 @@ def slices(events: Iterable[Event], most: int) -> Iterator[list[Event]]:
 
 
 def blocks_of(events: Sequence[Event]) -> int:
-    """How many blocks events are about; a clear counts as one."""
+    """Return the number of blocks that events are about; a clear counts as one."""
     return sum(1 if isinstance(event, Cleared) else len(event.hashes) for event in events)
 
 

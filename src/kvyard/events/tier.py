@@ -121,7 +121,7 @@ TIERS = (
 
 
 class Tier(IntEnum):
-    """Where a copy lives. Lower is closer to the compute."""
+    """Tier of a copy. Lower is closer to the compute."""
 
     G1 = 1
     """Device memory."""

@@ -1,7 +1,7 @@
-"""What the KV plane announces: events, batches of them, and the sink that every map of cached copies calls.
+"""Events of the KV plane, batches of them, and the sink that every map of cached copies calls.
 
 These are plain values. They know nothing of wires (``kvyard.events.wire``) nor of who holds the blocks. A field that is
-``None`` was not said by the producer; group ``None`` in particular is "no group named" and not group 0.
+``None`` was left out by the producer; group ``None`` in particular is "no group named" and not group 0.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ __all__ = ["Cleared", "Event", "EventBatch", "GroupMeta", "Removed", "Sink", "St
 
 
 class GroupMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What events say about an attention group, beyond its index."""
+    """Properties of an attention group in events, beyond its index."""
 
     block_size: int
     """Tokens per block."""
@@ -50,7 +50,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     locality: str | None = None
     """``LOCAL`` or ``REMOTE`` as seen from the producer."""
     ownership: str | None = None
-    """Which secondary tier holds the copy, where a producer has several."""
+    """Secondary tier that holds the copy, for producers with several."""
     session_id: str | None = None
 
 
@@ -75,7 +75,7 @@ Event: TypeAlias = Stored | Removed | Cleared
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stream announced in one iteration."""
+    """Events of one stream in one iteration."""
 
     stream: str
     seq: int
@@ -91,7 +91,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 class Sink(Protocol):
     """The one place events leave from: every tier's map of cached copies calls it, and nothing else does.
 
-    It is told what has happened, in the middle of it: it must neither raise nor call back.
+    It is called in the middle of a change: it must neither raise nor call back.
     """
 
     def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:

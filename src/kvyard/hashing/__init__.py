@@ -1,7 +1,7 @@
 """Hashing: tokens or trace ids in, chained block hashes and runs of them out.
 
 ``algorithm`` picks how blocks are named, ``Namespace`` says what sets a prompt apart besides its tokens, a chain
-(``TokenChain``, ``TraceChain``) holds the names of one growing sequence, and a ``Run`` is a stretch of one.
+(``TokenChain``, ``TraceChain``) holds the names of one growing sequence, and a ``Run`` is a range of its blocks.
 """
 
 from kvyard.hashing.algorithms import ALGORITHMS, Algorithm, HashingError, Key, algorithm, wire_hash

@@ -29,7 +29,7 @@ Key: TypeAlias = int | bytes
 """One chained block hash: an integer, or the digest itself."""
 
 Extras: TypeAlias = Sequence[ExtraKeys | None] | None
-"""What joins the hash of each full block; ``None`` for plain text."""
+"""Extra keys that join the hash of each full block; ``None`` for plain text."""
 
 VLLM_SEED = "vllm-none-hash"
 XXH3_SEED = "kvyard-root"

@@ -48,7 +48,7 @@ class Chain:
         return [keys[i] for i in range(start, stop)]
 
     def packed_hashes(self, start: int, stop: int) -> Sequence[Key]:
-        """The same, as they are kept: cheaper than a list where not each of them is looked at."""
+        """Return the hashes in the chain's own packed form: cheaper than a list if few of them are read."""
         return self.hashes(start, stop)
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
@@ -57,7 +57,7 @@ class Chain:
         return None if words is None else list(words)
 
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
-        """The same, as they are kept: cheaper than a list where not each token is looked at."""
+        """Return the tokens in the chain's own packed form: cheaper than a list if few of them are read."""
         return None
 
     def extras_of(self, start: int, stop: int) -> list[ExtraKeys | None]:
@@ -82,14 +82,15 @@ class Chain:
         return self
 
     def cut(self, start: int, stop: int, with_tokens: bool = True) -> "Chain":
-        """A chain that need only answer for ``start`` to ``stop``: what outlives a request lets go of the rest of it.
+        """Return a chain that answers only for ``start`` to ``stop``, so that what outlives a request doesn't keep all of
+        it.
 
-        Returns this chain itself where there is little to let go of. Without ``with_tokens`` only hashes are kept.
+        Returns this chain itself if little would be freed. Without ``with_tokens`` only hashes are kept.
         """
         return self
 
     def reaches(self, position: int) -> bool:
-        """Whether the hash at ``position`` can still be asked for; only a cut chain has let go of any."""
+        """Return true if the hash at ``position`` is available; only a cut chain lacks any."""
         return True
 
 
@@ -113,12 +114,12 @@ class TokenChain(Chain):
         self._last: Key | None = None
         """The hash of the last full block."""
         self._next = block_size
-        """How many tokens complete the next block."""
+        """Token count at which the next block is complete."""
         self._hash(tokens)
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the sequence has, the unfinished block included."""
+        """Return the number of tokens, including those of the unfinished block."""
         return len(self.tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -207,7 +208,7 @@ class _CoarseKeys:
 
 
 class _CutChain(Chain):
-    """A stretch of a token chain that outlives it, at its old positions."""
+    """Part of a token chain that outlives it, at its old positions."""
 
     __slots__ = ("_base", "_cut", "_tokens")
 
@@ -252,7 +253,7 @@ class _CutKeys:
         return self.keys.packed(low, low + stop - start)
 
     def _within(self, start: int, stop: int) -> int:
-        """``start`` counted from the cut. Raises ``IndexError`` where the chain has let go of any of ``start`` to ``stop``."""
+        """Return ``start`` counted from the cut. Raises ``IndexError`` if a block of ``start`` to ``stop`` was cut away."""
         if start < self.base or stop > self.base + len(self.keys):
             raise IndexError(f"blocks {start} to {stop} of a chain of which {self.base} to {len(self)} were kept")
         return start - self.base
@@ -299,7 +300,7 @@ class TraceChain(Chain):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the sequence has, the unfinished block included."""
+        """Return the number of tokens, including those of the unfinished block."""
         return self.trace.num_tokens
 
     def grow(self, num_tokens: int) -> None:
@@ -325,7 +326,7 @@ class _TraceKeys:
         self.block_size = block_size
         self.own = own
         self.space = 0
-        """What tells the namespace from others; 0 where it is plain."""
+        """Number that distinguishes the namespace from others; 0 for the plain one."""
 
     def __len__(self) -> int:
         return self.num_tokens // self.block_size
@@ -360,7 +361,7 @@ class _TraceKeys:
 
 
 class _SpacedTraceKeys(_TraceKeys):
-    """The same for a namespace that isn't plain: the ids of two namespaces never meet."""
+    """Trace keys of a namespace that isn't plain: the ids of two namespaces never collide."""
 
     __slots__ = ()
 

@@ -10,7 +10,7 @@ from kvyard.hashing.algorithms import Key
 from kvyard.hashing.digest_sequence import DigestSequence
 
 _TAIL: Final = 32
-"""So many are packed at once."""
+"""Keys that are packed at once."""
 
 
 @lru_cache
@@ -65,7 +65,7 @@ class DigestKeys(DigestSequence):
         return part
 
     def packed(self, start: int, stop: int) -> "DigestKeys":
-        """The same: cheaper than a list where they aren't looked at one by one."""
+        """Return the digests in packed form: cheaper than a list if they aren't read one by one."""
         return self.cut(start, stop)
 
     def narrowed(self) -> list[int]:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 
 class DigestSequence(Sequence[bytes]):
-    """What ``DigestKeys`` derives from, and nothing else.
+    """Base of ``DigestKeys``, and of nothing else.
 
-    That one is compiled. A compiled class has no book of its own of what counts as derived from it, and shares that of its
-    base: with ``Sequence`` itself as base a tuple would be a ``DigestKeys``, and lists no sequences any more.
+    ``DigestKeys`` is compiled. A compiled class has no registry of its own for ``isinstance`` and shares that of its base:
+    with ``Sequence`` itself as base a tuple would count as ``DigestKeys``, and a list no longer as a sequence.
     """
 
     __slots__ = ()

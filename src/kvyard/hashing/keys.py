@@ -1,7 +1,7 @@
 """Keys at rest: the hashes of a long chain, packed.
 
 A cached prompt keeps its hashes for as long as it is cached, by the hundred thousand. One object per hash costs 32 to 65
-bytes and a cache miss each when they are let go; packed they cost 8 or 32 bytes and are let go at once.
+bytes and a cache miss each when they are freed; packed they cost 8 or 32 bytes and are freed at once.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from kvyard.hashing.digest_keys import DigestKeys
 
 
 class Keys(Protocol):
-    """What a chain's ``keys`` must offer: a length, and the hash at an absolute block position."""
+    """Interface of a chain's ``keys``: a length, and the hash at an absolute block position."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Key: ...
@@ -28,7 +28,7 @@ class NumberKeys(array):  # type: ignore[type-arg]
         return self[start:stop].tolist()
 
     packed = between
-    """The same: a list is what costs least to hand on."""
+    """A list is the cheapest form to pass on here."""
 
     def cut(self, start: int, stop: int) -> "NumberKeys":
         """A copy of the hashes ``start`` to ``stop``."""

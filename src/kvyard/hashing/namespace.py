@@ -17,7 +17,7 @@ import xxhash
 from kvyard.errors import KvyardError
 
 ExtraKeys: TypeAlias = tuple[object, ...]
-"""What joins the hash of one block: nested tuples of text, bytes and integers."""
+"""Extra keys of one block: nested tuples of text, bytes and integers."""
 
 TAGS = ("lora", "mm", "cache_salt", "prompt_embeds")
 """The tags of the tagged form, in the order in which extra keys appear in a block."""
@@ -95,15 +95,15 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> bool:
-        """Whether nothing here reaches a hash: ordinary text."""
+        """Return true if nothing here reaches a hash: ordinary text."""
         return self.lora_name is None and not self.salt and not self.media and self.embeds is None
 
     def extras(self, first: int, last: int, block_size: int) -> list[ExtraKeys | None] | None:
-        """What joins the hash of each block from ``first`` to ``last`` (exclusive); ``None`` where no block has any."""
+        """Return the extra keys of each block from ``first`` to ``last`` (exclusive); ``None`` if no block has any."""
         return self._keys(first, last, block_size, self.tagged)
 
     def wire_extras(self, first: int, last: int, block_size: int) -> list[ExtraKeys | None]:
-        """The same for events: always the bare form, and always one entry per block."""
+        """Return the extra keys for events: always untagged, and always one entry per block."""
         return self._keys(first, last, block_size, False) or [None] * (last - first)
 
     def fingerprint(self) -> int:

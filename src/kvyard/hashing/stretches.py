@@ -1,7 +1,8 @@
-"""What trees of stretches share: where two chains part, and rows that are kept by runs of blocks.
+"""Shared parts of prefix trees: the position where two chains part, and rows that are kept by runs of blocks.
 
-A chained hash names its whole prefix, so chains that agree at a position agree before it. Five trees rest on that (the map of
-cached copies, the indexes of keys and of chains, the router's tree, a recording's ids); what each keeps on a stretch differs.
+A chained hash names its whole prefix, so chains that agree at a position agree before it. Five trees rest on that (the map
+of cached copies, the indexes of keys and of chains, the router's tree, a recording's ids); what each keeps on a run
+differs.
 """
 
 from bisect import bisect_right
@@ -24,10 +25,9 @@ def parting(left: Keys, right: Keys, same: int, other: int, left_base: int = 0, 
 
 
 def agree_until(left: Keys, right: Keys, start: int, stop: int) -> int:
-    """The first position from ``start`` on where two chains differ, ``stop`` where they don't before; they agree at ``start``.
+    """Return the first position from ``start`` on where two chains differ, or ``stop``; they agree at ``start``.
 
-    Of the stretches on a chain's way only the last has to be asked about: what leads to a hash that is known is the same all
-    the way.
+    Only the last run on a chain's path has to be compared: everything before a known hash is equal.
     """
     if left is right or left[stop - 1] == right[stop - 1]:
         return stop

@@ -20,7 +20,7 @@ MAX_EXAMPLES = 5
 
 
 class StreamFacts(msgspec.Struct, kw_only=True):
-    """What was seen of one stream: one topic, one sequence."""
+    """Facts about one stream: one topic, one sequence."""
 
     topic: str
     first: int | None = None
@@ -39,7 +39,7 @@ class StreamFacts(msgspec.Struct, kw_only=True):
     device_peak: int = 0
     """The most blocks that one rank had on its device at the end of a batch, as announced, in all groups together."""
     device_peaks: dict[str, int] = msgspec.field(default_factory=dict)
-    """The same per group."""
+    """``device_peak`` per group."""
 
 
 class Occurrences(msgspec.Struct):
@@ -53,7 +53,7 @@ class Occurrences(msgspec.Struct):
     partial: int = 0
     """In groups that don't keep every block."""
     sizes: dict[str, Counter[int]] = msgspec.field(default_factory=dict)
-    """Those that nothing else explains, by group and block size."""
+    """Blocks that nothing else explains, by group and block size."""
     finer: int = 0
     """Of these, those of blocks smaller than the group's: entries for the beginning of a block."""
     examples: list[str] = msgspec.field(default_factory=list)
@@ -143,9 +143,9 @@ class _CheckedStream:
         self.known: set[Key] = set()
         self.kinds: dict[int | None, str] = {}
         self.excused = False
-        """Whether something was missed, or never heard, that removals and parents may be about."""
+        """True if events are missing that removals and parents may refer to."""
         self.lost = False
-        """Whether something was missed, so that what is held may be gone."""
+        """True if events are missing, so that blocks counted as held may be gone."""
         self.decoder = Decoder()
         self.prints: OrderedDict[int, int] = OrderedDict()
         self.ts = 0.0
@@ -199,7 +199,7 @@ class Checker:
             self._payload(stream, frame.payload)
 
     def facts(self) -> Facts:
-        """What was seen so far."""
+        """Return the facts gathered so far."""
         facts = self._facts
         facts.held = facts.forgotten = facts.partial_blocks = 0
         facts.unknown_kinds = Counter()

@@ -34,9 +34,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     severity: Severity
     seen: str
-    """What was seen."""
+    """Observation."""
     means: str = ""
-    """What follows from it: what a consumer that doesn't cope with it loses, or why a prompt can't match."""
+    """Consequence: what a consumer that doesn't cope with it loses, or why a prompt can't match."""
     fix: str = ""
     where: str = ""
     """The endpoint, URL or file, where several are looked at."""
@@ -84,12 +84,12 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
     guessed: bool
     findings: list[Finding]
     cautions: list[str]
-    """What no check of the stream can see."""
+    """Properties that no check of the stream can see."""
     facts: Facts
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return true if no finding is a fault."""
         return not any(finding.broken for finding in self.findings)
 
 
@@ -99,13 +99,13 @@ _UNKNOWN_ENGINE = "an engine we can't tell", StreamRules(single_removals=True)
 
 
 class _JudgedStream(msgspec.Struct, frozen=True):
-    """What rules look at."""
+    """Input of the rules."""
 
     facts: Facts
     title: str
     normal: StreamRules
     recovered: bool
-    """Whether what was missed was fetched again."""
+    """True if missing batches were fetched again."""
     device_blocks: int | None
     """Of each rank."""
 
@@ -113,9 +113,10 @@ class _JudgedStream(msgspec.Struct, frozen=True):
 def judge(
     facts: Facts, engine: str = "auto", *, recovered: bool = False, device_blocks: int | None = None
 ) -> StreamReport:
-    """What ``facts`` mean, for the engine given or the one they look like. Raises ``KvyardError`` for an unknown engine.
+    """Judge ``facts`` for the engine given or the one they resemble. Raises ``KvyardError`` for an unknown engine.
 
-    ``recovered`` says that what was missed was fetched again. ``device_blocks`` is how many each rank's device has.
+    ``recovered`` means that missing batches were fetched again. ``device_blocks`` is the number of blocks on each rank's
+    device.
     """
     guessed = engine == "auto"
     if guessed:

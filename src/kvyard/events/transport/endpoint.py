@@ -1,4 +1,4 @@
-"""Endpoints: which port a rank has, and who binds. Text in, text out; no socket is touched here.
+"""Endpoints: the port of a rank, and which side binds. Text in, text out; no socket is touched here.
 
 The rules are vLLM's, so that one configuration serves both: rank r of a data-parallel engine is r ports further, and an
 address with a wildcard is bound while any other is connected to. One case vLLM leaves open is decided here: an explicit
@@ -36,19 +36,19 @@ def at_rank(endpoint: str, rank: int = 0) -> str:
 
 
 def is_bound(endpoint: str) -> bool:
-    """Whether a publisher binds ``endpoint``: wildcards, ``ipc``, ``inproc`` and port 0. All else it connects to."""
+    """Return true if a publisher binds ``endpoint``: wildcards, ``ipc``, ``inproc`` and port 0. It connects to all others."""
     if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
         return True
     return split_tcp(endpoint)[1] == 0
 
 
 def is_bound_by_subscriber(endpoint: str) -> bool:
-    """Whether a subscriber binds ``endpoint``: only where a wildcard says that publishers come to it."""
+    """Return true if a subscriber binds ``endpoint``: only with a wildcard, which means that publishers connect to it."""
     return endpoint.startswith("tcp://") and split_tcp(endpoint)[0] in ("*", "0.0.0.0", "[::]", "::")
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Whether the host is an IPv6 address, for which sockets need an option."""
+    """Return true if the host is an IPv6 address, for which sockets need an option."""
     return endpoint.startswith("tcp://") and ":" in split_tcp(endpoint)[0]
 
 

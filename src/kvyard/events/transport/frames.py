@@ -1,11 +1,11 @@
-"""Frames: what travels in which part of a message, for live batches, replay and our own additions to it.
+"""Frames: the parts of a message, for live batches, replay and our own additions to it.
 
 A live message is ``[topic, sequence, payload]``, the sequence 8 bytes, big endian. A request to a replay socket is
 ``[empty, word]``. Eight bytes ask for all batches from that sequence on, and the answer is ``[empty, topic, sequence,
 payload]`` each (``[empty, sequence, payload]`` from SGLang and older vLLM), then an end marker with sequence 2^64 - 1.
 
 Two longer words are ours. vLLM reads any word as a number; these are numbers that no sequence reaches, so it answers with
-the end marker alone, which says at once that there is nothing more to be had. Payloads aren't looked into here.
+the end marker alone, which shows at once that nothing more follows. Payloads aren't decoded here.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ END_SEQUENCE = b"\xff" * SEQUENCE_BYTES
 MAX_SEQUENCE = (1 << 63) - 1
 
 HEAD_WORD = b"kvyard.head/1"
-"""Where are you, and what have you sent so far?"""
+"""Request for the publisher's position and a digest of everything sent so far."""
 SNAPSHOT_WORD = b"kvyard.snapshot/1"
-"""What do you hold?"""
+"""Request for everything the publisher holds."""
 PART_WORD = b"kvyard.part/1"
 """Marks the batches of a snapshot."""
 
@@ -41,7 +41,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a publisher says of itself, as a msgpack map."""
+    """Publisher's description of itself, a msgpack map."""
 
     epoch: int
     """Differs between any two starts of publishers."""
@@ -52,12 +52,12 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     first: int | None = None
     """The oldest sequence that replay still has."""
     parts: int = 0
-    """How many batches of a snapshot follow."""
+    """Batches of a snapshot that follow."""
     blocks: int = 0
 
 
 class ReplyKind(IntEnum):
-    """What a message on the replay socket is."""
+    """Kind of a message on the replay socket."""
 
     BATCH = 1
     HEAD = 2
@@ -121,7 +121,7 @@ def reply_parts(topic: bytes | None, word: bytes | int, payload: bytes) -> list[
 
 
 def end_reply() -> list[bytes]:
-    """What follows the last answer to any request."""
+    """Return the message that ends the answer to any request."""
     return [b"", b"", END_SEQUENCE, b""]
 
 

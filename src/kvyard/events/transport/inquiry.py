@@ -24,7 +24,7 @@ class RequestKind(IntEnum):
 
 
 class ReplayRequest(msgspec.Struct, frozen=True):
-    """A request that should be under way. One with another number replaces it; replies to the old one are dropped."""
+    """Request that should be in flight. One with another number replaces it; replies to the old one are discarded."""
 
     number: int
     kind: RequestKind
@@ -32,22 +32,22 @@ class ReplayRequest(msgspec.Struct, frozen=True):
 
 
 class Inquiry:
-    """The requests of one stream. At most one is under way."""
+    """Requests of one stream, at most one of them in flight."""
 
     def __init__(self, limits: Limits, numbers: Iterator[int]) -> None:
         self.request: ReplayRequest | None = None
         self.due = 0
-        """When the request under way has failed."""
+        """Time at which the request in flight has failed."""
         self.knows_words: bool | None = None
-        """Whether the publisher knows heads and snapshots; ``None`` until it was asked."""
+        """True if the publisher knows heads and snapshots; ``None`` until it was asked."""
         self.applied = -1
-        """Where the reader was when it asked."""
+        """Position of the reader at the time of the request."""
         self.order = 0
-        """How many batches had arrived by then."""
+        """Batches that had arrived by then."""
         self.witness: int | None = None
         """The batch that was asked for only to identify the publisher."""
         self.confirmed = False
-        """Whether it came with the fingerprint that is known."""
+        """True if the reply had the known fingerprint."""
         self.batches = 0
         """Replayed so far."""
         self.furthest = -1
@@ -91,7 +91,7 @@ class Inquiry:
         return True
 
     def take(self, reply: Reply, now: int) -> None:
-        """Note what a reply to the request under way brings; the request gets more time."""
+        """Record a reply to the request in flight; the request gets more time."""
         self.due = now + self._limits.reply
         if reply.kind == ReplyKind.BATCH:
             self.batches += 1
@@ -116,7 +116,7 @@ class Inquiry:
 
     @property
     def replays(self) -> bool:
-        """Whether batches are being asked for."""
+        """Return true if batches are being requested."""
         return self.request is not None and self.request.kind in (RequestKind.REPLAY, RequestKind.REBUILD)
 
     def stop(self) -> None:

@@ -34,7 +34,7 @@ PART_BLOCKS = 4096
 
 
 class ArchiveCounters(msgspec.Struct):
-    """What was asked for."""
+    """Counters of requests."""
 
     replays: int = 0
     replayed_batches: int = 0
@@ -87,7 +87,7 @@ class Archive:
             self.mirror.apply(events)
 
     def restart(self, epoch: int) -> None:
-        """Forget everything and be another publisher, which starts again at sequence 0."""
+        """Discard everything and become another publisher, which starts again at sequence 0."""
         self.epoch = epoch
         self.last = -1
         self._digest = 0
@@ -96,7 +96,7 @@ class Archive:
             self.mirror.clear()
 
     def head(self) -> frames.StreamHead:
-        """Where the stream is now."""
+        """Return the stream's current position."""
         first = self._ring[0][0] if self._ring else None
         return frames.StreamHead(epoch=self.epoch, seq=self.last, digest=self._digest, first=first)
 
@@ -160,7 +160,7 @@ PAUSE_MS = 50
 
 
 class OutletCounters(msgspec.Struct):
-    """What went out and what was asked."""
+    """Counters of messages sent and requests received."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -173,7 +173,7 @@ class OutletCounters(msgspec.Struct):
 
 
 class _Unsent(msgspec.Struct):
-    """What is left of an answer."""
+    """Remainder of an answer."""
 
     client: bytes
     messages: Iterator[list[bytes]]
@@ -201,10 +201,10 @@ class Outlet:
         self.archive = archive
         self.counters = OutletCounters()
         self.endpoint = at_rank(endpoint, rank)
-        """Where the stream is; with the port that was found for port 0, once open."""
+        """Endpoint of the stream; once open, with the port that was chosen for port 0."""
         self.replay_endpoint = None if replay is None else at_rank(replay, rank)
         self.subscribers = 0
-        """How many there are, as of the last ``serve``; only where they are counted."""
+        """Number of subscribers as of the last ``serve``; only if they are counted."""
         self._hwm = hwm
         self._bind = bind
         self._counts_subscribers = counts_subscribers
@@ -241,7 +241,7 @@ class Outlet:
         self.counters.sent_bytes += len(parts[-1])
 
     def serve(self) -> bool:
-        """Take in requests and send a slice of every answer under way. Returns whether anything moved."""
+        """Read requests and send a slice of every answer in flight. Returns true if anything was read or sent."""
         if self._counts_subscribers:
             self._count_subscribers()
         if self._router is None:
@@ -257,7 +257,7 @@ class Outlet:
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is under way."""
+        """Return true if an answer is in flight."""
         return bool(self._answers)
 
     def wait(self, ms: int, waker: Waker, *more: Any) -> None:
@@ -306,7 +306,7 @@ class Outlet:
                 self._answers.append(_Unsent(parts[0], self.archive.answer(parts[2]), self._clock.now()))
 
     def _send_slice(self, answer: _Unsent) -> int:
-        """How many messages of ``answer`` left; -1 where none will follow."""
+        """Send a slice of ``answer`` and return the number of messages sent; -1 if none will follow."""
         zmq = require()
         for sent in range(SLICE):
             message = answer.waiting or next(answer.messages, None)
@@ -341,16 +341,16 @@ class OutletThread:
         self.error: Exception | None = None
         """The last thing that went wrong in the thread, for inspection."""
         self.failures = 0
-        """How often something did."""
+        """Number of failed sends."""
 
     @property
     def endpoint(self) -> str:
-        """Where the stream is; with the port that was found for port 0, once started."""
+        """Return the stream's endpoint; once started, with the port that was chosen for port 0."""
         return self.outlet.endpoint
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Where replay and snapshots are to be had."""
+        """Return the endpoint for replay and snapshots."""
         return self.outlet.replay_endpoint
 
     def start(self) -> Self:

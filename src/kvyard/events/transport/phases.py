@@ -1,4 +1,4 @@
-"""What a stream can be doing, what can happen to it, and how a table says what follows. What it then does is ``recovery``'s."""
+"""Phases of a stream, what can happen to it, and the format of the transition table. ``recovery`` acts on it."""
 
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 
 class Phase(Enum):
-    """What a stream is doing."""
+    """Phase of a stream."""
 
     FOLLOWING = "following"
     """Everything up to the last batch was applied."""
@@ -29,7 +29,7 @@ class Phase(Enum):
 
 
 class BatchKind(Enum):
-    """What a live batch is to the stream."""
+    """Relation of a live batch to the stream's position."""
 
     NEXT = "the next one"
     RESTATES = "one that clears everything"
@@ -39,7 +39,7 @@ class BatchKind(Enum):
 
 
 class Signal(Enum):
-    """What else can happen to a stream."""
+    """Other things that can happen to a stream."""
 
     # batches were applied, and
     DOUBT = "what was applied isn't what was sent"
@@ -64,7 +64,7 @@ ASKING = frozenset((PROBE, SUSPECT, VERIFY, GAP, LOST, REBUILD))
 UNIDENTIFIED = frozenset((SUSPECT, VERIFY))
 """Until these are over nothing that arrives can be trusted to belong to what came before."""
 GAPPED = frozenset((GAP, WAITING, LOST, STALE))
-"""Where a gap leads to: asking for it, or waiting without a replay socket; stale where requests are used up."""
+"""Phases that a gap leads to: requesting it, waiting without a replay socket, or stale once requests are used up."""
 
 Cause = TypeVar("Cause", BatchKind, Signal)
 Action = TypeVar("Action", bound=Callable[..., None])

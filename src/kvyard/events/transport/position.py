@@ -1,5 +1,5 @@
-"""Where a reader is in a stream: the last batch it applied, fingerprints of those before, batches that came too early; and what
-it hands on: its state, with a reason where it isn't fresh, and updates, in order.
+"""Position of a reader in a stream: the latest batch applied, fingerprints of earlier ones, batches that came too early;
+and its output: a state, with a reason if it isn't fresh, and updates, in order.
 
 Only bookkeeping. What to do about a gap is decided in ``recovery``.
 """
@@ -26,7 +26,7 @@ class ReceivedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Counts arrivals."""
     size: int
     restates: bool
-    """Whether it makes all before it irrelevant."""
+    """True if it makes everything before it irrelevant."""
 
 
 class StreamPosition:
@@ -38,7 +38,7 @@ class StreamPosition:
         self.digest = 0
         """As the publisher's, where everything up to there was applied."""
         self.held: dict[int, ReceivedBatch] = {}
-        """What came too early, by sequence."""
+        """Batches that came too early, by sequence."""
         self.held_bytes = 0
         self.anchor: int | None = None
         """The last batch before the connection broke, until the publisher has shown that it knows it."""
@@ -47,7 +47,7 @@ class StreamPosition:
         """Fingerprints of applied batches, while they are remembered."""
 
     def passed_over(self, seq: int) -> bool:
-        """Whether ``seq`` was left out although batches before and after it were applied."""
+        """Return true if ``seq`` was skipped although batches before and after it were applied."""
         return seq not in self.prints and seq > next(iter(self.prints), self.applied)
 
     @property
@@ -95,9 +95,10 @@ class StreamPosition:
             self.release(seq)
 
     def drop_impossible(self, last: int, order: int) -> int:
-        """Drop what had arrived by ``order`` although the publisher had only got to ``last`` after that; returns how many.
+        """Discard batches beyond ``last`` that had arrived by ``order``: the publisher hadn't sent them yet. Returns their
+        number.
 
-        Such a batch has a damaged number, or is from before a restart.
+        Their sequence number is damaged, or they are from before a restart.
         """
         wrong = [seq for seq, batch in self.held.items() if seq > last and batch.order <= order]
         for seq in wrong:
@@ -116,7 +117,7 @@ class StreamPosition:
 
 
 class UpdateLog:
-    """What one stream hands to its consumer."""
+    """Updates of one stream for its consumer."""
 
     def __init__(self, stream: str, topic: bytes | None, at: StreamPosition, updates: deque[Update]) -> None:
         self.stream = stream
@@ -132,7 +133,7 @@ class UpdateLog:
         self._at = at
 
     def set_state(self, state: State, reason: str = "") -> None:
-        """Change the state; an update tells the consumer where that is news."""
+        """Set the state; the consumer gets an update if it changed."""
         changed = state != self.state or (state == State.STALE and reason != self.reason)
         self.state, self.reason = state, reason
         if changed:

@@ -73,9 +73,9 @@ class Publisher(OutletThread):
         self._failed = False
 
     def publish(self, batch: EventBatch, now: int | None = None) -> bool:
-        """Queue ``batch``; never waits. Returns whether it fitted: where not, everything will be announced again.
+        """Queue ``batch``; never waits. Returns false if the queue was full: everything will be announced again then.
 
-        ``now`` is what such an announcement is stamped with. Raises ``KvyardError`` where it isn't running.
+        ``now`` is the time stamp of that announcement. Raises ``KvyardError`` if the publisher isn't running.
         """
         if self._waker is None or self._stopping:
             raise KvyardError("the publisher is not running")

@@ -62,17 +62,17 @@ class Recovery:
         self._limits = limits
         self._source = source
         self._proven = False
-        """Whether replay ever brought anything: only then an empty answer means something."""
+        """True once a replay brought anything: only then an empty answer is meaningful."""
         self._broken = False
-        """Whether the connection broke since the publisher last proved to be the known one."""
+        """True if the connection broke since the publisher was last identified."""
         self._no_rebuild = False
-        """Whether replay from the beginning can't succeed: it lacks the beginning, or has what can't be read."""
+        """True if a replay from the beginning can't succeed: the beginning is missing or unreadable."""
         self._doubt = ""
         """Why what was just applied may be wrong."""
         self._checkpoint: StreamHead | None = None
-        """Where the publisher was when last asked, until we get there."""
+        """Head that the publisher reported last, until the reader has reached it."""
         self._target = -1
-        """What a gap must reach to be closed, besides what is held."""
+        """Sequence that closes the gap, besides the held batches."""
         self._due = 0
         """When WAITING, STALE or the checkpoint is over."""
 
@@ -121,7 +121,7 @@ class Recovery:
 
     @property
     def whole(self) -> bool:
-        """Whether everything up to the last applied batch was applied."""
+        """Return true if everything up to the last applied batch was applied."""
         return self.phase not in NOT_WHOLE
 
     @property
@@ -217,7 +217,7 @@ class Recovery:
         return f"the sequence went back from {self._at.applied} to {batch.seq}"
 
     def _note_break(self, now: int, batch: ReceivedBatch) -> None:
-        """Identify the publisher before anything more of it is believed, with the request that is under way."""
+        """Identify the publisher before any more of its batches are trusted, by the request in flight."""
         self._broken = True
 
     # -- actions once batches were applied --------------------------------------------------------------------------
@@ -483,7 +483,7 @@ class Recovery:
 
     @property
     def _unproven(self) -> bool:
-        """Whether the publisher has yet to show that it is the one whose batches were applied."""
+        """Return true if the publisher hasn't yet proved to be the one whose batches were applied."""
         doubtful = self._broken or self.phase in UNIDENTIFIED
         return doubtful and not self._inquiry.confirmed and self._at.applied >= 0
 
@@ -496,7 +496,7 @@ class Recovery:
         self._begin(VERIFY, [RequestKind.HEAD, RequestKind.REPLAY], now)
 
     def _lose(self, why: str, now: int) -> None:
-        """What was applied can't be built upon."""
+        """Discard the applied state as a base for further batches, and plan a recovery."""
         self._doubt = ""
         self._checkpoint = None
         plan = self._ways_back()
@@ -507,7 +507,7 @@ class Recovery:
         self._begin(LOST, plan, now)
 
     def _ways_back(self) -> list[RequestKind]:
-        """What is worth asking for when everything is lost."""
+        """Return the requests worth making when everything is lost."""
         if not self._source:
             return []
         ways = [] if self._inquiry.knows_words is False else [RequestKind.SNAPSHOT]

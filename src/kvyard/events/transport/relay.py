@@ -32,7 +32,7 @@ class Relay:
         self.outlet = Outlet(endpoint, archive, replay=replay, counts_subscribers=counts_subscribers)
         self._injector = Injector(faults)
         self.faults = self._injector.counters
-        """What was done to the stream."""
+        """Counters of injected faults."""
         self._decoder = Decoder()
 
     def send(self, frame: Frame) -> None:

@@ -11,13 +11,13 @@ from kvyard.events.transport.frames import request
 from kvyard.events.transport.zeromq import attach, require
 
 QUEUE_BYTES = 1 << 30
-"""What messages may take that wait in a socket."""
+"""Bytes of messages that may wait in a socket."""
 COUNTS = (10_000, 1_000)
-"""Messages that wait in the first rooms. vLLM keeps 10,000, unless it is told otherwise."""
+"""Messages that may wait in the first rooms. vLLM keeps 10,000 by default."""
 
 
 class Room(NamedTuple):
-    """What may wait in a socket."""
+    """Capacity of a socket's queue."""
 
     messages: int
     each: int

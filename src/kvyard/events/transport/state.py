@@ -1,4 +1,4 @@
-"""What a subscriber says: the state of each stream, the updates to apply, and counters of all that went wrong."""
+"""Output of a subscriber: the state of each stream, updates to apply, and counters of everything that went wrong."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ from kvyard.events.wire import Problem
 
 
 class State(StrEnum):
-    """How far a stream can be trusted."""
+    """Trustworthiness of a stream."""
 
     FRESH = "fresh"
     """Everything that was published has been applied, as far as can be known."""
@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where an update comes from."""
+    """Origin of an update."""
 
     LIVE = "live"
     REPLAY = "replay"
@@ -33,7 +33,7 @@ class Origin(StrEnum):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """What to apply next. Applied in order, updates of a fresh stream add up to the publisher's map."""
+    """Next change to apply. Applied in order, updates of a fresh stream add up to the publisher's map."""
 
     stream: str
     topic: str
@@ -51,15 +51,15 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why the state is what it is, where it isn't fresh."""
     replaces: bool = False
-    """Whether all that was said of the stream before is void, on every tier, and ``events`` begin afresh: a restart, a
-    snapshot, or a start after batches that can't be had."""
+    """True if everything received from the stream before is void, on every tier, and ``events`` begin afresh: a restart, a
+    snapshot, or a start after batches that are unavailable."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Patience and room, in nanoseconds and counts."""
 
     patience: int = 100 * MS
-    """How long a missing batch may merely be late where it can't be asked for."""
+    """Nanoseconds for which a missing batch may merely be late if it can't be requested."""
     reply: int = 2 * SECOND
     """Silence after which a request has failed."""
     attempts: int = 3
@@ -69,16 +69,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     probe: int = 2 * SECOND
     """Silence after which the publisher is asked whether something was missed; it doubles while nothing was. 0: never."""
     probe_most: int = 30 * SECOND
-    """The longest that goes without such a question, traffic or not."""
+    """Longest time between two probes, with or without traffic."""
     held_batches: int = 10_000
     """Batches that may wait while something is fetched."""
     held_bytes: int = 64 << 20
     remembered: int = 4096
-    """Batches whose fingerprints are kept, to tell a repetition from a restart."""
+    """Batches whose fingerprints are kept, to distinguish a repetition from a restart."""
 
 
 class FollowerCounters(msgspec.Struct):
-    """What happened to one stream."""
+    """Counters of one stream."""
 
     frames: int = 0
     batches: int = 0

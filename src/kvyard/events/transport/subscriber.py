@@ -32,7 +32,7 @@ LARGE = 1 << 20
 FRAME_BYTES = 64 << 20
 """Of the longest message: who sends more is disconnected."""
 RECONNECT = SECOND
-"""How long ZeroMQ has to say that it connects again by itself."""
+"""Time that ZeroMQ has to report that it reconnects by itself."""
 
 
 class SubscriberSockets:
@@ -48,9 +48,9 @@ class SubscriberSockets:
         hwm: int = 0,
         frame_bytes: int = FRAME_BYTES,
     ) -> None:
-        """A message has ``frame_bytes`` at most. So many messages wait as ``hwm`` says, and no more than ``QUEUE_BYTES`` have
-        room for even if each is as long as it may be: the publisher keeps the others. Raises ``KvyardError`` for endpoints that
-        ``rank`` can't have.
+        """Connect to a publisher. A message has at most ``frame_bytes``. At most ``hwm`` messages wait, and no more than
+        fit into ``QUEUE_BYTES`` if each has the full length: the publisher keeps the others. Raises ``KvyardError`` for
+        endpoints that ``rank`` can't have.
         """
         self._frame_bytes = frame_bytes
         most = max(1, QUEUE_BYTES // frame_bytes)
@@ -66,7 +66,7 @@ class SubscriberSockets:
         """By the number of their request."""
         self._rooms = rooms(frame_bytes)
         self._room = 0
-        """Which of them requests are made with."""
+        """Room that requests are made with."""
         self._cut: int | None = None
         """When to connect again by ourselves, after a connection broke."""
 
@@ -143,7 +143,7 @@ class SubscriberSockets:
                 (message or subscription.message)(parts, now)
 
     async def connected(self, seconds: float) -> bool:
-        """Whether a publisher is there, waiting up to ``seconds`` for it; to be asked before the first ``exchange``."""
+        """Return true if a publisher is connected within ``seconds``; for use before the first ``exchange``."""
         return bool(await self._poll([self._monitor], round(seconds * 1000)))
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ class Subscriber:
 
     @property
     def endpoint(self) -> str:
-        """Where the stream is; with the port that was found for port 0, once open."""
+        """Return the stream's endpoint; once open, with the port that was chosen for port 0."""
         return self._sockets.endpoint
 
     @property
@@ -302,7 +302,7 @@ class Subscriber:
         return self
 
     async def connected(self, seconds: float) -> bool:
-        """Whether a publisher is there, waiting up to ``seconds`` for it. To be asked before the first ``receive``."""
+        """Return true if a publisher is connected within ``seconds``; for use before the first ``receive``."""
         return await self._sockets.connected(seconds)
 
     async def receive(self, timeout: float | None = None) -> Update | None:

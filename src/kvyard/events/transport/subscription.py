@@ -105,7 +105,7 @@ class Follower:
             self.recovery.handle(_ENDED.get(request.kind, Signal.REPLAY), now)
 
     def _is_repetition(self, seq: int, mark: int, rising: bool) -> bool:
-        """Whether an old sequence number is nothing to worry about."""
+        """Return true if an old sequence number is harmless."""
         known, counters = self.at.prints.get(seq), self.log.counters
         if known == mark:
             counters.duplicates += 1
@@ -124,7 +124,7 @@ MAX_TOPICS = 4096
 
 
 class SubscriptionCounters(msgspec.Struct):
-    """What couldn't be assigned to a stream."""
+    """Counters of messages that belong to no stream."""
 
     malformed: int = 0
     """Messages that are no batches."""
@@ -159,7 +159,7 @@ class Subscription:
         self._followers: dict[bytes | None, Follower] = {}
 
     def start(self, now: int) -> None:
-        """Begin to ask, before anything is heard, if there is a replay socket."""
+        """Make the first request, before anything was received, if there is a replay socket."""
         if self._source:
             self._follow(None, now)
 
@@ -180,8 +180,8 @@ class Subscription:
             follower.resume(topic, *position, now)
 
     def decoder_of(self, parts: Sequence[bytes], now: int, number: int | None = None) -> Decoder | None:
-        """Who will read a message that arrived at ``now``: the decoder of its topic, which is followed from now on, or of
-        request ``number``. ``None`` where the message can't be read.
+        """Return the decoder for a message that arrived at ``now``: that of its topic, which is followed from now on, or of
+        request ``number``. ``None`` if the message is unreadable.
         """
         if number is None:
             frame = read_live(parts)
@@ -244,7 +244,7 @@ class Subscription:
 
     @property
     def requests(self) -> dict[int, ReplayRequest]:
-        """The requests that should be under way, by number."""
+        """Return the requests that should be in flight, by number."""
         requests = (follower.inquiry.request for follower in self._followers.values())
         return {request.number: request for request in requests if request is not None}
 
@@ -262,7 +262,7 @@ class Subscription:
         return [follower.log.status() for follower in self._followers.values()]
 
     def _find(self, topic: bytes, now: int) -> Follower | None:
-        """The follower of a topic that is heard for the first time."""
+        """Return the follower of a topic that is seen for the first time."""
         nameless = self._followers.get(None)
         if nameless is not None and nameless.log.topic in (None, topic):
             self._followers[topic] = nameless

@@ -60,16 +60,16 @@ class Waker:
         self._write.setblocking(False)
 
     def fileno(self) -> int:
-        """What to poll for reading."""
+        """Return the file descriptor to poll for reading."""
         return self._read.fileno()
 
     def wake(self) -> None:
-        """End the wait under way, or the next one. Never blocks; once closed it does nothing."""
+        """End the wait in progress, or the next one. Never blocks; once closed it does nothing."""
         with suppress(OSError):  # full: it will wake anyway
             self._write.send(b"\0")
 
     def rest(self) -> None:
-        """Forget all wakes so far."""
+        """Discard all wakes so far."""
         try:
             while self._read.recv(4096):
                 pass

@@ -1,4 +1,4 @@
-"""What decoding gives: the events that could be read, what was wrong with the rest, and counts of both.
+"""Result of decoding: the readable events, problems with the rest, and counts of both.
 
 A stream in production is never perfect, and a consumer that throws a batch away for one odd event is worse off than one that
 skips the event and says so. So problems are values, not exceptions, and each names the event it is about.
@@ -38,7 +38,7 @@ MAX_UNKNOWN = 64
 JSON_STARTS = b"[{ \t\r\n"
 """First bytes of JSON. As msgpack these would be a lone number."""
 UNREADABLE = (*DECODE_ERRORS, MemoryError, OverflowError, ValueError, TypeError)
-"""What msgspec raises for bytes that are no message."""
+"""Exceptions that msgspec raises for bytes that are no message."""
 
 _HARMLESS = frozenset((ProblemKind.UNKNOWN, ProblemKind.BATCH, ProblemKind.MEDIUM))
 
@@ -62,7 +62,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
-    """What one payload said."""
+    """Decoded content of one payload."""
 
     ts: float = 0.0
     """Seconds, 0 where the payload doesn't say."""
@@ -78,7 +78,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lossy(self) -> bool:
-        """Whether something was said that we failed to take in, so that a mirror may now be wrong."""
+        """Return true if part of the payload couldn't be read, so that a mirror may now be wrong."""
         return self.loss is not None
 
     @property
@@ -100,7 +100,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeStats(msgspec.Struct):
-    """What a decoder met besides problems."""
+    """Counters of a decoder, besides problems."""
 
     slow_payloads: int = 0
     """Payloads that weren't as their kind usually is, and were read event by event."""
@@ -122,7 +122,7 @@ class DecodeStats(msgspec.Struct):
 
 
 def no_events(reason: str) -> Decoded:
-    """What a payload gives that can't be read at all."""
+    """Return the result for a payload that can't be read at all."""
     return Decoded(problems=[Problem(-1, reason, ProblemKind.PAYLOAD)])
 
 

@@ -87,7 +87,7 @@ def decode(payload: object, *, dialect: str = "auto") -> Decoded:
 
 
 class Encoder:
-    """Writes the batches of one stream. Some formats, such as ``trtllm``, remember what was written."""
+    """Writer of the batches of one stream. Some formats, such as ``trtllm``, keep state between batches."""
 
     def __init__(self, dialect: str = "vllm", *, integers: bool = True, groups: Sequence[GroupMeta] = ()) -> None:
         """``integers`` writes digests as vLLM does by default, as their last 64 bits; without it they go out whole.

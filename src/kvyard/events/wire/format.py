@@ -42,7 +42,7 @@ def reading_order(dialect: str) -> list[str]:
 
 
 def dialects() -> list[str]:
-    """What a reader's ``dialect`` may be."""
+    """Return the values that a reader's ``dialect`` may have."""
     return ["auto", *WIRES.names()]
 
 
@@ -55,7 +55,8 @@ class PayloadReader(Protocol):
     """Reads the payloads of one stream; it may remember what it has read."""
 
     def read(self, payload: object, stats: DecodeStats) -> Decoded | None:
-        """What ``payload`` says: bytes, or what a JSON or msgpack decoder made of them. ``None``: not of this format.
+        """Decode ``payload``: bytes, or the value that a JSON or msgpack decoder returned. ``None`` if it isn't of this
+        format.
 
         An event that can't be used is a problem in the result. What msgspec raises costs the whole payload.
         """
@@ -69,7 +70,7 @@ class PayloadWriter(Protocol):
 
 
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What is normal in an engine's streams. A check takes what isn't said here for a fault."""
+    """Properties of an engine's healthy streams. A check reports everything else as a fault."""
 
     repeated_stores: str = ""
     """Why a block may be stored where a copy was announced already."""
@@ -97,7 +98,7 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     arrays_are_old: bool = False
     """Newer versions write maps in place of arrays."""
     cautions: tuple[str, ...] = ()
-    """What no check of the stream can see."""
+    """Properties that no check of the stream can see."""
 
 
 class WireFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,16 +111,16 @@ class WireFormat(msgspec.Struct, frozen=True, kw_only=True):
     writer: Callable[[bool, Sequence[GroupMeta]], PayloadWriter] | None = None
     """Makes a writer for (integers, groups): see ``Encoder``. ``None``: it is only read."""
     streamed: bool = True
-    """Whether it goes over ZeroMQ, and isn't fetched."""
+    """True if it goes over ZeroMQ; false if it is fetched."""
     look: "Callable[[Any, EngineGuess], bool] | None" = None
     """Notes what a decoded payload looks like; returns whether it was of this format."""
     likeness: "Callable[[EngineGuess], int]" = lambda guess: 0
-    """How much a stream looks like this engine's, from 0, not at all, to 100."""
+    """Similarity of a stream to this engine's, from 0, none, to 100."""
     rules: StreamRules = StreamRules()
 
 
 class EngineGuess(msgspec.Struct):
-    """What the raw payloads of a stream look like, and which engine writes so.
+    """Features of a stream's raw payloads, and the engine that writes them.
 
     Decoding makes all engines look alike, which is its purpose. Here the differences are of interest. Payloads are read
     loosely and nothing is judged.

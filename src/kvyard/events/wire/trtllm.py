@@ -51,7 +51,7 @@ class MediaKey(Struct, kw_only=True, gc=False):
     hash: str
     """The content's hash; in older versions the user's own name for it, if there is one."""
     start_offset: int = 0
-    """How far into the item this block starts."""
+    """Offset into the item at which this block starts."""
     uuid: str | None = None
 
 
@@ -113,7 +113,7 @@ STATE_GROUP = 1 << 30
 
 MAX_REMEMBERED = 1 << 20
 MAX_NAMES = 4096
-"""How many groups and ranks are told apart; no engine has as many, and a broken stream must not fill memory."""
+"""Limit of distinct groups and ranks; no engine has as many, and a broken stream must not fill memory."""
 _TIERS = dict(enumerate(Tier))
 
 
@@ -257,7 +257,7 @@ class TrtllmReader:
         return events
 
     def _full(self, blocks: list[Block], group: int | None, stats: DecodeStats) -> list[Block]:
-        """``blocks`` up to the first that isn't full; those without tokens pass, since that can't be told."""
+        """Return ``blocks`` up to the first that isn't full; blocks without tokens pass, since their size is unknown."""
         sizes = [len(block.tokens or ()) for block in blocks]
         if not any(sizes):
             return blocks

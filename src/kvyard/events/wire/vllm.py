@@ -47,7 +47,7 @@ KNOWN = frozenset((STORED, REMOVED, CLEARED))
 
 
 class StoredShape(Struct, Generic[T, Lora], tag=STORED, kw_only=True, gc=False):
-    """What maps and arrays have in common."""
+    """Fields that maps and arrays share."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
@@ -243,7 +243,7 @@ class VllmReader:
         return read_event(msgspec.convert(item, _LOOSE_TYPES[shape]), self._narrow, loose=True)
 
     def _collect(self, ts: Any, items: Any, rank: Any, read: ReadEvent, stats: DecodeStats, *shapes: str) -> Decoded:
-        """What ``read`` makes of each of ``items``; it adds to ``shapes``, the ones that events are known to have."""
+        """Decode each of ``items`` by ``read``, which adds to ``shapes``, the shapes that events are known to have."""
         events: list[Event] = []
         problems: list[Problem] = []
         seen = set(shapes)
@@ -283,7 +283,7 @@ def _tag(data: bytes, shape: str) -> object:
 
 
 def _shape_of(data: object) -> str:
-    """What kind of msgpack value ``data`` begins with."""
+    """Return the kind of msgpack value that ``data`` begins with."""
     if not isinstance(data, bytes) or not data:
         return "nothing"
     head = data[0]
