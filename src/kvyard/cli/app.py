@@ -39,7 +39,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 class CommandEntry(NamedTuple):
-    """Where a sub-command lives, ``module:attribute`` (a function or a ``typer.Typer``), and its line in the help."""
+    """Import path of a sub-command, ``module:attribute`` (a function or a ``typer.Typer``), and its line in the help."""
 
     target: str
     summary: str

@@ -147,7 +147,7 @@ def _questions(
     probe: bool,
     block_size: int | None,
 ) -> tuple[Local, Questions]:
-    """What to ask engines, and the same texts as tokens made here. Raises ``KvyardError`` for options that can't be used."""
+    """Return the questions to engines, and their texts as tokens made here. Raises ``KvyardError`` for unusable options."""
     if not urls and (template is not None or messages_file is not None or model is not None):
         raise KvyardError("--model, --template and --messages-file are about engines at http://: name one")
     tokenizer, special = prompt["tokenizer_file"], prompt["special"]

@@ -1,4 +1,4 @@
-"""What commands that stand before engines share: how they are told of engines, and of their settings by file and flags."""
+"""Shared options of commands in front of engines: the engines, and their settings by file and flags."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

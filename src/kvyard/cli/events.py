@@ -250,7 +250,7 @@ def values(update: Update) -> Iterator[dict[str, Any]]:
 
 
 def summary(subscription: Subscription) -> Iterator[str]:
-    """What was seen, when it is over."""
+    """Yield a summary of the stream at its end."""
     statuses, malformed = subscription.statuses(), subscription.counters.malformed
     for status in statuses:
         counters = status.counters

@@ -1,4 +1,4 @@
-"""How a fitted profile is shown and written, for ``kvyard profile fit`` and ``kvyard calibrate``."""
+"""Display and output of a fitted profile, for ``kvyard profile fit`` and ``kvyard calibrate``."""
 
 from collections.abc import Sequence
 from pathlib import Path

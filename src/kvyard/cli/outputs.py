@@ -1,4 +1,4 @@
-"""What commands share that write results: JSON on stdout, words that keep out of a result's way, and where results are."""
+"""Output of commands: JSON on stdout, messages that keep out of a result's way, and paths of results."""
 
 import sys
 from collections.abc import Iterable, Iterator

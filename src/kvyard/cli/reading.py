@@ -16,7 +16,7 @@ from kvyard.errors import KvyardError
 from kvyard.replay.traces import FORMATS, Trace, open_trace
 
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"
-"""How packed files begin."""
+"""First bytes of compressed files."""
 HEADING = "How the trace is read"
 TRACE_BLOCK_SIZE = "--trace-block-size"
 """Works with every command that reads a trace; those that have no engine also call it by a shorter name."""

@@ -33,7 +33,7 @@ LIVE = "Live runs"
 
 
 class Results(NamedTuple):
-    """Where results of a replay go."""
+    """Destinations of a replay's results."""
 
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON.", rich_help_panel=OUTPUT)] = None
     per_request: Annotated[
@@ -65,7 +65,7 @@ class Results(NamedTuple):
 
 
 class LiveFlags(NamedTuple):
-    """How a live run is driven."""
+    """Options of a live run."""
 
     live: Annotated[
         str | None,
@@ -116,7 +116,7 @@ class LiveFlags(NamedTuple):
 
 
 class PoolFlags(NamedTuple):
-    """How pools share this machine, or a cluster."""
+    """Distribution of pools over this machine or a cluster."""
 
     jobs: Annotated[
         int | None,
@@ -270,7 +270,7 @@ def _finish(done: ReplayOutcome, results: Results) -> None:
 
 
 def _say_more(done: ReplayOutcome) -> None:
-    """What the trace left out, and why requests were turned away."""
+    """Print what the trace left out, and why requests were rejected."""
     if done.trace is not None:
         for note in done.trace.tally.notes():
             typer.echo(note, err=True)
@@ -305,7 +305,7 @@ def patient() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _ended_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """While this lasts, ``handler`` is told of signals that end a process. In the main thread only."""
+    """Within the context, ``handler`` receives the signals that end a process. In the main thread only."""
     before = {ending: signal.signal(ending, handler) for ending in ENDING}
     try:
         yield

@@ -1,4 +1,4 @@
-"""What commands that serve or ask over HTTP share: the bearer token, the log, and a warning about open doors."""
+"""Shared options of commands that serve or query over HTTP: the bearer token, the log, and a warning about open doors."""
 
 import logging
 import os

@@ -219,7 +219,7 @@ def _announce(trace: Trace, out: Path) -> None:
 
 
 NARROW = ("mean", "p50", "p90", "p99", "max")
-"""What fits into 60 columns."""
+"""Columns that fit into 60 characters."""
 COLUMNS = ("mean", "min", "p50", "p90", "p95", "p99", "max", "std")
 
 

@@ -1,14 +1,13 @@
-"""The contract of an index backend: which places hold which blocks, and nothing else.
+"""Contract of an index backend: it maps blocks to the places that hold them, and nothing else.
 
-A backend knows request keys (chained, 64 bits, unsigned) and numbers of places (``kvyard.index.places``). It has never
-heard of engines, streams, tokens or scores, and it keeps sets: that a block was announced twice is the dedup filter's
-knowledge.
+A backend knows request keys (chained, 64 bits, unsigned) and numbers of places (``kvyard.index.places``). It knows nothing
+of engines, streams, tokens or scores, and it keeps sets: that a block was announced twice is the dedup filter's knowledge.
 
 Three rules make backends interchangeable, and ``tests/index/test_backends.py`` holds each against a naive model:
 
 - A chained key names its whole prefix, so a backend may compare two runs by their last keys alone.
 - ``store`` and ``remove`` are idempotent. What they return is exact: the dedup filter counts by it.
-- ``lookup`` never invents: a place is in a row only while it holds that key. It may have forgotten (a byte budget).
+- ``lookup`` never invents: a place is in a row only while it holds that key. It may have evicted a key (a byte budget).
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ it). Runs follow each other without a gap; 0 stands for no place. Past the last 
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """What a backend keeps and did. Counts of blocks, unless they say otherwise."""
+    """Size and counters of a backend, in blocks unless the name says otherwise."""
 
     blocks: int = 0
     """Different keys that are held."""
@@ -31,11 +30,11 @@ class Usage(msgspec.Struct, kw_only=True):
     bytes: int = 0
     """An estimate, on the high side; what the budget is held against."""
     evicted: int = 0
-    """Forgotten to stay within the budget, over all time."""
+    """Blocks evicted to stay within the budget, since the start."""
 
 
 class RowSource(Protocol):
-    """What a scorer reads: rows of prompts."""
+    """Input of a scorer: rows of prompts."""
 
     def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
         """The rows of a prompt. Ends at the first key that no place holds; with ``through_holes`` at the last one held.
@@ -44,7 +43,7 @@ class RowSource(Protocol):
         """
 
     def usage(self) -> Usage:
-        """What is kept."""
+        """Return size and counters."""
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless the backend agrees with itself. For tests and audits."""
@@ -67,7 +66,8 @@ class IndexBackend(RowSource, Protocol):
         """``place`` holds nothing any more. Returns how many keys it held. Costs by what it held, not by the index's size."""
 
     def holds(self, place: int, key: int) -> bool:
-        """Whether ``place`` holds ``key``. Not recency, not counted: for callers that must know before a change."""
+        """Return true if ``place`` holds ``key``. Affects neither recency nor counters: for callers that must know before a
+        change."""
 
     def held(self, place: int) -> Iterator[Sequence[int]]:
         """Everything that ``place`` holds, in runs of consecutive blocks. For dumps and audits; costs by what it yields."""

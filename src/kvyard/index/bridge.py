@@ -36,7 +36,7 @@ class TextSpan(msgspec.Struct, eq=False):
     parent: TextSpan | None
     number: int = 0
     first: int = 0
-    """Which of our blocks the first of ``keys`` is."""
+    """Position of the first of ``keys``, in our blocks."""
     keys: array[int] = msgspec.field(default_factory=lambda: array("Q"))
     """Of our blocks that end in here."""
     last: int | None = None
@@ -48,9 +48,9 @@ class TextSpan(msgspec.Struct, eq=False):
     """Our blocks that start in here and end in a span that branches off: by number, their keys, and up to where they are
     made of this span."""
     alive: int = 0
-    """How many hashes lead here."""
+    """Number of hashes that lead here."""
     is_start: bool = False
-    """Whether this is only the start of the span with its ``number``, as the parent of what branches off there."""
+    """True if this is only the start of the span with its ``number``, as the parent of what branches off there."""
 
     @property
     def end(self) -> int:
@@ -89,14 +89,14 @@ class SpanSnapshot(msgspec.Struct, array_like=True):
     marks: list[tuple[int, tuple[Any, ...]]]
     beyond: list[tuple[int, list[tuple[int, int]]]]
     known: bool
-    """Whether hashes lead here."""
+    """True if hashes lead here."""
     gone: list[int]
-    """Those that no longer do, by position."""
+    """Hashes that no longer lead here, by position."""
     text: tuple[list[int], list[tuple[int, tuple[Any, ...]]]] | None
 
 
 class Bridge:
-    """Which text each hash of a stream names."""
+    """Map from the hashes of a stream to the text that they name."""
 
     def __init__(self, identity: Identity, *, remembered: int = 1 << 16) -> None:
         """``remembered`` hashes that are no longer held are kept, or up to a sixty-fourth more: something may still continue
@@ -111,7 +111,7 @@ class Bridge:
         """Tokens of spans that don't end, or whose blocks don't, where ours do: to branch off in the middle of one."""
         self._next = 0
         self.idle: dict[Key, None] = {}
-        """Hashes that are known though not held, first forgotten first."""
+        """Hashes that are known but not held, in order of eviction."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -327,7 +327,7 @@ class Bridge:
             self.rest(key)
 
     def clear(self) -> None:
-        """Forget everything: the engine is another one, and its hashes may be too."""
+        """Remove everything: another engine may hash differently."""
         self._known.clear()
         self._spans.clear()
         self._texts.clear()

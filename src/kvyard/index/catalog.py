@@ -27,7 +27,7 @@ class GroupLayout(msgspec.Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a hit is nothing but an unbroken prefix in every group."""
+        """Return true if a hit is an unbroken prefix in every group."""
         return all(spec.is_full and not spec.eagle for spec in self.specs)
 
 
@@ -38,7 +38,7 @@ class Catalog:
         self.version = 0
         self._fixed: dict[Holder, GroupLayout] = {}
         self._layouts: dict[tuple[tuple[GroupSpec, ...], int | None], GroupLayout] = {}
-        """Those of all that were configured, once each: workers of a fleet are alike."""
+        """Layouts of all configured workers, each once: workers of a fleet are alike."""
         self._seen: dict[Holder, dict[int | None, GroupSpec | None]] = {}
         self._cache: dict[Holder, GroupLayout | str] = {}
 
@@ -72,7 +72,7 @@ class Catalog:
             self._changed(holder)
 
     def learned(self, holder: Holder) -> dict[int | None, GroupSpec | None]:
-        """What events said of the holder's groups, ``None`` where that wasn't enough."""
+        """Return the holder's groups as learned from events, ``None`` where the events weren't sufficient."""
         return dict(self._seen.get(holder, {}))
 
     def adopt(self, holder: Holder, groups: Mapping[int | None, GroupSpec | None]) -> None:
@@ -87,7 +87,7 @@ class Catalog:
         return 0 if fixed is not None and len(fixed.groups) == 1 else group
 
     def spec(self, holder: Holder, group: int | None) -> GroupSpec | None:
-        """What is known of one group."""
+        """Return the specification of one group, if known."""
         fixed = self._fixed.get(holder)
         if fixed is not None:
             return fixed.specs[fixed.groups.index(group)] if group in fixed.groups else None

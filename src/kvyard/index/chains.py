@@ -1,11 +1,11 @@
 """An index of whole chains, for a simulation, where caches and prompts live in one process.
 
-``MemoryIndex`` is told keys and must remember each of them. Here a store says which blocks of which chain, so that the chain's
-own keys do the remembering: a stretch of it is one node, found by its first key and told apart by its last, and rows are kept
-by runs. Cost goes by the number of stretches and rows, not by blocks, and the block size hardly matters.
+``MemoryIndex`` receives keys and must keep each of them. Here a store names blocks of a chain, so that only the chain's own
+keys are kept: a run of it is one node, found by its first key and distinguished by its last. Cost goes by the number of
+runs and rows, not by blocks, and the block size hardly matters.
 
-It answers ``lookup`` as every backend does, and so is a ``RowSource``. It is no ``IndexBackend``: that is told keys, which mean
-nothing here without their chain.
+It answers ``lookup`` as every backend does, and so is a ``RowSource``. It is no ``IndexBackend``: a backend receives keys,
+which mean nothing here without their chain.
 """
 
 from bisect import bisect_right
@@ -37,7 +37,7 @@ class _Stretch:
         self.stop = stop
         self.parent = parent
         self.children: dict[int, _Stretch] | None = None
-        """Those that follow it, by ``id``, as there may be thousands: a split needs them."""
+        """Nodes that follow it, by ``id``, as there may be thousands: a split needs them."""
         # Rows by runs: where each ends, counted from the chain's start, and its places.
         self.stops = [stop]
         self.masks = [0]
@@ -74,7 +74,7 @@ class ChainIndex:
         self._stretches: dict[Key, _Stretch] = {}
         """By the key of the first block."""
         self._removed: dict[int, _Stretch] = {}
-        """By place the stretch that it last let go of something of: a cache evicts a chain from its end, block by block."""
+        """Node from which each place last removed something: a cache evicts a chain from its end, block by block."""
 
     # -- changes ----------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class ChainIndex:
         return joined(rows)
 
     def usage(self) -> Usage:
-        """What is kept."""
+        """Return size and counters."""
         blocks = rows = 0
         for found in self._stretches.values():
             for start, stop, mask in zip([found.start, *found.stops], found.stops, found.masks):
@@ -193,8 +193,8 @@ class ChainIndex:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _along(self, keys: Keys, stop: int, start: int = 0) -> list[tuple[_Stretch, int, int]]:
-        """The stretches on a prompt's way up to block ``stop``, each with its blocks that are the prompt's. Those that end
-        by ``start`` are left out.
+        """Return the nodes along a prompt's path up to block ``stop``, each with the blocks that are the prompt's. Nodes
+        that end by ``start`` are left out.
         """
         stretches = self._stretches
         path: list[tuple[_Stretch, int, int]] = []
@@ -215,7 +215,7 @@ class ChainIndex:
         return path
 
     def _split(self, found: _Stretch, at: int) -> None:
-        """Something branches off inside ``found``: make what comes from ``at`` on a stretch of its own."""
+        """Split ``found`` at ``at``, where another chain branches off."""
         rest = _Stretch(found.chain, at, found.stop, found)
         rest.children, found.children = found.children, {id(rest): rest}
         run = bisect_right(found.stops, at - 1)
@@ -230,7 +230,7 @@ class ChainIndex:
         self._stretches[rest.chain.keys[at]] = rest
 
     def _shorten(self, found: _Stretch) -> None:
-        """No place holds the end of ``found`` and nothing follows it: let go of it, and of what that leaves behind."""
+        """Free the end of ``found``, which no place holds and nothing follows, and ancestors that this leaves empty."""
         node: _Stretch | None = found
         while node is not None and not node.masks[-1] and not node.children:
             if len(node.masks) > 1:

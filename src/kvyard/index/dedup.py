@@ -5,9 +5,8 @@ that list the same block. Passing the first removal on would hide a copy that is
 
 The filter sits between decoding and the index, and is not a wrapper around the index, for two reasons. It may only count
 what took effect, and whether a store did (its parent was known, its hashes were resolved, the index accepted it) is known
-to the feed, not to a backend. And it mirrors what was *said*, by stream order, while a backend may forget
-rows to stay in its budget: a count that lived in there would be forgotten with them, and a later removal would then hide a
-living copy.
+to the feed, not to a backend. And it mirrors what was *said*, by stream order, while a backend may evict rows to stay in
+its budget: a count that lived in there would be evicted with them, and a later removal would then hide a living copy.
 
 A count is (holder, tier, group, hash); a place is the first three. A count of one is what the index's row says already, so
 only what goes beyond it is kept here: a fleet that never repeats itself pays nothing.
@@ -40,7 +39,7 @@ class DedupFilter:
         self._beyond: dict[int, dict[Key, int]] = {}
         """Per place the hashes that were announced more than once, and how much more."""
         self.size = 0
-        """How many hashes have a count above one."""
+        """Number of hashes with a count above one."""
 
     @property
     def outstanding(self) -> int:
@@ -52,7 +51,7 @@ class DedupFilter:
         return sum(sum(self._beyond.get(place, {}).values()) for place in places)
 
     def count(self, place: int, key: Key) -> int:
-        """How often ``key`` was announced beyond the first time."""
+        """Return the number of announcements of ``key`` beyond the first."""
         return self._beyond.get(place, {}).get(key, 0)
 
     def repeated(self, place: int, keys: Sequence[Key]) -> None:
@@ -110,7 +109,7 @@ class DedupFilter:
         return clip([(at, at + 1) for at, key in enumerate(keys, start) if key in left], start, stop)
 
     def clear(self, place: int) -> None:
-        """Forget a place's counts; the caller clears its rows too."""
+        """Discard a place's counts; the caller clears its rows too."""
         self.size -= len(self._beyond.pop(place, ()))
 
     def snapshot(self, place: int) -> list[tuple[Key, int]]:

@@ -1,4 +1,4 @@
-"""What the dedup filter did, apart from it so that it can be compiled."""
+"""Counters of the dedup filter, in a module of their own so that the filter can be compiled."""
 
 import msgspec
 

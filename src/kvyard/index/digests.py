@@ -1,12 +1,12 @@
 """Digests: caches of other sites, known by short fingerprints of their blocks instead of by names.
 
 A site that is far away doesn't send every event. Now and then it sends a digest of what each of its workers holds: a number
-below ``blocks / error`` for each block, sorted, as differences in Golomb-Rice code. That takes about ``log2(1 / error) + 1.5``
-bits a block. A block that isn't there has the number of another one with a probability of ``error`` at most; one that is
-there is always found.
+below ``blocks / error`` for each block, sorted, as differences in Golomb-Rice code. That takes about ``log2(1 / error) +
+1.5`` bits a block. A block that isn't there has the number of another one with a probability of ``error`` at most; one that
+is there is always found.
 
-``DigestIndex`` answers for a router by such numbers alone. It is told of changes when they are exchanged: ``RunFeed`` holds
-them back until then.
+``DigestIndex`` answers a router by these numbers alone. It receives changes when they are exchanged: ``RunFeed`` holds them
+back until then.
 """
 
 from collections.abc import Iterable
@@ -33,8 +33,8 @@ def fingerprint(key: Key, span: int) -> int:
 
 
 def span_of(blocks: int, error: float) -> int:
-    """How many numbers there are, so that of ``blocks`` held ones a share of ``error`` is taken. Raises ``KvyardError`` for
-    an error that isn't between 0 and 1.
+    """Return the range of numbers for which ``blocks`` held ones occupy a share of ``error``. Raises ``KvyardError`` for an
+    error that isn't between 0 and 1.
     """
     if not 0.0 < error < 1.0:
         raise KvyardError(f"a digest's error must be between 0 and 1, got {error:g}")
@@ -137,7 +137,7 @@ class DigestIndex(ChainIndex):
         return joined(rows)
 
     def digest(self, place: int) -> bytes:
-        """What ``place`` holds, as it would be sent. Looks at everything."""
+        """Return the digest of ``place`` as it would be sent. Scans everything."""
         return encode([number for number, mask in self._masks.items() if mask >> place & 1], self.span)
 
     def check_integrity(self) -> None:
@@ -172,7 +172,7 @@ class DigestIndex(ChainIndex):
 
 
 def _run_of(stops: list[int], at: int) -> int:
-    """Which run of a stretch block ``at`` lies in."""
+    """Return the run that block ``at`` lies in."""
     run = 0
     while stops[run] <= at:
         run += 1

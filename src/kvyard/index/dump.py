@@ -1,8 +1,6 @@
-"""Dumps: all that an index knows, as plain values, so that another one can go on from there.
-
-An engine without a replay socket can't tell its past. A second indexer then learns it from the first: rows, repeated
-announcements, the bridges from engine hashes to request keys, what waits, and up to which batch all of that is. The
-second goes on with the next batch as if it had heard the others itself.
+"""Dumps: the whole state of an index as plain values, from which another index can continue. A second indexer then learns
+it from the first: rows, repeated announcements, the bridges from engine hashes to request keys, what waits, and up to which
+batch all of that is. The second goes on with the next batch as if it had received the others itself.
 
 Each part of an index makes its own snapshot and restores it; this is the format around them. A dump is one moment of one
 index. It has no text of prompts but the token ids of blocks that aren't full yet or wait for their parents. Followers'
@@ -41,7 +39,7 @@ class StreamDump(msgspec.Struct, array_like=True):
 
 
 class RowsDump(msgspec.Struct, array_like=True):
-    """What one place holds: runs of packed keys, and how often which were announced beyond the first time."""
+    """Contents of one place: runs of packed keys, and announcements beyond the first."""
 
     holder: Holder
     tier: int
@@ -55,7 +53,7 @@ class IndexDump(msgspec.Struct):
 
     format: int
     names: list[str]
-    """How blocks are named: two indexes that differ in this can't understand each other."""
+    """Naming of blocks: indexes that differ in it can't exchange dumps."""
     groups: list[tuple[Holder, list[tuple[int | None, GroupSpec | None]]]]
     rows: list[RowsDump]
     streams: list[StreamDump]

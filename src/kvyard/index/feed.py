@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class FeedCounters(msgspec.Struct):
-    """What became of events; blocks unless they say otherwise."""
+    """Counters of events by their effect, in blocks unless the name says otherwise."""
 
     stored: int = 0
     """Resolved and stored, repetitions included."""
@@ -91,7 +91,7 @@ class Feed:
         self.places: dict[tuple[int, int | None], int] = {}
         """The numbers of its places, by tier and group as events name them."""
         self._said: tuple[object, ...] = ()
-        """What the last store said of its group and tier: most say the same again."""
+        """Group and tier of the latest store: most stores repeat them."""
         self._last = 0
         """The place that it meant."""
 
@@ -291,7 +291,7 @@ class Feed:
         return runs
 
     def _held(self, key: Key) -> bool:
-        """Whether any of this feed's places holds ``key``, as far as rows can tell."""
+        """Return true if any of this feed's places holds ``key``, according to the rows."""
         found = self.bridge.find(key)
         if found is None:
             return False

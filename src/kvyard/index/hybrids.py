@@ -13,7 +13,7 @@ class HybridWorkers:
     """
 
     def __init__(self, members: Sequence[tuple[int, WorkerView]], levels: int) -> None:
-        """``members`` have positions; there are so many ``levels``, each a tier and all closer ones."""
+        """``members`` have positions; ``levels`` is the number of levels, each a tier and all closer ones."""
         self._views = dict(members)
         self.all = 0
         """Their positions, as bits."""
@@ -35,7 +35,7 @@ class HybridWorkers:
             )
 
     def reaches(self, scorer: Scorer, rows: Rows, limit: int, end: int) -> list[dict[int, int]]:
-        """Per level, by a number of the index's blocks, the workers, as bits, whose longest usable prefix has just so many; see
+        """Return, per level, the workers (as bits) by the length of their longest usable prefix in the index's blocks; see
         ``Scorer.reach``.
         """
         size = scorer.block_size

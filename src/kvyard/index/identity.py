@@ -27,7 +27,7 @@ class IdentityError(KvyardError, ValueError):
 
 
 class Identity:
-    """How one index names blocks. A value: it holds no state."""
+    """Naming of blocks in one index. A value: it holds no state."""
 
     def __init__(self, block_size: int = 16, algo: Algorithm | None = None, *, direct: bool = False) -> None:
         """``direct`` takes ``algo`` and ``block_size`` for the engines' own.
@@ -44,7 +44,7 @@ class Identity:
 
     @property
     def names(self) -> list[str]:
-        """What decides about request keys: two indexes that differ in it name blocks differently."""
+        """Return everything that request keys depend on: indexes that differ in it name blocks differently."""
         return [self.algorithm.name, self.algorithm.seed, str(self.block_size), "direct" if self.direct else "bridged"]
 
     def keys(self, tokens: Sequence[int], namespace: Namespace = PLAIN) -> list[int]:
@@ -84,7 +84,7 @@ class Identity:
         return self.chain(parent, start, tokens, marks)
 
     def extras(self, blocks: int, namespace: Namespace) -> list[ExtraKeys | None] | None:
-        """What joins the keys of a prompt's blocks beside their tokens; ``None`` where nothing does."""
+        """Return the extra keys of a prompt's blocks; ``None`` if there are none."""
         size = self.block_size
         marks = [] if namespace.plain else _marks_of_prompt(namespace, size, blocks * size)
         return self._extras(blocks, 0, marks)
@@ -116,9 +116,9 @@ class Identity:
 
 
 def marks_of_event(event: Stored, begin: int) -> list[Mark]:
-    """What starts in the blocks of ``event``, whose first token is at ``begin``.
+    """Return the items that start in the blocks of ``event``, whose first token is at ``begin``.
 
-    Raises ``IdentityError`` for extra keys whose meaning or place can't be told: they must not be taken for plain text.
+    Raises ``IdentityError`` for extra keys whose meaning or position is ambiguous: they must not be taken for plain text.
     """
     marks: list[Mark] = []
     name = event.lora_name

@@ -53,12 +53,12 @@ class Indexer:
         self.sources: dict[str, Source] = {}
         """Every registered stream."""
         self.streams: dict[tuple[str, str], FollowedStream] = {}
-        """Every (stream, topic) heard so far."""
+        """Every (stream, topic) seen so far."""
         self._topics: dict[str, list[FollowedStream]] = {}
-        """The same by stream."""
+        """Followed streams by stream name."""
         self._sequencer = BatchSequencer()
         self._dirty = False
-        """Whether trust must be updated before the next answer."""
+        """True if trust must be updated before the next answer."""
 
     # -- who there is -----------------------------------------------------------------------------------------------
 
@@ -75,7 +75,8 @@ class Indexer:
         self._dirty = True
 
     def unregister(self, stream: str) -> None:
-        """Forget a stream and all it announced: rows, counts, what waits, and its group specs. An unknown one is no error."""
+        """Remove a stream and all it announced: rows, counts, waiting stores, and its group specs. An unknown stream is no
+        error."""
         source = self.sources.pop(stream, None)
         if source is None:
             return
@@ -90,7 +91,7 @@ class Indexer:
         self._dirty = True
 
     def restart(self, stream: str) -> None:
-        """Forget all that a registered stream announced, and wait for it to be told again: for a reader that begins again."""
+        """Discard all that a registered stream announced, and wait for its announcements: for a reader that begins again."""
         source = self.sources[stream]
         self.unregister(stream)
         self.register(source)
@@ -166,20 +167,21 @@ class Indexer:
         return ""
 
     def close(self) -> None:
-        """Let go of what is held outside this process, such as leases."""
+        """Release resources outside this process, such as leases."""
 
     # -- answers out ------------------------------------------------------------------------------------------------
 
     def score(
         self, tokens: Sequence[int], namespace: Namespace = PLAIN, workers: Iterable[Holder] | None = None, now: int = 0
     ) -> Scores:
-        """How long a prefix of a prompt each worker could use. Raises ``IdentityError`` for what can't be named."""
+        """Return the length of the prefix that each worker could reuse. Raises ``IdentityError`` for a prompt that can't be
+        named."""
         return self.score_keys(self.identity.keys(tokens, namespace), len(tokens), workers, now)
 
     def score_keys(
         self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
     ) -> Scores:
-        """The same for request keys; see ``Scorer.score``."""
+        """Like ``score`` for request keys; see ``Scorer.score``."""
         if self._dirty:
             self._update_trust()
         self._update_ages()
@@ -229,13 +231,13 @@ class Indexer:
         return [(name, feed) for (name, _), stream in self.streams.items() for feed in stream.feeds.values()]
 
     def adopt(self, stream: str, topic: str) -> FollowedStream:
-        """The (stream, topic) of a registered stream, begun now: for what another index heard of it."""
+        """Begin to follow the (stream, topic) of a registered stream, for state that another index received."""
         known = self._begin(stream, topic, self.sources[stream])
         self._dirty = True
         return known
 
     def topics(self, stream: str) -> Sequence[FollowedStream]:
-        """What was heard of one stream so far, by topic."""
+        """Return the topics of one stream seen so far."""
         return self._topics.get(stream, ())
 
     def _begin(self, stream: str, topic: str, source: Source) -> FollowedStream:
@@ -286,7 +288,7 @@ class Indexer:
         self.scorer.trust({holder: self._standing(streams) for holder, streams in speaking.items()}, untrusted)
 
     def _standing(self, streams: Sequence[FollowedStream]) -> Standing:
-        """How far a holder can be trusted that ``streams`` speak for."""
+        """Return the trust in a holder that ``streams`` report for."""
         # What a stale stream fed isn't counted, so it doesn't lessen the word of the others.
         confident = [value for stream in streams if (value := self._trust.of(stream.state))]
         return Standing(

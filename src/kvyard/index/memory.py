@@ -37,7 +37,7 @@ Painted: TypeAlias = tuple[int, int, int]
 class Segment:
     """Up to a few thousand consecutive blocks of one chain. Offsets count from its first block.
 
-    Keys are packed, rows are run-length encoded: a run is where it ends and one integer. A stretch whose row is 0 is *dead*:
+    Keys are packed, rows are run-length encoded: a run is where it ends and one integer. A run whose row is 0 is *dead*:
     no place holds it, its keys may live in another segment by now, and it is only kept because something around it lives.
     """
 
@@ -45,14 +45,14 @@ class Segment:
 
     def __init__(self, base: int) -> None:
         self.base = base
-        """What to add to an offset to get the location that the index keeps for a key."""
+        """Addend that turns an offset into the location that the index keeps for a key."""
         self.keys = array("Q")
         self.stops: list[int] = []
         self.masks: list[int] = []
         self.fork = 0
-        """Where another chain was last found to leave this one; only ever a guess."""
+        """Offset at which another chain last left this one; only a guess."""
         self.touched = False
-        """Whether it was of use since eviction last looked at it."""
+        """True if it was used since eviction last visited it."""
 
     def grow(self, stop: int, mask: int) -> None:
         """Give the row ``mask`` to what was added to ``keys``, up to ``stop``."""
@@ -64,7 +64,8 @@ class Segment:
             masks.append(mask)
 
     def agree(self, off: int, keys: Sequence[int], at: int) -> int:
-        """How many keys from ``off`` on are those of the chain ``keys`` from ``at`` on; at least the first one is.
+        """Return the number of keys from ``off`` on that equal those of the chain ``keys`` from ``at`` on; at least one
+        does.
 
         Chained keys: equal at a position means equal before it, so this is a handful of comparisons.
         """
@@ -75,7 +76,8 @@ class Segment:
         return self.part(off, keys, at, off + high) - off
 
     def part(self, off: int, keys: Sequence[int], at: int, stop: int) -> int:
-        """Where the chain ``keys`` leaves this one, with which it agrees at ``off`` and no longer just before ``stop``.
+        """Return the offset where the chain ``keys`` leaves this one; they agree at ``off`` and no longer just before
+        ``stop``.
 
         Texts often part where others did before (a common template, a conversation begun again), so that is tried first.
         """
@@ -93,7 +95,8 @@ class Segment:
         return self.fork
 
     def span(self, off: int, keys: Sequence[int], at: int) -> tuple[int, int]:
-        """How many of ``keys`` from ``at`` on lie here from ``off`` on, in order, and the step: 1 forwards, -1 backwards.
+        """Return how many of ``keys`` from ``at`` on lie here from ``off`` on, in order, and the step: 1 forwards, -1
+        backwards.
 
         These keys are any list, so each is compared; built-in comparison does most of it.
         """
@@ -112,7 +115,7 @@ class Segment:
         return zip([0, *self.stops], self.stops, self.masks, strict=False)
 
     def live(self, off: int) -> tuple[int, int]:
-        """Where the run at ``off`` ends, and its row."""
+        """Return the end of the run at ``off``, and its row."""
         run = bisect_right(self.stops, off)
         return self.stops[run], self.masks[run]
 
@@ -149,7 +152,7 @@ class Segment:
         return paint(self.stops, self.masks, 0, low, high, add, drop)
 
     def trim(self) -> None:
-        """Let go of a dead end."""
+        """Free a dead end."""
         if self.masks and not self.masks[-1]:
             self.masks.pop()
             self.stops.pop()
@@ -157,7 +160,7 @@ class Segment:
 
 
 def _common(mine: list[int], theirs: Sequence[int]) -> int:
-    """How many of the first elements are equal."""
+    """Return the length of the common prefix of two lists."""
     if mine == theirs:
         return len(mine)
     return next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), len(mine))
@@ -169,7 +172,7 @@ class MemoryIndex:
     def __init__(
         self, *, budget: int | None = None, forgotten: Callable[[int, Sequence[int]], None] | None = None
     ) -> None:
-        """``forgotten`` is called with a place and its keys when the budget makes it forget them.
+        """``forgotten`` is called with a place and its keys when the budget evicts them.
 
         Raises ``KvyardError`` for a budget that is too small for a single segment.
         """
@@ -324,11 +327,11 @@ class MemoryIndex:
                     yield segment.keys[runs[0][0] : runs[-1][1]].tolist()
 
     def segments_of(self, place: int) -> list[int]:
-        """Where ``place`` holds something now: for ``count_held``, a part at a time."""
+        """Return the segments in which ``place`` holds something now: for ``count_held``, a part at a time."""
         return list(self._held_by(place))
 
     def count_held(self, place: int, segments: Iterable[int]) -> int:
-        """How many blocks ``place`` holds in ``segments``, as far as these are still there."""
+        """Return the number of blocks that ``place`` holds in ``segments``, ignoring segments that are gone."""
         count = 0
         for number in segments:
             segment = self._segments.get(number)
@@ -377,7 +380,7 @@ class MemoryIndex:
         return held[place]
 
     def _unset(self, segment: Segment, low: int, high: int, bit: int) -> tuple[int, list[int]]:
-        """Take ``bit`` from the rows; returns how many had it, and the keys of dead stretches, which may live elsewhere."""
+        """Clear ``bit`` in the rows; returns how many had it, and the keys of dead runs, which may live elsewhere."""
         removed, dead = 0, array("Q")
         for start, stop, was in segment.paint(low, high, 0, bit):
             if not was:
@@ -478,7 +481,7 @@ class MemoryIndex:
         return stop - off
 
     def _revive(self, segment: Segment, low: int, high: int) -> bool:
-        """Find the keys of a dead stretch here again, unless they live elsewhere; returns whether it did."""
+        """Index the keys of a dead run here again, unless they live elsewhere; returns true if it did."""
         keys = segment.keys[low:high]
         free = self._where.keys().isdisjoint(keys)
         if free:
@@ -494,7 +497,7 @@ class MemoryIndex:
         return segment
 
     def _settle(self, number: int, segment: Segment, place: int, bit: int) -> None:
-        """``place`` let go of something in ``segment``: tidy up."""
+        """Tidy ``segment`` after ``place`` removed something from it."""
         masks = segment.masks
         for mask in masks:
             if mask & bit:
@@ -512,7 +515,7 @@ class MemoryIndex:
         return len(self._where) * _KEY_BYTES + len(self._segments) * _SEGMENT_BYTES
 
     def _shrink(self) -> None:
-        """Forget segments until the budget is kept; one that was of use gets a second chance."""
+        """Evict segments until the budget is kept; a segment that was used gets a second chance."""
         assert self.budget is not None
         segments = self._segments
         while self._bytes() > self.budget:

@@ -19,7 +19,7 @@ class Parts:
     """Blocks of ours that a place holds piecemeal, because engine blocks are smaller or don't line up.
 
     Our block counts as held only when engine blocks that are held cover all of it. Here a row doesn't say which engine blocks
-    are, so they are written down; only streams with such blocks pay for it.
+    are, so they are written down; only streams with these blocks pay for it.
     """
 
     def __init__(self, bridge: Bridge, backend: IndexBackend, dedup: DedupFilter) -> None:
@@ -34,7 +34,7 @@ class Parts:
         two texts part inside an engine block, a block of ours before that is covered by both."""
 
     def holds(self, key: Key) -> bool:
-        """Whether any place holds the engine block ``key``."""
+        """Return true if any place holds the engine block ``key``."""
         return any(key in held for held in self._held.values())
 
     def change(self, place: int, key: Key, span: TextSpan, end: int, width: int, storing: bool) -> None:
@@ -75,7 +75,7 @@ class Parts:
         self._cover.pop(place, None)
 
     def snapshot(self, at: Mapping[int, int]) -> tuple[list[HeldParts], list[CoveredBlocks]]:
-        """What is held and covered, by place, as ``at`` numbers them."""
+        """Return the held and covered blocks by place, as ``at`` numbers the places."""
         held = [
             (at[place], [(key, width, count) for key, (width, count) in keys.items()])
             for place, keys in self._held.items()

@@ -1,7 +1,8 @@
-"""Places: who holds copies, on which tier, for which attention group; each a small number, so that a row is one integer.
+"""Places: holders of copies, by tier and attention group; each a small number, so that a row is one integer.
 
 A *holder* is one rank of a worker, or a pool that several workers share. A *place* is a holder's (tier, group). Sets of
-places are the bits of a Python integer: a row of the index is such a set, and so is everything the scorer asks of it.
+places are the bits of a Python integer: a row of the index is one of these sets, and so is everything the scorer asks of
+it.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from kvyard.index.bits import bits
 
 
 class Holder(msgspec.Struct, frozen=True, order=True):
-    """Where copies are: a worker's data-parallel rank, or with ``shared`` a pool of that name."""
+    """Holder of copies: a worker's data-parallel rank, or with ``shared`` a pool of that name."""
 
     name: str
     rank: int = 0
@@ -47,7 +48,7 @@ class Places:
         self.all: list[Place] = []
         self.version = 0
         self.members: dict[str, frozenset[Holder]] = {}
-        """Who shares each pool."""
+        """Workers that share each pool."""
         self.of: dict[Holder, list[int]] = {}
         """The numbers of each holder's places."""
         self._numbers: dict[Place, int] = {}

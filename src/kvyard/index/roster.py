@@ -22,7 +22,7 @@ class Roster:
     def __init__(self, scorer: Scorer, workers: Sequence[Holder]) -> None:
         self.workers = tuple(workers)
         self.tiers: list[Tier] = []
-        """What the levels of an answer stand for, closest first."""
+        """Tiers of the levels of an answer, closest first."""
         self.trust: list[tuple[float, int]] = []
         """Workers, as bits by position, that are trusted in part, by how far."""
         self._scorer = scorer
@@ -145,7 +145,7 @@ class Roster:
 
 
 def _add(levels: list[tuple[int, int]], blocks: int, workers: int) -> None:
-    """``workers`` have so many blocks, no fewer than those before them."""
+    """Append ``workers`` with a prefix of ``blocks``, no fewer than those before them."""
     if levels and levels[-1][0] == blocks:
         levels[-1] = (blocks, levels[-1][1] | workers)
     else:

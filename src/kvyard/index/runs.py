@@ -31,9 +31,9 @@ _GOLDEN = 0.6180339887
 
 
 class _OpenChanges:
-    """What was read of one place's changes and isn't in the index yet, since the next change may go on where it ends.
+    """Changes of one place that were read and aren't in the index yet, since the next change may extend them.
 
-    That is one removal and one store at most, and they have no block in common: which of them comes first makes no difference.
+    There is at most one removal and one store, and they have no block in common: their order makes no difference.
     """
 
     __slots__ = ("place", "removed", "removed_start", "removed_stop", "stored", "stored_start", "stored_stop")
@@ -53,7 +53,7 @@ Change: TypeAlias = tuple[bool, _OpenChanges, Chain | None, int, int]
 
 
 class RunFeed:
-    """What one holder's caches announce, on its way into the index. It stands where a batcher stands (``EventBatcher``).
+    """Announcements of one holder's caches, in flight to the index. It stands where a batcher stands (``EventBatcher``).
 
     Changes of a pass become visible when it ends, or with the next exchange, in order, and a configured lag later. Generated
     blocks of a trace are left out: no prompt can ask for them, since no other text has their names.
@@ -84,9 +84,9 @@ class RunFeed:
         number: int,
         every: int = 0,
     ) -> None:
-        """``places`` numbers the (group, tier)s that count; ``block_size`` is the index's. ``due`` is a heap that is told when
-        this feed, which has a ``number`` there, next has something to flush. Where changes are exchanged now and then, it is
-        done ``every`` so many nanoseconds.
+        """``places`` numbers the (group, tier)s that count; ``block_size`` is the index's. ``due`` is a heap into which
+        this feed, as ``number``, enters its next time to flush. With ``every`` changes are exchanged at that interval in
+        nanoseconds.
         """
         self._index = index
         self._dedup = dedup
@@ -103,7 +103,7 @@ class RunFeed:
 
     @property
     def pending(self) -> bool:
-        """Whether something changed since the last pass was over."""
+        """Return true if something changed since the last pass ended."""
         return bool(self._pending)
 
     # -- the sink ---------------------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ class RunFeed:
 
 
 def _meet(one: Chain, start: int, stop: int, other: Chain, low: int, high: int) -> bool:
-    """Whether blocks ``start`` to ``stop`` of ``one`` and ``low`` to ``high`` of ``other`` have any in common. They have if the
-    first that could be is: a hash names all that comes before it.
+    """Return true if blocks ``start`` to ``stop`` of ``one`` and ``low`` to ``high`` of ``other`` overlap. They do if the
+    first candidate is equal: a hash names its whole prefix.
     """
     at = start if start > low else low
     return at < stop and at < high and one.keys[at] == other.keys[at]

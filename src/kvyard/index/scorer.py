@@ -23,7 +23,7 @@ DEFAULT_WEIGHTS: Mapping[Tier, float] = {tier: tier.entry.credit for tier in Tie
 
 
 class TierMatch(msgspec.Struct, frozen=True):
-    """What one tier adds to the match. Tiers are taken closest first, each going on where the closer ones end."""
+    """Addition of one tier to the match. Tiers are taken closest first, each continuing where the closer ones end."""
 
     blocks: int
     """Blocks of the index beyond what closer tiers reach."""
@@ -48,7 +48,7 @@ class WorkerMatch(msgspec.Struct, frozen=True, kw_only=True):
     """The worst state of any stream that speaks for it."""
     confidence: float = 1.0
     age: int = 0
-    """Nanoseconds since the quietest of its streams was heard."""
+    """Nanoseconds since its least recent stream sent anything."""
     reason: str = ""
     """Why it earns nothing, where something other than its cache is the cause."""
 
@@ -70,7 +70,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trust(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a stream's word is worth in each state. A stale stream's is worth nothing, always (I12)."""
+    """Weight of a stream's reports in each state. A stale stream always has none (I12)."""
 
     catching_up: float = 0.0
     """From 0 to 1. While something is missing rows may be wrong either way, so nothing unless asked for."""
@@ -81,17 +81,17 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a holder's streams can be trusted, all told."""
+    """Combined trust in a holder's streams."""
 
     state: State = State.FRESH
     confidence: float = 1.0
     heard: int = 0
-    """When the quietest was last heard."""
+    """Time at which the least recent stream last sent anything."""
     reason: str = ""
 
 
 class GroupReach(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one group goes by itself, and why not further."""
+    """Reach of one group alone, and the reason for its end."""
 
     group: int | None
     kind: str
@@ -154,7 +154,7 @@ class Scorer:
 
     @property
     def views(self) -> Views:
-        """What there is to know of every worker."""
+        """Return the view of every worker."""
         views = self._views
         version = self._places.version + self._catalog.version  # both only go up
         if views is None or version != self._version:
@@ -256,7 +256,7 @@ class Scorer:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _walk(self, views: Views, rows: Rows, level: int) -> dict[Holder, int]:
-        """How far each plain worker's unbroken prefix goes, in our blocks."""
+        """Return the length of each plain worker's unbroken prefix, in our blocks."""
         found: dict[Holder, int] = {}
         fold, named = views.folds[level], views.named
         known = fold.known
@@ -331,7 +331,7 @@ class Scorer:
         )
 
     def _why_missing(self, view: WorkerView, rows: Rows, block: int, mask: int) -> str:
-        """What is known of the first block that a group lacks."""
+        """Describe the first block that a group lacks."""
         places = self._places
         row = next((held for stop, held in rows if block < stop), 0)
         name = f"block {block}"

@@ -25,7 +25,7 @@ _STATE, _FRESH = Origin.STATE, State.FRESH
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose stream it is, and how to read it."""
+    """Origin of a stream, and how to read it."""
 
     stream: str
     """The name its updates carry."""
@@ -49,7 +49,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
             raise KvyardError(f"unknown clear_scope {self.clear_scope!r}: {suggest(self.clear_scope, CLEAR_SCOPES)}")
 
     def holder(self, rank: int | None = None) -> Holder:
-        """Who holds what it announces for ``rank``."""
+        """Return the holder of the blocks announced for ``rank``."""
         if self.pool:
             return Holder(self.pool, 0, True)
         return Holder(self.worker, rank if self.by_rank and rank is not None else self.rank)
@@ -70,9 +70,9 @@ class FollowedStream(msgspec.Struct, eq=False):
     """Restarts, snapshots and other updates that replaced all before them."""
     feeds: dict[Holder, Feed] = {}
     by_rank: dict[int | None, Feed] = {}
-    """The same, by the rank that updates name."""
+    """Feeds by the rank that updates name."""
     lost: bool = False
-    """Whether something is missing that only an update that replaces all can bring."""
+    """True if events are missing that only an update which replaces everything can bring."""
     distrusted: bool = False
     """True if its worker lacks what it announced: stale for that reason."""
 
@@ -118,7 +118,7 @@ class _BatchPosition(msgspec.Struct):
     epoch: int = -1
     seq: int = -1
     ranks: set[int | None] = msgspec.field(default_factory=set)
-    """Those whose part of batch ``seq`` came; each comes as a batch of its own."""
+    """Ranks whose part of batch ``seq`` arrived; each comes as a batch of its own."""
     whole: bool = True
 
 
@@ -133,7 +133,7 @@ class BatchSequencer:
         self._positions: dict[str, _BatchPosition] = {}
 
     def update(self, batch: EventBatch) -> Update | None:
-        """What to apply for ``batch``; ``None`` where it came before."""
+        """Return the update for ``batch``; ``None`` for a duplicate."""
         at = self._positions.get(batch.stream)
         if at is None:
             at = self._positions[batch.stream] = _BatchPosition()

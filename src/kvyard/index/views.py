@@ -42,7 +42,7 @@ class RowFold:
                 for place in bits(wanted):
                     self._by_place[place] = self._by_place.get(place, 0) | 1 << at
         self.same = self._pieces is not None and all(workers == 1 << place for place, workers in self._by_place.items())
-        """Whether a row's places are numbered as the workers are, so that a row is its own answer, but for ``counted``."""
+        """True if a row's places are numbered as the workers are, so that a row is its own answer, except for ``counted``."""
         self.counted = mask_of(self._by_place) if self.same else 0
         """The places that any worker counts."""
 
@@ -149,7 +149,7 @@ class Views:
         present = {places.all[number].tier for numbers in places.of.values() for number in numbers}
         self.tiers = [tier for tier in tiers if tier in present]
         self.all: dict[Holder, WorkerView] = {}
-        """Those whose groups are known."""
+        """Workers whose groups are known."""
         self.unknown: dict[Holder, str] = {}
         """The others, and why they aren't."""
         plain: dict[int, bool] = {}  # by layout, of which a large fleet has few
@@ -168,10 +168,10 @@ class Views:
         self.coarse = [view for view in self.plain if view.layout.alignment != block_size]
         """Plain workers whose blocks are larger than ours: two texts may part inside one of theirs."""
         self.through_holes = any(not any(spec.is_full for spec in view.layout.specs) for view in self.hybrid)
-        """Whether any worker can use a prompt's end without having its start."""
+        """True if any worker can use a prompt's end without having its start."""
         self._folds: list[RowFold] | None = None
         self.named: dict[int, dict[Holder, None]] = {}
-        """What ``names`` has worked out so far: look here first."""
+        """Cached results of ``names``; read this first."""
 
     @property
     def folds(self) -> list[RowFold]:

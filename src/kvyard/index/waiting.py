@@ -1,4 +1,4 @@
-"""What of a stream waits to be resolved: stores whose parent isn't known yet, and hashes without text."""
+"""Part of a stream that waits to be resolved: stores whose parent isn't known yet, and hashes without text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -22,10 +22,10 @@ class _Orphan(msgspec.Struct, eq=False):
 
 
 class Waiting:
-    """What waits: stores whose parent isn't known yet, and hashes without text. Bounded; the oldest go first.
+    """Stores whose parent isn't known yet, and hashes without text. Bounded; the oldest go first.
 
-    An index that starts in the middle of a stream, or whose stream reorders groups, would otherwise lose such stores for good,
-    and all that continues them (llm-d #372).
+    An index that starts in the middle of a stream, or whose stream reorders groups, would otherwise lose these stores for
+    good, and all that continues them (llm-d #372).
     """
 
     def __init__(self, limit: int) -> None:

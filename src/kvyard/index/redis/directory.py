@@ -30,7 +30,7 @@ class Owner(msgspec.Struct):
     says: dict[bytes, bytes] = msgspec.field(default_factory=dict)
 
     def alive(self, now: int) -> bool:
-        """Whether a writer vouches for its rows."""
+        """Return true if a writer holds the lease on its rows."""
         return now < self.until
 
 
@@ -52,7 +52,7 @@ class Directory:
         self._of_version = (b"", -1)
         self._memo: dict[bytes, int] = {}
         self._state: object = None
-        """What ``looks`` goes by."""
+        """State that ``looks`` depends on."""
 
     def name(self, place: int) -> tuple[str, bytes]:
         """The owner of a place here, and its name there."""
@@ -130,7 +130,8 @@ class Directory:
 
 
 def owner_of(holder: Holder) -> str:
-    """Whose lease covers what ``holder`` has. All ranks of a worker are one: one stream may speak for several of them."""
+    """Return the owner whose lease covers ``holder``. All ranks of a worker have one owner: one stream may report several
+    of them."""
     return f"pool {holder.name}" if holder.shared else f"worker {holder.name}"
 
 

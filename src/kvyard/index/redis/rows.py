@@ -4,9 +4,9 @@ Every change goes to the mirror first, an index in memory of what this process i
 owners, so the mirror answers exactly whether a block was held, without a round trip. Then it goes to the server, many at a
 time. Lookups ask the server, since only there are the rows of all writers.
 
-Whenever this process gets a lease the server knows nothing of that owner, and all that the mirror has is written. So it never
-matters what became of writes that were under way, nothing has to be persisted, and a server that is away makes answers empty,
-never wrong. ``docs/how-to/redis-index.md`` says more.
+Whenever this process gets a lease the server knows nothing of that owner, and all that the mirror has is written. So the
+fate of writes in flight never matters, nothing has to be persisted, and a server that is away makes answers empty, never
+wrong. ``docs/how-to/redis-index.md`` says more.
 """
 
 import os
@@ -38,7 +38,7 @@ SLICE = 1 << 14
 LOOKUP_KEYS = 4096
 SWEEP_KEYS = 2048
 ATTEMPTS = 4
-"""At a prompt of several such parts, during which the directory may change."""
+"""Attempts at a prompt of several slices, during which the directory may change."""
 
 
 Write: TypeAlias = tuple[str, bytes, bytes, bytes]
@@ -60,7 +60,7 @@ class PendingWrites:
 
     def __init__(self) -> None:
         self.keys = 0
-        """How many keys wait; a write without keys counts as one."""
+        """Number of waiting keys; a write without keys counts as one."""
         self._writes: deque[Write] = deque()
 
     def __len__(self) -> int:
@@ -96,11 +96,11 @@ class PendingWrites:
         return calls
 
     def owners(self) -> set[str]:
-        """Whose writes wait."""
+        """Return the owners with waiting writes."""
         return {write[0] for write in self._writes}
 
     def drop(self, owner: str | None) -> None:
-        """Forget what waits for ``owner``, ``None`` for all."""
+        """Discard waiting writes of ``owner``, of all with ``None``."""
         self._writes = deque(write for write in self._writes if owner is not None and write[0] != owner)
         self.keys = sum(_weight(text) for *_, text in self._writes)
 
@@ -140,8 +140,8 @@ class RedisIndex:
         ``namespace`` sets indexes on one server apart. ``replica`` names this process and must be unlike any other's. ``lease``
         seconds after its last sign of life a writer is given up. Each answer of the server is waited for ``timeout`` seconds;
         after a failure it is left alone for up to ``backoff``. ``budget`` bytes bound the mirror, and with it this process's
-        share of the server. ``identity`` says what keys are made from. Raises ``KvyardError`` where the server can't be
-        reached or used, or the namespace has an index of another identity; from then on such things are ``reason``.
+        share of the server. ``identity`` names everything that keys depend on. Raises ``KvyardError`` if the server can't
+        be reached or used, or the namespace has an index of another identity; later failures set ``reason``.
         """
         if min(lease, timeout, backoff) <= 0:
             raise KvyardError("lease, timeout and backoff of a Redis index must be more than 0 seconds")
@@ -149,7 +149,7 @@ class RedisIndex:
         self.blind_lookups = 0
         """Answered with nothing because the server couldn't be asked, or not without what it says changing."""
         self.announced = 0
-        """How often all that an owner has was written."""
+        """Number of times that all rows of an owner were written."""
         self.unsent_keys = 0
         """Changes that weren't sent because the server was away or another process had the lease; the mirror has them."""
         self.directory = Directory(places)
@@ -259,7 +259,7 @@ class RedisIndex:
     # -- questions --------------------------------------------------------------------------------------------------
 
     def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
-        """See ``IndexBackend``. Finds nothing while the server is away, and nothing of ours while it hasn't been told all."""
+        """See ``IndexBackend``. Finds nothing while the server is away, and none of our rows until all of them were written."""
         if not keys:
             return []
         if self.mirror.budget is not None:

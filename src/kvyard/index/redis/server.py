@@ -1,8 +1,8 @@
 """One connection to a Redis or Valkey server, checked whenever it is made, with every trouble as one exception.
 
 It knows addresses, time-outs and error replies, and nothing of rows. It never reconnects by itself: a caller that has a
-connection talks to the very run of the server that it was told of. After a failure it refuses at once until some time has
-passed, so that a server that is away costs its callers next to nothing.
+connection talks to the same run of the server throughout. After a failure it refuses at once until some time has passed, so
+that a server that is away costs its callers next to nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ class Server:
         self.address = f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
         """Without the password."""
         self.run = ""
-        """Which run of the server it is."""
+        """Id of the server's run."""
         self.round_trips = 0
         self.connects = 0
         self.errors: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Server:
         """When the next attempt to connect may be made."""
         self._conn: Any = None
         self.farewell: Callable[[], tuple[Script, Sequence[str], Sequence[Any]] | None] = lambda: None
-        """What to try to say before a connection is given up because of what the server answered."""
+        """Script to try before a connection is given up because of an answer of the server."""
         self._trouble: tuple[type[Exception], ...] = (redis.exceptions.RedisError, OSError)
         try:
             from redis.backoff import NoBackoff
@@ -83,7 +83,7 @@ class Server:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Return true if there is a connection, as far as is known."""
         return self._conn is not None
 
     def connect(self) -> None:
@@ -182,6 +182,6 @@ class Server:
 
 
 def _is_reply(error: Exception) -> bool:
-    """Whether the server said so itself, and goes on talking."""
+    """Return true if the error is the server's own reply, so that the connection is intact."""
     names = {base.__name__ for base in type(error).__mro__}
     return "ResponseError" in names or "BusyLoadingError" in names

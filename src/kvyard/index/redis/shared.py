@@ -36,11 +36,11 @@ INDEXER_OPTIONS = ("dedup", "weights", "trust", "waiting", "remembered")
 STEADY = 5
 """Attempts at an answer during which nothing changes that it depends on."""
 KEEP = 600 * SECOND
-"""How long rows without a writer are kept, in case a replica gets the lease again."""
+"""Retention of rows without a writer, in case a replica gets the lease again."""
 
 
 class FeedRecord(msgspec.Struct, frozen=True):
-    """What one stream feeds of one holder."""
+    """Share of one stream in one holder's rows."""
 
     holder: Holder
     places: tuple[Place, ...]
@@ -134,7 +134,7 @@ class SharedIndexer(Indexer):
         self.backend.flush()
 
     def writes(self, stream: str) -> bool:
-        """Whether this replica is the one that writes a registered stream, as far as it knows."""
+        """Return true if this replica writes a registered stream, as far as it knows."""
         source = self.sources.get(stream)
         return source is not None and owner_of(source.holder()) in self.backend.session.tokens
 
@@ -239,7 +239,7 @@ class SharedIndexer(Indexer):
     def _put(
         self, name: str, topic: str | None, stream: FollowedStream, feeds: Sequence[FeedRecord] = (), loud: bool = True
     ) -> None:
-        """Write a record; without a topic for a stream of which nothing was heard."""
+        """Write a record; without a topic for a stream from which nothing was received."""
         source = stream.source
         record = StreamRecord(
             source=source, state=stream.state, reason=stream.reason, seq=stream.seq, feeds=tuple(feeds)
@@ -272,7 +272,7 @@ class SharedIndexer(Indexer):
         return self._answer(super().explain, tokens, worker, namespace, now)
 
     def _answer(self, ask: Callable[[*Question], AnswerT], *question: *Question) -> AnswerT:
-        """What ``ask`` finds, while nothing that the answer depends on changes."""
+        """Return the result of ``ask`` for a state that didn't change meanwhile."""
         self.backend.look()
         for _ in range(STEADY):
             view = self._view()
@@ -288,7 +288,7 @@ class SharedIndexer(Indexer):
         return answer
 
     def _view(self) -> tuple[int, bool]:
-        """What answers depend on beside the rows, as a number that changes with it."""
+        """Return a number that changes with everything that answers depend on besides the rows."""
         return self.backend.directory.looks, self.backend.server.connected
 
     def _update_trust(self) -> None:
@@ -362,7 +362,7 @@ class SharedIndexer(Indexer):
         return [holder for stream in self.streams.values() for holder in stream.feeds]
 
     def _retire(self, mentioned: Iterable[Holder]) -> None:
-        """Forget holders that neither we nor any writer knows of, or ``mentioned``."""
+        """Remove holders that neither this process nor any writer nor ``mentioned`` knows."""
         known = set(mentioned)
         known.update(place.holder for place in self.backend.directory.places)
         known.update(self._fed())
