@@ -1,8 +1,8 @@
-"""How long a prefix all groups can use: the one rule of prefix hits, for the device, for lower tiers and for the index.
+"""Longest prefix that all groups can reuse: the one rule of prefix hits, for the device, for lower tiers and for the index.
 
-Each group shows where its copies are, as intervals of its own blocks, whatever holds them. Full attention stops at the first
-miss, a window needs its trailing interval, a state its boundary point; the answer is the longest length on which all of
-them agree. What each kind needs is in the rules of ``kvyard.blocks.attention``.
+Each group shows where its copies are, as intervals of its own blocks, whatever holds them. Full attention stops at the
+first miss, a window needs its trailing interval, a state its boundary point; the answer is the longest length on which all
+of them agree. What each kind needs is in the rules of ``kvyard.blocks.attention``.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class EqualGroups:
         self.drops = drops
         self.alignment = alignment
         self.beyond = 0 if spec.is_state else min(spec.block_size, alignment)
-        """How far past a candidate the block may lie that is found and then dropped."""
+        """Distance past a candidate at which the block may lie that is found and then discarded."""
 
     def common(self, spans: Sequence[Spans]) -> Spans:
         """The intervals that every member has, given those of all groups."""
@@ -47,17 +47,17 @@ class EqualGroups:
 
 
 class Agreed(NamedTuple):
-    """What groups agreed on."""
+    """Agreement of all groups."""
 
     tokens: int
     matches: list[Match]
-    """What each of the ``EqualGroups`` had found when they agreed; full attention may have found more than ``tokens``."""
+    """Match of each of the ``EqualGroups`` at the time of agreement; full attention may have matched more than ``tokens``."""
     longest: int
     """The longest prefix that any of them offered on the way."""
 
 
 def equal_groups(specs: Sequence[GroupSpec]) -> list[list[int]]:
-    """Which groups are equal, by index; full attention first, since its answer bounds the others at little cost."""
+    """Return the indices of equal groups; full attention first, since its answer bounds the others at little cost."""
     found: dict[GroupSpec, list[int]] = {}
     for at, spec in enumerate(specs):
         found.setdefault(replace(spec, eagle=False), []).append(at)
@@ -102,7 +102,7 @@ def agree(parts: Sequence[EqualGroups], spans: Sequence[Spans], limit: int, end:
 
 
 class Agreement:
-    """What a set of groups can agree on, asked with intervals only."""
+    """Agreement of a set of groups, computed from intervals only."""
 
     def __init__(self, specs: Sequence[GroupSpec], drops: Sequence[bool], alignment: int) -> None:
         """``drops``: which groups give up the last block found, for a draft head. A hit ends on ``alignment`` tokens."""

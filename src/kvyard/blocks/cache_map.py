@@ -1,10 +1,10 @@
-"""The map of cached copies of one group: which stretches of which chains are in the pool, and where.
+"""Map of cached copies of one group: the runs of chains that are in the block pool, and where.
 
-Chained hashes make this cheap. A hash names its whole prefix, so stretches form a tree; a stretch is found by the hash of
-its first block and compared by the hash of its last, and nothing in here is done once per block. Stretches without a copy
-(*holes*) stay in the tree while something behind them is cached: a window or a state may well be usable without them.
+Chained hashes make this cheap. A hash names its whole prefix, so runs form a tree; a run is found by the hash of its first
+block and compared by the hash of its last, and nothing in here is done once per block. Runs without a copy (*holes*) stay
+in the tree while something behind them is cached: a window or a state may well be usable without them.
 
-Every registration and every removal passes through here, and this is the only place that tells the sink.
+Every registration and every removal passes through here, and nothing else calls the sink.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class CacheMap:
         self.sink = sink
         self.tier = tier
         self.version = 0
-        """Changes whenever something is moved or forgotten; not by a split, which leaves all there is to be found."""
+        """Changes whenever something is moved or evicted; not by a split, after which everything can still be found."""
         self.starts: dict[Key, Node] = {}
         """Every node, holes included, by the hash of its first block."""
         self.marks: dict[Key, list[Extent]] = {}
@@ -111,7 +111,7 @@ class CacheMap:
         return True
 
     def leave(self, extent: Extent) -> None:
-        """Forget that ``extent`` is a copy of anything."""
+        """Unregister ``extent`` from the map."""
         node = extent.node
         assert node is not None
         self.version += 1
@@ -151,8 +151,8 @@ class CacheMap:
     def mark(self, extent: Extent, run: Run) -> None:
         """Let the single block ``extent`` be found by ``run``, one hash unit that ends inside it.
 
-        Needed where hashes are finer than blocks: a prompt that ends inside a block can be resumed there. A block known by a
-        shorter stretch only is known by the longer one from now on.
+        Needed where hashes are finer than blocks: a prompt that ends inside a block can be resumed there. A block known by
+        a shorter run only is known by the longer one from now on.
         """
         key = run.chain.keys[run.start]
         if extent in self.marks.get(key, ()):
@@ -213,7 +213,7 @@ class CacheMap:
         return front
 
     def between(self, nodes: list[Node], low: int, high: int) -> list[Node]:
-        """Those of ``nodes``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
+        """Return the ``nodes``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
         found: list[Node] = []
         for node in nodes:
             if node.stop <= low or node.start >= high:
@@ -224,14 +224,14 @@ class CacheMap:
         return found
 
     def detach(self, node: Node, chain: Chain) -> None:
-        """Keep no more of ``chain`` alive for the sake of ``node`` than its own stretch; its request has ended."""
+        """Keep no more of ``chain`` alive for ``node`` than its own run; its request has ended."""
         self._slim(node)
         hole = node.parent
         if hole is not None and not hole.copies and hole.chain is chain:
             self._slim(hole)
 
     def clear(self) -> None:
-        """Forget every copy at once, without a word to the sink: clearing is the pool's to announce."""
+        """Remove every copy at once without calling the sink: the pool announces clearing."""
         self.version += 1
         for node in self.starts.values():
             for extent in node.copies:
@@ -295,7 +295,7 @@ class CacheMap:
             at = parent
 
     def _slim(self, node: Node) -> None:
-        """Let go of what ``node``'s chain has beyond it, if that is much: it may be all that is left of a long prompt."""
+        """Free the part of ``node``'s chain beyond it, if that is much: it may be all that is left of a long prompt."""
         chain = node.chain.cut(node.start, node.stop, with_tokens=bool(node.copies))
         node.chain, node.keys = chain, chain.keys
 

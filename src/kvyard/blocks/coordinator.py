@@ -20,7 +20,7 @@ from kvyard.integers import ceil_div
 
 
 class Hit:
-    """What a lookup found for one request. Valid until something cached is evicted or forgotten; then it is refused."""
+    """Result of a lookup for one request. Valid until a cached block is evicted or moved; then it is refused."""
 
     __slots__ = ("groups", "request", "shared_prefix_boundary", "tokens", "version")
 
@@ -32,7 +32,7 @@ class Hit:
         """Tokens that need not be computed."""
         self.groups = groups
         self.shared_prefix_boundary = boundary
-        """How far another group has this text, where a sparser one stops the hit earlier; 0 otherwise."""
+        """Length to which another group has this text, where a sparser one stops the hit earlier; 0 otherwise."""
         self.version = version
 
     def block_ids(self) -> list[list[int]]:
@@ -49,7 +49,7 @@ class _Members(EqualGroups):
         super().__init__(first.spec, members, drops, alignment)
         self.groups = [groups[at] for at in members]
         self._inside = alignment < first.block_size and (first.spec.is_full or first.spec.is_state)
-        """Whether a hit may end inside a block."""
+        """True if a hit may end inside a block."""
         for group in self.groups:
             group.eagle = drops
 
@@ -106,9 +106,9 @@ class Coordinator:
             if not group.registers_always:
                 group.register_unit = 1 if len(groups) == 1 or group.eagle or geometry.fine_hits else self.alignment
         self._unit = 1 if len(groups) == 1 or geometry.fine_hits else geometry.scheduler_block_size
-        """How many tokens at a time all groups together can make use of."""
+        """Granularity, in tokens, of what all groups together can reuse."""
         self.estimates = any(group.estimates for group in groups)
-        """Whether ``need`` alone doesn't tell if an allocation will succeed."""
+        """True if ``need`` alone doesn't decide if an allocation will succeed."""
 
     def lookup(self, request: Request) -> Hit:
         """The longest prefix that every group can use, the last token left out. Changes nothing."""
@@ -135,7 +135,7 @@ class Coordinator:
         return Hit(request, tokens, found, longest if longest > tokens else 0, version)
 
     def fits(self, request: Request, hits: Sequence[GroupHit], demand: Demand, spare: int) -> bool:
-        """Whether ``demand`` can be met while ``spare`` blocks stay free."""
+        """Return true if ``demand`` can be met while ``spare`` blocks stay free."""
         free = self.groups[0].pool.free
         if self.need(request, hits, demand) + spare > free:
             return False
@@ -148,7 +148,7 @@ class Coordinator:
         return sum([group.uses(request, table, hit, demand) for group, table, hit in each]) <= free
 
     def need(self, request: Request, hits: Sequence[GroupHit], demand: Demand) -> int:
-        """How many free blocks all groups together need to meet ``demand``, by the count that admission goes by."""
+        """Return the number of free blocks that all groups together need to meet ``demand``, as counted for admission."""
         need = 0
         for group, table, hit in zip(self.groups, request.tables, hits):
             need += group.need(request, table, hit, demand)
@@ -166,7 +166,7 @@ class Coordinator:
                 group.take_external(table, local + external, external)
 
     def has_adopted(self, request: Request) -> bool:
-        """Whether any group has blocks of the request or has registered any, adopted hits included.
+        """Return true if any group has blocks of the request or has registered any, adopted hits included.
 
         One answer for all groups: with blocks of different size one may have registered something while another has not.
         """
@@ -178,7 +178,7 @@ class Coordinator:
             group.register(request, table, self.cacheable(tokens, group))
 
     def cacheable(self, tokens: int, group: Group) -> int:
-        """How many of ``tokens`` can be part of a future hit of ``group``."""
+        """Return how many of ``tokens`` can be part of a future hit of ``group``."""
         final = max(0, tokens - self.margin)
         if len(self.groups) == 1:
             return final

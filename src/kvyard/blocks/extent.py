@@ -1,11 +1,11 @@
-"""Extents: stretches of physical blocks that share one fate, the physical side of a run.
+"""Extents: consecutive physical blocks with a common fate, the physical side of a run.
 
 An extent lists the physical ids behind consecutive block positions of a sequence and counts its references once for all of
 them. As soon as part of it is treated differently (hit, evicted, released) it is split. The *later* part keeps the object:
-a reference to the extent as the end of something stays right, and finds the earlier part by following ``left``. So a
-split touches no table; one that holds the whole notices when it next looks (``Table.settle``).
+a reference to the extent as the end of something stays right, and finds the earlier part by following ``left``. So a split
+touches no table; one that holds the whole notices when it next looks (``Table.settle``).
 
-Nodes are the logical side, in the tree of what is cached; how they are found, split and joined is ``CacheMap``'s business.
+Nodes are the logical side, in the tree of cached copies; ``CacheMap`` finds, splits and joins them.
 """
 
 from mypy_extensions import mypyc_attr
@@ -25,7 +25,7 @@ KEPT = 102
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class UseHistory:
-    """What an eviction order that learns keeps of an extent: the same for all its blocks, and for the parts of a split."""
+    """History of an extent for an eviction policy that learns: shared by all its blocks, and by the parts of a split."""
 
     __slots__ = ("label", "score", "serial", "size", "ticket", "use", "uses", "worth")
 
@@ -81,19 +81,19 @@ class Extent:
         self.refs = refs
         self.priority = priority
         self.expires: int | None = None
-        """How long a raised priority lasts once the extent is free, in nanoseconds; ``None`` for ever."""
+        """Nanoseconds for which a raised priority lasts once the extent is free; ``None`` for ever."""
         self.deadline: int | None = None
         """When it ends, while the extent is free."""
         self.owner = ""
         """The session that alone has used it, where that is noted (``kvyard.blocks.ownership``)."""
         self.node: Node | None = None
-        """The stretch of chain this is a copy of; ``None`` while its content has no name."""
+        """Run of the chain that this is a copy of; ``None`` while its content has no name."""
         self.marks: Marks | None = None
-        """Shorter stretches that end inside this (single) block and can be found too; see ``CacheMap.mark``."""
+        """Shorter runs that end inside this (single) block and can be found too; see ``CacheMap.mark``."""
         self.left: Extent | None = None
         self.right: Extent | None = None
         self.history: UseHistory | None = None
-        """What an eviction order that learns knows of it; ``None`` before its first use, and under other orders."""
+        """History for an eviction policy that learns; ``None`` before its first use, and under other policies."""
         # Neighbours in the eviction order while the extent has no reference.
         self.before: Extent | None = None
         self.after: Extent | None = None
@@ -105,7 +105,7 @@ class Extent:
 
     @property
     def cached(self) -> bool:
-        """Whether a lookup can find any of this content."""
+        """Return true if a lookup can find any of this content."""
         return self.node is not None or self.marks is not None
 
     def split_front(self, count: int) -> "Extent":
@@ -149,7 +149,7 @@ class Node:
 
     def __init__(self, group: int, chain: Chain, key: Key, start: int, stop: int, parent: "Node | None") -> None:
         self.group = group
-        """Whose map it is in."""
+        """Group of the map that it is in."""
         self.chain = chain
         self.keys = chain.keys
         self.key = key
@@ -168,7 +168,7 @@ class Node:
 
 
 class Marks:
-    """The stretches, one hash unit each, that end inside a block and by which it can be found as well."""
+    """Runs of one hash unit each that end inside a block and by which it can be found as well."""
 
     __slots__ = ("group", "runs")
 

@@ -1,4 +1,5 @@
-"""What a manager's groups must agree on: common block sizes, and one clear sentence for each option that can't be honoured."""
+"""Properties that a manager's groups must share: common block sizes, and one clear sentence for each option that can't be
+honoured."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ class Geometry(msgspec.Struct, frozen=True):
     scheduler_block_size: int
     """The common multiple of all block sizes: hits of several groups normally end on it."""
     fine_hits: bool
-    """Whether a hit may end inside a block (an aligned state group with finer hashes)."""
+    """True if a hit may end inside a block (an aligned state group with finer hashes)."""
 
 
 def resolve_geometry(

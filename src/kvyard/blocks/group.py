@@ -24,7 +24,7 @@ from kvyard.integers import ceil_div
 
 
 class GroupHit:
-    """What a lookup found for one group: blocks ``low`` to ``blocks`` are cached, those before are null."""
+    """Result of a lookup for one group: blocks ``low`` to ``blocks`` are cached, those before are null."""
 
     __slots__ = ("blocks", "low", "nodes", "tail")
 
@@ -57,7 +57,7 @@ class GroupHit:
         return parts
 
     def free_blocks(self, skip: int) -> int:
-        """How many of its blocks from position ``skip`` on have no reference, so that pinning them uses up free ones."""
+        """Return how many of its blocks from position ``skip`` on have no reference, so that pinning them uses up free ones."""
         blocks, low, nodes, tail = self.blocks, self.low, self.nodes, self.tail
         if skip > low:
             low = skip
@@ -88,7 +88,7 @@ NO_HIT = GroupHit(0, 0, [])
 
 
 class Demand:
-    """What an allocation asks of every group."""
+    """Demand of an allocation on every group."""
 
     __slots__ = ("encoder", "local", "main", "slots", "total", "whole")
 
@@ -104,10 +104,10 @@ class Demand:
         self.encoder = encoder
         """Encoder tokens, for cross attention."""
         self.whole = whole
-        """Whether this is for the admission of a whole sequence: no more counts than it can ever hold at once."""
+        """True for the admission of a whole sequence: no more counts than it can ever hold at once."""
 
     def unloaded(self) -> "Demand":
-        """The same with nothing loaded."""
+        """Return this demand with nothing loaded."""
         return Demand(self.slots, self.main, self.local, self.local, self.encoder, self.whole)
 
 
@@ -116,13 +116,13 @@ class Group:
     """A group of attention layers over the shared pool."""
 
     inserts: ClassVar[bool] = False
-    """Whether blocks get their names when the engine inserts them, and never by themselves."""
+    """True if blocks get their names when the engine inserts them, and never by themselves."""
     restless: ClassVar[bool] = False
-    """Whether this kind has something to do in every step."""
+    """True if this kind has work in every step."""
     registers_always: ClassVar[bool] = False
-    """Whether there may be something to register even if no block has been completed."""
+    """True if there may be something to register even if no block has been completed."""
     estimates: ClassVar[bool] = False
-    """Whether ``need`` may be less than what it ``uses``."""
+    """True if ``need`` may be less than the blocks it ``uses``."""
 
     def __init__(
         self, index: int, spec: GroupSpec, pool: Pool, *, hash_block_size: int, max_in_flight: int, max_model_len: int
@@ -142,19 +142,19 @@ class Group:
         """Tokens' worth of blocks at the table's end that are not for ordinary tokens."""
         self.cap = self.rule.cap(max_in_flight, max_model_len)
         self.eagle = False
-        """Whether hits of this group give up their last block; the coordinator decides."""
+        """True if hits of this group give up their last block; set by the coordinator."""
         self.use_eagle = False
-        """Whether the engine drafts at all, with a head that reads this group or not."""
+        """True if the engine drafts at all, with a head that reads this group or not."""
         self.eagle_unit = 0
         """The scheduler's block size where any group has a draft head, else 0; the coordinator decides."""
         self.register_unit = 0
-        """How many tokens at a time become registrable; 0 if that is hard to say. The coordinator decides."""
+        """Granularity, in tokens, of registration; 0 if it varies. Set by the coordinator."""
         self.alignment = 0
-        """What hits of all groups together end on; the coordinator decides."""
+        """Alignment of hits of all groups together; set by the coordinator."""
         self.retention: int | None = None
-        """How sparsely windows and states are kept; the coordinator is told."""
+        """Interval at which windows and states are kept; set by the coordinator."""
         self.keeps_all = True
-        """Whether every full block is worth registering."""
+        """True if every full block is worth registering."""
         self.copies: list[tuple[Extent, Extent]] = []
         """Block copies that the engine has yet to run, source and destination."""
         self.watch: Callable[[Request, Group, int, int], None] | None = None
@@ -174,7 +174,7 @@ class Group:
         return self.map.spans(keys, blocks)
 
     def cached_extents(self, request: Request) -> list[Extent]:
-        """What a lookup of ``request`` would find here, the last token left out, split where it ends."""
+        """Return the extents that a lookup of ``request`` would find here, without the last token, split where it ends."""
         keys = self.chain_of(request).keys
         blocks = min((request.num_tokens - 1) // self.block_size, len(keys))
         nodes, at = self.map.walk(keys, blocks, through_holes=not self.is_full)
@@ -183,11 +183,11 @@ class Group:
         return [node.copies[0] for node in nodes if node.copies]
 
     def required(self, demand: Demand) -> int:
-        """How long the table must be to meet ``demand``."""
+        """Return the length of the table that meets ``demand``."""
         return ceil_div(demand.slots, self.block_size)
 
     def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
-        """How many free blocks it takes to meet ``demand``, by the count that admission goes by."""
+        """Return the number of free blocks that it takes to meet ``demand``, as counted for admission."""
         required = self.required(demand)
         if demand.whole and self.cap is not None:
             required = min(required, self.cap)
@@ -204,7 +204,7 @@ class Group:
         return fresh + hit.free_blocks(max(0, skipped - table.length))
 
     def uses(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
-        """How many free blocks are gone once ``demand`` is met."""
+        """Return the number of free blocks that are gone once ``demand`` is met."""
         return self.need(request, table, hit, demand)
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
@@ -290,7 +290,7 @@ class Group:
         self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
 
     def give_back(self, request: Request, extents: list[Extent]) -> None:
-        """``request`` lets go of ``extents``, in order of position, and an eviction order that learns is told of its use."""
+        """Release ``extents`` of ``request``, in order of position, and report the use to an eviction policy that learns."""
         self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
 
     def tell_use(self, request: Request, extents: list[Extent]) -> list[Extent]:

@@ -34,15 +34,15 @@ class Hints(msgspec.Struct, frozen=True):
     """The hints of one request. Raises ``ConfigError`` for what contradicts itself."""
 
     session: str = ""
-    """Whose blocks it uses. Without a name a request is a session of its own."""
+    """Session that owns its blocks. Without a name a request is a session of its own."""
     session_end: bool = False
     """No request of the session comes after this one: blocks that no other session has used are evicted first."""
     ttl: int | None = None
-    """The session comes back within so many nanoseconds after this request: its blocks are evicted last until then."""
+    """Nanoseconds after this request within which the session continues: its blocks are evicted last until then."""
     ttl_then: Literal["ordinary", "first"] = "ordinary"
-    """What its blocks are once that time has passed: like all others, or, if no other session has used them, first to go."""
+    """Priority of its blocks once that time has passed: ordinary, or, if no other session has used them, first to go."""
     retention: tuple[Retention, ...] = ()
-    """What ranges of its tokens are worth; for one token the last range counts that has it."""
+    """Value of ranges of its tokens; for a token in several ranges the last one counts."""
 
     def __post_init__(self) -> None:
         if "\0" in self.session:
@@ -56,7 +56,7 @@ class Hints(msgspec.Struct, frozen=True):
 
     @property
     def marks(self) -> bool:
-        """Whether they say anything about the blocks of the session as a whole."""
+        """Return true if they concern the blocks of the session as a whole."""
         return self.session_end or self.ttl is not None
 
 

@@ -15,7 +15,7 @@ from kvyard.blocks.table import Table
 from kvyard.hashing import Keys
 
 HOST_TICKETS = 1 << 60
-"""Where the host's tickets begin: the two orders know the same uses and must not take each other's tickets for their own."""
+"""First of the host's tickets: both eviction policies know the same uses and must not confuse each other's tickets."""
 
 
 class PageCopy(NamedTuple):

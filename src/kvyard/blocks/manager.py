@@ -119,14 +119,14 @@ class BlockManager:
         self._bounded = self.coordinator.estimates or any(group.cap is not None for group in made)
         self._chain_size = unit
         self.keeps_by_priority = pool.order.reads_priorities
-        """Whether the eviction order of any tier makes something of a request's ``retention``; lower tiers set it too."""
+        """True if the eviction policy of any tier reads a request's ``retention``; lower tiers set it too."""
         self.hints = hints
-        """Whether the hints of requests change the order of eviction."""
+        """True if the hints of requests affect eviction."""
         learner = pool.learner
         self.reads_time = pool.order.reads_priorities or (learner is not None and learner.reads_time)
-        """Whether the eviction order goes by the clock."""
+        """True if the eviction policy depends on the clock."""
         self.reads_queue = learner is not None and learner.reads_queue
-        """Whether it wants to be told who waits (``tell_queue``)."""
+        """True if it reads the waiting requests (``tell_queue``)."""
         self._has_clock = now is not None
         self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in made)
         self._no_hits = [NO_HIT] * len(made)
@@ -228,8 +228,8 @@ class BlockManager:
         self.coordinator.adopt(request, hit.groups, hit.tokens, 0)
 
     def remaining(self, request: Request) -> int:
-        """How many free blocks ``request`` would need for all its known tokens, by the count that admission goes by. Raises
-        ``RequestError`` if it holds nothing here.
+        """Return the number of free blocks that ``request`` would need for all its known tokens, as counted for admission.
+        Raises ``RequestError`` if it holds nothing here.
         """
         self._holding(request)
         whole, computed = min(request.chain.num_tokens, self.max_model_len), request.num_computed_tokens
@@ -248,9 +248,9 @@ class BlockManager:
         spare: int = 0,
         fits: bool = False,
     ) -> tuple[Sequence[int], ...] | None:
-        """Release what is stale, see whether the rest can be had while ``spare`` blocks stay free, and take it.
+        """Release stale blocks, check that the others are available while ``spare`` blocks stay free, and take them.
 
-        ``fits`` says that it is known to be had.
+        ``fits`` means that they are known to be available.
         """
         groups, tables, pool = self.groups, request.tables, self.pool
         total = min(local + external, self.max_model_len)
@@ -372,7 +372,7 @@ class BlockManager:
         request.num_computed_tokens -= num_tokens
 
     def free(self, request: Request) -> None:
-        """Give all blocks back and forget the request. What was registered stays findable until it is evicted.
+        """Free all blocks of the request. Registered blocks stay findable until they are evicted.
 
         Raises ``RequestError`` if the request holds nothing here.
         """
@@ -403,7 +403,7 @@ class BlockManager:
         return end_session(self.pool.order, session) if self.hints else 0
 
     def detach(self, request: Request) -> list[Table]:
-        """Forget the request as ``free`` does, but keep its blocks held until ``release_detached`` is given the result.
+        """Remove the request as ``free`` does, but keep its blocks held until ``release_detached`` receives the result.
 
         For an engine that has a step in flight which still writes to them. Raises ``RequestError`` if the request holds
         nothing here.
@@ -447,14 +447,14 @@ class BlockManager:
         learner.protect(found)
 
     def evict(self, block_ids: Iterable[int]) -> None:
-        """Forget what these physical blocks cache; who holds them keeps them.
+        """Unregister these physical blocks; requests that hold them keep them.
 
         Raises ``ValueError``, changing nothing, for an id outside the pool. Takes time by ids times cached blocks.
         """
         self.pool.evict(block_ids)
 
     def reset(self) -> bool:
-        """Forget everything cached, if no request holds a block; returns whether it did."""
+        """Evict everything cached, if no request holds a block; returns true if it did."""
         return self.pool.reset()
 
     def block_ids(self, request: Request) -> list[list[int]]:
@@ -478,7 +478,7 @@ class BlockManager:
         return [(source.ids[0], target.ids[0]) for source, target in pairs]
 
     def reference_counts(self) -> dict[int, int]:
-        """How often each held block is held. Takes time by the number of held blocks."""
+        """Return the reference count of each held block. Takes time by the number of held blocks."""
         counts: dict[int, int] = {}
         for request in self.requests.values():
             for table in request.tables:

@@ -19,7 +19,7 @@ from kvyard.blocks.extent import DEFAULT_PRIORITY, KEPT, KEPT_THEN_FIRST, OVER, 
 from kvyard.blocks.hints import Hints
 
 SHARED = "\0shared"
-"""The owner of what several sessions have used. No session is called that: ``Hints`` refuses such names."""
+"""Owner of blocks that several sessions have used. No session has this name: ``Hints`` refuses it."""
 
 
 def claim(order: EvictionOrder, extents: Iterable[Extent], session: str, hints: Hints) -> None:

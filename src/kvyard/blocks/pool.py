@@ -51,21 +51,21 @@ class Pool:
         self.radix = RadixOrder(radix) if radix is not None else None
         """The order once more, if it is that of a radix tree."""
         self.windows: WindowPages | None = None
-        """Pages of sliding-window layers beside such a tree: every block that is taken takes one of them."""
+        """Pages of sliding-window layers beside a radix tree: every block that is taken takes one of them."""
         self.demoting: Callable[[Node], None] | None = None
-        """Called with every node of such a tree that was evicted, where host memory may have it."""
+        """Called with every node of a radix tree that was evicted, if host memory may hold it."""
         self.order: EvictionOrder = self.radix or make_order(eviction, now, eviction_options)
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
-        """The order once more, if it is one that wants to be told of uses."""
+        """The eviction policy again, if it learns from uses."""
         self._lru = self.order if isinstance(self.order, LruOrder) else None
         """The order once more, if it is made of this one: compiled code then calls it directly."""
         self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
         self.free = num_blocks - 1
-        """How many blocks can be taken: unnamed ones and cached ones without a reference."""
+        """Number of blocks that can be taken: unnamed ones and cached ones without a reference."""
         self.pinned: Counter[Extent] = Counter()
         """References of pending copies."""
         self.holds: set[Table] = set()
-        """What transfers hold, each as a table, since others may split an extent while it is held."""
+        """Blocks held by transfers, each transfer as a table, since others may split an extent while it is held."""
         self.evicted = 0
         """Cached blocks handed out so far for want of unnamed ones."""
         # Unnamed free blocks that were in use before, next to be handed out last. Behind them stand those from ``_fresh`` on,
@@ -77,7 +77,7 @@ class Pool:
 
     @property
     def version(self) -> int:
-        """Changes whenever something cached is moved or forgotten: what was looked up before may be gone."""
+        """Changes whenever a cached block is moved or evicted: earlier lookups may be invalid."""
         maps = self.maps
         return maps[0].version if len(maps) == 1 else sum([cache_map.version for cache_map in maps])
 
@@ -265,7 +265,7 @@ class Pool:
         return held
 
     def cut(self, extents: Iterable[Extent], low: int, high: int) -> list[Extent]:
-        """Those of ``extents``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
+        """Return the ``extents``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
         found: list[Extent] = []
         for extent in extents:
             start = extent.start
@@ -298,11 +298,11 @@ class Pool:
 
     @property
     def unnamed(self) -> int:
-        """How many free blocks cache nothing."""
+        """Return the number of free blocks that cache nothing."""
         return len(self._loose) + self.num_blocks - self._fresh
 
     def evict(self, block_ids: Iterable[int]) -> None:
-        """Forget what these blocks cache. Who holds them and their place in the line stay as they are.
+        """Unregister these blocks. Their holders and their eviction order stay as they are.
 
         Raises ``ValueError``, changing nothing, for an id outside the pool. Takes time by the number of cached blocks.
         """
@@ -316,7 +316,7 @@ class Pool:
                 self._unname(self.isolate(extent, extent.ids.index(block_id)))
 
     def isolate(self, extent: Extent, index: int) -> Extent:
-        """Split ``extent`` so that its block at ``index`` stands alone, and return that one."""
+        """Split ``extent`` so that its block at ``index`` stands alone, and return that block's extent."""
         if index + 1 < len(extent.ids):
             extent = self.split(extent, index + 1)
         if index:
@@ -346,7 +346,7 @@ class Pool:
         return next((extent for extent in named if block_id in extent.ids), None)
 
     def reset(self) -> bool:
-        """Forget everything cached, if no block is held; returns whether it did. The line keeps its order."""
+        """Evict everything cached, if no block is held; returns true if it did. The free list keeps its order."""
         if self.free != self.num_blocks - 1:
             return False
         line = list(self.line())
@@ -369,7 +369,7 @@ class Pool:
             yield from reversed(extent.ids)
 
     def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
-        """Everything cached, per group, each stretch once: what a late listener to the events must be told."""
+        """Yield everything cached, per group, each run once: the state that a late listener to the events needs."""
         for cache_map in self.maps:
             runs = [Run(node.chain, node.start, node.stop) for node in cache_map.nodes()]
             for holders in cache_map.marks.values():

@@ -22,7 +22,7 @@ class RadixGroup(Group):
 
     inserts = True
     caches = True
-    """Whether requests are inserted."""
+    """True if requests are inserted."""
     host: HostPages | None = None
     """Pages of host memory, where there is any."""
     beyond: list[Node]
@@ -364,7 +364,7 @@ class RadixGroup(Group):
 
 
 class Held:
-    """What a request has to do with the tree, besides the pages in its table."""
+    """Relation of a request to the tree, besides the pages in its table."""
 
     __slots__ = ("branch", "decodes", "end", "evicted", "inserted", "low")
 
@@ -374,9 +374,9 @@ class Held:
         self.branch = 0
         """Tokens of it that the tree has, though not with a window to go on from; 0 for none. They are inserted first."""
         self.decodes = False
-        """Whether it has taken part in a decode pass."""
+        """True if it has taken part in a decode pass."""
         self.evicted = 0
-        """Where its own window pages begin, if not with its own pages."""
+        """Position where its own window pages begin, if not with its own pages."""
         self.end: Node | None = None
         """The node at whose end the window begins that it has locked ..."""
         self.low = 0
@@ -384,7 +384,7 @@ class Held:
 
 
 def held_of(table: Table) -> Held:
-    """What the request with this table has to do with the tree."""
+    """Return the relation of the request with this table to the tree."""
     held = table.state
     if not isinstance(held, Held):
         held = table.state = Held()

@@ -39,12 +39,12 @@ class Request:
         self.running = False
         """False while it waits for its first admission or after a preemption."""
         self.shared_prefix_boundary = 0
-        """Where another group already has this text further than the hit goes; worth a checkpoint there."""
+        """Position to which another group already has this text, beyond the hit; worth a checkpoint there."""
         self.reads_cache = reads_cache
         self.hints = hints
         self.retention = hints.retention
         self.facts = facts
-        """What eviction orders that learn may make use of."""
+        """Facts for eviction policies that learn."""
         # Below: the manager's own.
         self.tables: list[Table] = []
         self.views: dict[int, Chain] = {}
@@ -52,7 +52,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it has, prompt and output."""
+        """Return the number of tokens, prompt and output."""
         return self.chain.num_tokens
 
     def grow(self, num_tokens: int) -> None:

@@ -21,7 +21,7 @@ NEVER: Final = -1
 
 
 class Match(NamedTuple):
-    """What a rule found: ``tokens`` can be skipped, and blocks ``low`` to ceil(tokens / block size) must be kept."""
+    """Match of a rule: ``tokens`` can be skipped, and blocks ``low`` to ceil(tokens / block size) must be kept."""
 
     tokens: int
     low: int
@@ -37,13 +37,13 @@ class Rule:
     """Full attention, and what all kinds share: nothing goes stale, a hit is an unbroken prefix, all is worth keeping."""
 
     forgets: ClassVar[bool] = False
-    """Whether anything ever goes stale."""
+    """True if blocks ever go stale."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
 
     def stale(self, computed: int) -> int:
-        """How many leading tokens are never read again once ``computed`` tokens are computed."""
+        """Return the number of leading tokens that are never read again once ``computed`` tokens are computed."""
         return 0
 
     def fresh_until(self, position: int) -> int:
@@ -68,13 +68,13 @@ class Rule:
         return None
 
     def keeps_all(self, alignment: int, eagle: bool, retention: int | None) -> bool:
-        """Whether ``worth`` says all, whatever it is asked about."""
+        """Return true if ``worth`` always returns all."""
         return True
 
     def worth(
         self, first: int, last: int, alignment: int, eagle: bool, retention: int | None, boundaries: Sequence[int]
     ) -> list[tuple[int, int]] | None:
-        """Which of the blocks ``first`` to ``last`` can ever serve a hit; ``None`` means all of them.
+        """Return the blocks of ``first`` to ``last`` that can ever serve a hit; ``None`` means all of them.
 
         ``retention`` and the token ``boundaries`` where a later request can resume matter to sparse kinds only.
         """

@@ -62,5 +62,5 @@ def without(low: int, high: int, spans: Spans) -> list[tuple[int, int]]:
 
 
 def overlaps(low: int, high: int, spans: Spans) -> bool:
-    """Whether any position of ``low`` to ``high`` is in ``spans``."""
+    """Return true if any position of ``low`` to ``high`` is in ``spans``."""
     return any(max(start, low) < min(stop, high) for start, stop in spans)

@@ -23,27 +23,27 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """All that is to be said of a kind of attention."""
 
     wire: str
-    """How events call it."""
+    """Name in events."""
     also_wire: tuple[str, ...] = ()
     """Other names in events that mean the same to a cache."""
     rule: "Callable[[GroupSpec], Rule]"
-    """What a (checked) group of it needs, as pure functions of positions."""
+    """Rule of a (checked) group of this kind, as pure functions of positions."""
     group_class: "Callable[[GroupSpec, bool, int], type[object]] | None" = None
-    """Which class derived from ``Group`` serves a spec, told whether there is caching and the tokens per hash."""
+    """Returns the class derived from ``Group`` for a spec, given whether there is caching and the tokens per hash."""
     fields: tuple[str, ...] = ()
     """The fields of a ``GroupSpec``, beyond those of every kind, that it goes by: ``window``, ``chunk``, ``mode``, ..."""
     check: "Callable[[GroupSpec, str], None] | None" = None
     """Raises ``ConfigError``, naming the place, where those make no sense."""
     is_full: bool = False
-    """Whether every earlier token stays visible and hits are plain prefixes."""
+    """True if every earlier token stays visible and hits are plain prefixes."""
     is_window: bool = False
     is_state: bool = False
-    """Whether a block holds a state: one at a boundary is all that a hit needs."""
+    """True if a block holds a state: one at a boundary is all that a hit needs."""
     cacheable: bool = True
     needs_one_size: bool = False
-    """Whether it can be cached only where all groups have one block size."""
+    """True if it can be cached only where all groups have one block size."""
     drafts: bool = True
-    """Whether it can be cached next to a draft head."""
+    """True if it can be cached next to a draft head."""
 
 
 _HERE = "kvyard.blocks.attention"
@@ -84,24 +84,24 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     chunk: int | None = None
     """Tokens of a chunk of chunked-local attention."""
     mode: str = "align"
-    """How a state (Mamba) group keeps states: ``none``, ``all`` or ``align``."""
+    """Retention of states in a state (Mamba) group: ``none``, ``all`` or ``align``."""
     spec_blocks: int = 0
     """Extra state blocks for speculative decoding."""
     eagle: bool = False
-    """Whether a draft head reads this group, so that the last hit block must be computed again."""
+    """True if a draft head reads this group, so that the last hit block must be computed again."""
 
     @property
     def attention(self) -> Attention:
-        """What its kind is like. Raises ``KvyardError`` for an unknown one."""
+        """Return the properties of its kind. Raises ``KvyardError`` for an unknown one."""
         return ATTENTION.get(self.kind)
 
     def rule(self) -> Rule:
-        """What it needs, as pure functions of positions."""
+        """Return its rule, as pure functions of positions."""
         return self.attention.rule(self)
 
     @property
     def is_full(self) -> bool:
-        """Whether every earlier token stays visible and hits are plain prefixes."""
+        """Return true if every earlier token stays visible and hits are plain prefixes."""
         return self.attention.is_full
 
     @property
@@ -110,7 +110,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def meta(self) -> GroupMeta:
-        """What events say of a group like this."""
+        """Return the properties that events have of this group."""
         return GroupMeta(block_size=self.block_size, kind=self.attention.wire, window=self.window)
 
     def check(self, where: str) -> None:

@@ -1,12 +1,12 @@
 """Steps of a running request, most of them over before they begin.
 
-A decode step mostly fits into the blocks the request has, frees nothing and completes no block. Limits, noted on the request,
-say how long that lasts, and turn each such step into one comparison (with ``quiet_until``, in ``BlockManager.allocate``).
-When one of them is passed only what it stands for is done, and the limit is set again:
+A decode step mostly fits into the blocks the request has, frees nothing and completes no block. Limits, noted on the
+request, bound how long that lasts, and turn each of these steps into one comparison (with ``quiet_until``, in
+``BlockManager.allocate``). When one of them is passed only what it stands for is done, and the limit is set again:
 
-- ``fits_until``: as many tokens have a slot;
-- ``settled_until``: up to so many computed tokens no block goes stale;
-- ``registered_until``: up to so many tokens no block is completed that can be registered.
+- ``fits_until``: tokens that have a slot;
+- ``settled_until``: computed tokens up to which no block goes stale;
+- ``registered_until``: tokens up to which no block is completed that can be registered.
 
 This knows nothing of hits, loads or admission: a running request has none.
 """
@@ -31,7 +31,7 @@ class Stepper:
         self.caching = caching and not any(group.inserts for group in coordinator.groups)
         self.max_model_len = max_model_len
         self.plain = all(type(group) is Group or group.inserts for group in self.groups)
-        """Whether ``step`` will do: all groups are ordinary attention."""
+        """True if ``step`` suffices: all groups are ordinary attention."""
         self._restless = any(group.restless for group in self.groups)
         self._forgetful = [(group.index, group) for group in self.groups if group.forgets]
         self._sizes = [group.block_size for group in self.groups]

@@ -17,16 +17,16 @@ class Table:
     def __init__(self) -> None:
         self.extents: list[Extent] = []
         self.starts: list[int] = []
-        """Where each extent began when the table got it."""
+        """Start of each extent when the table got it."""
         self.length = 0
         """Positions in the table, null ones included."""
         self.registered: int | None = None
-        """How many leading positions have been offered to the map of cached copies; ``None`` before the first time.
+        """Number of leading positions that have been offered to the map of cached copies; ``None`` before the first time.
 
-        This is also what tells a request that runs from one that has yet to adopt its hits.
+        It also distinguishes a running request from one that has yet to adopt its hits.
         """
         self.state: object = None
-        """What a state group remembers between steps; other kinds leave it alone."""
+        """State of a state group between steps; other kinds leave it alone."""
 
     def append(self, extent: Extent) -> None:
         """Add ``extent`` behind the last position it leaves; a gap before it is null."""

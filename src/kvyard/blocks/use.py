@@ -1,7 +1,7 @@
-"""Uses: what an eviction order that learns is told when a request lets go of cached blocks.
+"""Uses: reports to an eviction policy that learns when a request releases cached blocks.
 
-Who is asked to tell is the block manager and, for lower tiers, the offload engine. An order of vLLM's kind is told nothing, and
-none of this is made then.
+The block manager reports them and, for lower tiers, the offload engine. A policy of vLLM's kind receives nothing, and none
+of this is made then.
 """
 
 from typing import NamedTuple
@@ -11,17 +11,17 @@ NEVER_AGAIN = 1 << 60
 
 
 class RequestFacts(NamedTuple):
-    """What is known of a request beside its tokens, for orders that make something of it. All of it may be missing."""
+    """Facts about a request besides its tokens, for eviction policies that use them. All of them may be missing."""
 
     category: str = ""
     """The kind of request, where the client says."""
     turn: int = 0
-    """Which request of its conversation it is, from 1 on; 0 if unknown."""
+    """Position in its conversation, from 1 on; 0 if unknown."""
     number: int = -1
     """Its place in the trace that is replayed."""
     next_uses: tuple[tuple[int, int], ...] = ()
-    """The trace's future, for the oracle: (tokens, number) in order. What of the prompt lies before so many tokens, and behind
-    those of the entry before, is next used by that request; what follows the last entry by none."""
+    """The trace's future, for the oracle: (tokens, number) in order. The part of the prompt before ``tokens``, and behind
+    those of the entry before, is next used by that request; the part after the last entry by none."""
 
 
 NO_FACTS = RequestFacts()
@@ -36,9 +36,9 @@ class Use:
         self.request = request
         """Its id. Being told of the same request again is no further use."""
         self.tokens = tokens
-        """How long it was by then, prompt and output."""
+        """Length by then, prompt and output."""
         self.facts = facts
         self.time = 0
         """When; the order notes it."""
         self.turn = facts.turn
-        """Which turn it is taken for; an order may work it out where it is unknown."""
+        """Assumed turn; a policy may derive it where it is unknown."""

@@ -51,15 +51,14 @@ def make_core(
     peer: HandoverPeer | None = None,
     host_link: LinkMaker = make_link,
 ) -> EngineCore:
-    """An engine rank of ``config``.
+    """Build an engine rank of ``config``.
 
-    ``events`` makes a batcher and tells ``watcher.announced`` what it batches; ``batcher`` brings one of another kind.
+    ``events`` makes a batcher and reports its batches to ``watcher.announced``; ``batcher`` brings one of another kind.
     ``bulk`` lets events of several passes come out together (see ``DecodeBlocks``). ``plans=False`` computes one pass at a
-    time. It is one of so many ``ranks`` of its engine. ``source`` makes what loads come from instead of lower tiers, and the
-    queue of jobs that wait. With
-    ``foresight`` jobs know what comes after them (``RequestFacts.next_uses``). With a ``peer``, prompts may be handed over to
-    and from other engines. ``host_link`` makes the link to host memory. Raises ``ConfigError`` for a config that can't be
-    honoured.
+    time. ``ranks`` is the number of ranks of its engine. ``source`` makes the source of loads in place of lower tiers, and
+    the queue of waiting jobs. With ``foresight`` jobs know what comes after them (``RequestFacts.next_uses``). With a
+    ``peer``, prompts may be handed over to and from other engines. ``host_link`` makes the link to host memory. Raises
+    ``ConfigError`` for a config that can't be honoured.
     """
     config.check()
     if not foresight and (oracle := config.needs_future) is not None:
@@ -142,7 +141,7 @@ def make_core(
 def make_manager(
     config: EngineConfig, now: Callable[[], int], sink: Sink | None = None, *, alone: bool = True
 ) -> BlockManager:
-    """The block manager of such a rank; ``alone``: no prompt comes from elsewhere. Raises ``ConfigError``."""
+    """Build the block manager of a rank; ``alone``: no prompt comes from elsewhere. Raises ``ConfigError``."""
     of_backend = BACKENDS.get(config.backend).tree
     tree = of_backend(config) if of_backend is not None and alone else None
     windows: WindowPages | None = None
@@ -168,7 +167,7 @@ def make_manager(
 
 
 def prefill_ns(timing: TimingModel, tokens_per_pass: int, tokens: int, past: int) -> int:
-    """How long so many prompt tokens take after ``past`` that are there, in passes of their own."""
+    """Return the time for ``tokens`` prompt tokens after ``past`` computed ones, in passes of their own."""
     total = 0
     while tokens > 0:
         new = min(tokens, tokens_per_pass)

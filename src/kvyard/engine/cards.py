@@ -17,7 +17,7 @@ TERA = 10**12
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What share of its peak a card reaches inside a whole model."""
+    """Share of its peak that a card reaches inside a whole model."""
 
     mem: float = 0.80
     """Of the memory's bandwidth, reading weights."""
@@ -28,7 +28,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prefill_arith: float = 0.45
     """Of the arithmetic, in prompt attention."""
     mixed_decode: float = 1.0
-    """How many times as long decode attention takes in a pass that computes prompts too."""
+    """Factor by which decode attention takes longer in a pass that also computes prompts."""
 
     def check(self, where: str) -> None:
         """Raise ``KvyardError``, naming ``where``, for a share that can't be."""
@@ -55,13 +55,13 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     peer_bandwidth: float
     """To the other cards of its node, as collectives of activations reach it: 40 % of NVLink's peak, half of PCIe 4's."""
     peer_latency_us: float
-    """What a collective over them takes before any byte moves."""
+    """Time of a collective over them before any byte moves."""
     host_bandwidth: float
     """To the host's memory (PCIe or C2C)."""
     source: str
     shares: Shares = GENERIC
     shares_source: str = ""
-    """Where ``shares`` were measured; empty for ``GENERIC``."""
+    """Origin of the measured ``shares``; empty for ``GENERIC``."""
 
     @property
     def limits(self) -> dict[str, int]:
@@ -73,8 +73,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         return {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
 
     def rate(self, dtype: str) -> float:
-        """Operations a second for operands of ``dtype``. Where the card has no such arithmetic, weights are widened to 16 bits
-        and multiplied there, as engines do.
+        """Return the operations a second for operands of ``dtype``. If the card lacks that arithmetic, weights are widened
+        to 16 bits and multiplied there, as engines do.
         """
         return self.flops.get(dtype, self.flops["bf16"])
 

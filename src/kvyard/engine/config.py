@@ -1,4 +1,5 @@
-"""What people write to describe an engine. A value: it makes nothing, and ``kvyard.engine.build`` makes an engine of it.
+"""Description of an engine as people write it. A value: it makes nothing, and ``kvyard.engine.build`` makes an engine of
+it.
 
 Names follow vLLM where vLLM has one.
 """
@@ -30,7 +31,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     num_speculative_tokens: Annotated[int, Setting("Draft tokens per step.")]
     acceptance_rates: tuple[float, ...] = (0.85, 0.3, 0.0, 0.0, 0.0)
     eagle: bool = True
-    """Whether the drafter needs hidden states, so that the last block of a hit is computed again."""
+    """True if the drafter needs hidden states, so that the last block of a hit is computed again."""
 
     def check(self) -> None:
         """Raise ``ConfigError`` if a value makes no sense."""
@@ -136,7 +137,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def decides_ahead(self) -> bool:
-        """Whether passes are decided on while the ones before them run."""
+        """Return true if passes are decided on while the ones before them run."""
         if self.async_scheduling is not None:
             return self.async_scheduling
         real = type(self.timing).__struct_config__.tag in REAL_TIMINGS and self.role == "both"
@@ -147,12 +148,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def capacity_tokens(self) -> int:
-        """How many tokens the device holds, by the largest group."""
+        """Return the capacity of the device in tokens, by the largest group."""
         return self.num_gpu_blocks * max(spec.block_size for spec in self.specs)
 
     @property
     def tokens_per_pass(self) -> int:
-        """How many prompt tokens one pass computes at most."""
+        """Return the most prompt tokens that one pass computes."""
         if self.backend == "sglang":
             chunk = (self.sglang or SglangSettings()).chunked_prefill_size
             return chunk if chunk > 0 else (self.sglang or SglangSettings()).max_prefill_tokens
@@ -160,7 +161,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def eviction_orders(self) -> list[str]:
-        """Those of the device and of every lower tier."""
+        """Return the eviction policies of the device and of every lower tier."""
         return [self.eviction, *(tier.eviction for tier in (self.tiers.tiers if self.tiers is not None else ()))]
 
     @property
@@ -174,7 +175,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def reads_facts(self) -> bool:
-        """Whether the eviction order of any tier may make something of ``RequestFacts``."""
+        """Return true if the eviction policy of any tier may read ``RequestFacts``."""
         return any(learning_order(name) is not None for name in self.eviction_orders)
 
     def check(self) -> None:

@@ -36,7 +36,7 @@ Instants: TypeAlias = "array[int]"
 """An array and not a list: few of a plan's passes are looked at one by one, and a number object for each would cost more than
 all that is done with them."""
 _SHORT: Final = 24
-"""Up to so many passes are added up one by one: numpy's fixed cost is more."""
+"""Passes up to which a sum one by one is faster than numpy."""
 _NEVER: Final = array("q")
 """The ends of no passes. It is never changed: what is changed has an end to it."""
 
@@ -46,7 +46,7 @@ class EventBatcher(Sink, Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether anything has happened since the last pass was over."""
+        """Return true if anything has happened since the last pass ended."""
 
     def end_iteration(self, now: int) -> EventBatch | None:
         """A pass is over: what it changed, if it is wanted as a batch."""
@@ -72,8 +72,8 @@ class EngineCore:
         depth: int = 1,
         name: str = "",
     ) -> None:
-        """``batcher`` is the sink of every tier's map, where events are wanted; ``clock``, if any, is told the time, for
-        eviction orders that go by it; ``depth`` is how long the queue of decided passes may be.
+        """``batcher`` is the sink of every tier's map, if events are wanted; ``clock``, if any, is set to the current time,
+        for eviction policies that read it; ``depth`` is the most passes that may be decided at a time.
 
         Raises ``KvyardError`` for a depth that isn't supported.
         """
@@ -82,7 +82,7 @@ class EngineCore:
                 f"a depth of {depth} is not supported: passes are decided on when they start, or one ahead"
             )
         self.ahead = depth == 2
-        """Whether a pass is decided on when the one before it starts."""
+        """True if a pass is decided on when the one before it starts."""
         self.name = name
         self.scheduler = scheduler
         self.timing = timing
@@ -91,35 +91,35 @@ class EngineCore:
         self._loads = scheduler.jobs.loads
         self._clock = clock
         self.busy_ns = 0
-        """How long passes took that are over, in all."""
+        """Total time of completed passes."""
         self.passes = 0
         """Passes that have ended."""
         self._longest = LONGEST_PLAN if plans else 1
         self._decided: list[Pass] = []
         """Passes that have not started, the next one first."""
         self._batch: Pass | None = None
-        """The pass under way, or the plan of passes that it begins."""
+        """The pass in flight, or the plan of passes that it begins."""
         self._start = 0
         self._durations: Durations = np.zeros(0, dtype=np.int64)
         self._ends: Instants = _NEVER
         self._done = 0
         """Passes of the plan that are carried out,"""
         self._told = 0
-        """and that the watcher was told of: where it doesn't ask for every token, it is told of a plan when that is over."""
+        """Of these, passes that the watcher has received: unless it wants every token, it receives a plan at its end."""
         self._formed = 0
-        """With passes decided ahead: how many of a plan's passes are, from the one under way on."""
+        """With passes decided ahead: formed passes of a plan, counted from the one in flight."""
         self._first = 0
         """The number of the plan's first pass."""
         self._cancelled: list[Job] = []
 
     @property
     def handovers(self) -> EngineHandovers | None:
-        """Where prompts come from other engines and go there, if they do."""
+        """Return the hand-overs of prompts from and to other engines, if there are any."""
         return self.scheduler.jobs.handovers
 
     @property
     def watcher(self) -> Watcher:
-        """The one that is told what happens here."""
+        """Return the watcher of this engine."""
         return self.scheduler.jobs.watcher
 
     @watcher.setter
@@ -174,8 +174,8 @@ class EngineCore:
         return None
 
     def next_change(self) -> int | None:
-        """When caches may next change in a way that others can see, if nothing comes from outside: a pass is over then that
-        takes blocks. ``None`` if nothing is under way. Calling ``advance`` before that instant tells no one anything new.
+        """Return the next time at which caches may visibly change, without outside input: the end of a pass that takes
+        blocks. ``None`` if none is in flight. Calling ``advance`` before that instant reports nothing new.
         """
         ends = self._ends
         if not ends:
@@ -195,12 +195,12 @@ class EngineCore:
 
     @property
     def restless(self) -> bool:
-        """Whether it may come to something else if it is asked to ``propose`` once more, though nothing happens until then."""
+        """Return true if ``propose`` may give another result when called again, though nothing happens until then."""
         return self.scheduler.restless
 
     @property
     def busy(self) -> bool:
-        """Whether a pass is under way."""
+        """Return true if a pass is in flight."""
         return bool(self._ends)
 
     def advance(self, now: int) -> None:
@@ -218,7 +218,7 @@ class EngineCore:
             self._land(ends[0])
 
     def begin(self, now: int) -> bool:
-        """Start a pass at ``now`` unless one is under way; returns whether one is, then.
+        """Start a pass at ``now`` unless one is in flight; returns true if one is then.
 
         Transfers that have ended take effect first.
         """
@@ -262,7 +262,7 @@ class EngineCore:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the pass under way computes here, or the one that was proposed; 0 where there is none."""
+        """Return the tokens that the pass in flight, or the proposed one, computes here; 0 without one."""
         made = self._batch
         if made is None:
             if not self._decided:
@@ -278,19 +278,20 @@ class EngineCore:
             self._decide(now)
 
     def start_decided(self, now: int) -> bool:
-        """With passes decided ahead: start the pass that was decided on, unless it has; returns whether one is under way."""
+        """With passes decided ahead: start the pass that was decided on, unless it has started; returns true if one is in
+        flight."""
         if not self._ends and self._decided:
             self._run(now, self._single(self._decided[0], now))
         return bool(self._ends)
 
     def wait_until(self, end: int) -> None:
-        """The pass under way ends with those of the other ranks, at ``end``. It must be a single one."""
+        """Let the pass in flight, which must be a single one, end with those of the other ranks, at ``end``."""
         self._ends = array("q", (end,))
 
     # -- passes decided ahead ---------------------------------------------------------------------------------------
 
     def _begin_ahead(self, now: int) -> bool:
-        """Decide on the pass after the one that starts at ``now``, and on that one too if none was."""
+        """Decide on the pass after the one that starts at ``now``, and on that one too if it is undecided."""
         if not self._ends:
             if not self._decide(now):
                 return False
@@ -304,8 +305,8 @@ class EngineCore:
         return True
 
     def _plan_ahead(self) -> None:
-        """If the pass under way and the one decided on are the same decode steps, and those after them will be, they become a
-        plan. In it, the pass after the one under way is formed (``_formed`` is 2), but for the instant at which one starts.
+        """Turn the pass in flight and the decided one into a plan, if they are equal decode steps and those after them will
+        be. In it, the pass after the one in flight is formed (``_formed`` is 2), but for the instant at which one starts.
         """
         running, made = self._batch, self._decided[0]
         assert running is not None
@@ -388,7 +389,7 @@ class EngineCore:
             del self._ends[1:]
 
     def _land(self, end: int) -> None:
-        """The pass under way is over at ``end``, and the one that was decided on starts."""
+        """End the pass in flight at ``end``, and start the one that was decided on."""
         batch = self._batch
         assert batch is not None
         jobs = self.scheduler.jobs
@@ -452,7 +453,7 @@ class EngineCore:
         return durations
 
     def cut(self, now: int) -> None:
-        """Nothing after the pass that is under way at ``now`` is certain any more."""
+        """Discard plans for everything after the pass that is in flight at ``now``."""
         if not self._ends:
             return
         if self.ahead:
@@ -468,8 +469,8 @@ class EngineCore:
             del self._ends[keep:]
 
     def freed(self, now: int) -> bool:
-        """Blocks that were computed here for another worker aren't needed any more. Returns whether that is seen to: they are
-        free, or will be when the pass under way ends. Otherwise call ``cut`` and ``begin``.
+        """Release blocks that were computed here for another worker. Returns true if that is settled: they are free, or
+        will be when the pass in flight ends. Otherwise call ``cut`` and ``begin``.
         """
         if self._ends:
             return len(self._ends) == 1 and self._ends[0] > now and not self.ahead
@@ -494,7 +495,8 @@ class EngineCore:
         self.plan_until(self.uncertain_from(now), now, begun)
 
     def plan_until(self, when: int | None, now: int, begun: bool = False) -> None:
-        """Nothing after the pass that is under way at ``when`` is certain. ``begun``: a pass that starts ``now`` has."""
+        """Discard plans for everything after the pass that is in flight at ``when``. ``begun``: a pass that starts ``now``
+        has."""
         if when is None or not self._ends:
             return
         if when <= now:
@@ -545,7 +547,7 @@ class EngineCore:
             self._told = self._done
 
     def _drop_cancelled(self, batch: Pass, count: int) -> None:
-        """Those given up in the plan's last pass go before its output is looked at: they get no token of it."""
+        """Remove jobs cancelled in the plan's last pass before its output is read: they get no token of it."""
         end = self._ends[count - 1]
         if batch.decoding:
             lockstep = self.scheduler.batch
@@ -563,8 +565,8 @@ class EngineCore:
         return self.scheduler.blocks.carry_out(first + at, first + count) - first
 
     def occupy(self) -> None:
-        """Give the pass under way its blocks now, which it has had since it started: those of a plan get theirs late, when
-        they are carried out. Call it before looking at what is held after ``advance``.
+        """Give the pass in flight its blocks now, which it has had since it started: passes of a plan get theirs late, when
+        they are carried out. Call it before reading what is held after ``advance``.
         """
         if self._ends and self._batch is not None and self._batch.decoding and not self.ahead:
             self._take_blocks(self._done, self._done + 1)
@@ -604,8 +606,8 @@ class EngineCore:
                 self.watcher.decoded(start, durations, decoding, jobs)
 
     def decoders(self) -> list[Job]:
-        """The jobs that have a token of a decode pass, while a watcher is told of it, but for those that enter with it: of them
-        ``produced`` tells. It must want tokens.
+        """Return the jobs that have a token of a decode pass, while a watcher receives it, except for those that enter with
+        it: ``produced`` reports them. The watcher must want tokens.
         """
         entering = self._batch.entering if self._batch is not None else ()
         if self.ahead:
@@ -629,7 +631,7 @@ class EngineCore:
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> list[tuple[int, Tier, list[Run]]]:
-        """What is cached here, on the device and in private lower tiers, per (group, tier)."""
+        """Return the contents of the device and of private lower tiers, per (group, tier)."""
         found = list(self.scheduler.manager.pool.snapshot())
         if self.offload is not None:
             found += self.offload.snapshot()

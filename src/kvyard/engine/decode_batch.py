@@ -32,11 +32,11 @@ class DecodeBatch:
         self.tick = 0
         self.count = 0
         self.exact = 0
-        """How many of them complete blocks that others may ask for, so that each must be registered in its own pass."""
+        """Number of jobs that complete blocks which others may ask for, so that each must be registered in its own pass."""
         self.flying = 0
         """Passes that are counted and whose tokens are not known yet: with asynchronous scheduling."""
         self.resting = False
-        """Whether the pass in flight computes prompts only, while those that decode rest: SGLang's way."""
+        """True if the pass in flight computes prompts only, while decoding jobs rest, as SGLang does."""
         self.context = 0
         """The sum of the jobs' lengths in the pass ``tick``, the token being computed included."""
         self.ends = 0
@@ -84,7 +84,7 @@ class DecodeBatch:
         heappush(self._touches, (touch, job.serial, job))
 
     def in_flight(self, job: Job) -> int:
-        """How many of the tokens of ``job`` are not known yet."""
+        """Return how many of the tokens of ``job`` are not known yet."""
         if self.resting:
             return job.awaits if job.joined == self.tick else 0
         return min(self.flying, self.tick - job.joined + job.awaits)

@@ -28,14 +28,14 @@ class DecodeBlocks:
         self._defers = defers
         self._inserts = manager.tree is not None
         self.headroom = False
-        """Whether a decode pass evicts until there is a block for every job in it, needed or not: SGLang's way."""
+        """True if a decode pass evicts until there is a block for every job in it, needed or not, as SGLang does."""
         self._roomy = -1
         """The last pass that this was done for."""
         self._size = manager.groups[0].block_size
 
     @staticmethod
     def can_take_ahead(manager: BlockManager) -> bool:
-        """Whether blocks of many passes may be taken in one go."""
+        """Return true if blocks of many passes may be taken in one go."""
         groups = manager.groups
         return (
             len(groups) == 1
@@ -48,11 +48,11 @@ class DecodeBlocks:
 
     @property
     def together(self) -> bool:
-        """Whether the passes of a plan get their blocks in one go now."""
+        """Return true if the passes of a plan get their blocks in one go now."""
         return self.ahead and not self._batch.exact
 
     def evict_none(self, passes: int) -> bool:
-        """Whether so many passes can't need more blocks than there are without a name."""
+        """Return true if ``passes`` passes can't need more blocks than there are without a name."""
         blocks = passes // self._size + 1 + self.headroom
         return self._batch.count * blocks <= self._manager.pool.unnamed
 

@@ -1,11 +1,12 @@
-"""Hand-overs, as one engine sees them: prompts computed here for other workers, and prompts that others computed for this one.
+"""Hand-overs, as one engine sees them: prompts computed here for other workers, and prompts that others computed for this
+one.
 
 A job that computes a prompt for another worker (``Job.handed_over``) ends with its first token, and its blocks stay until
-they are released. A job whose prompt was computed elsewhere (``Job.received``) gets blocks for all of it as soon as there is
-room, is in no queue while they are filled, and then decodes: its last prompt token is computed again in its first decode
+they are released. A job whose prompt was computed elsewhere (``Job.received``) gets blocks for all of it as soon as there
+is room, is in no queue while they are filled, and then decodes: its last prompt token is computed again in its first decode
 step, as vLLM does it.
 
-How blocks travel is the caller's business. It is told of a reservation, and says when the blocks have come.
+The caller moves the blocks. It receives a reservation, and reports when the blocks have arrived.
 """
 
 from mypy_extensions import mypyc_attr
@@ -18,7 +19,7 @@ from kvyard.integers import ceil_div
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # callers aren't compiled
 class HandoverPeer:
-    """What an engine tells the one that moves blocks between engines. No verb may call back into the engine."""
+    """Receiver of an engine's reports that moves blocks between engines. No verb may call back into the engine."""
 
     def __init__(self, *, reserves_one: bool = False) -> None:
         self.reserves_one = reserves_one
@@ -26,8 +27,8 @@ class HandoverPeer:
         before; else, and in an idle engine, for all that fit."""
 
     def needs_transfer(self, job: Job, missing: int, blocks: int) -> bool:
-        """Whether it takes any time to bring the last ``missing`` tokens of a prompt here, which fill so many ``blocks``, all
-        groups together. Asked each time that ``job`` could get in.
+        """Return true if bringing the last ``missing`` tokens of a prompt here, which fill ``blocks`` blocks in all groups
+        together, takes any time. Called each time that ``job`` could be admitted.
         """
         raise NotImplementedError
 
@@ -36,7 +37,7 @@ class HandoverPeer:
         raise NotImplementedError
 
     def entered(self, job: Job, now: int) -> None:
-        """``job`` decodes in the pass that starts at ``now``. If it needed no transfer, this is the first that is heard."""
+        """``job`` decodes in the pass that starts at ``now``. If it needed no transfer, this is its first report."""
         raise NotImplementedError
 
 
@@ -69,7 +70,8 @@ class EngineHandovers:
             self.release(job.id)
 
     def release(self, request_id: str) -> None:
-        """What was computed here for another worker is there, or isn't wanted any more. Takes effect with the next pass."""
+        """Release blocks that were computed here for another worker: they have arrived, or aren't wanted. Takes effect with
+        the next pass."""
         if request_id in self.leaving:
             self._released.append(request_id)
 
@@ -97,7 +99,7 @@ class EngineHandovers:
         return missing
 
     def _blocks_of(self, job: Job, hit: Hit) -> int:
-        """How many blocks are filled by what ``hit`` lacks: windows and states need less than full attention."""
+        """Return the number of blocks that ``hit`` lacks: windows and states need less than full attention."""
         count = 0
         for group, found in zip(self._manager.groups, hit.groups):
             size = group.block_size

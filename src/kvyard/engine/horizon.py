@@ -46,9 +46,9 @@ class Horizon:
         self._never_forgets = all(not group.forgets for group in manager.groups)
 
     def passes(self, most: int, took_blocks: bool) -> int:
-        """How many passes from now on are nothing but the same decode steps, up to ``most``; at least one.
+        """Return the number of passes from now on that are equal decode steps, up to ``most``; at least one.
 
-        For a pass that has just been formed, has neither chunks nor drafts and preempted no job; ``took_blocks`` says whether
+        For a pass that has just been formed, has neither chunks nor drafts and preempted no job; ``took_blocks`` means that
         decoding jobs asked for blocks in it.
         """
         if most == 1 or self._stepwise or (self._reads_queue and self._waiting):
@@ -78,8 +78,8 @@ class Horizon:
         return passes
 
     def _only_shrinks(self) -> bool:
-        """Whether decode steps can do nothing for a job that couldn't be admitted: no window gives blocks back, and what is
-        registered has hashes that no other job can have.
+        """Return true if decode steps can't help a job that couldn't be admitted: no window frees blocks, and registered
+        blocks have hashes that no other job can have.
         """
         if self._blocks.together:
             return True

@@ -13,7 +13,7 @@ from kvyard.hashing import TokenChain, TraceChain
 
 
 class JobState(IntEnum):
-    """Where a job is."""
+    """State of a job."""
 
     WAITING = 0
     """In the queue, or not yet handed over."""
@@ -29,7 +29,7 @@ class JobState(IntEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Return true if it has ended."""
         return self >= JobState.FINISHED
 
 
@@ -101,24 +101,24 @@ class Job(Request):
         """Prompt tokens loaded from lower tiers before its first admission."""
         self.preemptions = 0
         self.tier_tokens: tuple[int, ...] = ()
-        """The same by the tier that had them, closest to the device first."""
+        """``loaded`` by tier, closest to the device first."""
         self.loaded = 0
         """Tokens that came, or are coming, from lower tiers for its next admission."""
         self.loaded_by_tier: tuple[int, ...] = ()
         self.pulled = 0
-        """How many of ``loaded`` came from another worker."""
+        """Tokens of ``loaded`` that came from another worker."""
         self.left = 0
         """Tokens that lower tiers had for its last admission, and that were left there to be computed."""
         self.handed_over = False
-        """Whether its blocks stay after its end, until another worker has them: it computes a prompt for that one."""
+        """True if its blocks stay after its end, until another worker, for which it computes the prompt, has them."""
         self.received = False
-        """Whether another worker computed its prompt, whose blocks it gets before it begins."""
+        """True if another worker computed its prompt, whose blocks it gets before it begins."""
         self.aborted = False
         """True if it was cancelled and ends with its next token: SGLang's way."""
         self.forgone = 0
         """Tokens by which ``max_tokens`` was cut then."""
         self.defers = False
-        """Whether blocks it completes while decoding may be registered when the next one is taken: one pass late, which
+        """True if blocks it completes while decoding may be registered when the next one is taken: one pass late, which
         makes no difference, since their names are its own."""
         self.ahead: list[int] = []
         """Blocks taken for it that its table doesn't have yet (``DecodeBlocks``)."""
@@ -143,7 +143,7 @@ class Job(Request):
 
     @property
     def remaining(self) -> int:
-        """How many tokens it has still to produce."""
+        """Return the number of tokens it has still to produce."""
         return self.max_tokens - self.output
 
     def catch_up(self, tick: int) -> None:
@@ -154,7 +154,7 @@ class Job(Request):
             self.emit(behind)
 
     def catch_up_known(self, tick: int, in_flight: int) -> None:
-        """The same, where the tokens of so many passes ``in_flight`` are not known yet."""
+        """Like ``catch_up``, where the tokens of ``in_flight`` passes are not known yet."""
         self.num_computed_tokens = self.base + tick - self.joined
         known = self.num_computed_tokens + 1 - in_flight
         if known > self.num_tokens:

@@ -1,8 +1,8 @@
 """The life of jobs in one engine: where each one is, and every step from one state to the next.
 
-A job waits, may load, runs (computes its prompt, then decodes), and ends. Here is what each of those steps does to queues,
-blocks, lower tiers and counts, and what the watcher is told. Which job takes which step, and when, is decided elsewhere: by the
-policy that forms passes, and by the clients.
+A job waits, may load, runs (computes its prompt, then decodes), and ends. Here are the effects of each step on queues,
+blocks, lower tiers and counts, and the reports to the watcher. Which job takes which step, and when, is decided elsewhere:
+by the policy that forms passes, and by the clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ from kvyard.engine.watcher import Watcher
 
 
 class Transfers(NamedTuple):
-    """How blocks come to one device and leave it, besides being computed and evicted."""
+    """Ways for blocks to come to one device and leave it, besides being computed and evicted."""
 
     loads: LoadSource | None = None
-    """Where the rest of a prompt is loaded from."""
+    """Source of the rest of a prompt."""
     handovers: EngineHandovers | None = None
     """Prompts that go to other workers, and come from there."""
     stores: Stores | None = None
@@ -52,9 +52,9 @@ class Lifecycle:
         self.running: dict[int, Job] = {}
         """Every running job by its serial, hence in order of admission."""
         self.prefilling: dict[int, Job] = {}
-        """Those of them that still compute known tokens."""
+        """Running jobs that still compute known tokens."""
         self.batch = batch
-        """Those of them that decode in lockstep."""
+        """Running jobs that decode in lockstep."""
         self.blocks = blocks
         self.parked: dict[str, Job] = {}
         """Jobs in no queue, because their blocks are in flight."""
@@ -64,9 +64,9 @@ class Lifecycle:
         self.may_load = transfers.loads is not None or transfers.handovers is not None
         """True if a waiting job may have to wait for blocks in flight."""
         self.speculative = speculative
-        """Those of them that decode with drafts, if that is how this engine decodes."""
+        """Running jobs that decode with drafts, if the engine does."""
         self.watcher = watcher
-        """The one that is told, by all parts of the engine."""
+        """Receiver of reports from all parts of the engine."""
         self.flights: list[Flight] = []
         """Passes whose tokens are not known yet, the next to end first: with asynchronous scheduling."""
         self.preemptions = 0
@@ -81,7 +81,7 @@ class Lifecycle:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing waits, loads included."""
+        """Return true if nothing runs and nothing waits, loads included."""
         return not (self.running or self.waiting or self.parked)
 
     @property
@@ -217,8 +217,8 @@ class Lifecycle:
             self.blocks.join(job)
 
     def untangle(self, now: int) -> bool:
-        """Nothing runs and no job could be let in. If that is because waiting jobs hold loaded blocks, and no transfer will
-        ever change it, take the blocks of the last such job; returns whether there was one.
+        """Resolve a deadlock: nothing runs and no job could be admitted. If waiting jobs hold loaded blocks, and no
+        transfer will ever change that, take the blocks of the last of these jobs; returns true if there was one.
         """
         loads, handovers = self.loads, self.handovers
         if not self.may_load or self.running or (handovers is not None and self.parked):

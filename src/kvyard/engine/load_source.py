@@ -1,4 +1,4 @@
-"""Where the rest of a prompt comes from, as the scheduler sees it.
+"""Sources of the rest of a prompt, as the scheduler sees them.
 
 ``Loads`` has it from lower tiers, a log of vLLM's scheduler from a script (``ScriptedLoads``). Prompts that another worker
 computed come by ``EngineHandovers``, blocks go to lower tiers by ``Stores``.

@@ -10,7 +10,7 @@ Chunk: TypeAlias = tuple[Job, int, int]
 
 
 class Pass:
-    """What the scheduler decided on, for this pass and the ``stable_for - 1`` passes after it."""
+    """Decision of the scheduler, for this pass and the ``stable_for - 1`` passes after it."""
 
     __slots__ = ("chunks", "context", "decoding", "drafted", "entering", "left_out", "longest", "stable_for", "until")
 
@@ -27,19 +27,19 @@ class Pass:
     ) -> None:
         self.chunks = chunks
         self.decoding = decoding
-        """How many jobs decode in it."""
+        """Number of jobs that decode in it."""
         self.context = context
         """The decoding jobs' summed lengths, the tokens being computed included."""
         self.longest = longest
         """The longest of those lengths, where the timing model needs it."""
         self.drafted = drafted
-        """Those of them that verify drafts, and how many tokens each computes."""
+        """Jobs that verify drafts, and the tokens that each computes."""
         self.stable_for = stable_for
-        """So many passes from this one on are the same decode steps, if nothing comes from outside; 1 with chunks or drafts."""
+        """Number of passes from this one on that are equal decode steps, without outside input; 1 with chunks or drafts."""
         self.left_out = left_out
-        """How many jobs that decode have no token in it."""
+        """Number of decoding jobs without a token in it."""
         self.entering = entering
-        """Those that decode and have their first token of it: another worker computed their prompts."""
+        """Decoding jobs that get their first token of it: another worker computed their prompts."""
         self.until = 0
         """When it ends at the earliest: what it loads has come then."""
 

@@ -12,7 +12,7 @@ from kvyard.errors import KvyardError
 
 
 class PriceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What cards cost per hour."""
+    """Prices of cards per hour."""
 
     currency: str
     date: str

@@ -17,7 +17,7 @@ class Queue(Protocol):
     """Jobs that wait, next one first."""
 
     strict: bool
-    """Whether a job that comes later never overtakes."""
+    """True if a later job never overtakes."""
 
     def push(self, job: Job) -> None:
         """A job has arrived."""

@@ -23,22 +23,22 @@ class Ranks:
         if not cores:
             raise KvyardError("an engine needs at least one rank")
         self.ahead = cores[0].ahead
-        """Whether a pass is decided on when the one before it starts."""
+        """True if a pass is decided on when the one before it starts."""
         if any(core.ahead != self.ahead for core in cores):
             raise KvyardError("async_scheduling is on or off for all ranks of an engine")
         self.cores = list(cores)
         timing = cores[0].timing
         self._started = -1
-        """With passes decided ahead: when the pass under way started."""
+        """With passes decided ahead: start of the pass in flight."""
         self._experts = timing if isinstance(timing, SharedExperts) else None
 
     @property
     def busy(self) -> bool:
-        """Whether a pass is under way."""
+        """Return true if a pass is in flight."""
         return any(core.busy for core in self.cores)
 
     def submit(self, job: Job, now: int, rank: int = 0) -> None:
-        """A request arrives at ``now``; every rank's plan ends with the pass under way, so that it can be in the next."""
+        """Submit a request at ``now``; every rank's plan ends with the pass in flight, so that it can be in the next."""
         for core in self.cores:
             core.cut(now)
         self.cores[rank].submit(job, now)
@@ -50,7 +50,7 @@ class Ranks:
         self.cores[rank].cancel(job, now)
 
     def cut(self, now: int) -> None:
-        """Nothing after the passes that are under way at ``now`` is certain any more."""
+        """Discard plans for everything after the passes that are in flight at ``now``."""
         for core in self.cores:
             core.cut(now)
 
@@ -76,7 +76,7 @@ class Ranks:
             self._start_together(end)
 
     def begin(self, now: int) -> bool:
-        """Start a pass on every rank that has something to run, unless one is under way; returns whether one is, then."""
+        """Start a pass on every rank that has something to run, unless one is in flight; returns true if one is then."""
         if len(self.cores) == 1:
             return self.cores[0].begin(now)
         if self.ahead:
@@ -129,7 +129,7 @@ class Ranks:
         return True
 
     def _uneven(self, tokens: int, of_all: Sequence[int]) -> int:
-        """What a pass of so many ``tokens`` takes longer because of what the other ranks compute in it."""
+        """Return the extra time of a pass of ``tokens`` caused by what the other ranks compute in it."""
         return self._experts.uneven_ns(tokens, of_all) if self._experts is not None else 0
 
     def trim(self, now: int, begun: bool = False) -> None:

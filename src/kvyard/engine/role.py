@@ -1,4 +1,4 @@
-"""What a worker does of a request: prompts and answers may be computed by different workers."""
+"""Role of a worker: prompts and answers may be computed by different workers."""
 
 from typing import Literal, TypeAlias
 

@@ -15,7 +15,7 @@ from kvyard.integers import ceil_div
 
 
 class Scheduler:
-    """What the core asks, for one engine."""
+    """Scheduler of one engine, as the core sees it."""
 
     def __init__(self, jobs: Lifecycle, policy: PassMaker, limits: Sequence[tuple[int, int, str]], role: Role) -> None:
         """``limits``: how many tokens a request may have, prompt and output together, where the prompt counts in multiples of a
@@ -24,7 +24,7 @@ class Scheduler:
         self.jobs = jobs
         self.policy = policy
         self.role = role
-        """What this engine does of a request."""
+        """Part of a request that this engine computes."""
         # The parts that are looked at from outside.
         self.manager = jobs.manager
         self.waiting = jobs.waiting
@@ -34,7 +34,7 @@ class Scheduler:
         self.blocks = jobs.blocks
         self._limits = limits
         self.reads_queue = jobs.manager.reads_queue
-        """Whether the eviction order goes by who waits."""
+        """True if the eviction policy reads the waiting requests."""
 
     def add(self, job: Job, now: int) -> None:
         """``job`` has arrived. Its output is cut to what there is room for; one that can never be served is turned away."""
@@ -77,12 +77,13 @@ class Scheduler:
 
     @property
     def restless(self) -> bool:
-        """Whether a pass formed once more may be another, though nothing happens until then."""
+        """Return true if a pass formed again may differ, though nothing happens until then."""
         return len(self.waiting) > 0 or (self.stores is not None and self.stores.cleaning)
 
     @property
     def disturbed(self) -> bool:
-        """Whether a shared tier has changed since the last pass was formed, and a job here may be about to ask for it."""
+        """Return true if a shared tier has changed since the last pass was formed, and a job here may be about to ask for
+        it."""
         return self.stores is not None and self.stores.disturbed(len(self.waiting) > 0)
 
     def check_integrity(self) -> None:

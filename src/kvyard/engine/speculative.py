@@ -20,7 +20,7 @@ class DraftChances:
         self._chance: dict[str, Random] = {}
 
     def holding(self, job: Job, drafts: int) -> int:
-        """How many of the next ``drafts`` of ``job`` hold."""
+        """Return how many of the next ``drafts`` of ``job`` are accepted."""
         chance = self._chance.get(job.id)
         if chance is None:
             chance = self._chance[job.id] = Random(f"{self._seed}:{job.id}")
@@ -51,7 +51,7 @@ class SpeculativeBatch:
         self._manager = manager
         self._chances = DraftChances(rates, seed)
         self.holding: Callable[[Job, int], int] = self._chances.holding
-        """Says how many of so many drafts of a job hold. A recorded run puts in its own."""
+        """Returns how many drafts of a job are accepted. A recorded run puts in its own."""
 
     def join(self, job: Job) -> None:
         """``job`` has its first token and decodes from now on."""
@@ -63,14 +63,14 @@ class SpeculativeBatch:
         self._chances.forget(job)
 
     def tokens(self, job: Job) -> int:
-        """How many tokens ``job`` computes in a pass: its last one and the drafts, of which more than it may still produce are
-        computed for nothing; none that would go beyond the model's length.
+        """Return the number of tokens that ``job`` computes in a pass: its last one and the drafts, of which more than it
+        may still produce are computed for nothing; none beyond the model's length.
         """
         return min(1 + self.drafts, self._manager.max_model_len - job.num_tokens)
 
     def filler(self, past: int) -> int:
-        """How many made-up drafts join the one token that a job admitted with ``past`` computed ones has to compute, so that
-        all jobs of the pass compute as many. They never hold.
+        """Return the number of made-up drafts that join the one token which a job admitted with ``past`` computed ones has
+        to compute, so that all jobs of the pass compute as many. They are never accepted.
         """
         return self.drafts if past + self.drafts + 2 <= self._manager.max_model_len else 0
 

@@ -13,7 +13,7 @@ from kvyard.engine.loads import Loads
 
 
 class Stores:
-    """What one engine stores below its device."""
+    """Blocks that one engine stores below its device."""
 
     def __init__(self, loads: Loads, batch: DecodeBatch) -> None:
         self.stalled: dict[int, Job] = {}

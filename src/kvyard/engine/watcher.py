@@ -1,7 +1,7 @@
-"""What an engine tells its watcher: the one way results leave the core.
+"""Reports of an engine to its watcher: the one way for results to leave the core.
 
-A watcher is told what happened, at which instant, in the middle of it; it must neither raise nor call back. Decode passes
-are told as stretches: many passes of one unchanged batch at once, since that is how they are computed.
+A watcher receives an event with its instant in the middle of a change; it must neither raise nor call back. Decode passes
+are reported in groups: many passes of one unchanged batch at once, since that is how they are computed.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ class Watcher:
     """Ignores everything; override what you want to know."""
 
     wants_tokens = False
-    """Whether ``decoded`` should name the jobs of each stretch. That costs, so it must be asked for."""
+    """True if ``decoded`` should name the jobs of each group of passes. That costs, so it must be asked for."""
     waits_for_first_tokens = True
-    """Whether something is done with a first token at the instant at which it comes. Otherwise, where another worker computed
-    the prompt, it may be told later, with its time, which makes for fewer and longer plans.
+    """True if a first token is acted on at the instant at which it comes. Otherwise, where another worker computed the
+    prompt, it may be reported later, with its time, which makes for fewer and longer plans.
     """
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
@@ -43,7 +43,7 @@ class Watcher:
 
     def produced(self, job: Job, count: int, end: int) -> None:
         """``job`` produced ``count`` tokens in a pass that ended at ``end``, its first ones or a burst of accepted drafts.
-        Plain decode steps are told by ``passed`` and ``decoded``.
+        Plain decode steps are reported by ``passed`` and ``decoded``.
         """
 
     def preempted(self, job: Job, now: int) -> None:

@@ -101,13 +101,13 @@ class StateGroup(Group):
 
 
 class _Progress:
-    """What an aligned state group remembers of a request between steps."""
+    """State of an aligned state group for a request between steps."""
 
     __slots__ = ("inside", "started")
 
     def __init__(self) -> None:
         self.started = False
-        """Whether a step has been allocated: speculative blocks come with the first."""
+        """True once a step has been allocated: speculative blocks come with the first."""
         self.inside: Extent | None = None
         """The state that a prompt ends with inside a block: others may hit it, so it is not to be written again."""
 
@@ -159,7 +159,7 @@ class AlignedStateGroup(StateGroup):
         return 1 if self._progress(table).started else 1 + self.spec.spec_blocks
 
     def _ends_inside(self, table: Table, hit: GroupHit, demand: Demand) -> bool:
-        """Whether the step begins inside a block that others may hit, so that one more is needed for a copy."""
+        """Return true if the step begins inside a block that others may hit, so that one more is needed for a copy."""
         return self._progress(table).inside is not None or bool(hit.blocks and demand.local % self.block_size)
 
     def take_new(self, table: Table, demand: Demand) -> list[int]:

@@ -28,7 +28,7 @@ class WindowRule(Rule):
         return (position + 1) * self.block_size + self.window - 2
 
     def needed(self, drop: bool) -> int:
-        """How many consecutive blocks a hit rests on, the one to be dropped included."""
+        """Return the number of consecutive blocks that a hit rests on, including the one to be discarded."""
         return -((1 - self.window) // self.block_size) + drop
 
     def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:

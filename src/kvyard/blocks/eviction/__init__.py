@@ -16,13 +16,13 @@ from kvyard.registry import Registry
 
 
 class EvictionOrder(Protocol):
-    """What the pool asks of an order. All verbs but iteration take constant (or logarithmic) time."""
+    """Interface of an eviction policy for the block pool. All verbs but iteration take constant (or logarithmic) time."""
 
     reads_priorities: bool
-    """Whether it goes by the retention priorities of extents, and by the time at which those expire."""
+    """True if it reads the retention priorities of extents, and the time at which those expire."""
 
     def push(self, extent: Extent) -> None:
-        """The last holder let go of ``extent``: it becomes a candidate, after its equals."""
+        """Add ``extent``, whose last reference was released, as a candidate, after its equals."""
 
     def push_front(self, extent: Extent) -> None:
         """``extent`` was taken from the head and comes back there: it is the next to go among its equals."""

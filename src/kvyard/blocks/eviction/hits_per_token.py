@@ -1,8 +1,8 @@
-"""Hits per token (HPT), as proposed for SGLang in sgl-project/sglang #30300: a large piece must be used more often to stay.
+"""Hits per token (HPT), as proposed for SGLang in sgl-project/sglang #30300: a large run must be used more often to stay.
 
-There a node of the radix tree is the unit, and its size changes as the tree branches. Here it is the piece that one request
-computed: its blocks keep that size when others share part of it, so what is evicted doesn't depend on how extents are split.
-In a group with a window a request lets go of blocks while it runs; there a piece is what leaves the window at once.
+There a node of the radix tree is the unit, and its size changes as the tree branches. Here it is the run that one request
+computed: its blocks keep that size when others share part of it, so evictions don't depend on how extents are split. In a
+group with a window a request releases blocks while it runs; there a run is what leaves the window at once.
 """
 
 from kvyard.blocks.eviction.ranked import RankedOrder

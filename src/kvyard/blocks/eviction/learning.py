@@ -1,7 +1,8 @@
-"""Orders that learn: they are told who used what, what was evicted and, if they ask, who waits.
+"""Eviction policies that learn: they receive every use, every eviction and, if they ask, the waiting requests.
 
-A use is told when a request lets go of its blocks, held by others or not: once for each request and block. So the order knows
-of it before the blocks become candidates. A lower tier tells a use when a request matches pages there or stores them.
+A use is reported when a request releases its blocks, held by others or not: once for each request and block. So the policy
+knows of it before the blocks become candidates. A lower tier reports a use when a request matches pages there or stores
+them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,29 +14,29 @@ from kvyard.blocks.use import Use
 from kvyard.registry import Options, defaults
 
 Split = Callable[[Extent, int], Extent]
-"""Splits off the first so many blocks of an extent, wherever it is; returns the earlier part."""
+"""Function that splits off the given number of leading blocks of an extent; returns the earlier part."""
 
 
 class LearningOrder:
-    """The interface beyond ``EvictionOrder``, and what most of these orders do when they are told."""
+    """Interface beyond ``EvictionOrder``, and the default behaviour of most policies that learn."""
 
     OPTIONS: ClassVar[Options] = {}
     """Numbers that people may set."""
     reads_priorities = False
     reads_time = False
-    """Whether it goes by the clock."""
+    """True if it depends on the clock."""
     reads_queue = False
-    """Whether it wants to know who waits (``protect``). Such an order is for the device of one engine."""
+    """True if it reads the waiting requests (``protect``). Such a policy is for the device of one engine."""
     needs_future = False
-    """Whether it needs ``RequestFacts.next_uses``, which only the replay of a trace has."""
+    """True if it needs ``RequestFacts.next_uses``, which only the replay of a trace has."""
     foreseeable = True
-    """Whether iteration says who goes next, however much is evicted in one go."""
+    """True if iteration gives the next victims, however many blocks are evicted in one go."""
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
         self.now = now
         self.options = defaults(self.OPTIONS) if options is None else dict(options)
         self.queue_depth = 0
-        """How many of those who wait it looks at."""
+        """Number of waiting requests that it reads."""
         self.capacity = 0
         """Blocks of the pool."""
         self._split: Split | None = None
@@ -131,7 +132,7 @@ def learning_order(name: str) -> type[LearningOrder] | None:
 
 
 def history_of(extent: Extent) -> UseHistory:
-    """What is known of ``extent``; of one that was never told of, nothing."""
+    """Return the history of ``extent``; an empty one before its first use."""
     history = extent.history
     if history is None:
         history = extent.history = UseHistory()

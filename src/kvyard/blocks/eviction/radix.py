@@ -19,7 +19,7 @@ PROTECTED_HITS: Final = 2
 
 
 class WindowPart:
-    """What a node has of the pages of sliding-window layers (``kvyard.blocks.window_pages``)."""
+    """Pages of sliding-window layers of a node (``kvyard.blocks.window_pages``)."""
 
     __slots__ = ("extent", "locks", "newer", "older", "present")
 

@@ -1,11 +1,12 @@
-"""S3-FIFO (Yang et al., SOSP 23): a small queue for what is new, a main one for what was used again, a ghost that remembers.
+"""S3-FIFO (Yang et al., SOSP 23): a small queue for what is new, a main one for what was used again, a ghost that
+remembers.
 
-New blocks enter the small queue, a tenth of the cache. Once it is full, its oldest block goes to the main queue if it was used
-at least twice more, else it is evicted and its name enters the ghost, which remembers as many names as the main queue has
-blocks. What is computed again while the ghost remembers it enters the main queue. There the oldest block is evicted if it
-wasn't used since it came up last, else it goes to the end with one use less.
+New blocks enter the small queue, a tenth of the cache. Once it is full, its oldest block goes to the main queue if it was
+used at least twice more, else it is evicted and its name enters the ghost, which remembers as many names as the main queue
+has blocks. What is computed again while the ghost remembers it enters the main queue. There the oldest block is evicted if
+it wasn't used since it came up last, else it goes to the end with one use less.
 
-A use moves nothing: a block that was hit goes back to its place when it is let go.
+A use moves nothing: a block that was hit returns to its place when it is released.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -57,7 +57,7 @@ class SlruOrder(LearningOrder):
         return (self._protected if self._probation.empty() else self._probation).head()
 
     def _demote(self) -> None:
-        """What the protected segment has too much of goes behind those on probation, the least recently used first."""
+        """Move the surplus of the protected segment behind those on probation, the least recently used first."""
         most = int(self.options["protected"] * self.capacity)
         while self._blocks > most:
             extent = self._protected.head()

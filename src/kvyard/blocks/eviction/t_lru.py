@@ -15,7 +15,8 @@ from kvyard.registry import Option, Options
 
 
 class TailLruOrder(RankedOrder):
-    """What can be computed again in time first, by age; then the rest, by age. L is that of the last request that used it."""
+    """Evicts blocks that can be recomputed in time first, by age; then the rest, by age. L is that of the last request that
+    used it."""
 
     OPTIONS: ClassVar[Options] = {
         "threshold": Option(2048, "Tokens that may be computed again (xi)."),
@@ -24,7 +25,7 @@ class TailLruOrder(RankedOrder):
     """The paper takes xi from the time that a first token may take; these are ours."""
 
     def _needed(self, use: Use, block_size: int) -> int:
-        """How many blocks must stay."""
+        """Return the number of blocks that must stay."""
         return ceil_div(
             max(0, use.tokens + int(self.options["next_prompt"]) - int(self.options["threshold"])), block_size
         )

@@ -28,7 +28,7 @@ from kvyard.registry import Option, Options
 
 
 class _Window(NamedTuple):
-    """What one call brought to the window, in blocks and nanoseconds."""
+    """Contribution of one call to the window, in blocks and nanoseconds."""
 
     time: int
     used: Counter[str]
@@ -39,7 +39,7 @@ class _Window(NamedTuple):
     """and after how long, in all."""
     evicted: int
     ages: int
-    """How old the evicted were, in all."""
+    """Sum of the ages of the evicted blocks."""
 
 
 class WorkloadAwareOrder(LearningOrder):

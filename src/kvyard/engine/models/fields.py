@@ -14,7 +14,7 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError, suggest
 
 NESTED = ("text_config", "llm_config", "language_config")
-"""Where multimodal configs keep the language model."""
+"""Keys under which multimodal configs keep the language model."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),

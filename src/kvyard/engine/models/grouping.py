@@ -1,7 +1,7 @@
-"""How layers come to share block tables, by vLLM's rules.
+"""Grouping of layers that share block tables, by vLLM's rules.
 
-All blocks of a pool have the same size in bytes, whichever group they serve. So layers are first given pages of one size (small
-ones hold more tokens, or are padded), then bucketed by what they keep, and buckets are cut into groups of as many
+All blocks of a pool have the same size in bytes, whichever group they serve. So layers are first given pages of one size
+(small ones hold more tokens, or are padded), then bucketed by what they keep, and buckets are cut into groups of as many
 layers as the smallest bucket has. It knows nothing of configs, weights and memory.
 """
 
@@ -27,7 +27,7 @@ class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _LayerPage(msgspec.Struct, frozen=True):
-    """What one layer keeps in one block."""
+    """Contents of one layer in one block."""
 
     spec: GroupSpec
     used: int
@@ -54,7 +54,7 @@ def group_layers(
 
 
 _Numbered = tuple[int, _LayerPage]
-"""Where a layer is among those given, and its page."""
+"""Position of a layer among those given, and its page."""
 
 
 def _grouped(layers: Sequence[CacheLayer], pages: Sequence[_LayerPage]) -> list[list[_Numbered]]:
@@ -75,7 +75,7 @@ def _grouped(layers: Sequence[CacheLayer], pages: Sequence[_LayerPage]) -> list[
 
 
 def bytes_per_block(groups: Sequence[LayerGroup]) -> int:
-    """What a block of the pool takes: as much as its largest user needs."""
+    """Return the bytes of a block of the pool: those of its largest user."""
     return max(group.page_bytes for group in groups)
 
 
@@ -100,7 +100,7 @@ def _pages(layers: Sequence[CacheLayer], block_size: int, state_mode: str, state
 
 
 def _equal(pages: Sequence[_LayerPage]) -> list[_LayerPage]:
-    """The same with pages of one size: more tokens to a block where that fits, else padding."""
+    """Return the pages at one size: more tokens to a block where that fits, else padding."""
     largest = max(page.size for page in pages)
     found = []
     for page in pages:

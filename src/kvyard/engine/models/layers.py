@@ -1,7 +1,7 @@
-"""What each layer of a model is, and what it keeps in the cache.
+"""Kind of each layer of a model, and its contents in the cache.
 
-Two steps: ``mixers`` reads how the layers mix tokens (full attention, a window, a state, ...), and ``cache_layers`` says how
-many bytes that keeps per token or per state on one rank. Which layers share blocks is decided in
+Two steps: ``mixers`` reads how the layers mix tokens (full attention, a window, a state, ...), and ``cache_layers`` returns
+the bytes that this keeps per token or per state on one rank. Layers are grouped into shared blocks in
 ``kvyard.engine.models.grouping``.
 """
 
@@ -38,7 +38,7 @@ PATTERN = {"M": "mamba", "*": "full", "-": "none", "E": "none"}
 
 
 class CacheLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer keeps on one rank: so many bytes per token, or, for a state, per state."""
+    """Cache of one layer on one rank: bytes per token, or, for a state, per state."""
 
     kind: str
     """A kind of ``kvyard.blocks.spec``."""
@@ -110,7 +110,7 @@ def _mixers(fields: Fields) -> list[str]:
 
 
 def cache_layers(fields: Fields, precision: Precision, ranks: int) -> list[CacheLayer]:
-    """What each layer that keeps anything keeps on one rank. Raises ``KvyardError`` for shapes that can't be split."""
+    """Return the cache of each layer on one rank. Raises ``KvyardError`` for shapes that can't be split."""
     found = []
     for number, kind in enumerate(mixers(fields)):
         if kind in ("mamba", "mamba1", "delta", "both"):
@@ -224,8 +224,8 @@ def _attention_bytes(fields: Fields, precision: Precision, ranks: int, everywher
 
 
 def _latent_bytes(fields: Fields, precision: Precision) -> int:
-    """What MLA keeps of one token. With sparse attention also the key of its index, 8 bits with a scale for each 128 of them;
-    an 8-bit cache then has scales for each 128, and 16 bits for the rotated part.
+    """Return MLA's bytes of one token. With sparse attention they include the key of its index, 8 bits with a scale for
+    each 128 of them; an 8-bit cache then has scales for each 128, and 16 bits for the rotated part.
     """
     rank, turned = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
     if fields.get("index_topk") is None:

@@ -33,7 +33,7 @@ from kvyard.units import show_bytes
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine needs of a model on a card. Bytes are of one rank, of the pipeline stage with the fewest blocks."""
+    """Memory plan of a model on a card. Bytes are of one rank, of the pipeline stage with the fewest blocks."""
 
     architecture: str
     layer_groups: tuple[LayerGroup, ...]
@@ -43,9 +43,9 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the scheduler counts in: the common multiple of the groups' block sizes."""
     bytes_per_block: int
     bytes_per_token: int
-    """What one more token of a long context takes for good (a window's or a state's cost is per request)."""
+    """Bytes of one more token of a long context (a window's or a state's cost is per request)."""
     bytes_per_request: int
-    """What a request holds in windows and states at most, on top of that."""
+    """Most bytes that a request holds in windows and states, on top of that."""
     parameters: int
     memory: int
     weights_bytes: int
@@ -95,7 +95,7 @@ ExpertParallel = Annotated[
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine is run. Names and defaults are vLLM's."""
+    """Options of an engine. Names and defaults are vLLM's."""
 
     gpu_memory_utilization: Annotated[float, Setting("The share of it that the engine may use.", flag=True)] = 0.92
     tensor_parallel_size: TensorParallel = 1
@@ -138,18 +138,18 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def split(self) -> Parallelism:
-        """How the model is split."""
+        """Return the split of the model."""
         return Parallelism(**{name: getattr(self, name) for name in Parallelism.__struct_fields__})
 
 
 class _StagePlan(NamedTuple):
-    """What one card of a pipeline stage has. Bytes."""
+    """Memory of one card of a pipeline stage, in bytes."""
 
     groups: list[LayerGroup]
     weights: int
     reserve: int
     cache: int
-    """What is left for the cache."""
+    """Bytes left for the cache."""
 
     @property
     def block(self) -> int:
@@ -167,7 +167,7 @@ MOST_RANKS = 64
 
 
 def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
-    """What an engine gets for ``config`` (a Hugging Face config.json) on ranks with ``memory`` bytes each.
+    """Plan the memory of an engine for ``config`` (a Hugging Face config.json) on ranks with ``memory`` bytes each.
 
     ``options`` are those of ``PlanOptions``. Raises ``KvyardError`` for configs that lack fields, shapes that can't be split,
     and memory that doesn't suffice.

@@ -1,4 +1,4 @@
-"""How a model is split over cards, by vLLM's rules: which layers a stage has, and what can't be split so."""
+"""Split of a model over cards by vLLM's rules: the layers of a stage, and refusals of impossible splits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kvyard.integers import ceil_div
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model is split over cards; names are vLLM's."""
+    """Split of a model over cards; names are vLLM's."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     """Ranks that each have requests of their own. They share the experts, and have copies of all else."""
     enable_expert_parallel: bool = False
-    """Whether whole experts are spread over all tensor and data ranks, instead of slices of every expert."""
+    """True if whole experts are spread over all tensor and data ranks, instead of slices of every expert."""
 
     def check(self) -> None:
         """Raise ``KvyardError`` for a size that can't be."""
@@ -41,7 +41,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return 1 if spread else self.tensor_parallel_size
 
     def experts_of(self, experts: int, width: int) -> tuple[int, int]:
-        """How many experts a rank has, and which part of their width."""
+        """Return the number of experts of a rank, and the part of their width."""
         if self.enable_expert_parallel:
             return ceil_div(experts, self.expert_ranks), width
         return experts, ceil_div(width, self.expert_ranks)

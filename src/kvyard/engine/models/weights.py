@@ -1,7 +1,7 @@
-"""How many parameters a model has and how many bytes they take, estimated from its config.
+"""Number of parameters of a model and their bytes, estimated from its config.
 
-Good to about a percent for the families below (the tests compare with published counts); for others, and for checkpoints with
-unusual quantisation, say the bytes yourself. Vision towers and draft heads are left out.
+Good to about a percent for the families below (the tests compare with published counts); for others, and for checkpoints
+with unusual quantisation, say the bytes yourself. Vision towers and draft heads are left out.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ WEIGHT_DTYPES: Mapping[str, tuple[str, ...]] = {
     "fp4": ("nvfp4", "modelopt_fp4"),
     "mxfp4": (),
 }
-"""What weights may be stored in, with other spellings."""
+"""Data types of stored weights, with other spellings."""
 WEIGHT_BITS: Mapping[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.16, "fp4": 4.5, "mxfp4": 4.25}
 """Scales included: groups of 128 share 16 bits and a zero point (int4), of 16 a byte (fp4), of 32 a byte (mxfp4)."""
 MXFP4_TILE = 256
@@ -44,7 +44,7 @@ EMBEDDINGS_EVERYWHERE = (
     *("gemma2", "gemma3", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h"),
     *("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5"),
 )
-"""What the types of models begin with of which every pipeline stage has the embeddings, as vLLM makes them."""
+"""Prefixes of the model types of which every pipeline stage has the embeddings, as in vLLM."""
 HEADS_EVERYWHERE = tuple(name for name in EMBEDDINGS_EVERYWHERE if name != "qwen3_5")
 """And the output layer."""
 NOT_GATED = ("nemotron_h", "gpt2", "opt", "falcon", "gpt_neox", "gpt_bigcode", "starcoder2", "phi")
@@ -306,7 +306,7 @@ def _types(fields: Fields) -> Any:
 
 
 def _alone(fields: Fields) -> bool:
-    """Whether a layer is a mixer or an MLP, and never both."""
+    """Return true if a layer is a mixer or an MLP, and never both."""
     if isinstance(fields.get("hybrid_override_pattern"), str):
         return True
     return fields.model_type == "nemotron_h" and isinstance(_types(fields), list)
