@@ -22,12 +22,12 @@ PASS_START: Final = 7
 SAMPLE: Final = 8
 
 NETWORK: Final = 0
-"""Which of HANDOVER: something arrives over the network,"""
+"""Kind of HANDOVER: something arrives over the network,"""
 COMPUTED: Final = 1
 """or prompts were computed just now."""
 
 HELD_BACK: Final = 1
-"""Which of REROUTING: of requests that flow control holds back, now that a worker has room; 0 of those without a worker."""
+"""Kind of REROUTING: requests that flow control holds back, now that a worker has room; 0 is those without a worker."""
 
 _KINDS: Final = 9
 _BITS: Final = 32

@@ -22,7 +22,7 @@ from kvyard.replay.traces.identity import cumulative
 
 
 class TraceArrivals:
-    """Requests as they become due. ``take`` hands them out, ``ended`` says that one is through."""
+    """Requests as they become due. ``take`` hands them out, ``ended`` reports that a request has ended."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TraceArrivals:
         self._waiting: dict[str, list[TraceRequest]] = {}
         """By the id of one who must end first."""
         self._missing: dict[str, int] = {}
-        """How many must still end before a request can come."""
+        """Number of requests that must still end before a request can come."""
         self._ends: dict[str, int] = {}
         """When those ended that others may name."""
         self._early = bytearray()
@@ -214,7 +214,7 @@ class TraceArrivals:
             self._next_row()
 
     def _until_sent(self) -> int:
-        """How long a slot that opens now waits before it sends: its share of the ramp, or the client's turn-around."""
+        """Return the wait of a slot that opens now before it sends: its share of the ramp, or the client's turn-around."""
         opened = self._slots_opened
         self._slots_opened += 1
         return (

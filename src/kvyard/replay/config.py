@@ -1,4 +1,4 @@
-"""What people write to describe a replay: a fleet, how it is routed, and how the trace is driven. Values only."""
+"""Description of a replay as people write it: a fleet, its routing, and how the trace is driven. Values only."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ LEFT_OUT = {
     "autoscaling": "say autoscale, as in autoscale=threshold:ttft_p99=1s,min=2,max=16,startup=90s",
     "planner": "say autoscale, as in autoscale=predictive:min=2,max=16,startup=90s",
 }
-"""What this replay refuses by name."""
+"""Settings that this replay refuses by name."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """In ns, as are the others."""
     drain: Annotated[int | None, Setting("When they stop taking new requests.", parse=duration)] = None
     fail: Annotated[int | None, Setting("When they fail.", parse=duration)] = None
-    """What they had is lost, and their requests are routed again."""
+    """Their contents are lost, and their requests are routed again."""
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
@@ -124,7 +124,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How prompts go from prefill to decode workers."""
+    """Transfer of prompts from prefill to decode workers."""
 
     heading: ClassVar[str] = "Prefill and decode apart"
     decider: Annotated[
@@ -165,10 +165,10 @@ class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PullConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a worker gets from others what they have of a prompt."""
+    """Transfer of prefixes that other workers have."""
 
     source: str = "host"
-    """Where it is read: in the other's ``host`` tier, or on its ``device``."""
+    """Tier it is read from: the other's ``host`` tier, or its ``device``."""
     min_lead: int = 1024
     """Tokens that the other must have beyond this worker's own."""
     tolerance: int = 1
@@ -214,7 +214,7 @@ def read_pull(name: str, value: object) -> PullConfig | None:
 
 
 class AutoscaleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How workers come and go by what there is to do. Times are nanoseconds."""
+    """Start and stop of workers by load. Times are nanoseconds."""
 
     policy: str = "threshold"
     options: dict[str, float] = msgspec.field(default_factory=dict)
@@ -225,11 +225,11 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     startup: int = 60 * SECOND
     """From asking for a worker until it takes requests."""
     period: int = 10 * SECOND
-    """How often the policy is asked."""
+    """Interval between two decisions of the scaling policy."""
     warm: bool = False
-    """Whether a worker that was switched off still has its caches when it is started again."""
+    """True if a stopped worker still has its caches when it is started again."""
     moves: bool = True
-    """Whether requests that wait at a worker which is let go are routed again."""
+    """True if requests that wait at a worker which is stopped are routed again."""
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
@@ -288,7 +288,7 @@ def read_warm_up(name: str, value: object) -> str:
 
 
 class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a trace is driven, simulated or live."""
+    """Driving of a trace, simulated or live."""
 
     heading: ClassVar[str] = "Load"
     speedup: Annotated[float, Setting("Divide gaps between arrivals, and think times, by this.", flag=True)] = 1.0
@@ -409,12 +409,12 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 0.0
     """0 for names, which are exact."""
     plans: Annotated[bool, Setting("Off: one pass at a time, for checking.")] = True
-    """The same results, slowly."""
+    """Results are equal, and take longer."""
     samples: Annotated[int, Setting("About how many points the timeline has.")] = 150
 
     @property
     def warmed_by(self) -> WarmUp:
-        """What isn't counted."""
+        """Return the part that isn't counted."""
         return NO_WARM_UP if self.warm_up is None else parse_warm_up(self.warm_up)
 
     @property
@@ -429,7 +429,7 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         return found if self.turnaround is None else found._replace(turnaround=self.turnaround)
 
     def made_of(self, kind: WorkerConfig) -> int:
-        """How many workers of ``kind`` a fleet makes, those included that may come later."""
+        """Return the number of workers of ``kind`` that a fleet makes, including those that may come later."""
         return kind.count if self.autoscale is None else self.autoscale.most
 
     @property
@@ -439,7 +439,7 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def disaggregated(self) -> bool:
-        """Whether prompts and answers may be computed by different workers."""
+        """Return true if prompts and answers may be computed by different workers."""
         return any(kind.engine.role != "both" for kind in self.workers)
 
     @property

@@ -1,7 +1,7 @@
-"""What a trace tells of a request beside its tokens, for eviction orders that make something of it.
+"""Facts of a trace about a request besides its tokens, for eviction policies that use them.
 
-Its category is what it says of model, adapter and priority; its turn is counted where the trace has sessions. For the oracle
-there is also the future: which request uses each part of the prompt next. That takes the whole trace at once.
+Its category is made of model, adapter and priority; its turn is counted where the trace has sessions. For the oracle there
+is also the future: which request uses each part of the prompt next. That takes the whole trace at once.
 """
 
 from collections import Counter

@@ -89,7 +89,7 @@ class Fleet:
         handovers = self._make_handovers()
 
         self.listeners: list[Listener] = []
-        """Who receives what happens to requests, in this order; see ``listeners``."""
+        """Receivers of reports about requests, in this order; see ``listeners``."""
         reads_pace = any(policy.needs_pace for policy in policies) or (split is not None and split.decider.looks)
         self.workers: list[Worker] = []
         with rarely_collected():

@@ -20,7 +20,7 @@ class FleetFlow:
         self.waited = array("q")
         """Nanoseconds, of requests that had to wait."""
         self.overtaken = 0
-        """How often a request that waited saw a later one go first."""
+        """Number of times that a later request went before a waiting one."""
         self.longest = 0
         """Requests that waited at a time, at most."""
         self.refused: dict[str, int] = {}

@@ -49,7 +49,7 @@ class Gaps:
             self._settle()
 
     def clear(self) -> None:
-        """Forget all gaps so far."""
+        """Discard all gaps so far."""
         self._settle()
         self._table[:] = 0
         self._longer.clear()

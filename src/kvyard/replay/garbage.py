@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 OBJECTS = 1_000_000
-"""So many more objects than before make Python look among the young ones, instead of 700."""
+"""Growth in objects at which Python collects the young generation, instead of 700."""
 _NEVER = 1 << 30
 
 

@@ -20,7 +20,7 @@ from kvyard.tiers.network import Flow
 
 
 class Handover:
-    """One request on its way from a prefill worker to a decode worker."""
+    """Request in flight from a prefill worker to a decode worker."""
 
     __slots__ = (
         "blocks",
@@ -41,9 +41,9 @@ class Handover:
         self.stages = Stages()
         record.stages = self.stages
         self.source: tuple[Worker, int] | None = None
-        """Who computes the prompt: a worker and its rank."""
+        """Worker and rank that compute the prompt."""
         self.target: tuple[Worker, int] | None = None
-        """Who decodes."""
+        """Worker and rank that decode."""
         self.prefill: Job | None = None
         self.decode: Job | None = None
         self.missing = 0
@@ -116,7 +116,7 @@ class Handovers:
             self._to_compute.append(hand)
 
     def take_reserved(self) -> list[Handover]:
-        """Those for which there is room since the last call, and whose prompts are to be computed now."""
+        """Return the hand-overs for which there is room since the last call, and whose prompts are to be computed now."""
         if not self._to_compute:
             return self._to_compute
         taken, self._to_compute = self._to_compute, []

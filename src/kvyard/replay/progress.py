@@ -14,7 +14,7 @@ from kvyard.replay.traces.files import PACKED, open_bytes
 COUNTED = 2 * 2**30
 """Bytes on disk up to which the lines of a plain file are counted, to know how far there is to go: two seconds, about."""
 COUNTED_PACKED = 200 * 2**20
-"""The same of packed files, which take longer."""
+"""``COUNTED`` for compressed files, which take longer."""
 
 
 class Bar:

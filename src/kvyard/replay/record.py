@@ -50,7 +50,7 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     root: str | None = None
     """Of a sub-agent: the session at the top of those that called it."""
     tenant: str = ""
-    """Who it belongs to; empty where the trace doesn't say."""
+    """Tenant; empty if the trace has none."""
     arrival: int
     due: int = -1
     """Of a session's request that comes at a recorded time: that time. Earlier requests of the session may delay it."""
@@ -97,9 +97,9 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     best_overlap: int = 0
     """Blocks of its prompt that the router believed any worker to have, at most."""
     retries: int = 0
-    """How often it was routed again because its worker failed."""
+    """Number of times that it was routed again because its worker failed."""
     stages: Stages | None = None
-    """Where another worker computed its prompt."""
+    """Stages, if another worker computed its prompt."""
     request: TraceRequest = NO_REQUEST
     """The request itself, while it is in flight in a simulated fleet."""
 

@@ -78,7 +78,7 @@ class Recorder(Watcher):
             self._paused.append((fresh, end - start))
 
     def _add_gaps(self, durations: Durations, decoding: int) -> None:
-        """Who was kept waiting has a longer first gap."""
+        """Lengthen the first gap of requests that were kept waiting."""
         if self._paused:
             first, durations = durations[:1], durations[1:]
             left = decoding

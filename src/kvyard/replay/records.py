@@ -71,7 +71,7 @@ class RowLayout:
         a request is in flight, and ``CALLED_TOOL`` if its answer called a tool."""
         self.size = self.dtype.itemsize
         self.filled = self.size - 1
-        """Where ``filled`` stands in a row."""
+        """Position of ``filled`` in a row."""
         self.pack_into = _packing(self.dtype).pack_into
 
 

@@ -1,7 +1,9 @@
-"""Seen: which workers have ever computed which part of which text. It tells a lost prefix from one that no worker had.
+"""Seen: the workers that have ever computed each part of a text. It distinguishes a lost prefix from one that no worker
+had.
 
-It is kept for as long as a replay runs, so it must be small: texts are lines of ids that branch off each other, and who has
-computed them is kept by stretches. An id names all that comes before it, so who has computed one has all before it.
+It is kept for as long as a replay runs, so it must be small: texts are lines of ids that branch off each other, and their
+workers are kept by runs. An id names all that comes before it, so a worker that has computed one has computed all before
+it.
 
 All lines lie in a few long columns: a line takes 8 bytes an id and some 150 besides. As objects they took 500.
 """
@@ -22,7 +24,7 @@ _Path: TypeAlias = list[tuple[int, int, int]]
 
 
 class _Lines:
-    """Lines of ids, found by their first, and the workers of each stretch of them, as bits."""
+    """Lines of ids, found by their first, and the workers of each run of them, as bits."""
 
     __slots__ = ("_firsts", "bases", "ids", "masks", "offsets", "split")
 
@@ -30,13 +32,13 @@ class _Lines:
         self.ids: Ids = array("Q")
         """Of all lines, one after the other."""
         self.offsets = array("q", [0])
-        """Where each line begins there, and the next one to come."""
+        """Start of each line there, and of the next one to come."""
         self.bases = array("q")
         """By line, the position of its first id in its text."""
         self.masks: list[int] = []
         """By line, the workers of all of it, unless it is in ``split``. Objects that are shared, as most have one worker."""
         self.split: dict[int, tuple[list[int], list[int]]] = {}
-        """Of lines of which workers have computed different parts: the positions where stretches end, and who has each."""
+        """For lines of which workers have computed different parts: the positions where runs end, and the workers of each."""
         self._firsts: dict[int, int] = {}
         """Lines by their first id."""
 
@@ -61,12 +63,12 @@ class _Lines:
         return self.bases[line] + self.offsets[line + 1] - self.offsets[line]
 
     def stretches(self, line: int) -> tuple[list[int], list[int]]:
-        """Where they end, and the workers of each."""
+        """Return the ends of runs, and the workers of each."""
         found = self.split.get(line)
         return ([self.stop(line)], [self.masks[line]]) if found is None else found
 
     def workers(self, line: int, at: int) -> int:
-        """Those that have computed the id at a position."""
+        """Return the workers that have computed the id at a position."""
         found = self.split.get(line)
         if found is None:
             return self.masks[line]
@@ -74,7 +76,7 @@ class _Lines:
         return masks[bisect_right(stops, at)]
 
     def upto(self, line: int, worker: int, low: int, high: int) -> int:
-        """How far from ``low`` on a worker, given by its bit, has computed it, at most to ``high``."""
+        """Return the position up to which a worker, given by its bit, has computed it from ``low`` on, at most ``high``."""
         found = self.split.get(line)
         if found is None:
             return high if self.masks[line] & worker else low
@@ -121,8 +123,8 @@ class Seen:
                 start = stop
 
     def gone(self, job: Job, found: int, worker: int) -> int:
-        """How many tokens of ``job`` behind the ``found`` ones only workers had computed that were switched off since. Then
-        notes that ``worker`` has them.
+        """Return the tokens of ``job`` behind the ``found`` ones that only workers had computed which were stopped since.
+        Then records that ``worker`` has them.
         """
         chain, off = job.chain, self._off
         if not off or not isinstance(chain, TraceChain):
@@ -179,8 +181,8 @@ class Seen:
         return why, lost, elsewhere, own
 
     def _own(self, session: str, path: _Path, anyone: int, count: int) -> int:
-        """How many ids on ``path`` earlier prompts of ``session`` had. Then notes that it has all ``count`` ids of the text, of
-        which some worker had ``anyone`` before.
+        """Return the number of ids on ``path`` that earlier prompts of ``session`` had. Then records that it has all
+        ``count`` ids of the text, of which some worker had ``anyone`` before.
         """
         lines = self._sessions.get(session)
         if lines is None:

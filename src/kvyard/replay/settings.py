@@ -45,7 +45,7 @@ SHARED_GB_S = 80
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes blocks, bytes and times of an engine, and isn't a field of its configuration."""
+    """Settings that become blocks, bytes and times of an engine, and aren't fields of its configuration."""
 
     heading: ClassVar[str] = "Model, card and time"
     model: Annotated[
@@ -128,7 +128,7 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of links, apart from a tier's own speed."""
+    """Settings of links, apart from a tier's own speed."""
 
     heading: ClassVar[str] = "Memory below the device"
     link: Annotated[str | None, Setting("A measured link to host memory: h200 or h200-queued.", flag=True)] = None
@@ -183,7 +183,7 @@ OF_TIERS = Settings(
 OF_AN_ENGINE = Settings(settings_of(EngineConfig), settings_of(ModelSettings), settings_of(SpeculativeConfig), OF_TIERS)
 """Everything that can be set of one engine, by name."""
 OF_A_WORKER = Settings(settings_of(WorkerConfig), OF_AN_ENGINE, left_out=LEFT_OUT)
-"""What a table of workers can have."""
+"""Settings of a table of workers."""
 SETTINGS = Settings(
     {"workers": settings_of(ReplayConfig)["workers"]},  # first in help
     settings_of(RouterConfig),
@@ -310,7 +310,7 @@ def _kind(given: Mapping[str, Any], where: str, seed: int) -> WorkerConfig:
 
 
 def engine_config(given: Mapping[str, Any], seed: int = 0, ranks: int = 1) -> EngineConfig:
-    """One of so many data-parallel ``ranks`` of parsed settings. Raises ``KvyardError`` for what contradicts itself."""
+    """Return the configuration of one of ``ranks`` data-parallel ranks. Raises ``KvyardError`` for contradictions."""
     given = _with_weights(given)
     if "model" in given and Fields(find_config(given["model"])).integer("num_experts", 0):
         given = {**given, "data_parallel_size": ranks}  # they share the experts; ranks of other models share nothing

@@ -12,7 +12,7 @@ from kvyard.replay.worker import Worker
 from kvyard.tiers.timeline import Timeline
 
 POOL = Holder("shared", 0, True)
-"""Who holds what is in shared tiers."""
+"""Holder of shared tiers."""
 
 
 class SharedTiers:

@@ -7,7 +7,7 @@ from kvyard.settings import duration
 
 
 class WarmUp(NamedTuple):
-    """What isn't counted. One of the three."""
+    """Part that isn't counted. One of the three."""
 
     requests: int = 0
     """The first this many requests."""

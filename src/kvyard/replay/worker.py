@@ -194,7 +194,7 @@ class SampleSeries:
         return now - now % self.distance + self.distance
 
     def clear(self, now: int) -> None:
-        """Forget the points so far, and count from ``now`` on."""
+        """Discard the points so far, and count from ``now`` on."""
         self.times, self.points = [], []
         self.held = self.cached = 0.0
         self._since = now

@@ -9,7 +9,8 @@ from kvyard.router import Decision, Router, RouteRequest
 
 
 class WorkerPool:
-    """Workers of all roles, or of all roles but one. Workers of that one may be added, drained and removed without effect."""
+    """Workers of all roles, or of all roles but one. Workers of the excluded role may be added, drained and removed without
+    effect."""
 
     def __init__(self, router: Router, excluded: Role | None = None) -> None:
         self.router = router
@@ -40,7 +41,7 @@ class WorkerPool:
             self.router.drain(holder)
 
     def remove(self, worker: Worker) -> None:
-        """Forget ``worker``, which is drained, and what it had."""
+        """Remove ``worker``, which is drained, and its contents."""
         if worker.role == self._excluded:
             return
         for holder in worker.holders:

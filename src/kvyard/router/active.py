@@ -38,7 +38,7 @@ class Active:
         self.prefill_tokens = prefill
         """Left to compute; 0 once the prefill is done."""
         self.pairs = 0
-        """How often its tokens attend to others; 0 once they are computed."""
+        """Number of token pairs that attend; 0 once they are computed."""
         self.past_ms = 0.0
         """Milliseconds that attention to cached tokens adds to its prefill; 0 once that is done."""
         self.output_blocks = 0
@@ -146,7 +146,7 @@ class ActiveLoads:
             self.rerank(worker)
 
     def end(self, id_: object) -> Active | None:
-        """Forget a request; returns its entry, ``None`` if there is none."""
+        """Remove a request; returns its entry, ``None`` if there is none."""
         entry = self.active.pop(id_, None)
         if entry is None:
             return None

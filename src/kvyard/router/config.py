@@ -1,4 +1,4 @@
-"""What a router can be told. Checked once; each refusal is one sentence."""
+"""Configuration of a router. Checked once; each refusal is one sentence."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter

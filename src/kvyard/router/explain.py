@@ -16,7 +16,7 @@ REASONS = {
     "time": "its first token costs least time, there and for others",
     "turn": "it was its turn",
 }
-"""What a decision's ``why`` says."""
+"""Texts of a decision's ``why``."""
 
 
 def explain(decision: Decision, config: RouterConfig, block_size: int) -> str:

@@ -55,7 +55,7 @@ class RoutingInput:
         self.now = now
         """Nanoseconds."""
         self.workers = workers
-        """Those that may be chosen, by slot; at least one."""
+        """Workers that may be chosen, by slot; at least one."""
         self.eligible = eligible
         """Their slots, as bits."""
         self.rng = rng
@@ -63,7 +63,7 @@ class RoutingInput:
         self.loads = loads
         """Everyone's books, including workers that may not be chosen."""
         self.prefixes = prefixes
-        """What caches hold; ``None`` where no worker has any of the prompt. Policies read ``matches``."""
+        """Contents of caches; ``None`` if no worker has any of the prompt. Policies read ``matches``."""
         self._shared = shared
         self.speeds = speeds
         """Every pace with the slots, as bits, of the workers that have it; for policies with ``needs_pace``."""
@@ -82,7 +82,7 @@ class RoutingInput:
 
     @property
     def longest_matches(self) -> list[Match]:
-        """Those of ``matches`` with the most cached tokens."""
+        """Return the ``matches`` with the most cached tokens."""
         return longest_of(self.matches)
 
     @property
@@ -154,7 +154,7 @@ class RoutingInput:
 
 
 def _draw(count: int, rng: Random) -> int:
-    """What ``rng.randrange(count)`` draws, without the checks that it makes in Python: ties are frequent."""
+    """Draw like ``rng.randrange(count)``, without the checks that it makes in Python: ties are frequent."""
     bits = count.bit_length()
     drawn = rng.getrandbits(bits)
     while drawn >= count:

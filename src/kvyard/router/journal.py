@@ -1,12 +1,13 @@
-"""The journal: all that a router was told and what it decided, in order.
+"""The journal: all inputs and decisions of a router, in order.
 
-A router has no clock and no socket, so its decisions follow from its calls alone: which batches the index had applied, who was
-there, what was under way. Written down in the order in which they happened, these are enough to take every decision again
-(``kvyard.lab.rehearsal`` does), and to see afterwards what a decision was based on.
+A router has no clock and no socket, so its decisions follow from its calls alone: the batches that the index had applied,
+the workers, the requests in flight. Written down in the order in which they happened, these are enough to take every
+decision again (``kvyard.lab.rehearsal`` does), and to see afterwards what a decision was based on.
 
 It knows nothing of HTTP and of no text: a prompt is the number of its blocks and the key of the last one, which names all
-before it too. A line is an ``Entry``; the tags are what files say, and stay as they are. A router is given a journal when it is
-made, and so is a ``JournaledIndexer``; a ``JournalFile`` is one on disk, and ``read_journal`` reads it back.
+before it too. A line is an ``Entry``; the tags are part of the file format, and stay as they are. A router is given a
+journal when it is made, and so is a ``JournaledIndexer``; a ``JournalFile`` is one on disk, and ``read_journal`` reads it
+back.
 """
 
 import gzip
@@ -34,11 +35,11 @@ FORMAT = "kvyard-journal/1"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="did", gc=False):
-    """One line. ``at`` is the time that the router or the index was told, in nanoseconds."""
+    """One line. ``at`` is the time passed to the router or the index, in nanoseconds."""
 
     at: int = 0
     router: str = ""
-    """Which of several routers over one index; empty for the first."""
+    """Name of one of several routers over one index; empty for the first."""
 
 
 class Began(Entry, frozen=True, kw_only=True, omit_defaults=False, tag="began"):
@@ -57,13 +58,13 @@ class Listening(Entry, frozen=True, kw_only=True, tag="listening"):
 
 
 class Unheard(Entry, frozen=True, kw_only=True, tag="unheard"):
-    """A stream and all it told is forgotten."""
+    """A stream and all it announced is removed."""
 
     stream: str
 
 
 class Shared(Entry, frozen=True, kw_only=True, tag="shared"):
-    """What a pool holds is credited to these from now on."""
+    """Blocks of a pool are credited to these workers from now on."""
 
     pool: str
     members: tuple[Holder, ...] = ()
@@ -82,7 +83,7 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
     dialect: str = ""
     """Of the wire; ``none`` where the subscriber itself speaks."""
     events: int = 0
-    """How many."""
+    """Number of events."""
     reason: str = ""
 
     @classmethod
@@ -113,14 +114,14 @@ class Drained(Entry, frozen=True, kw_only=True, tag="drained"):
 
 
 class Left(Entry, frozen=True, kw_only=True, tag="left"):
-    """A worker is forgotten, and with it what it had under way."""
+    """A worker is removed, and with it its requests in flight."""
 
     worker: Holder
     under_way: tuple[str, ...] = ()
 
 
 class Asked(Entry, frozen=True, kw_only=True):
-    """What is said of a prompt."""
+    """Description of a prompt."""
 
     id: str
     tokens: int
@@ -165,11 +166,11 @@ class FirstToken(Entry, frozen=True, kw_only=True, tag="first_token"):
 
     id: str
     seen: bool = True
-    """Whether its first token was seen then, and not only a whole answer."""
+    """True if its first token was seen then, and not only a whole answer."""
 
 
 class Progressed(Entry, frozen=True, kw_only=True, tag="progressed"):
-    """A request has so many tokens."""
+    """Tokens of a request so far."""
 
     id: str
     output_tokens: int
@@ -180,7 +181,7 @@ class Ended(Entry, frozen=True, kw_only=True, tag="ended"):
 
     id: str
     refused: bool = False
-    """Whether its worker computed nothing of it."""
+    """True if its worker computed nothing of it."""
 
 
 def number(key: int | bytes) -> int:
@@ -191,7 +192,7 @@ def number(key: int | bytes) -> int:
 LINE: Any = Union[tuple({*Entry.__subclasses__(), *Asked.__subclasses__()} - {Asked})]  # noqa: UP007
 """Whatever a line can be."""
 Journal: TypeAlias = Callable[[Entry], None]
-"""Where entries go: a list's ``append``, or a ``JournalFile``'s ``write``."""
+"""Destination of entries: a list's ``append``, or a ``JournalFile``'s ``write``."""
 
 
 def named(journal: Journal, router: str) -> Journal:

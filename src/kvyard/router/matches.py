@@ -1,6 +1,6 @@
-"""Matches: what workers have of one prompt, as groups of workers that have the same of it.
+"""Matches: cached prefixes of one prompt, as groups of workers with equal prefixes.
 
-In a large fleet most workers have the same of a prompt, or nothing, so a policy looks at few groups. A set of workers is an
+In a large fleet most workers have equal prefixes of a prompt, or none, so a policy reads few groups. A set of workers is an
 integer, as everywhere in the index: slots are bits.
 """
 
@@ -15,7 +15,7 @@ Groups: TypeAlias = list[tuple[tuple[int, ...], int]]
 
 
 class CachedPrefixes:
-    """What each worker has cached of one prompt's prefix."""
+    """Cached prefix of one prompt at each worker."""
 
     __slots__ = ("announced", "groups", "tiers", "trust")
 
@@ -55,7 +55,7 @@ class CachedPrefixes:
 
 
 class Match:
-    """What some workers have of the prompt: the same for each of them."""
+    """Cached prefix of the prompt, equal for a group of workers."""
 
     __slots__ = ("cached_tokens", "confidence", "new_tokens", "pace", "shared_blocks", "slots", "tiers")
 
@@ -70,11 +70,11 @@ class Match:
         self.new_tokens = num_tokens - cached_tokens
         """Tokens left to compute."""
         self.confidence = 1.0
-        """How far the stream is trusted that told of ``tiers``; ``cached_tokens`` has it in it."""
+        """Trust in the stream that reported ``tiers``; included in ``cached_tokens``."""
         self.shared_blocks = 0
         """Blocks of the prompt that requests in flight hold there; for policies with ``needs_shared``."""
         self.pace: Pace | None = None
-        """How fast each of the workers is; for policies with ``needs_pace``."""
+        """Speed of each of the workers; for policies with ``needs_pace``."""
 
 
 def matches_of(
@@ -168,6 +168,6 @@ def _by_pace(matches: list[Match], speeds: Sequence[tuple[Pace, int]], num_token
 
 
 def longest_of(matches: Sequence[Match]) -> list[Match]:
-    """Those of ``matches`` that have the most cached tokens."""
+    """Return the ``matches`` with the most cached tokens."""
     most = max([match.cached_tokens for match in matches])
     return [match for match in matches if match.cached_tokens == most]

@@ -1,9 +1,9 @@
-"""What went where lately: prefixes that a worker was sent, remembered for a while.
+"""Memory of recent routing: prefixes that a worker was sent, kept for a while.
 
-Two things are made of it. ``approx`` routes by it alone, for engines that announce nothing. ``kv`` credits a prefix by it
-between routing and the events that tell of it, and lets go as soon as the index knows as much (``confirm``).
+It has two uses. ``approx`` routes by it alone, for engines that announce nothing. ``kv`` credits a prefix by it between
+routing and the events that announce it, and stops as soon as the index knows as much (``confirm``).
 
-Bounded in time and in blocks; what went longest without being sent again goes first. It can't know of evictions.
+Bounded in time and in blocks; prefixes that weren't sent again for the longest time go first. It can't know of evictions.
 """
 
 from bisect import bisect_left
@@ -19,10 +19,10 @@ _Sent: TypeAlias = tuple[int, int, int, PromptStretch, int]
 
 
 class RoutedMemory:
-    """Prefixes by worker. The number on a stretch says which entry touched it last."""
+    """Prefixes by worker. The number on a node is the entry that touched it last."""
 
     def __init__(self, ttl: int | None, max_blocks: int) -> None:
-        """Forget after ``ttl`` nanoseconds (``None``: never), and beyond ``max_blocks``, counted once per worker."""
+        """Evict after ``ttl`` nanoseconds (``None``: never), and beyond ``max_blocks``, counted once per worker."""
         self.ttl = ttl
         self.max_blocks = max_blocks
         self.tree = PrefixTree()
@@ -31,7 +31,7 @@ class RoutedMemory:
         self._number = 0
 
     def expire(self, now: int) -> None:
-        """Forget what is too old at ``now``."""
+        """Evict entries that are too old at ``now``."""
         entries, ttl = self._entries, self.ttl
         if ttl is not None:
             while entries and entries[0][1] + ttl <= now:
@@ -61,10 +61,10 @@ class RoutedMemory:
         return self._number
 
     def take_back(self, number: int) -> None:
-        """The prompt that got ``number`` was never computed: what counts because of it alone counts no longer.
+        """Remove the prompt that got ``number``, which was never computed: only what counts because of it.
 
-        Where stretches were joined since, what an earlier prompt had of them may go too: a prediction less, never one too many.
-        Goes through all that is remembered, which is no matter: few requests are refused.
+        Where nodes were joined since, an earlier prompt's part of them may go too: a prediction less, never one too many.
+        Scans everything that is kept, which is cheap enough: few requests are refused.
         """
         entries, tree = self._entries, self.tree
         at = bisect_left(entries, number, key=_number_of)

@@ -1,7 +1,8 @@
-"""What a router can see of caches: how much of a prompt each worker has.
+"""Router's view of caches: the prefix of a prompt that each worker has.
 
-From the index, with predictions on top: a prefix that was sent somewhere is there soon, long before its events tell of it. Or,
-for engines that announce nothing, from memory alone. A prediction ends when the index knows as much, or when its time is up.
+From the index, with predictions on top: a prefix that was sent to a worker is there soon, long before its events arrive.
+Or, for engines that announce nothing, from memory alone. A prediction ends when the index knows as much, or when its time
+is up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ class PrefixIndex(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """How it names blocks, and their size."""
+        """Return the naming of blocks, and their size."""
 
     def roster(self, workers: Sequence[Holder]) -> Roster:
         """Workers by slot, to ask ``reaches`` about."""
@@ -39,7 +40,7 @@ class Reach(NamedTuple):
 
 
 Known: TypeAlias = Mapping[Holder, Reach]
-"""What an index elsewhere says of one prompt, by worker. Those it doesn't name have nothing."""
+"""Answer of an index elsewhere for one prompt, by worker. Workers that it doesn't name have nothing."""
 
 
 class OverlapView:
@@ -65,12 +66,12 @@ class OverlapView:
             self._roster = self._indexer.roster(workers)
 
     def gone(self, slot: int) -> None:
-        """Forget what that worker was sent."""
+        """Remove the prefixes that this worker was sent."""
         if self.memory is not None:
             self.memory.tree.remove(slot)
 
     def look(self, request: RouteRequest, now: int, told: Known | None = None) -> CachedPrefixes | None:
-        """What each worker has of a prompt; ``None`` where none has anything. ``told`` counts instead of the index. It costs by
+        """Return the cached prefixes of a prompt; ``None`` if no worker has any. ``told`` replaces the index. Cost goes by
         branches, not by workers.
         """
         memory, roster = self.memory, self._roster
@@ -116,14 +117,14 @@ class OverlapView:
         return memory.remember(slot, keys, memory.tree.find(keys), now)
 
     def take_back(self, number: int) -> None:
-        """Forget a prompt that its worker never computed."""
+        """Remove a prompt that its worker never computed."""
         if self.memory is not None and number:
             self.memory.take_back(number)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _sent(self, memory: RoutedMemory, request: RouteRequest, steps: Sequence[tuple[int, int]]) -> Levels:
-        """What workers could use of what they were sent; ``steps`` are the roster's."""
+        """Return the usable part of what workers were sent; ``steps`` are the roster's."""
         size, most = self._size, max(0, request.num_tokens - 1)  # engines always compute the last token
         out: Levels = []
         for depth, slots in memory.tree.levels(self._path):
@@ -164,7 +165,7 @@ def _levels(found: Levels) -> Levels:
 
 
 def _by_tier(tiers: Sequence[Tier], reaches: Sequence[Levels]) -> Groups:
-    """How far each tier reaches with all closer ones, as what each adds: workers by all of their figures together."""
+    """Return the addition of each tier from its reach with all closer ones: workers grouped by all of their figures."""
     # A tier reaches at least as far as those before it, so the last one has everyone that has anything.
     found: list[tuple[list[int], int]] = [([blocks], slots) for blocks, slots in reaches[-1]]
     for levels in reversed(reaches[:-1]):
@@ -192,7 +193,7 @@ def _by_tier(tiers: Sequence[Tier], reaches: Sequence[Levels]) -> Groups:
 
 
 def _with_sent(found: CachedPrefixes | None, device: Levels, sent: Levels) -> CachedPrefixes | None:
-    """What is known with what was sent since, where that goes beyond it; ``device`` is the known part in device memory."""
+    """Return the known prefixes extended by those sent since; ``device`` is the known part in device memory."""
     groups: Groups = []
     predicted = False
     known = 0

@@ -1,8 +1,8 @@
-"""How fast a worker is, as a router sees it: what computing, loading and decoding take there, in milliseconds.
+"""Speed of a worker, as a router sees it: time to compute, load and decode there, in milliseconds.
 
 A replay knows, since it has the worker's own timing model (``ModelPace``). A gateway begins with one number, prompt tokens
-per second, and learns the rest from the times to first token that it sees (``LearntPace``), and which workers differ from the
-others (``RelativePace``).
+per second, and learns the rest from the times to first token that it sees (``LearntPace``), and which workers differ from
+the others (``RelativePace``).
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from kvyard.index.bits import bits
 from kvyard.integers import ceil_div
 
 PEAK_TOKENS_PER_S = 15_928.0
-"""What llm-d's router assumes of an engine before it was measured: prompt tokens per second."""
+"""Prompt tokens per second that llm-d's router assumes of an engine before it was measured."""
 _STEP = 256
 
 
 class Pace(Protocol):
-    """What a policy may ask of one worker. Estimates: they say nothing of one pass, and cost little to ask."""
+    """Speed of one worker for a policy. Estimates, cheap to compute; they don't describe a single pass."""
 
     capacity: int | None
     """Blocks on the device; ``None`` where that isn't known."""
@@ -36,21 +36,21 @@ class Pace(Protocol):
         """Milliseconds that no pass that decodes takes less than; 0 where that isn't known."""
 
     def prefill(self, tokens: int) -> float:
-        """Computing so many prompt tokens, in as few passes as they need; 0 for none."""
+        """Return the time to compute ``tokens`` prompt tokens, in as few passes as they need; 0 for none."""
 
     def past(self, tokens: int, cached: int) -> float:
-        """What is added by attention to ``cached`` tokens before those that are computed, and to each other over several
-        passes.
+        """Return the time added by attention to ``cached`` tokens before those that are computed, and to each other over
+        several passes.
         """
 
     def passes(self, tokens: int) -> int:
-        """In how many passes so many prompt tokens are computed."""
+        """Return the number of passes that compute ``tokens`` prompt tokens."""
 
     def load(self, blocks: Sequence[int]) -> float:
-        """Loading so many blocks, per tier below the device, closest first."""
+        """Return the time to load ``blocks``, per tier below the device, closest first."""
 
     def step(self, requests: int, context: int) -> float:
-        """One pass that decodes so many requests with so many tokens of context in all."""
+        """Return the time of one pass that decodes ``requests`` requests with ``context`` tokens of context in all."""
 
     def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
         """A prompt's first token came ``ms`` after its turn had begun, with ``tokens`` to compute that attend to others
@@ -89,7 +89,7 @@ class ModelPace:
 
     @property
     def per_token(self) -> float:
-        """What a token of a full pass takes."""
+        """Return the time per token of a full pass."""
         return self._full / self._per_pass
 
     def prefill(self, tokens: int) -> float:
@@ -149,23 +149,23 @@ def engine_pace(config: EngineConfig) -> ModelPace:
 
 
 def pairs_of(tokens: int, cached: int) -> int:
-    """How often ``tokens`` attend to others: to the ``cached`` ones before them, and to each other."""
+    """Return the number of token pairs: ``tokens`` attend to the ``cached`` ones before them, and to each other."""
     return tokens * cached + tokens * tokens // 2
 
 
 class LearntPace:
-    """By what was seen: times to first token as a fixed part, so much per token to compute, and so much per pair of tokens that
-    attends; newer ones count more.
+    """Pace learned from observed times to first token: a fixed part, a part per computed token, and a part per pair of
+    tokens that attends; newer observations count more.
 
-    It starts as ``PEAK_TOKENS_PER_S`` and holds on to that as if it had seen a few requests of that speed. What is far beyond
-    what was expected, a stall say, counts as if it had been ``OUTLIER`` times that.
+    It starts as ``PEAK_TOKENS_PER_S``, which weighs as much as a few requests of that speed. A time far beyond the expected
+    one, such as a stall, counts as ``OUTLIER`` times the expectation.
     """
 
     OUTLIER = 8.0
     _KEPT = 0.98
     _MOST_MS = 600_000.0
     _FAR = 8192.0
-    """Pairs are counted in so many, so that all figures are of one size."""
+    """Unit in which pairs are counted, so that all figures are of similar size."""
 
     def __init__(self, tokens_per_s: float = PEAK_TOKENS_PER_S) -> None:
         self.capacity: int | None = None
@@ -249,12 +249,12 @@ def _solved(xx: float, xp: float, pp: float, xy: float, py: float) -> tuple[floa
 
 
 class RelativePace:
-    """The usual pace of a fleet, times how much slower or faster one worker has clearly been.
+    """Usual pace of a fleet, times a factor for a worker that is clearly slower or faster.
 
     One worker's times to first token are few and noisy, and engines of one fleet are mostly alike: by its own times alone a
-    worker would seem slow whenever the machine was held up, and the others get what it had cached. So a difference counts as
-    far as it exceeds what chance does: two standard errors, of logarithms, so that one stall doesn't weigh more than many
-    usual times.
+    worker would seem slow whenever the machine was held up, and the others get what it had cached. So a difference counts
+    as far as it exceeds what chance does: two standard errors, of logarithms, so that one stall doesn't weigh more than
+    many usual times.
     """
 
     _KEPT = 0.98
@@ -263,7 +263,7 @@ class RelativePace:
     TRIAL: ClassVar[int] = 8
     """First tokens of the fleet after which a worker that seemed slow is tried again; twice as many after a trial in vain."""
     FORGOTTEN: ClassVar[int] = 200
-    """The most of those. After as many, what else was seen of a worker is forgotten."""
+    """Most of these first tokens. After as many, all other observations of a worker are discarded."""
 
     def __init__(self, usual: LearntPace) -> None:
         self.capacity: int | None = None
@@ -272,7 +272,7 @@ class RelativePace:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all differences."""
+        """Discard all differences."""
         self.factor = 1.0
         self._patience = self.TRIAL
         """First tokens of the fleet after which it is tried again, if it wasn't seen since."""
@@ -356,7 +356,7 @@ class PaceBook:
         self._learnt: dict[int, RelativePace] = {}
         """By slot."""
         self._level = 0.0
-        """How much longer than expected first tokens have taken lately, as a logarithm: what is common to all."""
+        """Recent ratio of observed to expected times to first token, as a logarithm: common to all workers."""
         self._seen: list[int] = []
         """By slot, at which first token of the fleet it was seen last; -1 where the pace was given."""
         self._count = 0

@@ -1,4 +1,4 @@
-"""What comes into a router and what comes out of it. Plain values."""
+"""Input and output of a router. Plain values."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,12 +13,12 @@ class RouteRequest(msgspec.Struct, frozen=True, gc=False):
     """A prompt that wants a worker."""
 
     id: object
-    """A name of the caller's, unique among what is under way. Hashable."""
+    """The caller's name, unique among requests in flight. Hashable."""
     keys: Sequence[int]
     """The index's names of the prompt's full blocks. Anything with a length and items will do; it must not change."""
     num_tokens: int
     session: str | None = None
-    """Whose conversation it belongs to, for ``affinity``."""
+    """Conversation that it belongs to, for ``affinity``."""
     expected_output: int | None = None
     """Tokens, for ``reserve_output``."""
 
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
     cost: float = 0.0
     """By the policy's own measure; 0 where it has none."""
     tied: int = 1
-    """How many workers were equally good."""
+    """Number of equally good workers."""
     why: str = ""
     """A word of ``kvyard.router.explain.REASONS``."""
 
@@ -41,7 +41,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     worker: Holder
     role: Role = "both"
-    """What it does of a request."""
+    """Part of a request that it computes."""
     cost: float
     tiers: tuple[int, ...] = ()
     """Of the prompt's prefix, by tier: in the worker's device memory, predictions included, and what each lower tier adds
@@ -63,8 +63,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Decision(Candidate, frozen=True, kw_only=True, gc=False):
-    """Who got a request, what it cost, and what was left on the table. The chosen worker's figures are those of a candidate,
-    before this request; the cost is by the policy's own measure, and 0 where it has none.
+    """Chosen worker of a request, its cost, and what a better match would have saved. The chosen worker's figures are those
+    of a candidate, before this request; the cost is by the policy's own measure, and 0 if it has none.
     """
 
     id: object
@@ -72,17 +72,17 @@ class Decision(Candidate, frozen=True, kw_only=True, gc=False):
     why: str
     """A word of ``kvyard.router.explain.REASONS``."""
     tied: int = 1
-    """How many workers were equally good."""
+    """Number of equally good workers."""
     num_tokens: int
     new_tokens: int = 0
-    """What the worker was booked with: the prompt's tokens less its credit."""
+    """Booked tokens: the prompt's tokens less its credit."""
     blocks: int
     """Full blocks of the prompt."""
     best: int = 0
     """The longest prefix that any worker has that could have been chosen, from all tiers."""
     best_worker: Holder | None = None
     regret: int = 0
-    """How much longer that is than the chosen worker's."""
+    """Tokens by which that is longer than the chosen worker's."""
     candidates: tuple[Candidate, ...] = ()
     """Everyone, where the caller asked for it."""
 

@@ -49,19 +49,19 @@ class Router:
         whole: bool = False,
         large: int = LARGE,
     ) -> None:
-        """A worker is a rank; a bare name is its rank 0. With an ``index``, decisions of every policy say what the workers
-        had of the prompt; of an index elsewhere give the ``Identity``, and to ``route`` what it says. Raises ``KvyardError``
-        for a policy that needs an index and has none, and for block sizes that differ.
+        """Make a router. A worker is a rank; a bare name is its rank 0. With an ``index``, decisions of every policy report
+        the workers' prefixes of the prompt; for an index elsewhere pass its ``Identity``, and its answers to ``route``.
+        Raises ``KvyardError`` for a policy that needs an index and has none, and for block sizes that differ.
 
-        ``journal`` is told every call that counts, and what was decided; with ``whole`` all keys of every prompt, so that the
-        journal alone is enough to decide again. From ``large`` workers on, they are kept in the order of the policy's rank,
-        if it has one, and not all of them are looked at; the choice is the same.
+        ``journal`` receives every call that counts, and every decision; with ``whole`` all keys of every prompt, so that
+        the journal alone is enough to decide again. From ``large`` workers on, they are kept in the order of the policy's
+        rank, if it has one, and not all of them are searched; the choice is the same.
         """
         self.config = config
         self.policy = make_policy(config)
         indexer: PrefixIndex | None = None
         self.identity: Identity | None = None
-        """How prompts' keys are made; ``None`` without an index."""
+        """Naming of prompts' blocks; ``None`` without an index."""
         if isinstance(index, Identity):
             self.identity = index
         elif index is not None:
@@ -127,14 +127,14 @@ class Router:
         self._note(did.Joined, worker=holder, role=role)
 
     def drain(self, worker: Holder | str) -> None:
-        """Choose it no more; what it has under way goes on. A bare name means all its ranks; unknown ones raise."""
+        """Choose it no more; its requests in flight go on. A bare name means all its ranks; unknown ones raise."""
         for holder in self._named(worker):
             self._draining.add(self._slots[holder])
             self._note(did.Drained, worker=holder)
         self._settled = False
 
     def remove_worker(self, worker: Holder | str) -> list[object]:
-        """Forget a worker and all its load. Returns the ids that were under way there. A bare name means all its ranks."""
+        """Remove a worker and all its load. Returns the ids of requests in flight there. A bare name means all its ranks."""
         lost: list[object] = []
         for holder in self._named(worker):
             slot = self._slots.pop(holder)
@@ -164,8 +164,8 @@ class Router:
         known: Known | None = None,
     ) -> Decision:
         """Choose a worker and book the request there. ``exclude`` are workers not to choose this time; with ``detail`` the
-        decision has everyone's figures; ``known`` is what an index elsewhere says of the prompt. Raises ``KvyardError`` where
-        no worker may be chosen, or the id is under way already; nothing is changed then.
+        decision has everyone's figures; ``known`` is the answer of an index elsewhere for the prompt. Raises
+        ``KvyardError`` if no worker may be chosen, or the id is in flight already; nothing is changed then.
         """
         try:
             self._refuse_twice(request)
@@ -201,7 +201,7 @@ class Router:
     def preview(
         self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), known: Known | None = None
     ) -> Decision:
-        """What ``route`` would decide, with everyone's figures, without booking anything or using up any chance."""
+        """Return what ``route`` would decide, with everyone's figures, without booking anything or advancing random choices."""
         if self._journal is not None:
             self._journal(did.Previewed(**self._asked(request, now, exclude)))
         workers, slots = self._eligible(exclude)
@@ -275,12 +275,12 @@ class Router:
         return explain(record, self.config, self.block_size)
 
     def load(self, worker: Holder) -> WorkerLoad:
-        """What a worker has in flight, kept up to date. Raises ``KvyardError`` for one that isn't here."""
+        """Return a worker's requests in flight, kept up to date. Raises ``KvyardError`` for one that isn't here."""
         self._named(worker)
         return self.loads.workers[self._slots[worker]]
 
     def pace(self, worker: Holder) -> Pace:
-        """How fast a worker is taken to be. Raises ``KvyardError`` for one that isn't here."""
+        """Return the assumed speed of a worker. Raises ``KvyardError`` for one that isn't here."""
         return self.load(worker).pace
 
     def check_integrity(self) -> None:
@@ -337,7 +337,7 @@ class Router:
             self._journal(kind(**said))
 
     def _asked(self, request: RouteRequest, now: int, exclude: Collection[Holder] | None = None) -> dict[str, Any]:
-        """What a journal says of a request."""
+        """Return a request's fields for the journal."""
         keys = request.keys
         said: dict[str, Any] = {
             "at": now,

@@ -1,8 +1,8 @@
 """The search for the worker of least cost, for every policy that has a cost and for fleets of any size.
 
-Workers come as matches: groups that have the same of the prompt. A small group is looked at worker by worker. A large one is
-taken in the order of the policy's rank, as long as the policy's lower bound says that another worker could cost as little as
-the least so far. For a policy without a rank every worker is looked at.
+Workers come as matches: groups with equal prefixes of the prompt. A small group is looked at worker by worker. A large one
+is taken in the order of the policy's rank, as long as the policy's lower bound says that another worker could cost as
+little as the least so far. For a policy without a rank every worker is looked at.
 """
 
 from collections.abc import Callable, Sequence

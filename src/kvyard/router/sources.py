@@ -15,7 +15,7 @@ from kvyard.router.worker import WorkerLoad
 
 
 class PullSource(NamedTuple):
-    """Who has something, and how much."""
+    """Holder of a prefix, and its length."""
 
     holder: Holder
     tokens: int
@@ -43,8 +43,8 @@ class PeerSources:
     def choose(
         self, keys: Sequence[int], num_tokens: int, target: Holder, has: int, load_of: Callable[[Holder], WorkerLoad]
     ) -> PullSource | None:
-        """The source for a prompt that goes to ``target``, which ``has`` so many blocks of it; ``None`` where it isn't worth
-        it. Data-parallel ranks of one worker are no peers.
+        """Return the source for a prompt that goes to ``target``, which ``has`` that number of its blocks; ``None`` if a
+        pull isn't worth it. Data-parallel ranks of one worker are no peers.
         """
         if self._roster is None:
             return None

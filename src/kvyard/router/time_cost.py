@@ -127,7 +127,7 @@ class WithoutRoom(NamedTuple):
     """A worker at which the prompt doesn't fit beside those in flight."""
 
     cached_tokens: int
-    """What of the cached prompt there is room for,"""
+    """Cached part of the prompt for which there is room,"""
     room_ms: float
     """how long until there is room for all of it,"""
     beyond_tokens: int

@@ -1,11 +1,12 @@
-"""A compressed tree of prompts, with a number per worker on every stretch.
+"""Compressed tree of prompts, with a number per worker on every node.
 
-Two books are kept on it: which prompts are active where (``active``) and which prefixes went where lately (``memory``). A
-chained key names its whole prefix, so a stretch is compared by its last key alone, and where two prompts part is found by
-halving. All work goes by the number of stretches on a prompt's way, none by its blocks, but for the one copy of what is new.
+It is used twice: for active prompts by worker (``active``) and for prefixes sent lately (``memory``). A node is a run of
+blocks. A chained key names its whole prefix, so a run is compared by its last key alone, and the position where two prompts
+part is found by bisection. All work goes by the number of nodes on a prompt's path, none by its blocks, but for the one
+copy of what is new.
 
-The tree knows keys and small numbers for workers (slots). What the number on a stretch means is the owner's business; that
-a stretch's workers are always among those of the one before it is the owner's promise.
+The tree knows keys and small numbers for workers (slots). The owner decides what the number on a node means, and ensures
+that a node's workers are always among those of its parent.
 """
 
 from array import array
@@ -23,7 +24,7 @@ class PromptStretch:
     def __init__(self, parent: "PromptStretch | None", keys: Sequence[int], base: int, start: int, stop: int) -> None:
         self.parent = parent
         self.keys = keys
-        """Holds at least this stretch; its first key is that of block ``base``."""
+        """Holds at least this run; its first key is that of block ``base``."""
         self.base = base
         self.start = start
         self.stop = stop
@@ -31,15 +32,15 @@ class PromptStretch:
         self.held: dict[int, int] = {}
         """The number per worker."""
         self.mask = 0
-        """Those workers that count, as bits."""
+        """Workers that count, as bits."""
 
 
 Path: TypeAlias = tuple[list[PromptStretch], int]
-"""The stretches on a prompt's way, the last perhaps only in part; and how many blocks of the prompt they cover."""
+"""The nodes on a prompt's path, the last perhaps only in part; and the number of blocks of the prompt that they cover."""
 
 
 class PrefixTree:
-    """Stretches by what comes before them."""
+    """Nodes by the blocks before them."""
 
     def __init__(self) -> None:
         self.root = PromptStretch(None, (), 0, 0, 0)
@@ -47,7 +48,7 @@ class PrefixTree:
         """Blocks in the tree, each once per worker that has it."""
 
     def find(self, keys: Sequence[int]) -> Path:
-        """How far a prompt is known, and by which stretches."""
+        """Return the known part of a prompt as nodes."""
         path: list[PromptStretch] = []
         count = len(keys)
         children = self.root.children
@@ -67,7 +68,7 @@ class PrefixTree:
         return path, at
 
     def extend(self, keys: Sequence[int], found: Path) -> list[PromptStretch]:
-        """Make the whole prompt a path and return it; ``found`` is what ``find`` said. The new stretch has no workers yet."""
+        """Make the whole prompt a path and return it; ``found`` is the result of ``find``. The new node has no workers yet."""
         path, at = found
         if path and at < path[-1].stop:
             path[-1] = self._split(path[-1], at)
@@ -83,7 +84,7 @@ class PrefixTree:
         return path
 
     def leave(self, node: PromptStretch, slot: int) -> None:
-        """``slot`` has this stretch no longer. The owner goes from the end of a path towards the root."""
+        """Remove ``slot`` from this node. The owner goes from the end of a path towards the root."""
         del node.held[slot]
         node.mask ^= node.mask & 1 << slot  # no complement: these may have thousands of bits
         self.size -= node.stop - node.start
@@ -94,7 +95,7 @@ class PrefixTree:
             node.parent = None
 
     def settle(self, node: PromptStretch) -> None:
-        """Join ``node`` with the one stretch that follows it, if there is just one and the same workers have both alike."""
+        """Join ``node`` with its child, if it has just one and both have equal workers."""
         if node.parent is None or len(node.children) != 1:
             return
         (child,) = node.children.values()
@@ -111,8 +112,8 @@ class PrefixTree:
         node.children = {}
 
     def levels(self, found: Path) -> list[tuple[int, int]]:
-        """How many blocks of the prompt workers have, from the start: numbers of blocks, most first, each with the slots, as
-        bits, that have exactly as many. It costs by the stretches on the path, however many slots there are.
+        """Return the workers' prefixes of the prompt: numbers of blocks, most first, each with the slots, as bits, that
+        have exactly as many. Cost goes by the nodes on the path, however many slots there are.
         """
         path, at = found
         out: list[tuple[int, int]] = []
@@ -140,7 +141,7 @@ class PrefixTree:
             self.settle(node)
 
     def walk(self) -> Iterator[PromptStretch]:
-        """Every stretch, each after the one before it."""
+        """Yield every node, each after its parent."""
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
@@ -163,7 +164,7 @@ class PrefixTree:
         assert size == self.size, f"{self.size} blocks are counted, {size} are there"
 
     def _split(self, node: PromptStretch, at: int) -> PromptStretch:
-        """Cut a stretch in two; ``node`` stays the latter part, since what ends there ends there still."""
+        """Cut a node in two; ``node`` stays the latter part, since what ends there ends there still."""
         parent = node.parent
         assert parent is not None
         head = PromptStretch(parent, node.keys, node.base, node.start, at)
@@ -185,6 +186,6 @@ def _joined_keys(node: PromptStretch, child: PromptStretch) -> Sequence[int]:
 
 
 def _keys(node: PromptStretch) -> Sequence[int]:
-    """A copy of a stretch's own keys."""
+    """Copy a node's own keys."""
     start, stop, keys = node.start - node.base, node.stop - node.base, node.keys
     return keys[start:stop] if isinstance(keys, list | array) else [keys[at] for at in range(start, stop)]

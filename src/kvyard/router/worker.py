@@ -33,9 +33,9 @@ class WorkerLoad:
         self.name = name
         """The worker and its rank, as the index names them."""
         self.role = role
-        """What it does of a request: ``both``, ``prefill`` or ``decode``."""
+        """Part of a request that it computes: ``both``, ``prefill`` or ``decode``."""
         self.pace = pace
-        """How fast it is."""
+        """Speed of the worker."""
         self.block_size = block_size
         """Tokens per block, the same for all workers of a router."""
         self.requests = 0

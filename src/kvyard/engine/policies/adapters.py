@@ -1,4 +1,4 @@
-"""How many LoRA adapters a pass may have: vLLM's ``max_loras``."""
+"""Limit of LoRA adapters in a pass: vLLM's ``max_loras``."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ class AdapterLimit:
         self._used = {name for name in names if name is not None}
 
     def allows(self, job: Job) -> bool:
-        """Whether ``job`` may join the pass."""
+        """Return true if ``job`` may join the pass."""
         name = job.chain.namespace.lora_name
         return name is None or name in self._used or len(self._used) < self._most
 

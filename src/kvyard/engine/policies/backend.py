@@ -19,23 +19,23 @@ class TreeSettings(NamedTuple):
     pages: int
     """Pages of full attention."""
     window: int | None = None
-    """Tokens before the current one that sliding-window layers read, if the model has such layers."""
+    """Tokens before the current one that sliding-window layers read, if the model has any."""
     window_pages: int = 0
     """Pages that they have."""
 
 
 class SchedulerBackend(NamedTuple, Generic[Config]):
-    """What ``EngineConfig.backend`` stands for."""
+    """Implementation of ``EngineConfig.backend``."""
 
     block_size: int
     """Tokens per block, where the config doesn't say."""
     check: Callable[[Config], None]
     """Raises ``ConfigError`` for settings that it can't honour."""
     queue: Callable[[Config], Queue]
-    """Where jobs wait."""
+    """Makes the queue of waiting jobs."""
     policy: Callable[[Lifecycle, Config], PassMaker]
-    """What makes passes of an engine's jobs."""
+    """Makes passes of an engine's jobs."""
     spare_blocks: int | None = None
-    """Where a request may grow no larger than the pool: how many blocks less than that, for rounding."""
+    """If a request may grow no larger than the pool: blocks to subtract from it, for rounding."""
     tree: Callable[[Config], TreeSettings | None] | None = None
     """The radix tree that blocks are cached in, where that is the backend's way."""

@@ -1,4 +1,4 @@
-"""How long the next chunk of a prompt is: by the budget of a pass, by the threshold for long prompts, and by aligned states."""
+"""Length of the next chunk of a prompt: by the budget of a pass, by the threshold for long prompts, and by aligned states."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ChunkSizes:
         self._drops_block = config.speculative is not None and config.speculative.eagle
         longest = config.max_num_scheduled_tokens or config.max_num_batched_tokens
         self._fits_unit = self._unit <= min(longest, self.threshold or UNLIMITED)
-        """Whether a pass can compute a whole unit."""
+        """True if a pass can compute a whole unit."""
 
     def begin_pass(self, jobs: int) -> None:
-        """The next pass is being formed, with so many ``jobs`` that run or wait. One that is alone is in no other's way. To be
-        told where there is a ``threshold``.
+        """Begin to form the next pass, with ``jobs`` jobs that run or wait. A job that is alone delays no other. Required
+        if there is a ``threshold``.
         """
         limit = self.threshold
         if jobs <= 1 and not self._always:
@@ -40,7 +40,8 @@ class ChunkSizes:
         self._limit = limit
 
     def cut(self, job: Job, past: int, budget: int) -> int:
-        """How many tokens the next chunk of ``job`` has, of which ``past`` are computed; 0 if none can be cut off now."""
+        """Return the number of tokens in the next chunk of ``job``, of which ``past`` are computed; 0 if none can be cut
+        off now."""
         new = job.num_tokens - past
         if new > self._limit:
             new = self._limit

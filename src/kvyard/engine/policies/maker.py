@@ -1,4 +1,5 @@
-"""What a policy is: the part of a scheduler that decides which jobs a pass has. Everything else is the same for all of them."""
+"""Interface of a scheduling policy: the part of a scheduler that chooses the jobs of a pass. Everything else is common to
+all."""
 
 from typing import ClassVar
 

@@ -49,14 +49,14 @@ class AdmissionRule:
     """Gives the head of the queue its first blocks, or doesn't."""
 
     waits_for_free_blocks = False
-    """Whether a job that was refused gets in only when more blocks are free, or more of its prompt is cached."""
+    """True if a job that was refused is admitted only when more blocks are free, or more of its prompt is cached."""
 
     def enter(self, job: Job, new: int, hit: Hit | None) -> bool:
         """Take blocks for the first ``new`` tokens after ``hit``; false if ``job`` has to wait."""
         raise NotImplementedError
 
     def can_reserve(self, job: Job, hit: Hit) -> bool:
-        """Whether ``job`` may get blocks for all of its prompt but ``hit`` now, since another worker computes it."""
+        """Return true if ``job`` may get blocks for all of its prompt but ``hit`` now, since another worker computes it."""
         return True
 
     def check_integrity(self) -> None:
@@ -120,8 +120,8 @@ class BlockedHead:
         self._refused_in = self._number
 
     def still(self, job: Job, free: int, chunks: Sequence[Chunk]) -> bool:
-        """Whether ``job`` would be refused again. It must have been in the pass before this one; since then only what
-        decoding jobs needed and ``chunks`` took blocks.
+        """Return true if ``job`` would be refused again. It must have been in the pass before this one; since then only
+        decoding jobs and ``chunks`` took blocks.
         """
         if job is not self._job or self._number != self._refused_in + 1 or free > self._free:
             return False
@@ -168,7 +168,7 @@ class MixedPasses(PassMaker):
         self._full_sizes = [spec.block_size for spec in specs if spec.is_full]
         full = self._full_sizes
         self._surely_fits = self._usable // len(full) * min(full) if full else UNLIMITED
-        """So many tokens fit into the pool in any case; of more, it has to be worked out."""
+        """Tokens that fit into the pool in any case; more have to be checked."""
         self._blocked: BlockedHead | None = None
         if admission.waits_for_free_blocks and jobs.blocks.ahead and not jobs.may_load:
             self._blocked = BlockedHead()
@@ -179,7 +179,7 @@ class MixedPasses(PassMaker):
         self._drafted: list[tuple[Job, int]] = []
         self._entering: list[Job] = []
         self._reserved = False
-        """Whether the tokens of all jobs in lockstep are taken off the budget already."""
+        """True if the tokens of all jobs in lockstep are already taken off the budget."""
         self._without: list[Job] = []
         """Jobs that decode and have no token in it."""
 
@@ -242,7 +242,7 @@ class MixedPasses(PassMaker):
         )
 
     def _prompts_last(self) -> bool:
-        """Whether every job that decodes was admitted before those that compute prompts."""
+        """Return true if every job that decodes was admitted before those that compute prompts."""
         prefilling = self.jobs.prefilling
         left = len(prefilling)
         for serial in reversed(self.jobs.running):
@@ -310,7 +310,7 @@ class MixedPasses(PassMaker):
         self._without.append(job)
 
     def _take_back(self) -> None:
-        """Those without a token in the pass before decode again."""
+        """Let jobs without a token in the pass before decode again."""
         for job in self._without:
             if job.state is JobState.DECODE:
                 self.jobs.join(job)
@@ -338,7 +338,7 @@ class MixedPasses(PassMaker):
                 return False
 
     def _give_back_tokens(self, victim: Job, serial: int) -> None:
-        """What ``victim`` has of this pass can be handed out once more; the job ``serial`` is being seen to."""
+        """Return the tokens of ``victim`` to this pass's budget; the job ``serial`` is being handled."""
         if victim.state is JobState.PREFILL:
             for at, (job, new, _) in enumerate(self._chunks):
                 if job is victim:
@@ -443,7 +443,7 @@ class MixedPasses(PassMaker):
             waiting.push_front(job)
 
     def _hopeless(self, job: Job) -> bool:
-        """Whether ``job`` can't fit even alone. Windows and states hold less than their length: those must be tried."""
+        """Return true if ``job`` can't fit even alone. Windows and states hold less than their length: those must be tried."""
         return sum([ceil_div(job.num_tokens, size) for size in self._full_sizes]) > self._usable
 
     def check_integrity(self) -> None:

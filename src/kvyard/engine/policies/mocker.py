@@ -35,11 +35,11 @@ SAME_START = 32
 
 
 class MockerTokenRatio:
-    """How much of the output that running requests may still produce gets room set aside.
+    """Share of the output that running requests may still produce for which room is set aside.
 
-    Setting aside all of it would waste most; setting aside none would retract often. So the share starts high and falls with
-    every decode pass in which nothing had to be retracted; a retraction sets it to what the running ones have shown to need.
-    It is a function of the number of decode passes, not a running sum, so that many passes at once leave the same ratio.
+    Setting aside all of it would waste most; setting aside none would retract often. So the share starts high and falls
+    with every decode pass without a retraction; a retraction sets it to what the running requests have needed so far. It is
+    a function of the number of decode passes, not a running sum, so that many passes at once leave the same ratio.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -91,9 +91,9 @@ class MockerPasses(PassMaker):
         self._verbose: set[Job] = set()
         """Jobs that may produce more tokens than count."""
         self._head: tuple[Job, int] | None = None
-        """Who was first in line in the last pass, and how much of it was there already."""
+        """First job in the queue in the last pass, and how much of it was available then."""
         self._at_once: set[Job] = set()
-        """Those of these jobs for which nothing has to be waited for."""
+        """Jobs among these that wait for nothing."""
         self._blocked = 0
         """Tokens that the next job lacks whose prompt another worker computes, where there is no room for it; 0 for none."""
         self._seen = 0
@@ -161,13 +161,13 @@ class MockerPasses(PassMaker):
         return chunks
 
     def _budget(self) -> float:
-        """How many tokens fit, besides what running jobs have set aside."""
+        """Return the tokens that fit, besides those set aside for running jobs."""
         jobs = self.jobs
         free = jobs.manager.pool.free - (self._wanted(jobs.lockstep(), 0) if self._books_sampled else 0)
         return free * self._page - self._ratio.at(jobs.batch.tick) * self._outstanding()
 
     def _price(self, job: Job, past: int, chunk_budget: int) -> tuple[int, int, int]:
-        """How many tokens ``job`` computes next, how many those cost in whole pages, and what its output needs aside."""
+        """Return the tokens that ``job`` computes next, their cost in whole pages, and the room set aside for its output."""
         page = self._page
         left = job.num_tokens - past
         charged = ceil_div(left, page) * page
@@ -177,9 +177,7 @@ class MockerPasses(PassMaker):
         return whole, whole, 0
 
     def _outstanding(self) -> int:
-        """How many tokens the decoding jobs, and those whose blocks are on the way, may still produce, each no more than
-        counts.
-        """
+        """Return the tokens that decoding jobs, and those whose blocks are in flight, may still produce, each capped."""
         batch, clip = self.jobs.batch, self._clip
         tokens = batch.ends - batch.count * batch.tick
         if self.jobs.may_load:
@@ -193,8 +191,8 @@ class MockerPasses(PassMaker):
         return tokens
 
     def _candidates(self) -> Iterator[Job]:
-        """A prompt that is under way, then those that wait, in the order of the policy. Who asks for the next one has let the
-        last one in.
+        """Yield a prompt in flight, then waiting ones, in the order of the policy. Asking for the next one means that the
+        last was admitted.
         """
         yield from list(self.jobs.prefilling.values())
         waiting = self.jobs.waiting
@@ -209,8 +207,8 @@ class MockerPasses(PassMaker):
             yield waiting.peek()
 
     def _by_prefix(self) -> list[Job]:
-        """Longest cached prefix first, arrival among equals. Of those that begin alike, with nothing of it cached yet, all but
-        one go last: in a later pass they find what that one computed.
+        """Return the longest cached prefix first, arrival among equals. Of prompts that begin alike, with none of it cached
+        yet, all but one go last: in a later pass they find what that one computed.
         """
         lookup = self.jobs.manager.lookup
         blocks = ceil_div(SAME_START, self._page)
@@ -312,7 +310,7 @@ class MockerPasses(PassMaker):
         return took_blocks
 
     def _wanted(self, jobs: Iterable[Job], ahead: int) -> int:
-        """How many pages decoding ``jobs`` lack for the tokens they know, and ``ahead`` more."""
+        """Return the pages that decoding ``jobs`` lack for the tokens they know, and ``ahead`` more."""
         page = self._page
         shift = self.jobs.batch.tick + 1 + ahead
         return sum(
@@ -323,7 +321,8 @@ class MockerPasses(PassMaker):
         )
 
     def _victim(self) -> Job | None:
-        """Who has to go: least output first. The last one decoding stays, and a prompt under way makes room for it."""
+        """Return the job to retract: least output first. The last decoding job stays, and a prompt in flight makes room for
+        it."""
         decoding = self.jobs.lockstep()
         if len(decoding) > 1:
             return min(decoding, key=self._produced)
@@ -335,10 +334,10 @@ class MockerPasses(PassMaker):
     # -- plans ------------------------------------------------------------------------------------------------------
 
     def _shut_passes(self, passes: int) -> int:
-        """How many of ``passes`` decode passes are over before a prompt could get in; at least one.
+        """Return how many of ``passes`` decode passes end before a prompt could be admitted; at least one.
 
-        The budget grows as the ratio falls and as output is produced, and shrinks as pages are taken. What is computed here
-        is never less than the budget will be.
+        The budget grows as the ratio falls and as output is produced, and shrinks as pages are taken. The bound computed
+        here is never less than the budget will be.
         """
         jobs, page = self.jobs, self._page
         batch, pool = jobs.batch, jobs.manager.pool
@@ -369,7 +368,7 @@ class MockerPasses(PassMaker):
         return int(fits.argmax()) + 1 if fits.any() else passes
 
     def computed(self, done: Pass) -> None:
-        """What was computed of prompts can be found from now on."""
+        """Register the computed parts of prompts, so that they can be found."""
         for job, new, past in done.chunks:
             if not job.state.ended:
                 self.jobs.manager.cache(job, past + new)

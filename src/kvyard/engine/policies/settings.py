@@ -1,4 +1,4 @@
-"""Settings that one backend has and the others don't. Values only; what they do is in the policies."""
+"""Settings that one backend has and the others don't. Values only; the policies interpret them."""
 
 from math import inf
 from typing import Literal
@@ -75,14 +75,14 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the ``trtllm`` backend admits requests and cuts prompts. Names and defaults are TensorRT-LLM's."""
+    """Admission and chunking of the ``trtllm`` backend. Names and defaults are TensorRT-LLM's."""
 
     capacity_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
-    """Whether only requests are admitted that can run to their end, or all that fit now; then later arrivals may be paused."""
+    """Admit only requests that can run to their end, or all that fit now; then later arrivals may be paused."""
     enable_chunked_prefill: bool = False
-    """Whether prompts are cut into chunks. Without, a prompt longer than max_num_batched_tokens is refused."""
+    """True if prompts are cut into chunks. Otherwise a prompt longer than max_num_batched_tokens is refused."""
     context_chunking_policy: Literal["first_come_first_served", "equal_progress"] = "first_come_first_served"
-    """Whether the first prompt takes as much of a pass as it can, or all prompts advance by the same number of tokens."""
+    """Let the first prompt take as much of a pass as it can, or let all prompts advance by the same number of tokens."""
     chunk_unit_size: int | None = None
     """Tokens that chunks are multiples of; ``None`` for the block size."""
     batch_wait_timeout_iters: int = 0
@@ -90,7 +90,7 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     batch_wait_max_tokens_ratio: float = 0.0
     """Share of max_num_batched_tokens from which on a batch is full enough."""
     mocker: bool = False
-    """Whether passes are formed as NVIDIA Dynamo's mocker forms them: prompts in chunks of any length, by vLLM's rules."""
+    """True if passes are formed as NVIDIA Dynamo's mocker forms them: prompts in chunks of any length, by vLLM's rules."""
 
     def check(self, block_size: int) -> None:
         """Raise ``ConfigError`` if a value makes no sense for blocks of ``block_size`` tokens."""

@@ -24,7 +24,7 @@ class FitsToTheEnd(AdmissionRule):
         """Free blocks that are promised to no job. A block that a running job takes leaves both the free and the promised ones,
         so this only changes when a job comes or ends."""
         self._endings = -1
-        """How many jobs had ended when that was counted."""
+        """Number of jobs that had ended when that was counted."""
 
     def enter(self, job: Job, new: int, hit: Hit | None) -> bool:
         jobs = self._jobs

@@ -102,7 +102,7 @@ class TrtllmPasses(PassMaker):
         self._waited = 0
         """Passes that prompts have waited for a fuller batch."""
         self._hits: dict[Job, Hit] = {}
-        """What is cached of jobs that could begin, in the pass being formed."""
+        """Cached prefixes of jobs that could begin, in the pass being formed."""
         self._left_out: list[Job] = []
         """Jobs that decode and have no token in the pass."""
 
@@ -334,7 +334,7 @@ class TrtllmPasses(PassMaker):
         return chunks
 
     def computed(self, done: Pass) -> None:
-        """What was computed of prompts can be found from now on."""
+        """Register the computed parts of prompts, so that they can be found."""
         if self._reuses:
             for job, new, past in done.chunks:
                 if job.running and not job.state.ended:
@@ -353,7 +353,7 @@ def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
 
 
 def queue(config: EngineConfig) -> Queue:
-    """Where jobs wait."""
+    """Make the queue of waiting jobs."""
     return make_queue(config.scheduling_policy) if _as_mocker(config) else EntryQueue()
 
 

@@ -1,4 +1,4 @@
-"""How a trace is driven at a live endpoint. Values only."""
+"""Driving of a trace at a live endpoint. Values only."""
 
 import math
 
@@ -11,9 +11,9 @@ class LiveConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """One live run. ``seed`` is that of the tokens of prompts."""
 
     model: str | None = None
-    """What to ask for; left out, the first that the endpoint says it serves."""
+    """Model to request; by default the first that the endpoint reports."""
     speed: float = 1.0
-    """How many times as fast as real the endpoint's time passes: that of a mock engine. Latencies are in its time."""
+    """Factor by which the endpoint's time passes faster than real time: that of a mock engine. Latencies are in its time."""
     timeout_s: float = 600.0
     """Real seconds that a request may take, from when it was due."""
     vocabulary: int = VOCABULARY

@@ -1,8 +1,8 @@
-"""The driver: a trace's requests to a live endpoint, each when it is due, and what came back.
+"""The driver: sends a trace's requests to a live endpoint, each when it is due, and records the answers.
 
-Free of coordinated omission: a request's latency counts from when it should have been sent, not from when the driver got round
-to it, and a slow endpoint doesn't slow the sending. How late requests went out is measured too, so that one can see whether it
-was the endpoint that was slow or the driver.
+Free of coordinated omission: a request's latency counts from when it should have been sent, not from when the driver sent
+it, and a slow endpoint doesn't slow the sending. The lateness of requests is measured too, so that a slow endpoint can be
+distinguished from a slow driver.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from kvyard.replay.record import Record
 from kvyard.replay.traces import TraceRequest
 
 DECISION = re.compile(r"worker=(?P<worker>[^;\s]+)(?:.*\bhit=(?P<hit>\d+)/\d+)?(?:.*\bbest=(?P<best>\d+))?")
-"""What a gateway says of its choice in ``x-kvyard-decision``."""
+"""A gateway's decision in ``x-kvyard-decision``."""
 PREFILLED = re.compile(r"\bcached=(\d+)")
-"""What it says in ``x-kvyard-prefill`` of the engine that computed the prompt."""
+"""Cached tokens of the engine that computed the prompt, in ``x-kvyard-prefill``."""
 TRIES = re.compile(r"\btries=(\d+)")
 NUMBERS = re.compile(r"(?<!HTTP )\b\d+\b")
 """In the words of a refusal: with them, each would be a reason of its own."""
@@ -50,7 +50,7 @@ UNTOLD: dict[str, Any] = {
         -1,
     ),
 }
-"""What only an engine knows, in the record of a request that was sent to one."""
+"""Fields that only an engine knows, in the record of a request that was sent to one."""
 
 
 class LiveDriver:
@@ -80,7 +80,7 @@ class LiveDriver:
         """Answers of another length than was asked for."""
         self.interrupted = False
         self.origin = 0
-        """What the clock said when the trace's time was 0."""
+        """Clock time at the trace's time 0."""
         self._endpoint = endpoint
         self._model = model
         self._longest = longest
@@ -101,7 +101,7 @@ class LiveDriver:
         self._changed.set()
 
     async def run(self, rows: Iterable[TraceRequest], progress: Callable[[int, int, int], None] | None = None) -> None:
-        """Send everything and wait for the answers. ``progress`` is told (sent, through, now) now and then."""
+        """Send everything and wait for the answers. ``progress`` receives (sent, ended, now) now and then."""
         config = self.config
         self._arrivals = arrivals = TraceArrivals(
             rows, speedup=config.speedup, concurrency=config.concurrency, jitter=config.jitter

@@ -47,7 +47,7 @@ def check_url(url: str, hint: str = "") -> str:
 
 
 class Endpoint:
-    """Use it in an ``async with`` block. As many connections as there are requests under way."""
+    """Use it in an ``async with`` block. Opens as many connections as there are requests in flight."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """Nothing is opened yet. Raises ``KvyardError`` for a bad address."""
@@ -76,7 +76,7 @@ class Endpoint:
         await self._session.close()
 
     async def models(self) -> list[str]:
-        """What it serves. Raises ``KvyardError`` where it can't be reached or says something else."""
+        """Return the models that it serves. Raises ``KvyardError`` if it is unreachable or its answer is no list of models."""
         import aiohttp
 
         try:
@@ -94,7 +94,7 @@ class Endpoint:
             raise KvyardError(f"{self.url}/v1/models is no list of models: {error}") from None
 
     async def text(self, path: str, seconds: float = CONNECT) -> str | None:
-        """What it answers to a GET of ``path``; ``None`` where it has nothing there. Raises ``KvyardError`` if unreachable."""
+        """Return the answer to a GET of ``path``; ``None`` if nothing is there. Raises ``KvyardError`` if unreachable."""
         import aiohttp
 
         try:
@@ -110,7 +110,7 @@ class Endpoint:
         came: Callable[[int], None],
         begun: Callable[[Mapping[str, str]], None],
     ) -> AnswerStream:
-        """Ask for a completion. ``begun`` is told the reply's headers, ``came`` of every read how many chunks it brought.
+        """Ask for a completion. ``begun`` receives the reply's headers, ``came`` the number of chunks of every read.
 
         Returns the stream once it has ended. Raises ``AnswerRefused`` and ``AnswerBroken``.
         """

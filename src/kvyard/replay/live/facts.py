@@ -1,4 +1,4 @@
-"""What an engine says of itself over HTTP, as far as it shapes a replay: vLLM's metrics, and what SGLang or vLLM tell of their
+"""An engine's description of itself over HTTP, as far as it shapes a replay: vLLM's metrics, and SGLang's or vLLM's
 settings. Everything may be missing.
 """
 
@@ -45,7 +45,7 @@ class EngineFacts(msgspec.Struct, kw_only=True):
     running: int = 0
     """Requests that ran when it was asked."""
     preemptions: int | None = None
-    """So far."""
+    """Preemptions so far."""
 
     @property
     def capacity(self) -> int | None:
@@ -92,7 +92,7 @@ async def metrics_page(endpoint: Endpoint) -> str:
 
 
 def preemptions(page: str) -> int | None:
-    """How many a page of metrics counts, ``None`` where it doesn't."""
+    """Return the preemptions in a page of metrics, ``None`` if it has no such counter."""
     found = _PREEMPTED.findall(page)
     return round(_sum(found)) if found else None
 
@@ -140,7 +140,7 @@ async def _models(endpoint: Endpoint) -> list[ListedModel]:
 
 
 def _from_vllm(facts: EngineFacts, text: str | None) -> None:
-    """What vLLM tells in its development mode (VLLM_SERVER_DEV_MODE=1)."""
+    """Read vLLM's development endpoint (VLLM_SERVER_DEV_MODE=1)."""
     scheduler = _member(text, "vllm_config", "scheduler_config")
     if isinstance(scheduler, dict):
         facts.max_num_batched_tokens = _number(scheduler.get("max_num_batched_tokens"))
@@ -166,7 +166,7 @@ def _from_sglang(facts: EngineFacts, text: str | None) -> None:
 
 
 def _member(text: str | None, *names: str) -> Any:
-    """What a JSON text has under ``names``, one in the other; ``None`` where it hasn't."""
+    """Return the value of a JSON text under nested ``names``; ``None`` if there is none."""
     try:
         found = msgspec.json.decode(text or "null")
     except DECODE_ERRORS:
@@ -177,7 +177,7 @@ def _member(text: str | None, *names: str) -> Any:
 
 
 def _number(value: object) -> int | None:
-    """A whole number above 0, as such or as text."""
+    """Return a whole number above 0, given as number or text."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -69,9 +69,9 @@ async def drive(
     name: str | None = None,
     longest: int | None = None,
 ) -> LiveRun:
-    """The same on a running loop. ``clock`` is the endpoint's, where it is in this process; it must pass at
-    ``config.speed``. ``settings`` and ``name`` are what the report says of the endpoint, in place of its address. Answers are
-    cut to what a context of ``longest`` tokens has room for: an endpoint would refuse to be asked for more.
+    """Like ``replay_live`` on a running loop. ``clock`` is the endpoint's, where it is in this process; it must pass at
+    ``config.speed``. ``settings`` and ``name`` describe the endpoint in the report, in place of its address. Answers are
+    cut to the room in a context of ``longest`` tokens: an endpoint would refuse requests for more.
     """
     config.check()
     wanted = read_slo(slo)
@@ -144,7 +144,7 @@ def make_live_report(
     slo: Slo | None = None,
     config: Mapping[str, object] | None = None,
 ) -> Report:
-    """What ``driver`` saw. ``config`` is what was set, where it is more than the driver's own settings."""
+    """Make the report of ``driver``. ``config`` are the settings, if they are more than the driver's own."""
     now = driver.now() if driver.interrupted else None
     seen = Observations(Records.of(driver.records.values()), simulated=False, now=now, slo=slo)
     workers = [_worker(name, mine) for name, mine in sorted(seen.by_worker.items())]
@@ -176,7 +176,7 @@ def make_live_report(
 
 
 def _cached(told: Mapping[str, int]) -> tuple[dict[str, Share], dict[str, Share]]:
-    """What was reused of prompts and what was computed, as far as the endpoint says it."""
+    """Return the reused and the computed share of prompts, as far as the endpoint reports them."""
     if not told["requests"]:
         return {}, {}
     part, whole = told["cached"], told["input"]

@@ -8,7 +8,7 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import TokenUsage
 
 MOST = 1 << 20
-"""Bytes that one event may have."""
+"""Most bytes of one event."""
 
 
 class _StreamedChoice(msgspec.Struct):
@@ -28,7 +28,7 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 class StreamError(Exception):
-    """What came is no stream of completion chunks, or tells of an error; its text says which."""
+    """The answer is no stream of completion chunks, or reports an error; its text says which."""
 
 
 class AnswerStream:
@@ -38,7 +38,7 @@ class AnswerStream:
         self.tokens = 0
         """Chunks that brought something."""
         self.done = False
-        """Whether the end was announced."""
+        """True if the end was announced."""
         self.finish: str | None = None
         self.usage: TokenUsage | None = None
         self._rest = b""

@@ -21,23 +21,23 @@ class RoleState(NamedTuple):
 
     role: Role
     active: int
-    """Those that take requests."""
+    """Workers that take requests."""
     starting: int
     draining: int
     running: int
     """Requests, all workers together."""
     waiting: int
-    """The same; those that load included."""
+    """Requests that wait, including those that load."""
     used: float
     """The share of device blocks that requests hold, of workers that take requests."""
     pace: Pace
-    """How fast one of them is."""
+    """Speed of one worker."""
     slots: int
-    """Requests that one of them runs at most."""
+    """Most requests that one worker runs."""
 
 
 class Snapshot(NamedTuple):
-    """What a controller sees at one instant; counts are of the period since the last one."""
+    """Observation of a controller at one instant; counts are of the period since the last one."""
 
     now_s: float
     period_s: float
@@ -72,7 +72,7 @@ class Scaler:
         self.options = {**defaults(self.OPTIONS), **(options or {})}
 
     def wanted(self, seen: Snapshot) -> Mapping[Role, int]:
-        """How many workers of each role there should be; roles that are left out stay as they are."""
+        """Return the number of workers of each role that there should be; roles that are left out stay as they are."""
         raise NotImplementedError
 
 

@@ -1,8 +1,8 @@
-"""The autoscaler: has a scaler say how many workers there should be, and carries that out in the time of the replay.
+"""The autoscaler: carries out a scaling policy's number of workers in the time of the replay.
 
-A worker that is started takes requests after its start-up time, with cold caches. One that is let go takes no more requests,
-ends when those that it has are through, and loses its caches then; with ``warm`` it keeps them until it is started again.
-Start-ups in flight are cancelled before any worker is let go. All roles are changed at the same instant.
+A worker that is started takes requests after its start-up time, with cold caches. One that is stopped takes no more
+requests, ends when its requests have ended, and loses its caches then; with ``warm`` it keeps them until it is started
+again. Start-ups in flight are cancelled before any worker is stopped. All roles are changed at the same instant.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from kvyard.router.pace import Pace, engine_pace
 
 
 class WorkerLife(Enum):
-    """Where a worker is."""
+    """State of a worker."""
 
     OFF = "off"
     STARTING = "starting"

@@ -54,7 +54,7 @@ class Predictive(Scaler):
         return max(0.0, fresh + trend * ahead)
 
     def _need(self, state: RoleState, prompts: float, answers: float) -> int:
-        """Workers for so many prompt and output tokens per second."""
+        """Return the workers for these prompt and output tokens per second."""
         pace, busy = state.pace, max(0.05, self.options["busy"])
         tokens = 4096
         prefill_s = pace.prefill(tokens) / tokens / 1e3

@@ -40,14 +40,14 @@ class SplitInput(NamedTuple):
     decode: Prospect
     prefill: Prospect
     send_ms: float
-    """What handing over would take on an idle network, for what the decode worker lacks."""
+    """Milliseconds of a hand-over on an idle network, for the part that the decode worker lacks."""
 
 
 class Decider:
     """The interface."""
 
     looks = True
-    """Whether it goes by where the request would be sent; otherwise it is asked once, and its answer holds for all."""
+    """True if it depends on where the request would be sent; otherwise it is asked once, and its answer holds for all."""
     OPTIONS: ClassVar[Options] = {}
     """Numbers that people may set."""
 
@@ -56,7 +56,7 @@ class Decider:
         self.options = {**defaults(self.OPTIONS), **(options or {})}
 
     def splits(self, at: SplitInput | None) -> bool:
-        """Whether a prefill worker computes the prompt. ``None`` for a decider that doesn't look."""
+        """Return true if a prefill worker computes the prompt. ``None`` for a split policy that doesn't look."""
         raise NotImplementedError
 
     def served(self, ttft_ms: float) -> None:

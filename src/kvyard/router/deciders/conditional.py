@@ -21,7 +21,7 @@ _DECODE = {"decode_busy": Option(0, "Share of blocks in use beyond which no prom
 
 
 class _Conditional(Decider):
-    """What the three have in common: the decode worker must not be busy."""
+    """Common part of the three: the decode worker must not be busy."""
 
     def splits(self, at: SplitInput | None) -> bool:
         assert at is not None

@@ -1,4 +1,4 @@
-"""What flow control can be told."""
+"""Configuration of flow control."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
 

@@ -1,8 +1,8 @@
 """``fair``: token-weighted fair queueing by tenant.
 
 Start-time fair queueing: a request begins, in virtual time, when the one before of its tenant ends, and takes its tokens
-divided by the tenant's weight; the least beginning goes first. In a bounded queue a tenant has at most a share of the places
-that are left (a dynamic threshold), so that one that floods it leaves room for others.
+divided by the tenant's weight; the least beginning goes first. In a bounded queue a tenant has at most a share of the
+places that are left (a dynamic threshold), so that a tenant that floods it leaves room for others.
 """
 
 from collections import Counter, OrderedDict
@@ -33,7 +33,7 @@ class FairQueueing(FlowPolicy):
         self._now = 0.0
         """Virtual time: the beginning of the latest request that was sent."""
         self._ends: OrderedDict[str, float] = OrderedDict()
-        """By tenant, when its latest request ends in virtual time; tenants that were quiet the longest are forgotten."""
+        """By tenant, the end of its latest request in virtual time; tenants that were quiet the longest are evicted."""
         self._starts: dict[object, float] = {}
         """By request that waits."""
         self._waiting: Counter[str] = Counter()

@@ -32,7 +32,7 @@ class FlowPolicy:
         """Look at all that wait, before a dynamic policy is asked for ranks."""
 
     def why(self, request: FlowRequest, now: int) -> str:
-        """What its rank goes by, in words that continue "it waited: "."""
+        """Return the reason for its rank, in words that continue "it waited: "."""
         return "first come, first served"
 
     def refuses(self, request: FlowRequest, free: int) -> str:

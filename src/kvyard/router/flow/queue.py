@@ -38,7 +38,7 @@ class FlowWait(NamedTuple):
     overtaken: int
     """Requests that came later and went first."""
     why: str
-    """What the policy goes by."""
+    """Reason for the request's rank by the policy."""
 
     def __str__(self) -> str:
         others = f", {self.overtaken:,} that came later went first" if self.overtaken else ""
@@ -64,7 +64,7 @@ class Waiting(Generic[T]):
         return self._ahead
 
     def overtaken(self, departed: int, earlier: int) -> int:
-        """How many later ones went first, of ``departed`` that went in all; ``earlier`` ones still wait."""
+        """Return how many later requests went first, of ``departed`` that went in all; ``earlier`` ones still wait."""
         return max(0, departed - self._departed - (self._ahead - earlier))
 
 
@@ -93,7 +93,7 @@ class FlowQueue(Generic[T]):
         return len(self._waiting)
 
     def configure(self, config: FlowConfig, limit: int | None) -> None:
-        """Go by this configuration from now on. With another policy, what the one before remembered is forgotten."""
+        """Apply this configuration from now on. Another policy starts without the state of the one before."""
         self.limit = limit
         if config == self.config:
             return

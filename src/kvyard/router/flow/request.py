@@ -16,7 +16,7 @@ class FlowRequest(msgspec.Struct, frozen=True, gc=False):
     session: str | None = None
     """The conversation, or the agent with its sub-agents."""
     tenant: str = ""
-    """Who it belongs to; empty where that isn't known."""
+    """Tenant; empty if unknown."""
     priority: int = 0
     """As vLLM's: smaller ones go first."""
     deadline: int | None = None

@@ -1,4 +1,4 @@
-"""A bounded book of what sessions have had: the sessions that were quiet the longest are forgotten first."""
+"""Bounded record of sessions: those that were quiet the longest are evicted first."""
 
 from collections import OrderedDict
 
@@ -8,7 +8,7 @@ MOST_SESSIONS = 65_536
 
 
 class SessionNotes(msgspec.Struct, gc=False):
-    """What is remembered of one session."""
+    """Record of one session."""
 
     service: float = 0.0
     """Tokens of service, as of ``at``."""

@@ -45,28 +45,28 @@ class Policy:
     """
 
     needs_index = False
-    """Whether it reads overlaps that an index knows, and can't do without one."""
+    """True if it reads overlaps from an index, and requires one."""
     needs_keys = True
-    """Whether it reads the prompt: overlaps, or load in blocks that prompts share. Without, a replay works out no keys."""
+    """True if it reads the prompt: overlaps, or load in blocks that prompts share. Otherwise a replay computes no keys."""
     needs_pace = False
-    """Whether it reads how fast workers are, so that they are watched; matches are split by it."""
+    """True if it reads the speed of workers, so that they are observed; matches are split by it."""
     needs_shared = False
-    """Whether it reads ``Match.shared_blocks``; matches are split by it."""
+    """True if it reads ``Match.shared_blocks``; matches are split by it."""
     guarded = False
-    """Whether the imbalance guard may overrule it."""
+    """True if the imbalance guard may overrule it."""
     ranked = False
-    """Whether it has a ``rank`` and a bound."""
+    """True if it has a ``rank`` and a bound."""
     same_rank_same_cost = False
-    """Whether workers of one match (and pace) and one rank cost exactly the same. Idle ones always do."""
+    """True if workers of one match (and pace) and one rank cost exactly the same. Idle ones always do."""
     why = "cost"
     """The reason that decisions give, a word of ``kvyard.router.explain.REASONS``."""
     OPTIONS: ClassVar[Options] = {}
     """Numbers of this policy alone that ``RouterConfig.options`` may set."""
 
     memory: RoutedMemory | None = None
-    """Where overlaps come from, instead of the index."""
+    """Source of overlaps, instead of the index."""
     pull_ms: Callable[[int], float | None] | None = None
-    """Where workers pull from each other: milliseconds to pull a number of tokens, ``None`` for too few to be pulled."""
+    """If workers pull from each other: milliseconds to pull a number of tokens, ``None`` for too few to be pulled."""
 
     def __init__(self, config: RouterConfig) -> None:
         """The options of ``config`` have been checked by ``make_policy``."""
@@ -90,7 +90,7 @@ class Policy:
         return -inf
 
     def costs(self, routing: RoutingInput) -> CostModel:
-        """Where costs of this request come from; by default the policy's own ``cost`` and ``at_least``."""
+        """Return the cost model for this request; by default the policy's own ``cost`` and ``at_least``."""
         return self
 
     def choose(self, routing: RoutingInput) -> Choice:
@@ -106,11 +106,11 @@ class Policy:
         return None
 
     def gone(self, slot: int) -> None:
-        """Forget the worker in that slot, which left: another one may get its number."""
+        """Discard state of the worker in that slot, which left: another one may get its number."""
 
 
 def load_of(kind: str, worker: WorkerLoad) -> float:
-    """How much a worker has to do; ``kind`` is ``RouterConfig.load``."""
+    """Return the load of a worker; ``kind`` is ``RouterConfig.load``."""
     if kind == "blocks":
         return worker.prefill_tokens / worker.block_size + worker.blocks
     return float(worker.requests if kind == "requests" else worker.prefill_tokens)

@@ -27,7 +27,7 @@ class Affinity(Policy):
         """Per session its slot and the time of its latest request; in that order."""
 
     def __len__(self) -> int:
-        """How many sessions are remembered."""
+        """Return the number of sessions kept."""
         return len(self._bound)
 
     def choose(self, routing: RoutingInput) -> Choice:

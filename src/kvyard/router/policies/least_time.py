@@ -57,7 +57,7 @@ class LeastTime(Policy):
         """The sum of that."""
         self._renewal = from_seconds(max(self.options["renewal_s"], 1e-6))
         self._since = 0
-        """What ``when`` is counted from."""
+        """Origin of ``when``."""
 
     def costs(self, routing: RoutingInput) -> CostModel:
         computed = self._computed(len(routing.loads.workers))

@@ -35,7 +35,7 @@ class HashRing:
             place += 1
 
     def _distance(self, slot: int, start: int) -> tuple[bool, int]:
-        """Whether ``slot`` comes only after the end of the ring, and its next place."""
+        """Return true if ``slot`` comes only after the end of the ring, and its next place."""
         places = self._of[slot]
         at = bisect_left(places, start)
         return (False, places[at]) if at < len(places) else (True, places[0])
