@@ -1,6 +1,8 @@
-"""Dumps: the whole state of an index as plain values, from which another index can continue. A second indexer then learns
-it from the first: rows, repeated announcements, the bridges from engine hashes to request keys, what waits, and up to which
-batch all of that is. The second goes on with the next batch as if it had received the others itself.
+"""Dumps: the whole state of an index as plain values, from which another index can continue.
+
+An engine without a replay socket can't repeat its past. A second indexer then learns it from the first: rows, repeated
+announcements, the bridges from engine hashes to request keys, waiting stores, and the batch up to which all of that holds. The
+second goes on with the next batch as if it had received the others itself.
 
 Each part of an index makes its own snapshot and restores it; this is the format around them. A dump is one moment of one
 index. It has no text of prompts but the token ids of blocks that aren't full yet or wait for their parents. Followers'

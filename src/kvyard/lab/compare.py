@@ -84,7 +84,7 @@ def unique(names: Sequence[str]) -> list[str]:
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
-    """Return what is set differently, by path; null where a run has no such setting."""
+    """Return the settings that differ, by path; null where a run lacks the setting."""
     found: dict[str, list[object]] = {}
     _differ("", list(configs), found)
     return found

@@ -203,7 +203,7 @@ def _charts(
 
 
 class FleetCost(NamedTuple):
-    """What a point's fleet consists of, and what that costs."""
+    """Parts of a point's fleet, and their cost."""
 
     cards: float
     price: float | None

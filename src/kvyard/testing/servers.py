@@ -35,21 +35,21 @@ class FleetServer(ThreadedService):
 
     @property
     def urls(self) -> list[str]:
-        """Where the workers answer."""
+        """Addresses of the workers."""
         return self.fleet.urls
 
     @property
     def url(self) -> str:
-        """Where the first one does."""
+        """Address of the first worker."""
         return self.urls[0]
 
     @property
     def model(self) -> str:
-        """What clients call the model."""
+        """Name of the model for clients."""
         return self.fleet.config.served_model_name
 
     def streams(self, worker: int = 0) -> Sequence[EventStream]:
-        """Where a worker's ranks publish, and replay what was missed."""
+        """Endpoints on which a worker's ranks publish, and replay missed batches."""
         return self.fleet.workers[worker].streams
 
     def kill(self, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""What an engine announces, gathered while a test goes on."""
+"""Events of an engine, gathered while a test goes on."""
 
 import asyncio
 import threading

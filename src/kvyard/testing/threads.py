@@ -14,7 +14,7 @@ PATIENCE = 60.0
 
 
 class ThreadedService:
-    """What has a thread. A context manager: entering it returns once it is ready, and raises what its start raised."""
+    """Service with a thread. A context manager: entering it returns once it is ready, and raises what its start raised."""
 
     def __init__(self) -> None:
         self._ready = threading.Event()
@@ -46,7 +46,7 @@ class ThreadedService:
             raise KvyardError(f"{type(self).__name__} hasn't ended after {PATIENCE:g} s")
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns, run on the service's loop. Raises what it raises."""
+        """Run ``work`` on the service's loop and return its result. Raises what it raises."""
         assert self._loop is not None, "it isn't running"
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 

@@ -18,7 +18,7 @@ _SCHEDULERS = {
     "RecordingScheduler": "RecordingScheduler",
     "AsyncRecordingScheduler": "AsyncRecordingScheduler",
 }
-"""What ``--scheduler-cls`` may name, and the class in ``kvyard.vllm.scheduler``."""
+"""Values of ``--scheduler-cls``, and the class in ``kvyard.vllm.scheduler``."""
 
 
 def __getattr__(name: str) -> object:

@@ -38,7 +38,7 @@ class BlockIds(KVCacheBlocks):
 
 
 class HitBlocks(BlockIds):
-    """What a lookup found: handed back to the manager when the request is let in."""
+    """Result of a lookup: passed back to the manager when the request is admitted."""
 
     def __init__(self, manager: BlockManager, hit: Hit) -> None:
         super().__init__(hit.block_ids())

@@ -36,7 +36,7 @@ class EngineHashes:
         return found
 
     def forget(self) -> None:
-        """Let go of vLLM's list: its request has ended, while what is cached of it stays."""
+        """Free vLLM's list: its request has ended, while its cached blocks stay."""
         self._hashes = ()
 
 

@@ -55,7 +55,7 @@ class EngineEvents(VllmRecorder):
 
 
 def _extra_keys(request: Any, positions: Sequence[int], size: int) -> list[Any]:
-    """What joined the hash of each block, as vLLM computes it."""
+    """Return the extra keys of each block, as vLLM computes them."""
     if not (request.lora_request or request.mm_features or request.cache_salt or request.prompt_embeds is not None):
         return [None] * len(positions)
     keys, media = [], 0

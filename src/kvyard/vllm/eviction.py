@@ -37,7 +37,7 @@ class OrderPolicy(CachePolicy):
         self._wishes: dict[bytes, tuple[int, int | None]] = {}
         """Of chunks that are about to be stored: a policy isn't told the request again when they are."""
         self._chunk_tokens = 0
-        """How many tokens a chunk has, which a policy isn't told: it follows from where chunks end."""
+        """Tokens of a chunk, which a policy doesn't receive: it follows from where chunks end."""
         logger.info("Chunks in host memory are evicted by kvyard's order %r, %d of them", self.order, cache_capacity)
 
     def get(self, key: bytes) -> Any:

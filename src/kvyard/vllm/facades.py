@@ -14,7 +14,7 @@ from kvyard.blocks.table import Table
 
 
 class DetachedBlocks:
-    """What an ended request held, kept until the step that still writes to it is over."""
+    """Blocks of an ended request, kept until the step that still writes to them is over."""
 
     def __init__(self, tables: list[Table]) -> None:
         self.tables = tables
@@ -48,7 +48,7 @@ class PoolFacade:
         self.free_block_queue = FreeLine(blocks)
 
     def get_num_free_blocks(self) -> int:
-        """How many blocks can be taken."""
+        """Return the number of blocks that can be taken."""
         return self._blocks.pool.free
 
     def get_usage(self) -> float:
@@ -61,11 +61,11 @@ class PoolFacade:
             self._blocks.release_detached(detached.tables)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Forget what these blocks cache."""
+        """Unregister these blocks."""
         self._blocks.evict(block_ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget everything cached, if no request holds a block; returns whether it did."""
+        """Evict everything cached, if no request holds a block; returns true if it did."""
         return self._blocks.reset()
 
 
@@ -101,9 +101,9 @@ class CoordinatorFacade:
         apply_admission_cap: bool = False,
         prefill_end: int = 0,
     ) -> int:
-        """How many free blocks it takes until the request has slots for ``num_tokens`` tokens.
+        """Return the number of free blocks needed for slots of ``num_tokens`` tokens.
 
-        For requests that hold blocks; ``new_computed_blocks`` must be empty. Raises ``ValueError`` where it isn't.
+        For requests that hold blocks; ``new_computed_blocks`` must be empty. Raises ``ValueError`` otherwise.
         """
         if any(new_computed_blocks):
             raise ValueError(f"request {request_id}: hits are counted when it is let in, not here")

@@ -35,7 +35,7 @@ _CLASSES = [
     (_OFFLOAD, "BlockIDsLoadStoreSpec"),
     (_OFFLOAD, "GPULoadStoreSpec"),
 ]
-"""What is replaced or derived from, with all that it offers."""
+"""Classes that are replaced or derived from, with all their members."""
 _METHODS = [
     (_SCHEDULER, "Scheduler", ("__init__", "schedule", "update_from_output", "add_request", "finish_requests")),
     (_SCHEDULER, "Scheduler", ("_preempt_request", "_free_request", "shutdown")),
@@ -99,18 +99,18 @@ _REQUEST = (
     "skip_reading_prefix_cache",
     "status",
 )
-"""What is read of a request."""
+"""Attributes of a request that are read."""
 _USERS = [
     _SCHEDULER,
     "v1/core/sched/async_scheduler.py",
     "v1/engine/core.py",
     _CONNECTOR,
 ]
-"""Who asks the manager for something."""
+"""Users of the manager."""
 
 
 def describe(vllm: Path) -> list[str]:
-    """What the vLLM in folder ``vllm`` has of it, a line each. Raises ``VersionError`` where a file or class is gone."""
+    """Return the interface of the vLLM in folder ``vllm``, a line each. Raises ``VersionError`` if a file or class is gone."""
     lines: list[str] = []
     for file, name in _CLASSES:
         found = _class(vllm, file, name)
@@ -134,12 +134,12 @@ def describe(vllm: Path) -> list[str]:
 
 
 def pinned() -> list[str]:
-    """What ``KNOWN`` has."""
+    """Return the interface of ``KNOWN``."""
     return PINNED.read_text(encoding="utf-8").splitlines()
 
 
 def drift(vllm: Path) -> list[str]:
-    """How the vLLM in folder ``vllm`` differs from what is pinned, as a diff; empty where it doesn't."""
+    """Return the difference of the vLLM in folder ``vllm`` from the pinned one, as a diff; empty if there is none."""
     return list(difflib.unified_diff(pinned(), describe(vllm), f"vLLM {KNOWN}, pinned", str(vllm), lineterm="", n=1))
 
 
@@ -202,7 +202,7 @@ def _parameters(item: ast.FunctionDef) -> list[str]:
 
 
 def _attributes(found: ast.ClassDef) -> set[str]:
-    """What its constructor sets."""
+    """Return the attributes that its constructor sets."""
     names = set()
     for item in found.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
@@ -214,14 +214,14 @@ def _attributes(found: ast.ClassDef) -> set[str]:
 
 
 def _constructions(vllm: Path) -> Iterator[str]:
-    """How the scheduler makes its manager: what it hands over is what a replacement must take."""
+    """Yield the scheduler's construction of its manager: a replacement must take these arguments."""
     for node in ast.walk(_class(vllm, _SCHEDULER, "Scheduler")):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "KVCacheManager":
             yield ast.unparse(node)
 
 
 def _asked(module: ast.Module) -> set[str]:
-    """What follows ``kv_cache_manager.`` in ``module``, the longest of each chain of attributes."""
+    """Return what follows ``kv_cache_manager.`` in ``module``, the longest of each chain of attributes."""
     paths = set()
     for node in ast.walk(module):
         if isinstance(node, ast.Attribute):

@@ -121,7 +121,7 @@ class Manager:
         return stats
 
     def prefix_cache_lookup_enabled(self, request: Any) -> bool:
-        """Whether the request may be looked up."""
+        """Return true if the request may be looked up."""
         return bool(self.enable_caching and not request.skip_reading_prefix_cache)
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
@@ -146,7 +146,8 @@ class Manager:
         return HitBlocks(self.blocks, hit), hit.tokens, hit.shared_prefix_boundary
 
     def get_computed_blocks_for_connector(self, request: Any) -> tuple[Any, int, int, bool]:
-        """The same for a connector. Groups never disagree here: models with states and a connector are refused at start."""
+        """Like ``get_computed_blocks`` for a connector. Groups never disagree here: models with states and a connector are
+        refused at start."""
         return *self.get_computed_blocks(request), False
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
@@ -216,7 +217,7 @@ class Manager:
         return BlockIds(taken) if any(taken) else self.empty_kv_cache_blocks
 
     def free(self, request: Any) -> None:
-        """Give the request's blocks back and forget it; one that never had any is all right too."""
+        """Free the request's blocks; a request without any is no error."""
         counterpart = self._requests.pop(request.request_id, None)
         if counterpart is not None:
             if request.request_id in self.blocks.requests:
@@ -224,7 +225,7 @@ class Manager:
             counterpart.forget()
 
     def pop_blocks_for_free(self, request: Any) -> list[DetachedBlocks]:
-        """Forget the request but keep its blocks, until ``block_pool.free_blocks`` is given what this returns."""
+        """Remove the request but keep its blocks, until ``block_pool.free_blocks`` receives the result."""
         counterpart = self._requests.pop(request.request_id, None)
         if counterpart is None or request.request_id not in self.blocks.requests:
             return []
@@ -258,11 +259,11 @@ class Manager:
             self.blocks.note_limits(ours)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Forget what these blocks cache; who holds them keeps them."""
+        """Unregister these blocks; requests that hold them keep them."""
         self.blocks.evict(block_ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget everything cached, if no request holds a block; returns whether it did."""
+        """Evict everything cached, if no request holds a block; returns true if it did."""
         if not self.blocks.reset():
             used = self.blocks.pool.num_blocks - 1 - self.blocks.pool.free
             logger.warning("The prefix cache is not reset: %d blocks are held", used)
@@ -276,7 +277,7 @@ class Manager:
         return self._events.take() if self._events is not None else []
 
     def estimate_cached_tokens(self, request: Any) -> int:
-        """How far the request's own blocks can be found by others."""
+        """Return the length of the request's own prefix that others can find."""
         ours = self.blocks.requests.get(request.request_id)
         if ours is None:
             return 0
@@ -296,7 +297,7 @@ class Manager:
         return tuple([] for _ in self.blocks.groups) if ours is None else tuple(self.blocks.block_ids(ours))
 
     def get_block_ids_for_computed_tokens(self, request_id: str, num_computed_tokens: int) -> tuple[list[int], ...]:
-        """The same without slots past ``num_computed_tokens``, but for states and encoders, which have none."""
+        """Return the block ids without slots past ``num_computed_tokens``, except for states and encoders, which have none."""
         clipped = []
         for group, ids in zip(self.blocks.groups, self.get_block_ids(request_id), strict=True):
             whole = group.spec.is_state or not group.spec.attention.cacheable
@@ -371,7 +372,7 @@ class Manager:
 
 
 def _cached_tokens(group: Group, table: Table) -> int:
-    """How many tokens end where the last findable block of ``table`` ends."""
+    """Return the tokens up to the end of the last findable block of ``table``."""
     ends = [0]
     for extent in table:
         if extent.node is not None:

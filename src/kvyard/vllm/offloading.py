@@ -64,7 +64,7 @@ class CopyWorker(OffloadingWorker):
         """Blocks so far, once for each tensor."""
         self.loaded = 0
         self.verified = 0
-        """Those of the loaded that were compared."""
+        """Loaded chunks that were compared."""
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         began = self._clock.now()
@@ -102,10 +102,10 @@ class CopyWorker(OffloadingWorker):
         return finished
 
     def wait(self, job_ids: set[int]) -> None:
-        """Nothing is ever under way."""
+        """Return at once: no job is ever in flight."""
 
     def _pairs(self, device: Any, host: Any) -> Iterator[tuple[int, int, int, int]]:
-        """What is copied: tensor, block of the device, chunk of the host, and place in the chunk.
+        """Yield the copies: tensor, block of the device, chunk of the host, and position in the chunk.
 
         Blocks are listed group after group, and those of a group follow each other in its chunks, of which the first may be
         entered in the middle.

@@ -1,7 +1,7 @@
-"""Which chunk of a host cache goes next, by one of kvyard's eviction orders. Knows nothing of vLLM.
+"""Ranking of a host cache's chunks by one of kvyard's eviction policies. Knows nothing of vLLM.
 
-Here a chunk keeps its rank while a transfer reads or writes it, and is only passed over: what a request used last is worth
-the same whether its copy took long or not.
+A chunk keeps its rank while a transfer reads or writes it, and is only skipped: the duration of a copy doesn't change the
+value of a chunk.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,7 +21,7 @@ ChunkT = TypeVar("ChunkT")
 
 
 def usable() -> list[str]:
-    """The eviction orders that need to be told no more than a chunk and its age."""
+    """Return the eviction policies that need no more than a chunk and its age."""
     return sorted(name for name in ORDERS.names() if learning_order(name) is None)
 
 
@@ -62,7 +62,7 @@ class ChunkRanking(Generic[ChunkT]):
 
     @property
     def reads_priorities(self) -> bool:
-        """Whether retention priorities make a difference."""
+        """Return true if retention priorities make a difference."""
         return self._order.reads_priorities
 
     def get(self, key: bytes) -> ChunkT | None:
@@ -116,7 +116,7 @@ class ChunkRanking(Generic[ChunkT]):
         return [(key, self.remove(key)) for key in victims]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._chunks.clear()
         self._keys.clear()
         self._order = make_order(self._name, self._now)

@@ -1,4 +1,4 @@
-"""A recording of a running engine, as files that kvyard reads. This part knows no vLLM: it is told what happens.
+"""A recording of a running engine, as files that kvyard reads. This part knows no vLLM: it receives events.
 
 A recording is a folder:
 
@@ -8,8 +8,8 @@ A recording is a folder:
   engine can be asked to repeat.
 - ``summary.json``: what was counted so far, and what recording cost.
 
-No text and no hashes are in them: prompts are numbered by what they share. Memory is bounded. It never stands in the way of the
-engine: a file that can't be written ends, with one line in the log, and the others go on.
+No text and no hashes are in them: prompts are numbered by what they share. Memory is bounded. It never stands in the way of
+the engine: a file that can't be written ends, with one line in the log, and the others go on.
 """
 
 import logging
@@ -37,7 +37,7 @@ FLUSHED_EVERY = 5 * SECOND
 
 
 class RecordingCounters(msgspec.Struct):
-    """What was recorded, and at what cost."""
+    """Counters of a recording, and its cost."""
 
     requests: int = 0
     passes: int = 0
@@ -71,7 +71,7 @@ class RecordedRequest:
 
 
 class EndedRequest(msgspec.Struct):
-    """What is known of a request's text when it ends."""
+    """A request's text at its end."""
 
     hashes: Sequence[bytes]
     """Of its full blocks, answer included."""
@@ -81,7 +81,7 @@ class EndedRequest(msgspec.Struct):
 
 
 class PassComposition(msgspec.Struct):
-    """What a pass computes."""
+    """Content of a pass."""
 
     prefills: list[tuple[int, int]]
     """New tokens and the tokens before them, of each prompt."""
@@ -93,7 +93,7 @@ class PassComposition(msgspec.Struct):
 
 
 class _Decided(msgspec.Struct):
-    """A step under way."""
+    """Step in flight."""
 
     line: dict[str, Any]
     shape: PassComposition
@@ -103,7 +103,7 @@ class _Decided(msgspec.Struct):
     over: int = 0
     """When its output had been looked at; 0 before."""
     last: bool = False
-    """Whether it left no request behind. Otherwise it lasts until the next one begins."""
+    """True if it left no request behind. Otherwise it lasts until the next one begins."""
     ends: list[tuple[RecordedRequest, EndedRequest]] = []
     first_tokens: list[RecordedRequest] = []
 
@@ -124,7 +124,7 @@ class EngineRecorder:
     ) -> None:
         """Begin a recording in ``folder``, which is made and must not exist. ``header`` is the first line of the decisions;
         without it none are recorded. ``overlapping``: a step may be decided on before the one before it is over; their
-        outputs come in the order of the steps. ``timed``: the time of a pass can be told; otherwise none is recorded.
+        outputs come in the order of the steps. ``timed``: the time of a pass is known; otherwise none is recorded.
 
         Raises ``KvyardError`` where the folder exists or can't be written.
         """
@@ -151,7 +151,7 @@ class EngineRecorder:
         self._step: _Decided | None = None
         """The last one that was decided on and isn't written."""
         self._queue: list[_Decided] = []
-        """Where steps overlap: those that aren't over, oldest first."""
+        """If steps overlap: those in flight, oldest first."""
         self._waiting: list[RecordedRequest] = []
         """Came since the last step was decided on."""
         self._gone: list[tuple[RecordedRequest, EndedRequest]] = []
@@ -163,7 +163,7 @@ class EngineRecorder:
         self._flushed = clock.now()
         self._summarises = True
         self._settled = False
-        """Whether the engine has been idle since the last thing that happened, and all is written."""
+        """True if the engine has been idle since the last event, and all is written."""
         self.open: dict[str, RecordedRequest] = {}
         """Requests that have not ended, by the engine's id."""
 
@@ -195,7 +195,7 @@ class EngineRecorder:
             request.preemptions += 1
 
     def ended(self, id_: str, end: EndedRequest, *, aborted: bool, in_step: bool) -> None:
-        """A request ended or was given up; ``in_step``: while a step was under way."""
+        """A request ended or was cancelled; ``in_step``: while a step was in flight."""
         request = self.open.pop(id_, None)
         if request is None:
             return
@@ -288,7 +288,7 @@ class EngineRecorder:
             self._step = None
 
     def idle(self, at: int) -> None:
-        """The engine has no requests and no step under way at ``at``: write everything. Nothing else may follow, since vLLM
+        """Write everything: the engine has no requests and no step in flight at ``at``. Nothing else may follow, since vLLM
         kills engines that take long to end.
         """
         if self._settled:
@@ -318,7 +318,7 @@ class EngineRecorder:
             self._write_request(request, ended, end)
 
     def _write_gone(self, at: int) -> None:
-        """Those who were given up after the last step, which was over at ``at``."""
+        """Write the requests that were cancelled after the last step, which was over at ``at``."""
         for request, end in self._gone:
             request.ended = at
             self._write_request(request, end, at)

@@ -16,7 +16,7 @@ class RecordingFile:
     def __init__(self, path: Path, limit: int) -> None:
         """Raises ``KvyardError`` where the file exists or can't be written."""
         self.rows = 0
-        """What was counted and is written: what is gathered in memory, or was lost with the disk, isn't."""
+        """Rows that are written: without those in memory, or lost with the disk."""
         self.errors = 0
         self.ended = False
         self._file = LineFile(path)

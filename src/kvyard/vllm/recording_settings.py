@@ -1,4 +1,4 @@
-"""Where an engine records to, and how much. Knows nothing of vLLM but where its settings are.
+"""Destination and size of an engine's recording. Knows nothing of vLLM but the place of its settings.
 
 Set by the environment (``KVYARD_RECORD``, a folder, and ``KVYARD_RECORD_LIMIT``, bytes per file) or by vLLM's
 ``--additional-config '{"kvyard_record": {"folder": "...", "limit": ...}}'``, which wins.

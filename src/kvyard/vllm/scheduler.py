@@ -1,7 +1,7 @@
 """vLLM's schedulers for ``--scheduler-cls``: with kvyard's block manager in the place of vLLM's, or with vLLM's own.
 
 Scheduling stays vLLM's. Its constructor makes its own manager; ours takes that one's place before the first request. All of
-them record what they do where that is asked for.
+them record on request.
 """
 
 from typing import Any
@@ -77,7 +77,7 @@ class KvyardScheduler(RecordingMixin, _WithOurManager, VllmScheduler):
 
 
 class KvyardAsyncScheduler(RecordingMixin, _WithOurManager, VllmAsyncScheduler):
-    """The same for asynchronous scheduling, vLLM's default on GPUs."""
+    """``KvyardScheduler`` for asynchronous scheduling, vLLM's default on GPUs."""
 
 
 class RecordingScheduler(RecordingMixin, VllmScheduler):
@@ -85,4 +85,4 @@ class RecordingScheduler(RecordingMixin, VllmScheduler):
 
 
 class AsyncRecordingScheduler(RecordingMixin, VllmAsyncScheduler):
-    """The same for asynchronous scheduling."""
+    """``RecordingScheduler`` for asynchronous scheduling."""

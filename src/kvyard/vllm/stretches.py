@@ -1,4 +1,4 @@
-"""A request's text as stretches of made-up token ids: the same text gets the same ids, and the ids say nothing of it.
+"""A request's text as runs of made-up token ids: equal texts get equal ids, and the ids reveal nothing of it.
 
 Each full block has a number, the same for the same text before and in it; its tokens are that number times the block size, and
 on. So two requests agree in these ids exactly as far as they agree in full blocks, which is all that a cache can see.

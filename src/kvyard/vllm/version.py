@@ -1,4 +1,4 @@
-"""Which vLLM this package is written for, and the refusal of any other."""
+"""Version of vLLM that this package is written for, and the refusal of any other."""
 
 from importlib import metadata
 

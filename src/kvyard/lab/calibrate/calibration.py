@@ -21,7 +21,7 @@ class FittedProfile(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Measurement, ...]
     fit: Fit
     unknown: tuple[str, ...]
-    """What the measurements couldn't show."""
+    """Properties that the measurements couldn't show."""
 
 
 def fit_profile(sources: Sequence[Measurements], name: str | None = None) -> FittedProfile:
@@ -59,7 +59,7 @@ def fit_profile(sources: Sequence[Measurements], name: str | None = None) -> Fit
 
 
 def _apart(rows: Sequence[Measurement]) -> bool:
-    """Whether passes with prompts were seen without their clients' waiting."""
+    """Return true if passes with prompts were seen without their clients' waiting."""
     return sum(bool(row.prefills) for row in rows) >= LEAST and sum(row.batch > 0 for row in rows) >= LEAST
 
 

@@ -1,4 +1,4 @@
-"""How far a fit is off in time that it hasn't seen: the last part of a measured run is left out of the fit, and replayed.
+"""Error of a fit on data that it hasn't seen: the last part of a measured run is left out of the fit, and replayed.
 
 Errors of single passes say little of a run: in queues they add up, and a wrong batch size fits every pass well.
 """

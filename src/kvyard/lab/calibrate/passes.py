@@ -21,7 +21,7 @@ from kvyard.replay.traces.files import whole
 
 LoggedPass: TypeAlias = tuple[int, int, int, int, list[tuple[int, int]], int, int, float | None, int]
 IDLE = 3
-"""An engine has nothing to do where the next pass begins more than so many times the usual gap later."""
+"""Multiple of the usual gap beyond which an engine counts as idle between two passes."""
 
 
 class PassLog(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Which probes an engine gets: small before large, so that a run that is cut short has seen the most of what there is."""
+"""Probes of an engine: small before large, so that a run that is cut short has seen most."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ TOKENS = 40
 MIXED = (4, 16, 64)
 """Requests that decode while prompts come."""
 BESIDE = (32, 128, 512, 1024, 2048)
-"""Those prompts."""
+"""Lengths of those prompts."""
 PAUSE = 4
 """Tokens between two of them."""
 SHARE = 0.7
@@ -24,12 +24,12 @@ SHARE = 0.7
 
 
 class CalibrationLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much an engine is asked for."""
+    """Limits of the requests to an engine."""
 
     max_prompt: int = 4096
     max_batch: int = 64
     rounds: int = 2
-    """How often each probe is sent, with other prompts each time."""
+    """Number of times that each probe is sent, with other prompts each time."""
     seconds: float = 300.0
     """After which no further probe begins."""
 

@@ -38,7 +38,7 @@ than the second, and it decides a pass ahead."""
 NO_TOKEN = (1 << 31) - 1
 """An id that no vocabulary has."""
 HIGHEST_ID = re.compile(r"keys in \[0, (\d+)\]")
-"""In SGLang's refusal of a ``logit_bias`` for such an id."""
+"""In SGLang's refusal of a ``logit_bias`` for an unknown id."""
 SHORT = 256
 """Prompts up to this surely take one pass."""
 LATE = 8
@@ -46,20 +46,20 @@ LATE = 8
 SEEN = 5
 """Prompts that must have told."""
 LOOKS, LOOK = 20, 0.02
-"""How often, and after how many seconds, to look whether the engine has counted a request."""
+"""Number of polls, and seconds between them, until the engine has counted a request."""
 CLEAR = 2.0
-"""A pass must be so many times as long as what a request takes outside, or else waiting can't be told."""
+"""Least ratio of a pass to the time of a request outside the engine, without which waiting can't be measured."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of all probes."""
+    """Result of all probes."""
 
     facts: EngineFacts
     measurements: Measurements
     requests: int
     failed: int
     rounds: float
-    """How many were done, of those asked for."""
+    """Completed rounds, of those asked for."""
     probes: list[list[MeasuredRequest]]
     """By probe, its requests. Each has times of its own."""
     source: CalibrationSource
@@ -67,7 +67,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Progress = Callable[[int, int, str], None]
-"""Is told before each probe: its number from 1, of how many, and what it is."""
+"""Called before each probe with its number from 1, the total, and its description."""
 
 
 async def probe_engine(
@@ -184,8 +184,8 @@ def _with_last_round(
 
 
 def probe_order(probes: int, rounds: int) -> list[int]:
-    """Which probe comes when: the first round small before large, later ones in random order, so that an engine that gets
-    quicker or slower meanwhile doesn't look like one that takes more or less for large probes.
+    """Return the order of probes: the first round small before large, later ones in random order, so that an engine that
+    gets quicker or slower meanwhile doesn't look like one that takes more or less for large probes.
     """
     order = list(range(probes))
     for _ in range(rounds - 1):
@@ -198,7 +198,7 @@ def _with_key(words: str) -> str:
 
 
 class _Answering:
-    """One request under way."""
+    """One request in flight."""
 
     def __init__(self) -> None:
         self.times: list[int] = []
@@ -373,10 +373,11 @@ async def _decoding(states: Sequence[_Answering]) -> bool:
 
 
 def waits_a_pass(probes: Sequence[Sequence[MeasuredRequest]], request_ms: float) -> tuple[bool | None, float]:
-    """Whether prompts beside decoding requests wait for a pass that was decided on already, and for how many they wait.
+    """Return true if prompts beside decoding requests wait for a pass that was decided on already, and the passes that they
+    wait for.
 
-    ``None`` where it can't be told: a prompt waits half a pass for the current one to end, and one and a half where the
-    next was decided on too. ``request_ms`` is what a request takes outside of the engine.
+    ``None`` if it is unclear: a prompt waits half a pass for the current one to end, and one and a half where the next was
+    decided on too. ``request_ms`` is the time of a request outside of the engine.
     """
     waited = []
     for requests in probes:

@@ -25,5 +25,5 @@ class FreshPrompts:
         return " ".join(f"{self._random.getrandbits(24):06x}" for _ in range(words))
 
     def learn(self, text: str, tokens: int) -> None:
-        """Be told that ``text`` has ``tokens``."""
+        """Learn that ``text`` has ``tokens``."""
         self._per_word = max(1.0, tokens / (text.count(" ") + 1))

@@ -63,9 +63,9 @@ def _logged(path: str | Path, data: bytes) -> CalibrationSource:
 
 
 def run_passes(run: MeasuredRun, source: str, budget: int | None = None, until: int | None = None) -> Measurements:
-    """What the requests of ``run`` show of the passes of its engine, up to the time ``until``.
+    """Return measurements of the passes of the engine from the requests of ``run``, up to the time ``until``.
 
-    Raises ``KvyardError`` where that is nothing, and for runs of several ranks.
+    Raises ``KvyardError`` if there are none, and for runs of several ranks.
     """
     _one_engine(run, source)
     if run.closed_loop_s is not None:
@@ -109,7 +109,7 @@ def _one_engine(run: MeasuredRun, source: str) -> None:
 
 
 def _has_passes(data: bytes) -> bool:
-    """Whether this is a log of passes, or lines of them."""
+    """Return true if this is a log of passes, or lines of them."""
     for part in (data, data.lstrip().split(b"\n", 1)[0]):
         try:
             found: Any = msgspec.json.decode(part)

@@ -34,7 +34,7 @@ KNOWN = 0.5
 LONG = 64
 """Tokens of two answers in the same time that tell whether both are of one engine."""
 PAIRS = 8
-"""Such pairs that are needed to tell."""
+"""Pairs that are needed for an answer."""
 APART = 0.06
 """Share by which the tokens of a quarter of them differ where they aren't. Of one engine they differ by a token or two."""
 PARTS = 24

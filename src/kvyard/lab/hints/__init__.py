@@ -1,4 +1,4 @@
-"""What a retention hint would be worth, before it is built."""
+"""Value of a retention hint, before it is built."""
 
 from kvyard.lab.hints.hints import hints, quick_hints
 

@@ -15,7 +15,7 @@ from kvyard.integers import ceil_div
 LEAST_MATCH = 1024
 """Tokens that must be there before a cache is preferred to the least busy one: else all follow a common start to one cache."""
 DECAY = 0.99
-"""What is left of a cache's load from one request to the next."""
+"""Share of a cache's load that is left from one request to the next."""
 SHARED = -1
 
 

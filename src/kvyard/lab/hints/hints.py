@@ -28,7 +28,7 @@ FALSES = (0.0, 0.1, 0.3)
 SHOWN = ("reuse", "ttft_mean", "ttft_p90", "ttft_p99", "itl_p99")
 DRAWN = ("reuse", "ttft_mean", "ttft_p90", "ttft_p99")
 WORTH = ("reuse", "ttft_mean")
-"""Metrics that a hint's worth is told in."""
+"""Metrics of a hint's value."""
 
 
 class HintPoint(msgspec.Struct, frozen=True):

@@ -34,9 +34,8 @@ class RayExecutor(Executor):
     """Runs replays on a Ray cluster, each on one CPU of it. Connects when it is made; use it in a ``with``."""
 
     def __init__(self, address: str = AUTO, jobs: int | None = None) -> None:
-        """``auto`` is the cluster that runs on this machine, or that RAY_ADDRESS names. ``jobs`` replays are under way at a
-        time, as many as the cluster has CPUs unless given. Raises ``KvyardError`` where Ray isn't installed, or no cluster is
-        there.
+        """``auto`` is the cluster that runs on this machine, or that RAY_ADDRESS names. ``jobs`` replays run at a time, as
+        many as the cluster has CPUs unless given. Raises ``KvyardError`` if Ray isn't installed, or there is no cluster.
         """
         self._ray = ray = _ray()
         _check_reached(address)
@@ -51,7 +50,7 @@ class RayExecutor(Executor):
         self._traces: dict[str, tuple[str, Any]] = {}
 
     def run(self, tasks: Sequence[Task], ended: Ended, told: Told | None = None) -> None:
-        """As ``Executor.run``; of its progress nothing is told."""
+        """As ``Executor.run``; progress isn't reported."""
         ray = self._ray
         lost = (
             ray.exceptions.WorkerCrashedError,
@@ -130,7 +129,8 @@ def unpack(digest: str, packed: Packed) -> str:
 
 
 def _work(task: Task, digest: str, packed: Packed, version: str) -> tuple[bytes, str | None]:
-    """What a node does: a report, or why there is none. Raises for what no other replay on this node could do either."""
+    """Work of a node: a report, or the reason why there is none. Raises for errors that every replay on this node would
+    meet."""
     if version != __version__:
         raise RuntimeError(f"it has kvyard {__version__}")
     return outcome(task._replace(trace=unpack(digest, packed)))

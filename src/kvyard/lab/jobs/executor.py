@@ -11,7 +11,7 @@ Told = Callable[[str, int, int], None]
 Ended = Callable[[str, str | None], None]
 """Told when a replay is through and its report lies where its task says: its key, and why it failed if it did."""
 ATTEMPTS = 3
-"""How often a replay is begun whose process or machine is lost, which is not its fault the first time."""
+"""Attempts at a replay whose process or machine is lost."""
 
 
 class Executor(Protocol):
@@ -22,7 +22,7 @@ class Executor(Protocol):
     def run(self, tasks: Sequence[Task], ended: Ended, told: Told | None = None) -> None:
         """Run all of ``tasks``. One that fails doesn't take the others with it; one whose process is lost is run again.
 
-        Reports are written by the calling process. On a KeyboardInterrupt, ends what is under way and lets it go on.
+        Reports are written by the calling process. On a KeyboardInterrupt, ends the tasks in flight and re-raises it.
         """
         ...
 

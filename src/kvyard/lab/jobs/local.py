@@ -109,7 +109,7 @@ class _Crew:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A process that is started in here never hears of a Ctrl-C, not even while its interpreter starts; this one does so
+    """A process that is started in here never receives Ctrl-C, not even while its interpreter starts; this one receives it
     afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
@@ -133,7 +133,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _work(task: Task, pipe: Connection) -> None:
-    """What a process does. Ctrl-C is the business of the process that started it."""
+    """Work of a process. The process that started it handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report, why = outcome(task, lambda through, now: pipe.send(("told", through, now)))
     with suppress(BrokenPipeError):  # the process that started it was killed

@@ -14,16 +14,16 @@ from kvyard.replay.traces import Trace, open_trace
 
 
 class TracePart(msgspec.Struct, frozen=True):
-    """Which requests of a trace are replayed; all of them, unless it says otherwise."""
+    """Requests of a trace that are replayed; all of them by default."""
 
     since: int = 0
     """Nanoseconds since the trace began: those that arrive then or later ..."""
     until: int | None = None
     """... and before this."""
     skip: int = 0
-    """Of these, so many are left out ..."""
+    """Number of these that are left out ..."""
     first: int | None = None
-    """... and so many are taken."""
+    """... and number that are taken."""
     max_tokens: int | None = None
     """Requests of more tokens, prompt and answer together, are left out before that."""
 
@@ -48,9 +48,9 @@ class Task(NamedTuple):
     slo: Slo | None
     label: str
     path: str
-    """Where its report goes."""
+    """Path of its report."""
     key: str
-    """What it is called when its progress and its end are told."""
+    """Name in reports of its progress and end."""
     part: TracePart = TracePart()
     pool: str = ""
     """Of a fleet of pools: whose requests are replayed ..."""
@@ -59,8 +59,8 @@ class Task(NamedTuple):
 
 
 def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes:
-    """Run one replay right here; returns its report as JSON, or what is left of a pool. ``told`` hears of requests through and
-    of the virtual time.
+    """Run one replay in this process; returns its report as JSON, or the result of a pool. ``told`` receives the number of
+    ended requests and the virtual time.
 
     Raises ``KvyardError``; a KeyboardInterrupt goes on.
     """

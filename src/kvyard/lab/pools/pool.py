@@ -11,7 +11,7 @@ from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.reading import ReadingTally
 
 OF_ALL = ("limit", "pools")
-"""What a single pool can't have."""
+"""Settings that a single pool can't have."""
 
 
 def read_pools(settings: Mapping[str, object]) -> dict[str, ReplayConfig]:
@@ -85,6 +85,6 @@ def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
 
 
 def common_limit(settings: Mapping[str, Any]) -> int | None:
-    """How many requests of the whole trace are replayed; ``None`` for all. Raises ``KvyardError``."""
+    """Return the number of requests of the whole trace that are replayed; ``None`` for all. Raises ``KvyardError``."""
     given: int | None = SETTINGS.parse({"limit": settings.get("limit")}).get("limit")
     return given

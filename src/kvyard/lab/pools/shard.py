@@ -17,7 +17,7 @@ from kvyard.replay.traces.reading import ReadingTally
 
 
 class PoolRun(msgspec.Struct, frozen=True):
-    """What is left of a pool's replay."""
+    """Result of a pool's replay."""
 
     report: Report
     records: PackedRecords
@@ -65,5 +65,5 @@ def perform_pool(
 
 
 def read_pool(data: bytes) -> PoolRun:
-    """What ``perform_pool`` returned."""
+    """Decode the result of ``perform_pool``."""
     return msgspec.msgpack.decode(data, type=PoolRun)

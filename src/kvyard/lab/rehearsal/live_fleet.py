@@ -46,7 +46,7 @@ PATIENT = Patience(reply_ms=20_000)
 TIMES = ("predicted_ttl_s", "approx_ttl_s", "session_ttl_s", "forget_after_s")
 """Settings of a router that are times."""
 TOLD = [name for name, value in vars(Watcher).items() if callable(value) and not name.startswith("_")]
-"""What a watcher is told."""
+"""Reports that a watcher receives."""
 
 
 class LiveFleet(AsyncService):
@@ -78,7 +78,7 @@ class LiveFleet(AsyncService):
 
     @property
     def url(self) -> str:
-        """Where the gateway is."""
+        """Return the gateway's address."""
         assert self._port is not None
         return self._port.url
 
@@ -175,7 +175,7 @@ class LiveFleet(AsyncService):
         )
 
     def _ready(self) -> bool:
-        """Whether every engine gets requests and is listened to."""
+        """Return true if every engine gets requests and its events are received."""
         gateway = self.gateway
         return all(
             engine.state == "ready" and all(one.status == "active" for one in gateway.members.listeners(engine))
@@ -183,7 +183,7 @@ class LiveFleet(AsyncService):
         )
 
     async def rest(self) -> None:
-        """Wait until no engine has anything left to do: what is on its way to a lower tier or another worker has landed."""
+        """Wait until every engine is idle: transfers to lower tiers and other workers have landed."""
         handovers = self.fleet.handovers
         while any(worker.engine.next_decision() is not None for worker in self.fleet.workers) or (
             handovers is not None and not handovers.idle
@@ -191,7 +191,7 @@ class LiveFleet(AsyncService):
             await pause(LOOK)
 
     def recording(self) -> LiveRecording:
-        """What the run left behind, once all was at rest and the stage is left. Raises ``KvyardError`` where nothing was
+        """Return the run's recording, once all was idle and the stage is left. Raises ``KvyardError`` if nothing was
         recorded.
         """
         entries = self._entries

@@ -46,7 +46,7 @@ Log = dict[str, list[LogLine]]
 
 
 class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where two logs part."""
+    """First difference of two logs."""
 
     place: str
     number: int
@@ -72,7 +72,7 @@ class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
 def first_difference(
     live: Mapping[str, Sequence[LogLine]], offline: Mapping[str, Sequence[LogLine]]
 ) -> RunDifference | None:
-    """Where the logs of two runs first differ, the earliest of all places; ``None`` where they are equal."""
+    """Return the first difference of the logs of two runs, the earliest of all places; ``None`` if they are equal."""
     found: list[RunDifference] = []
     for place in sorted(set(live) | set(offline)):
         ours, theirs = live.get(place, ()), offline.get(place, ())
@@ -92,7 +92,7 @@ def _time(one: RunDifference) -> int:
 
 
 def tally(log: Mapping[str, Sequence[LogLine]]) -> Counter[str]:
-    """How many decisions of each kind there are."""
+    """Count the decisions of each kind."""
     return Counter(line.what for lines in log.values() for line in lines)
 
 
@@ -123,7 +123,8 @@ def router_lines(entries: Iterable[Entry]) -> list[LogLine]:
 def whole_log(
     entries: Iterable[Entry], logs: "Mapping[str, Sequence[EngineLog]]", network: list[LogLine] | None = None
 ) -> Log:
-    """What the router decided, every rank of every worker, and the network between them; ``logs`` are by worker."""
+    """Return the decisions of the router, of every rank of every worker, and the network between them; ``logs`` are by
+    worker."""
     found = {f"{name}@{rank}": log.lines for name, ranks in logs.items() for rank, log in enumerate(ranks)}
     if network:
         found[NETWORK] = network
@@ -143,7 +144,7 @@ class EngineLog(Watcher):
         self.last: dict[str, int] = {}
         """When finished requests had their last."""
         self.answers: dict[str, list[int]] = {}
-        """What they said, by the jobs' ids."""
+        """Answers, by the jobs' ids."""
         self.batches: dict[int, tuple[bytes, EventBatch]] | None = None
         """Batches, as they go over the wire and as they are, by sequence, where they are wanted."""
         self._encoder = Encoder()
@@ -209,7 +210,7 @@ class EngineAction(msgspec.Struct, frozen=True, gc=False):
     priority: int
     hints: Hints = NO_HINTS
     handed_over: bool = False
-    """Whether its prompt is for another worker."""
+    """True if its prompt is for another worker."""
     source: int = -1
     """The number of the worker that its prompt comes from; -1 where it comes from none."""
 
@@ -221,7 +222,7 @@ class EngineAction(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransferAction(msgspec.Struct, frozen=True, gc=False):
-    """A prompt that was sent from one worker to another, or given up on its way; with the stamp that the network gave it."""
+    """Prompt that was sent from one worker to another, or given up in flight; with the stamp that the network gave it."""
 
     stamp: int
     what: str
@@ -232,19 +233,19 @@ class TransferAction(msgspec.Struct, frozen=True, gc=False):
 
 
 def transfer_facts(what: str, source: int, target: int, amount: int) -> dict[str, object]:
-    """What a log says of a transfer."""
+    """Return the facts of a transfer for a log."""
     found: dict[str, object] = {"source": source, "target": target}
     return found | {"sent": {"bytes": amount}, "landed": {"queued": amount}}.get(what, {})
 
 
 def network_lines(told: Iterable[tuple[int, str, str, dict[str, object]]]) -> list[LogLine]:
-    """What happened on a network, (time, what, job, facts), in an order that doesn't depend on when it was looked at."""
+    """Return the log of a network, (time, what, job, facts), in an order that doesn't depend on when it was read."""
     found = [LogLine(at, what, job.partition(" ")[2] or job, facts) for at, what, job, facts in told]
     return sorted(found, key=lambda line: (line.at, line.what, line.of))
 
 
 class RecordedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """What a request asked, and who for."""
+    """Content of a request, and its tenant."""
 
     tokens: Sequence[int]
     salt: str | None = None
@@ -261,9 +262,9 @@ class LiveRecording(msgspec.Struct, kw_only=True):
     actions: list[list[EngineAction]]
     """By worker, in the order in which they were carried out."""
     transfers: list[TransferAction] = []
-    """What went from worker to worker."""
+    """Transfers between workers."""
     answers: dict[str, list[int]]
-    """What each job produced, by its id: a mock's words are an input too."""
+    """Tokens of each job, by its id: a mock's words are an input too."""
     log: Log
     first: dict[str, int]
     """When each request's first token was out, by the engine's clock."""

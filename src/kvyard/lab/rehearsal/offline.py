@@ -1,4 +1,5 @@
-"""The same run in virtual time: fresh engines fed with the stamps, a fresh router and index fed in the journal's order.
+"""Repetition of a live run in virtual time: fresh engines fed with the stamps, a fresh router and index fed in the
+journal's order.
 
 Engines produce batches of events as they are advanced; the index is given the batch that the journal names, just before the
 decisions that had seen it. A request goes to the engine that *this* router chooses, at the stamp it had. Nothing waits and
@@ -136,7 +137,7 @@ class OfflineNetwork:
 
     def __init__(self, recording: LiveRecording) -> None:
         self.told: list[tuple[int, str, str, dict[str, object]]] = []
-        """What happened: when, what, which job's prompt, and facts."""
+        """Events: time, kind, job, and facts."""
         self._sizes = prompt_sizes(recording.fleet)
         self._reserves_one = recording.fleet.handover.reserves == "one"
         self._transfers = recording.transfers
@@ -144,7 +145,7 @@ class OfflineNetwork:
         """By job: what the workers of this run send."""
 
     def join(self, number: int, label: str, act: Act, lost: Callable[[IncomingPrompt], None]) -> WorkerHandovers:
-        """A worker takes part; what it is told comes from the recording."""
+        """Add a worker; its reports come from the recording."""
         return WorkerHandovers(number, label, 0, self, act=act, lost=lost, reserves_one=self._reserves_one)
 
     def takes_time(self, prompt: IncomingPrompt) -> bool:
@@ -194,7 +195,7 @@ class Offline:
         self.entries: list[did.Entry] = []
         """The journal of this run."""
         self.apart = ""
-        """Where it left the way of the recording; empty where it didn't."""
+        """First deviation from the recording; empty if there is none."""
         self._recording = recording
         self._prompts = prompts
         self._network = OfflineNetwork(recording) if recording.fleet.hands_over else None
@@ -220,7 +221,7 @@ class Offline:
 
     @property
     def log(self) -> Log:
-        """What was decided, by place."""
+        """Return the decisions, by place."""
         network = None if self._network is None else network_lines(self._network.told)
         return whole_log(self.entries, {engine.worker.name: engine.logs for engine in self._engines}, network)
 

@@ -24,7 +24,7 @@ from kvyard.settings import chosen
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rehearsal left."""
+    """Result of a rehearsal."""
 
     run: LiveRun
     recording: LiveRecording | None = None
@@ -100,7 +100,7 @@ class Scripts:
         self._rows = {row.id: row for row in rows}
 
     def of(self, id_: str) -> RecordedPrompt:
-        """One of them. Raises ``KvyardError`` where the trace has no such request."""
+        """Return the prompt of a request. Raises ``KvyardError`` if the trace has no such request."""
         row = self._rows.get(id_)
         if row is None:
             raise KvyardError(f"request {id_} was routed and isn't in the trace: drive the fleet with the trace alone")
@@ -108,7 +108,7 @@ class Scripts:
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
-    """How much later than in virtual time a client may see a token, in real milliseconds."""
+    """Delay of a token at the client beyond virtual time, in real milliseconds."""
 
     p50_ms: float = 100.0
     p99_ms: float = 1000.0
@@ -122,28 +122,28 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out."""
+    """Result of a comparison."""
 
     difference: RunDifference | None
-    """Where the decisions first differ; ``None`` where they are equal."""
+    """First difference of decisions; ``None`` if they are equal."""
     apart: str
     """Why virtual time couldn't follow to the end; empty where it could."""
     decisions: dict[str, int]
-    """How many were compared, by kind."""
+    """Compared decisions, by kind."""
     requests: int
     first_token: Spread
-    """How much later than in virtual time clients saw first tokens, in real milliseconds."""
+    """Delay of first tokens at clients beyond virtual time, in real milliseconds."""
     last_token: Spread
     tolerance: Tolerance
 
     @property
     def equal(self) -> bool:
-        """Whether live and offline took the same decisions."""
+        """Return true if live and offline took equal decisions."""
         return self.difference is None and not self.apart
 
     @property
     def close(self) -> bool:
-        """Whether latencies agree: never shorter than in virtual time, and longer only within the tolerance."""
+        """Return true if latencies agree: never shorter than in virtual time, and longer only within the tolerance."""
         return all(
             one.min >= 0 and one.p50 <= self.tolerance.p50_ms and one.p99 <= self.tolerance.p99_ms
             for one in (self.first_token, self.last_token)

@@ -1,4 +1,4 @@
-"""What studies share: many replays of one trace, their metrics side by side, and advice on what to take.
+"""Common parts of studies: many replays of one trace, their metrics side by side, and advice on the choice.
 
 A study is a definition: a function that makes a ``Study`` with a view, gives it axes to ``vary`` (or points to ``replay``), and
 returns it. The view makes a ``Result`` of the reports: a ``Table`` of rows with metrics, charts, and sentences of ``advice``.

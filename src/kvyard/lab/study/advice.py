@@ -20,12 +20,12 @@ NEAR = 0.05
 """A candidate whose mean TTFT is at most this share above the lowest is as good, and may be cheaper."""
 TTFT = METRICS["ttft_mean"]
 TRADED = METRICS["itl_p99"]
-"""What a lower TTFT may be paid with: requests wait for the first token, and notice gaps afterwards."""
+"""Metric that a lower TTFT may be traded for: requests wait for the first token, and notice gaps afterwards."""
 CHOSEN_BY = tuple(
     METRICS[name]
     for name in ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "e2e_mean", "requests_per_s", "goodput", "reuse")
 )
-"""What people choose runs by, in order."""
+"""Metrics that people choose runs by, in order."""
 
 
 class Candidate(msgspec.Struct):
@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct):
     violation: float = 0.0
     """By how much it misses the limits; 0 if it keeps them."""
     evidence: Evidence = Evidence()
-    """What is known of the error of its values."""
+    """Known error of its values."""
 
     def losses(self, goals: Sequence[Metric]) -> list[Any]:
         """Return how bad it is by each goal: smaller is better."""

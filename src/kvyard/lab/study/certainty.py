@@ -1,4 +1,4 @@
-"""Whether a choice stands in spite of the error of its times, by published runs that were replayed."""
+"""Stability of a choice in spite of the error of its times, by published runs that were replayed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvyard.replay.report.slo import WANTED, Limit
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What is known of the error of a run's figures."""
+    """Known error of a run's figures."""
 
     ranges: Mapping[str, StatedRange] = {}
     classes: frozenset[RunClass | None] = frozenset()

@@ -1,4 +1,4 @@
-"""What a fleet is made of, and what that costs per hour: its cards, and the memory and storage behind them."""
+"""Parts of a fleet and their cost per hour: its cards, and the memory and storage behind them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple

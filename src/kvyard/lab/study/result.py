@@ -1,4 +1,4 @@
-"""What came of a study, as plain values: printed for a terminal, written as CSV and JSON, and drawn as one page."""
+"""Result of a study, as plain values: printed for a terminal, written as CSV and JSON, and drawn as one page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Result(msgspec.Struct, kw_only=True):
     """Command, and the name of its files."""
     title: str
     about: str
-    """What was run, in a line under the title."""
+    """Description of the runs, in a line under the title."""
     tables: list[Table]
     """Printed one after the other."""
     rows: list[dict[str, Any]]
@@ -63,7 +63,7 @@ class Result(msgspec.Struct, kw_only=True):
     rows_key: str = "points"
     advice: list[str] = []
     notes: list[str] = []
-    """What makes the result less than whole."""
+    """Reasons why the result is incomplete."""
     times: str = ""
     legend: str = LEGEND
     """Printed below the tables."""
@@ -72,7 +72,7 @@ class Result(msgspec.Struct, kw_only=True):
     commands: list[str] = []
     """Command lines that do what the advice says, to be pasted."""
     met: bool | None = None
-    """Whether the SLO is met; ``None`` without one."""
+    """True if the SLO is met; ``None`` without one."""
     verdict: str = ""
     """That in words, if there is more to say."""
     tiles: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""What a study tells of its single runs: which are missing, where their times come from, and a page for each."""
+"""Reports of a study on its single runs: missing ones, the sources of their times, and a page for each."""
 
 from __future__ import annotations
 

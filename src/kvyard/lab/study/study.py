@@ -75,7 +75,7 @@ class Study:
         self.folder = Path(folder)
         read = {"block_size" if name == "trace_block_size" else name: value for name, value in self.reading.items()}
         self.about = {"trace": fingerprint(trace), "reading": {**read, "format": self.source.format}}
-        """What reports depend on besides settings and SLO."""
+        """Inputs that reports depend on besides settings and SLO."""
         self._view = view
         self._progress = progress
         self.counted = counted or (lambda total, over: None)

@@ -1,7 +1,7 @@
 """Optuna chooses the next points of a search, and keeps them in a file so that it can go on. Only this module knows Optuna.
 
-The next point follows from the seed and from what has been told, and from nothing else: a search that was interrupted and
-goes on asks for the same points as one that wasn't.
+The next point follows from the seed and from the results reported so far, and from nothing else: a search that was
+interrupted and goes on asks for the same points as one that wasn't.
 """
 
 from __future__ import annotations
@@ -128,9 +128,10 @@ class OptunaSearch:
             self._study.tell(trial.handle, state=self._optuna.trial.TrialState.PRUNED)
 
     def importance(self, badness: Mapping[int, float]) -> dict[str, float]:
-        """Which settings decide whether a point is among the good ones, by trial's number how bad each is; shares of 1.
+        """Return the settings that decide if a point is among the good ones, as shares of 1; ``badness`` is by trial
+        number.
 
-        Empty where too little is known.
+        Empty if too little is known.
         """
         known = [one for one in self._study.get_trials(deepcopy=False) if one.number in badness]
         complete = [one for one in known if one.state == self._optuna.trial.TrialState.COMPLETE]

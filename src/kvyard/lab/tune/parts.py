@@ -18,7 +18,7 @@ FEWEST = 100
 
 
 class TraceParts(msgspec.Struct, frozen=True):
-    """Where a trace is cut."""
+    """Split of a trace."""
 
     train: TracePart
     prefix: TracePart | None

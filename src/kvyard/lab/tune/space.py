@@ -1,8 +1,8 @@
-"""What is searched: settings with a range or with choices, from text such as ``router.*,host_bytes=0..1TiB,workers=2..32``.
+"""Search space: settings with a range or with choices, from text such as ``router.*,host_bytes=0..1TiB,workers=2..32``.
 
-A range of whole numbers, sizes or times is a ladder of values that people would write, so two looks at about the same place are
-one. A setting that only exists beside another (an option of the chosen routing policy) is searched only there. It doesn't know
-who chooses.
+A range of whole numbers, sizes or times is a ladder of values that people would write, so two looks at about the same place
+are one. A setting that only exists beside another (an option of the chosen routing policy) is searched only there. It
+doesn't know the search algorithm.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from kvyard.settings import as_it_is, count, duration, number, size
 
 ROUTER = "router"
 OPTION = "router."
-"""What names of a policy's options begin with."""
+"""Prefix of the names of a policy's options."""
 EVERYTHING = f"{OPTION}*"
 WIDTH = 4.0
 """Without a range an option is searched from its default divided by this to its default times this."""
@@ -31,14 +31,14 @@ FORMS = "write NAME=LOW..HIGH, NAME=A|B|C or router.*, as in router.*,host_bytes
 
 
 class Chooser(Protocol):
-    """Who chooses."""
+    """Chooses points of the search space."""
 
     def choice(self, name: str, count: int, /) -> int:
-        """One of so many that have no order."""
+        """Return one of ``count`` unordered choices."""
         ...
 
     def step(self, name: str, count: int, /) -> int:
-        """One of so many that have one, counted from 0."""
+        """Return one of ``count`` ordered choices, counted from 0."""
         ...
 
     def real(self, name: str, low: float, high: float, log: bool, /) -> float:
@@ -57,11 +57,11 @@ class Choices(msgspec.Struct, frozen=True):
         return self.values[chooser.choice(as_ or self.name, len(self.values))]
 
     def edge(self, value: object) -> str:
-        """Whether ``value`` is at an end that it might be better to go beyond: never."""
+        """Return the end of the range that ``value`` is at, if a better one might lie beyond: never here."""
         return ""
 
     def place(self, value: object) -> float:
-        """Where it is among the others."""
+        """Return its position among the others."""
         return float(self.values.index(str(value)))
 
 
@@ -71,7 +71,7 @@ class Steps(msgspec.Struct, frozen=True):
     name: str
     values: tuple[object, ...]
     places: tuple[float, ...]
-    """The same as numbers."""
+    """``values`` as numbers."""
 
     def pick(self, chooser: Chooser, as_: str = "") -> object:
         return self.values[chooser.step(as_ or self.name, len(self.values))]
@@ -120,7 +120,7 @@ class Space(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int | None:
-        """How many points there are; ``None`` where they can't be counted."""
+        """Return the number of points; ``None`` if they can't be counted."""
         found = 1
         for one in self.dimensions.values():
             if isinstance(one, Reals):
@@ -162,7 +162,8 @@ class Space(msgspec.Struct, frozen=True):
 
 
 def parse_space(texts: Iterable[str], base: Mapping[str, object]) -> Space:
-    """What ``texts`` say is searched, on top of the settings in ``base``. Raises ``KvyardError``, naming what is wrong."""
+    """Parse the search space from ``texts``, on top of the settings in ``base``. Raises ``KvyardError``, naming what is
+    wrong."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     if not any(parts):
         raise KvyardError(f"a search needs something to search: {FORMS}")

@@ -1,4 +1,4 @@
-"""What came of a search: all points, the best of them or the front, and the one that is the answer; as tables and a page."""
+"""Result of a search: all points, the best of them or the front, and the answer; as tables and a page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLORS = {"met": "blue", "missed": "orange", "best": "green"}
 
 
 class Tuned(msgspec.Struct):
-    """What came of a search so far."""
+    """Result of a search so far."""
 
     trace: str
     folder: Path
@@ -210,7 +210,7 @@ def view(tuned: Tuned) -> Result:
 
 
 def _tested(tuned: Tuned, found: Trial) -> str:
-    """How the answer does on the part that it was not searched on."""
+    """Describe the answer's result on the part that it was not searched on."""
     if tuned.parts.test is None:
         return "It was not tested on anything else: --test 0.3 keeps the last 30 % of the trace for that."
     if not found.test:
@@ -226,7 +226,7 @@ def _tested(tuned: Tuned, found: Trial) -> str:
 
 
 def _doubts(tuned: Tuned, found: Trial) -> list[str]:
-    """What to look at before the answer is believed."""
+    """Return the doubts about the answer."""
     flat = {name.rpartition(".")[2]: value for name, value in tuned.space.flat(found.point).items()}
     edges = {f"{name} {flat[name.rpartition('.')[2]]}": end for name, end in tuned.space.edges(found.point).items()}
     said = at_edges(edges)

@@ -1,4 +1,4 @@
-"""How a run's client sent requests and what its prompts share, where the run shows it by its times and cached tokens alone."""
+"""Client of a run: how it sent requests and what its prompts share, if times and cached tokens show it."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ class ComparedLatency(msgspec.Struct, kw_only=True):
     error: dict[str, float]
     """Of the mean and of percentiles."""
     scatter: Spread | None = None
-    """How far single requests are off, without sign. ``None`` where requests can't be compared one by one."""
+    """Absolute error of single requests. ``None`` if requests can't be compared one by one."""
 
 
 class ComparedRate(msgspec.Struct, kw_only=True):
@@ -46,7 +46,7 @@ class ComparedRate(msgspec.Struct, kw_only=True):
 
 
 class RequestPair(msgspec.Struct, kw_only=True):
-    """What one request took, in milliseconds: ``[measured, replayed]``."""
+    """Times of one request, in milliseconds: ``[measured, replayed]``."""
 
     id: str
     arrival_s: float
@@ -67,11 +67,11 @@ class Validation(msgspec.Struct, kw_only=True):
     run: str
     format: str
     complete: bool
-    """Whether the replay went to the end."""
+    """True if the replay went to the end."""
     requests: int
-    """Those compared."""
+    """Number of compared requests."""
     timing: str
-    """Where the replay's times come from, and the error that was known of them."""
+    """Source of the replay's times, and their known error."""
     timing_error: float | None = None
     """That error, as a share; null where it isn't known."""
     latency: dict[str, ComparedLatency]
@@ -82,7 +82,7 @@ class Validation(msgspec.Struct, kw_only=True):
     preemptions: int
     """In the replay."""
     settings: dict[str, object]
-    """What was taken from the run itself."""
+    """Settings taken from the run itself."""
     notes: list[str]
     config: dict[str, Any]
     pairs: list[RequestPair]
@@ -134,7 +134,7 @@ def _as_sent(run: MeasuredRun, settings: Mapping[str, object]) -> MeasuredRun:
 
 
 def _from_run(run: MeasuredRun, settings: Mapping[str, object]) -> dict[str, object]:
-    """What the run says of its engine and ``settings`` don't."""
+    """Return the run's own settings of its engine that ``settings`` lack."""
     found = {name: value for name, value in run.settings.items() if settings.get(name) is None}
     ranks = found.pop("data_parallel_size", 1)
     model = settings.get("model")

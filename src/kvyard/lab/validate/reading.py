@@ -24,7 +24,7 @@ from kvyard.replay.traces.formats.mooncake import BLOCK_SIZE
 
 NO_TIMES = "a run to compare with needs when each request came, and its first and its last token"
 IN_A_FOLDER = ("requests.jsonl", "vllm/requests.jsonl", "profile_export.jsonl")
-"""What is read where a folder is named."""
+"""Files that are read in a folder."""
 
 
 class MeasuredRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,13 +47,13 @@ class MeasuredRun(msgspec.Struct, kw_only=True):
     format: str
     requests: list[MeasuredRequest]
     settings: dict[str, object] = {}
-    """What the run says of its engine, in the names of replay settings."""
+    """Settings of the run's engine, by the names of replay settings."""
     closed_loop_s: float | None = None
-    """How long it took, where arrivals aren't known: each request began when another had ended."""
+    """Duration, if arrivals aren't known: each request began when another had ended."""
     client: bool = False
-    """Whether clients took the times: then HTTP and tokenizing are in them."""
+    """True if clients measured the times: then they include HTTP and tokenizing."""
     notes: list[str] = []
-    """What a reader of the comparison should know."""
+    """Remarks for readers of the comparison."""
 
 
 class RunRow(NamedTuple):
@@ -68,16 +68,16 @@ class RunRow(NamedTuple):
     cached: int | None = None
     gaps: Sequence[int] | None = None
     prompt: TraceRequest | None = None
-    """What it shares with others, where that is known: only ids and tokens of it count."""
+    """Shared prompt, if known: only its ids and tokens count."""
 
 
 class RunContent(NamedTuple):
-    """What a reader makes of a file."""
+    """Content of a file, as read."""
 
     rows: Iterable[RunRow]
     settings: Mapping[str, object] = {}
     closed_loop_s: float | None = None
-    """How long the run took, where it isn't known when its requests came."""
+    """Duration of the run, if arrivals aren't known."""
 
 
 class RunReader(NamedTuple):
@@ -85,11 +85,11 @@ class RunReader(NamedTuple):
 
     name: str
     recognise: Callable[[Mapping[str, Any]], bool]
-    """Whether a file is of this kind, from its document or its first line."""
+    """Return true if a file is of this kind, from its document or its first line."""
     read: Callable[[Path, list[Any]], RunContent]
     """Takes the file and its records: lines, or one document. Raises ``KvyardError``, ``msgspec.ValidationError``."""
     client: bool = False
-    """Whether the times are a client's."""
+    """True if the times are a client's."""
 
 
 def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:

@@ -80,7 +80,7 @@ def rate_rows(found: Validation) -> Iterator[tuple[str, str, str, str]]:
 
 
 def notes(found: Validation) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """Return the caveats of the figures."""
     taken = [f"{name} {value}" for name, value in found.settings.items()]
     said = [f"Taken from the run: {', '.join(taken)}."] if taken else []
     return [f"Times: {found.timing}.", *said, *found.notes]

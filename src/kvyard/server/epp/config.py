@@ -45,13 +45,13 @@ class EppConfig(GatewayConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         Setting("Further endpoints that are named for each request, least busy first.", flag=True),
     ] = 0
     read_seconds: Seconds = 1.0
-    """How long reading a prompt may take, with a question to an engine or a remote index in it; then load decides."""
+    """Seconds that reading a prompt may take, including a request to an engine or a remote index; then load decides."""
     sheddable: list[str] = msgspec.field(default_factory=list)
     """Objectives (``x-gateway-inference-objective``) whose requests are refused with 429 where they would have to wait."""
     streams_at_once: Annotated[int, Meta(ge=1, le=1 << 20)] = 16_384
-    """Requests that the data plane may have here at a time, answers under way included."""
+    """Requests that the data plane may have here at a time, answers in flight included."""
     conformance: bool = False
-    """Whether requests may say where they want to go, and answers say where they went, as the extension's tests do."""
+    """True if requests may name their destination, and answers report it, as the extension's tests do."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +69,7 @@ OWN = "epp"
 
 
 def own_part(found: Any, where: str) -> Any:
-    """What a file says to a picker, of all that it says. Raises ``KvyardError`` for what is said twice."""
+    """Return the picker's part of a file. Raises ``KvyardError`` for a setting that is given twice."""
     if not isinstance(found, dict):
         return found
     left = {name: value for name, value in found.items() if name not in (*PASSED_OVER, "gateway", OWN)}
@@ -89,4 +89,4 @@ def convert(found: Any, where: str) -> EppConfig:
 
 _KNOWN = {name: one for name, one in settings_of(EppConfig).items() if one.field not in NOT_OURS}
 FLAGS = Settings(_KNOWN, {"router": settings_of(RouterConfig)["router"]})
-"""What has a flag of its own."""
+"""Settings with flags of their own."""

@@ -31,7 +31,7 @@ class Endpoints:
         """By engine: why it has no endpoint."""
 
     def of(self, engine: Engine) -> str | None:
-        """Where an engine is, as ``ip:port``; ``None`` where that isn't known."""
+        """Return the address of an engine as ``ip:port``; ``None`` if unknown."""
         known = self._known.get(engine.name)
         if known is not None and known[0] == engine.url:
             return known[1]

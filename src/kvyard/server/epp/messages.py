@@ -28,9 +28,9 @@ SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
 OBJECTIVE = "x-gateway-inference-objective"
 BALANCER = "envoy.lb"
-"""Where destinations are in metadata."""
+"""Metadata key of destinations."""
 HINT = "envoy.lb.subset_hint"
-"""Where a subset is."""
+"""Metadata key of a subset."""
 WANTED = "test-epp-endpoint-selection"
 """The header by which the extension's tests say where a request is to go."""
 WENT = "x-conformance-test-served-endpoint"
@@ -45,7 +45,7 @@ NONE: int = ProcessingMode.NONE
 MODES: Mapping[BodyMode, int] = {"streamed": STREAMED, "buffered": BUFFERED, "none": NONE}
 
 OVERWRITE: int = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
-"""A client may send such a header too, and ours must win."""
+"""A client may send this header too, and ours must win."""
 
 
 HEADER_BYTES = 256 << 10
@@ -103,7 +103,7 @@ def read_headers(message: Any) -> dict[str, str]:
 
 
 def modes(message: Any, usual: int) -> tuple[int, int]:
-    """How bodies of the request and of the answer will come; ``usual`` where the first message doesn't say."""
+    """Return the body modes of the request and of the answer; ``usual`` if the first message doesn't state them."""
     if not message.HasField("protocol_config"):
         return usual, usual
     return message.protocol_config.request_body_mode, message.protocol_config.response_body_mode
@@ -156,7 +156,7 @@ def _set(headers: Iterable[tuple[str, str]], remove: Iterable[str] = ()) -> Any:
 
 
 def destination(endpoints: str, more: Iterable[tuple[str, str]] = (), remove: Iterable[str] = (), *, body: bool) -> Any:
-    """Where a request is to go, in the answer to its body, or to its headers."""
+    """Return the destination of a request, in the answer to its body, or to its headers."""
     mutation = _set([(DESTINATION, endpoints), *more], remove)
     said = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     metadata = Struct()

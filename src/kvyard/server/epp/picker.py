@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 P = "kvyard_epp_"
 LATELY = 60 * SECOND
-"""How long a choice that failed makes the picker degraded."""
+"""Time for which a failed choice makes the picker degraded."""
 RESPONSES = "/v1/responses"
 OPENED = {
     "body": "the body is no JSON, is compressed, or was cut",
@@ -42,7 +42,7 @@ OPENED = {
 
 
 class PickRequest(msgspec.Struct, kw_only=True):
-    """What is known of a request when it is to be placed."""
+    """Facts about a request when it is to be placed."""
 
     method: str
     path: str
@@ -131,7 +131,7 @@ class EndpointPicker:
         return Picked(proxied=proxied, engine=engine, decision=decision, endpoints=self._named(engine, pool, place))
 
     async def _route(self, asked: PickRequest) -> Routed:
-        """Where a request may go. Raises ``Refusal`` for models that aren't there."""
+        """Return the engines that may get a request. Raises ``Refusal`` for unknown models."""
         if asked.unread:
             self._open(asked.unread)
         elif asked.body is not None and asked.method == "POST":
@@ -232,7 +232,7 @@ class EndpointPicker:
             log.error("%s, so the request went on without: %s", OPENED[why], self._why, exc_info=error)
 
     def conditions(self) -> Iterator[HealthReason]:
-        """What isn't as it should be, beyond the gateway's own."""
+        """Yield problems beyond the gateway's own."""
         for name, why in self.endpoints.reasons.items():
             yield HealthReason(code="no-address", about=name, why=f"its host can't be looked up: {why}")
         if self._failed_at is not None and self.gateway.clock.now() - self._failed_at < LATELY:
@@ -259,4 +259,4 @@ TEXTS = {
     P + "elsewhere_total": "Requests that an endpoint answered which is no engine here.",
     P + "opened_total": "Requests that went on without what should have decided it, by reason.",
 }
-"""What each metric says."""
+"""Help of each metric."""

@@ -94,7 +94,7 @@ class EppService(AsyncService):
         await self._server.start()
 
     async def stop(self) -> None:
-        """Take no more requests, let those under way end, and let go of everything."""
+        """Take no more requests, let those in flight end, and release everything."""
         if self._server is not None:
             ending = asyncio.ensure_future(self._server.stop(self.config.drain_seconds))
             hurry = asyncio.ensure_future(self._hurry.wait())
@@ -106,12 +106,12 @@ class EppService(AsyncService):
         await self.gateway.stop()
 
     def hurry(self) -> None:
-        """Don't wait for what is under way. On its loop."""
+        """Stop waiting for requests in flight. On its loop."""
         self._hurry.set()
 
     @property
     def url(self) -> str:
-        """Where the data plane asks."""
+        """Return the address that the data plane calls."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"{'grpc' if self._tls is None else 'grpcs'}://{host}:{self.port}"
 
@@ -141,7 +141,7 @@ class EppService(AsyncService):
 
     @property
     def ready(self) -> bool:
-        """Whether requests can be placed."""
+        """Return true if requests can be placed."""
         engines = self.gateway.members.engines.values()
         return not self.gateway.draining and any(one.up and not one.draining for one in engines)
 

@@ -40,10 +40,10 @@ class RequestStream:
         self._status = 0
         """Of the answer; 0 before it."""
         self._streamed = False
-        """Whether the answer is one of server-sent events."""
+        """True if the answer consists of server-sent events."""
         self._usage = UsageReader()
         self._whole = False
-        """Whether all of the answer went by."""
+        """True if all of the answer passed."""
         picker.streams += 1
 
     async def take(self, message: Any) -> bool:

@@ -39,7 +39,7 @@ def matches(scores: Scores) -> Matches:
 
 
 def cumulative(match: WorkerMatch) -> tuple[int, int, int]:
-    """How far a worker reaches from the device alone, with host memory, and with everything."""
+    """Return the reach of a worker from the device alone, with host memory, and with everything."""
     own = [match.tiers[tier].reach if tier in match.tiers else 0 for tier in TIERS.values()]
     return own[0], max(own[:2]), max(own)
 
@@ -81,13 +81,13 @@ def explained(model: IndexedModel, explanation: Explanation) -> WorkerExplanatio
 
 
 def model_facts(model: IndexedModel) -> dict[str, Any]:
-    """What is said of the model itself."""
+    """Return facts about the model itself."""
     identity = model.indexer.identity
     return {"model_name": model.name, "tenant_id": model.tenant, "block_size": identity.block_size}
 
 
 def workers(model: IndexedModel) -> list[WorkerInfo]:
-    """Who is registered for a model."""
+    """Return the workers registered for a model."""
     found: dict[tuple[str, str], WorkerInfo] = {}
     for listener in model.listeners.values():
         told = listener.told
@@ -113,7 +113,7 @@ def workers(model: IndexedModel) -> list[WorkerInfo]:
 
 
 def rows(model: IndexedModel) -> ModelRows:
-    """What all workers hold, readable."""
+    """Return the rows of all workers, readable."""
     indexer = model.indexer
     places: list[PlaceRows] = []
     for holder in list(indexer.places.of):

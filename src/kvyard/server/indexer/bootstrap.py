@@ -1,8 +1,8 @@
-"""Starting from a peer: what another indexer knows, taken over, and its streams gone on with where it was.
+"""Bootstrap from a peer: load another indexer's state, and continue its streams where it was.
 
 Sockets are opened first and read last: whatever is published while the dump travels waits in them. A batch that the dump
-covers is dropped, the next is applied, and where one is missing the stream asks for it or is stale. So a peer can be out of
-date without harm; it can't be wrong about what it was told.
+covers is discarded, the next is applied, and where one is missing the stream requests it or is stale. So a peer can be out
+of date without harm; it can't be wrong about what it received.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MSGPACK = "application/msgpack"
 CONNECT_SECONDS = 2.0
-"""How long publishers are waited for before the dump is fetched: what they send before that is a gap, not an error."""
+"""Seconds to wait for publishers before the dump is fetched: what they send before that is a gap, not an error."""
 FETCH_SECONDS = 60.0
 
 
@@ -54,7 +54,7 @@ class PeerDump(msgspec.Struct, kw_only=True):
 
 
 async def dump_all(models: Models) -> PeerDump:
-    """What is known of ``models``; each at one moment, and others have their turn in between."""
+    """Dump ``models``, each at one moment, yielding to other tasks in between."""
     dumps: list[ModelDump] = []
     for model in list(models.values()):
         dumps.append(dump_model(model))
@@ -110,7 +110,7 @@ async def bootstrap(
 
 
 async def fetch(url: str, token: str | None) -> PeerDump:
-    """The dump of the indexer at ``url``. Raises ``KvyardError`` where there is none to be had."""
+    """Return the dump of the indexer at ``url``. Raises ``KvyardError`` if there is none."""
     try:
         reply = await ask(f"{url.rstrip('/')}/dump", token=token, seconds=FETCH_SECONDS, headers={"Accept": MSGPACK})
     except NoAnswer as error:
@@ -160,7 +160,7 @@ def _take_over(models: Models, told: ModelDump, now: int) -> list[str]:
 
 
 def _position(told: ModelDump, one: StreamDump) -> tuple[int, int, int | None] | None:
-    """Where the peer's socket was in a stream."""
+    """Return the position of the peer's socket in a stream."""
     return told.positions.get(one.stream, {}).get(one.topic.encode())
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with an index service, as reasons for its health: streams, the server it keeps rows on, its own tasks."""
+"""Health reasons of an index service: streams, the server it keeps rows on, its own tasks."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def conditions(service: Service) -> Iterator[HealthReason]:
 
 
 def index_conditions(service: Service) -> Iterator[HealthReason]:
-    """The same, of streams and of the server with the rows alone."""
+    """Like ``conditions``, of streams and of the server with the rows alone."""
     for model in service.models.values():
         trouble = model.indexer.trouble
         if trouble:
@@ -27,7 +27,7 @@ def index_conditions(service: Service) -> Iterator[HealthReason]:
 
 
 def stream_conditions(listener: Listener) -> Iterator[HealthReason]:
-    """What is wrong with one stream."""
+    """Return the problems of one stream."""
     info, about = listener.info(), listener.source.stream
     if listener.error:
         yield HealthReason(code="stream-failed", about=about, why=listener.error)

@@ -34,7 +34,7 @@ Weight = Annotated[float, Meta(ge=0.0)]
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How streams are followed; see ``kvyard.events.transport.Limits``."""
+    """Limits of following streams; see ``kvyard.events.transport.Limits``."""
 
     patience_ms: Milliseconds = 100
     reply_ms: Milliseconds = 2000
@@ -75,7 +75,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Names by which clients may call it where no token protects it; empty: those of this machine where only that reaches it,
     any otherwise. Against names that are made to point here."""
     networks: list[str] = []
-    """Where endpoints may be, such as 10.0.0.0/8, when POST /register names them; empty: anywhere."""
+    """Networks of endpoints, such as 10.0.0.0/8, that POST /register may name; empty: any."""
     tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve HTTPS.", flag=True)] = None
     tls_key: Annotated[str | None, Setting("Its key.", flag=True)] = None
     block_size: Annotated[Size | None, Setting("Tokens per block of the index.", flag=True)] = None
@@ -87,9 +87,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tier_weights: dict[TierName, Weight] = msgspec.field(
         default_factory=lambda: {TIER_NAMES[tier]: weight for tier, weight in DEFAULT_WEIGHTS.items()}
     )
-    """What a block on each tier is worth. A tier that is left out earns nothing."""
+    """Weight of a block on each tier. A tier that is left out has none."""
     catching_up: Share = 0.0
-    """What the word of a stream that is catching up is worth."""
+    """Weight of a stream that is catching up."""
     tokenizers: dict[str, str] = {}
     """Per model the path of its tokenizer.json."""
     limits: Bounds = Bounds()
@@ -101,7 +101,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     subscriptions: list[Register] = []
 
     def identity(self, block_size: int) -> Identity:
-        """How blocks are named. Raises ``KvyardError`` for an unknown algorithm."""
+        """Return the naming of blocks. Raises ``KvyardError`` for an unknown algorithm."""
         if self.direct is None:
             return Identity(block_size, LocalNames())
         return Identity(block_size, algorithm(self.direct.algorithm, self.direct.seed), direct=True)
@@ -117,7 +117,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def load(path: Path) -> Any:
-    """What a file that ends in .toml or .json says. Raises ``KvyardError`` where it can't be read."""
+    """Read a file that ends in .toml or .json. Raises ``KvyardError`` if it can't be read."""
     try:
         raw = path.read_bytes()
         return tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)

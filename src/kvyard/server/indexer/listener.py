@@ -21,7 +21,7 @@ from kvyard.server.indexer.schemas import InstanceId, ListenerInfo, Register
 from kvyard.server.supervisor import Supervised, Supervisor, said
 
 TURN = 5 * MS
-"""How long updates are applied before others have their turn."""
+"""Time for which updates are applied before other tasks have their turn."""
 SLICE = 512
 """Blocks of an update that are applied together."""
 LOOKED_AT = 1 << 14
@@ -44,7 +44,7 @@ class Listener:
         self._clock = clock
         self._kept: Supervised | None = None
         self._damaged = False
-        """Whether it failed over an update, so that what the index has of the stream can't be relied on."""
+        """True if an update failed, so that the index's state of the stream is unreliable."""
         self.subscriber = self._subscriber()
 
     def _subscriber(self) -> Subscriber:
@@ -79,7 +79,7 @@ class Listener:
 
     @property
     def failures(self) -> int:
-        """How often listening failed and began again."""
+        """Return the number of times that listening failed and began again."""
         return 0 if self._kept is None else self._kept.failures
 
     async def _run(self) -> None:
@@ -96,12 +96,12 @@ class Listener:
                     turn = self._clock.now() + TURN
 
     def _failed(self, error: Exception) -> None:
-        """Nothing that was heard counts until all of it was heard again."""
+        """Ignore everything received until all of it was received again."""
         self._damaged = True
         self._indexer.lose(self.source.stream, f"listening failed: {said(error)}")
 
     def _begin_again(self) -> None:
-        """Forget what was heard, and ask for all of it. Raises what opening a socket raises."""
+        """Discard everything received, and request all of it. Raises what opening a socket raises."""
         self.subscriber.close()
         subscriber = self._subscriber()
         subscriber.open()
@@ -161,7 +161,7 @@ class Listener:
 
     @property
     def known(self) -> Sequence[FollowedStream]:
-        """What the index has heard of this stream, by topic."""
+        """Return the index's state of this stream, by topic."""
         return self._indexer.topics(self.source.stream)
 
     def total(self, name: str) -> int:

@@ -13,7 +13,7 @@ from kvyard.server.indexer.service import Service
 from kvyard.server.metrics import Metrics, read_catalog
 
 OWN: dict[str, str] = read_catalog(Path(__file__).with_name("metrics.toml"))
-"""What the service adds, and what it says. ``IndexerMetrics`` brings each of them, and nothing else beside ``NAMES``."""
+"""Metrics of the service and their help. ``IndexerMetrics`` brings each of them, and nothing else beside ``NAMES``."""
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
@@ -55,7 +55,7 @@ class IndexerMetrics(Metrics):
 
 
 def stream_samples(prefix: str, labels: dict[str, str], listener: Listener) -> Iterator[Sample]:
-    """What service and gateway say of one stream, each by a prefix of its own."""
+    """Yield the metrics of one stream that service and gateway share, each with a prefix of its own."""
     yield f"{prefix}stream_updates_total", labels, listener.applied
     yield f"{prefix}stream_waiting", labels, listener.waiting
     yield f"{prefix}stream_gaps_total", labels, listener.total("gaps")

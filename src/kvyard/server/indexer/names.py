@@ -1,8 +1,8 @@
-"""How the service names blocks: from the hashes that clients of Dynamo's indexer already compute.
+"""Naming of blocks in the service: from the hashes that clients of Dynamo's indexer already compute.
 
 Those clients may send, instead of tokens, one *local* hash per block: XXH3-64 of its token ids as little-endian 32-bit
-words, seed 1337, without its past. So the service's request keys are chained from local hashes, and a prompt and its
-local hashes lead to the same keys. Extra keys (adapter, salt, media) join a block's key and not its local hash.
+words, seed 1337, without its past. So the service's request keys are chained from local hashes, and a prompt and its local
+hashes lead to the same keys. Extra keys (adapter, salt, media) join a block's key and not its local hash.
 """
 
 import struct

@@ -28,7 +28,7 @@ PROMETHEUS = "text/plain"
 
 
 class IndexerRoutes:
-    """What is done for each request."""
+    """Handlers of the service's routes."""
 
     def __init__(
         self, service: Service, measures: IndexerMetrics | None = None, admin_token: str | None = None
@@ -78,24 +78,24 @@ class IndexerRoutes:
         return schemas.RegistrationResponse(streams=await self.service.register(body))
 
     async def unregister(self, body: schemas.Unregister, headers: Mapping[str, str]) -> schemas.RegistrationResponse:
-        """Stop listening, and forget all that was announced."""
+        """Stop listening, and remove all that was announced."""
         return schemas.RegistrationResponse(streams=await self.service.unregister(body))
 
     async def workers(self, body: None, headers: Mapping[str, str]) -> list[schemas.WorkerInfo]:
-        """Who is registered, and how their streams are."""
+        """Registered workers, and the state of their streams."""
         return [info for model in self.service.models.values() for info in answers.workers(model)]
 
     # -- prompts ----------------------------------------------------------------------------------------------------
 
     async def query(self, body: schemas.Query, headers: Mapping[str, str]) -> schemas.Matches:
-        """How many tokens of a prompt each instance has, per tier and rank, cumulative."""
+        """Tokens of a prompt that each instance has, per tier and rank, cumulative."""
         self._check_length(body.token_ids, "token_ids")
         identity = self.service.model(body).indexer.identity
         keys = await _gathered(identity.keys_by_turns(body.token_ids, body.namespace(body.media)))
         return self._matches(self.service.model(body), keys, body)
 
     async def query_by_hash(self, body: schemas.QueryByHash, headers: Mapping[str, str]) -> schemas.Matches:
-        """The same for a prompt's block hashes."""
+        """Tokens that each instance has, for a prompt's block hashes."""
         identity = self.service.model(body).indexer.identity
         self._check_length(body.block_hashes, "block_hashes", self._bounds.tokens // identity.block_size)
         keys = await _gathered(keys_of_hashes(identity, body.block_hashes, body.namespace()))
@@ -191,7 +191,7 @@ class IndexerRoutes:
     # -- the service itself -----------------------------------------------------------------------------------------
 
     async def dump(self, body: None, headers: Mapping[str, str]) -> Raw | schemas.Rows:
-        """What every worker holds. As msgpack: all that another indexer needs to go on from here."""
+        """Blocks of every worker. As msgpack: all that another indexer needs to go on from here."""
         if MSGPACK in headers.get("accept", ""):
             return Raw(msgspec.msgpack.encode(await dump_all(self.service.models)), MSGPACK)
         found: schemas.Rows = {}
@@ -201,7 +201,7 @@ class IndexerRoutes:
         return found
 
     async def health(self, body: None, headers: Mapping[str, str]) -> schemas.IndexerHealth:
-        """Whether requests are answered, and how streams are."""
+        """Liveness, and the state of streams."""
         states: Counter[str] = Counter(
             listener.info().state for model in self.service.models.values() for listener in model.listeners.values()
         )
@@ -214,7 +214,7 @@ class IndexerRoutes:
         )
 
     async def ready(self, body: None, headers: Mapping[str, str]) -> Raw:
-        """Whether requests are answered, and what isn't as it should be."""
+        """Readiness, and the reasons for degradation."""
         how = readiness(conditions(self.service))
         return Raw(msgspec.json.encode(how), JSON, 200 if how.ready else 503)
 

@@ -1,7 +1,7 @@
-"""What the indexer's clients send and get. The types check requests, write answers and make the OpenAPI document.
+"""Requests and responses of the indexer. The types check requests, write answers and make the OpenAPI document.
 
-Names are those of Dynamo's standalone indexer where it has them; ``routing_group`` and ``tenant_id`` are one thing under the
-names of two of its versions. Everything counts in tokens.
+Names are those of Dynamo's standalone indexer where it has them; ``routing_group`` and ``tenant_id`` are one thing under
+the names of two of its versions. Everything counts in tokens.
 """
 
 import re
@@ -36,7 +36,7 @@ else:
 
 
 class ModelRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every request names: a model, and which of its groups of workers."""
+    """Fields of every request: a model, and a group of its workers."""
 
     model_name: Name
     tenant_id: Name | None = None
@@ -80,7 +80,7 @@ class AttentionGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, f
 
 
 class StreamRequest(ModelRequest, kw_only=True, forbid_unknown_fields=True):
-    """Whose streams a request is about."""
+    """Streams that a request is about."""
 
     instance_id: InstanceId | None = None
     pool: Name | None = None
@@ -89,7 +89,7 @@ class StreamRequest(ModelRequest, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def called(self) -> str:
-        """Who is meant, for messages."""
+        """Return the name of the instance or pool, for messages."""
         return f"pool {self.pool!r}" if self.pool is not None else f"instance {self.instance_id}"
 
 
@@ -98,11 +98,11 @@ class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
 
     endpoint: Name
     members: list[Member] = []
-    """Who shares the pool."""
+    """Workers that share the pool."""
     block_size: Size | None = None
     """The engine's. It need not be the index's; what events say is compared with it."""
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Register so many ranks, each one port further than the one before."""
+    """Number of ranks to register, each one port further than the one before."""
     rank_from_events: bool = False
     """One stream speaks for several ranks, and its batches say which."""
     replay_endpoint: Name | None = None
@@ -112,7 +112,7 @@ class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
     dialect: Dialect = "auto"
     clear_scope: Literal["device", "all"] = "all"
     tier: TierName | None = None
-    """Where everything it announces is, where its events don't say."""
+    """Tier of everything it announces, if its events don't say."""
     groups: Annotated[list[AttentionGroup], Meta(min_length=1, max_length=64)] | None = None
     alignment: Size | None = None
     additional_salt: str | None = None
@@ -164,12 +164,12 @@ class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 class Unregister(StreamRequest, kw_only=True, forbid_unknown_fields=True):
-    """The streams to forget: all that match."""
+    """Streams to remove: all that match."""
 
     stream: Name | None = None
 
     def matches(self, have: Register) -> bool:
-        """Whether this is about the stream that was registered as ``have``."""
+        """Return true if this is about the stream that was registered as ``have``."""
         if self.pool is not None:
             who = have.pool == self.pool
         else:
@@ -189,7 +189,7 @@ MediaItems = Annotated[list[MediaItem], Meta(max_length=1000)]
 
 
 class Wanted(ModelRequest, kw_only=True, forbid_unknown_fields=True):
-    """What sets a prompt apart besides its tokens, and whom to ask about."""
+    """Prompt properties besides tokens, and the workers to ask about."""
 
     lora_name: str | None = None
     cache_salt: str | None = None
@@ -296,7 +296,7 @@ class WorkerScore(msgspec.Struct, kw_only=True):
     state: Literal["fresh", "catching up", "stale"]
     confidence: float
     age_ms: float
-    """Since the quietest of its streams was heard."""
+    """Milliseconds since its least recent stream sent anything."""
     reason: str
 
 
@@ -345,13 +345,13 @@ class ListenerInfo(msgspec.Struct, kw_only=True):
     endpoint: str
     replay_endpoint: str | None
     status: Literal["pending", "active", "failed"]
-    """Whether it is connected; ``failed`` where it ended with an error."""
+    """Connection state; ``failed`` if it ended with an error."""
     state: Literal["fresh", "catching up", "stale"]
     reason: str
     sequence: int
     batches: int
     block_sizes: list[int]
-    """Heard in events, where they aren't the one that was registered."""
+    """Block sizes in events, if they aren't the registered one."""
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True):
@@ -377,14 +377,14 @@ class IndexerHealth(msgspec.Struct, kw_only=True):
     ready: bool
     degraded: bool
     reasons: list[HealthReason]
-    """What isn't as it should be, the worst first."""
+    """Problems, the worst first."""
     models: int
     streams: dict[str, int]
-    """How many are in which state."""
+    """Number of streams by state."""
 
 
 class PlaceRows(msgspec.Struct, kw_only=True):
-    """What one worker or pool holds on one tier for one group, as runs of request keys."""
+    """Blocks of one worker or pool on one tier for one group, as runs of request keys."""
 
     instance_id: int | str | None
     pool: str | None
@@ -397,7 +397,7 @@ class PlaceRows(msgspec.Struct, kw_only=True):
 class ModelRows(msgspec.Struct, kw_only=True):
     block_size: int
     names: list[str]
-    """How request keys are made."""
+    """Naming of request keys."""
     places: list[PlaceRows]
 
 

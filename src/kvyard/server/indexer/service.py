@@ -1,7 +1,7 @@
-"""The service: which models there are, who is listened to for each, and what is answered. No HTTP here.
+"""The service: models, the streams followed for each, and answers. No HTTP here.
 
-One index per (model, tenant). A worker that is registered is listened to until it is unregistered, and then nothing of it is
-left: rows, counts, group specs and its name go together, and a batch that was on its way is dropped.
+One index per (model, tenant). A worker that is registered is followed until it is unregistered, and then nothing of it is
+left: rows, counts, group specs and its name go together, and a batch in flight is discarded.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Service(AsyncService):
         self.models: dict[tuple[str, str], IndexedModel] = {}
         self.ready = False
         self.beside: dict[str, Work] = {}
-        """What else is to run while it does, by name."""
+        """Other tasks to run while it does, by name."""
         self._changing = asyncio.Lock()
         self.supervisor = supervisor or Supervisor()
         self._running: list[Supervised] = []
@@ -148,7 +148,7 @@ class Service(AsyncService):
         return made
 
     async def unregister(self, told: Unregister) -> list[str]:
-        """Forget every stream that matches. Raises ``Refusal`` where none does."""
+        """Remove every stream that matches. Raises ``Refusal`` if none does."""
         if (told.instance_id is None) == (told.pool is None):
             raise Refusal(422, "name one instance_id or one pool", field="instance_id", fix="add instance_id")
         anywhere = told.tenant_id is None and told.routing_group is None

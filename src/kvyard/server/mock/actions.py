@@ -1,4 +1,4 @@
-"""What an engine can be told about a job, by name: carried out live, written down, and carried out again from a recording."""
+"""Actions on an engine's job, by name: carried out live, recorded, and carried out again from a recording."""
 
 from collections.abc import Callable, Mapping
 

@@ -24,7 +24,7 @@ MOST_CHARACTERS = 20_000
 
 
 class AnswerWish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of an answer."""
+    """Requested properties of an answer."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -32,7 +32,7 @@ class AnswerWish(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     keeps_stop: bool = False
-    """Whether the stop string is part of the answer."""
+    """True if the stop string is part of the answer."""
     schema: Any = None
     """The JSON schema that the answer follows, where it isn't words."""
     tool: str | None = None
@@ -46,7 +46,7 @@ class MadeAnswer(msgspec.Struct, eq=False):
     finish: str
     """``stop`` or ``length``."""
     pieces: Iterator[str]
-    """What each token adds to the text."""
+    """Text that each token adds."""
     tool: str | None = None
     ended_by: str | int | None = None
     """The stop string or token that did."""
@@ -55,7 +55,7 @@ class MadeAnswer(msgspec.Struct, eq=False):
     shown: int = 0
 
     def next_piece(self) -> str:
-        """What the next token adds to the text that is shown."""
+        """Return the text that the next token adds to the visible answer."""
         text = next(self.pieces)
         self.shown += len(text)
         if self.limit is not None and self.shown > self.limit:

@@ -14,7 +14,7 @@ from kvyard.server.mock.answers import MadeAnswer
 
 
 class MockChoice(msgspec.Struct, eq=False):
-    """What the watcher writes and a reply reads."""
+    """State that the watcher writes and a reply reads."""
 
     index: int
     job: Job
@@ -30,7 +30,7 @@ class MockChoice(msgspec.Struct, eq=False):
     ended: int = -1
     reason: str = ""
     kept: dict[str, Any] | None = None
-    """Where its prompt is, where it was computed for another worker: vLLM's ``kv_transfer_params``."""
+    """Location of its prompt, if it was computed for another worker: vLLM's ``kv_transfer_params``."""
 
     @property
     def siblings(self) -> "list[MockChoice]":
@@ -50,24 +50,24 @@ class MockChoice(msgspec.Struct, eq=False):
 
 
 class RequestFlow:
-    """The choices of one request, and the wish to be told when there is more of them."""
+    """Choices of one request, and a signal for new output."""
 
     def __init__(self, n: int = 1) -> None:
         self.choices: list[MockChoice] = []
         self.n = n
         """Choices for each prompt; those of one prompt stand together."""
         self.most: list[int] = []
-        """What each prompt's answers may have, in tokens."""
+        """Token limit of each prompt's answers."""
         self.dirty = False
         self.unread = False
-        """Whether no reply reads the choices any more."""
+        """True if no reply reads the choices any more."""
         self.broken = ""
         """Why nothing more will come, where the worker died."""
         self._news = asyncio.Event()
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come."""
+        """Return true if nothing more will come."""
         return bool(self.broken) or all(choice.ended >= 0 for choice in self.choices)
 
     def tell(self) -> None:

@@ -1,4 +1,4 @@
-"""What people write to describe a mock fleet. A value: it opens nothing."""
+"""Description of a mock fleet as people write it. A value: it opens nothing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,7 +54,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         str, Setting("What clients call the model. [default: the preset's name, or mock]", flag=True)
     ] = DEFAULT_MODEL
     speed: Annotated[float, Setting("How many times as fast as a real engine.", flag=True)] = 1.0
-    """How many nominal seconds pass in a real one."""
+    """Nominal seconds that pass in a real one."""
     tokenizer: Annotated[str | None, Setting("A tokenizer.json. Without one, every byte is a token.", flag=True)] = None
     hash_algorithm: Annotated[
         str, Setting("Of block hashes, as in vLLM: {choices}.", flag=True, choices=ALGORITHMS.keys)
@@ -115,7 +115,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def hands_over(self) -> bool:
-        """Whether workers have roles, and prompts go from one to another."""
+        """Return true if workers have roles, and prompts go from one to another."""
         return self.prefill != 0 or self.decode != 0
 
     @property
@@ -186,7 +186,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 )
 
     def endpoint_of(self, endpoint: str, worker: int) -> str:
-        """Where ``worker`` has its first rank. Raises ``KvyardError`` where there is no such place."""
+        """Return the endpoint of the first rank of ``worker``. Raises ``KvyardError`` if there is none."""
         if worker == 0 or self.events_connect or (endpoint.startswith("tcp://") and split_tcp(endpoint)[1] == 0):
             return endpoint
         if endpoint.startswith("ipc://"):
@@ -231,6 +231,6 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
 
 
 def _served_name(model: str) -> str:
-    """What a model is called that was named by a preset, by its config.json or by the folder of that."""
+    """Return the served name of a model that was given by a preset, by its config.json or by the folder of that."""
     path = Path(model)
     return (path.absolute().parent if path.name == "config.json" else path.absolute()).name.removesuffix(".json")

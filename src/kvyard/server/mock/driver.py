@@ -1,7 +1,7 @@
 """The driver: carries an engine through nominal time while real time decides only when.
 
-What comes from outside is stamped on receipt and carried out at its stamp, in order; a pass that starts at N has seen all
-stamps up to N. However late the process gets its turn, the same stamps give the same decisions. How late that is, is told.
+Input from outside is stamped on receipt and carried out at its stamp, in order; a pass that starts at N has seen all stamps
+up to N. However late the process is scheduled, the same stamps give the same decisions. The delay is reported.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class EngineDriver(msgspec.Struct, eq=False):
 
     @property
     def frozen(self) -> bool:
-        """Whether the engine stands still."""
+        """Return true if the engine stands still."""
         return self._frozen is not None
 
     def freeze(self) -> None:

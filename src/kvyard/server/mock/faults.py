@@ -1,6 +1,7 @@
-"""Faults of an engine on demand: what a router must survive. By flag for all requests, by header for one, by route at run time.
+"""Faults of an engine on demand, which a router must survive. By flag for all requests, by header for one, by route at run
+time.
 
-Values and draws only; who hangs up, stalls or dies is told by ``routes`` and ``fleet``.
+Values and draws only; ``routes`` and ``fleet`` hang up, stall or die.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ STATUSES = (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
 
 
 class MockFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often what goes wrong. Times are nominal: they pass ``speed`` times as fast."""
+    """Fault rates. Times are nominal: they pass ``speed`` times as fast."""
 
     error_rate: float = 0.0
     """The share of requests that are refused."""
@@ -30,11 +31,11 @@ class MockFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     abort_rate: float = 0.0
     """The share of requests whose connection is cut ..."""
     abort_after: int = 1
-    """... after so many tokens."""
+    """... after this many tokens."""
     stall_rate: float = 0.0
     """The share of requests that go silent ..."""
     stall_after: int = 1
-    """... after so many tokens, until the client hangs up."""
+    """Stall after this many tokens until the client disconnects."""
     event_loss: float = 0.0
     """The share of KV-event batches that are not sent; a replay still has them."""
     kill_after_s: float = 0.0
@@ -85,7 +86,7 @@ class MockFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to one request."""
+    """Faults of one request."""
 
     error: int | None = None
     latency_ms: float = 0.0
@@ -106,7 +107,7 @@ def draw(faults: MockFaults, random: Random) -> Fate:
 
 
 def is_lost(faults: MockFaults, stream: str, seq: int) -> bool:
-    """Whether batch ``seq`` of ``stream`` is not sent. Drawn from the two alone: publisher threads ask in any order."""
+    """Return true if batch ``seq`` of ``stream`` is not sent. Drawn from the two alone: publisher threads ask in any order."""
     return faults.event_loss > 0 and Random(f"{stream} {seq}").random() < faults.event_loss
 
 
@@ -170,7 +171,7 @@ WAYS = "write error=503, latency_ms=200, abort_after=3, stall_after=3 or kill, w
 
 
 def fate(faults: MockFaults, headers: Mapping[str, str], random: Random) -> Fate:
-    """What happens to a request with these headers. Raises ``KvyardError`` for a header that can't be read."""
+    """Return the faults of a request with these headers. Raises ``KvyardError`` for a header that can't be read."""
     text = headers.get(HEADER)
     return draw(faults, random) if text is None else asked(text)
 

@@ -46,9 +46,9 @@ class MockFleet(AsyncService):
         hosts: Sequence[str] = (),
         journal: Callable[[int], Journal] | None = None,
     ) -> None:
-        """Binds the ports: worker i is at ``port + i``, or at any where that is 0. ``hosts`` are names
-        by which it may be called. ``journal`` gives each worker, by number, what is told of stamps. Raises ``KvyardError``,
-        with nothing left open.
+        """Bind the ports: worker i is at ``port + i``, or at any free port if that is 0. ``hosts`` are names by which it
+        may be called. ``journal`` gives each worker, by number, its journal of stamps. Raises ``KvyardError``, with nothing
+        left open.
         """
         config.check()
         self.config = config
@@ -65,7 +65,7 @@ class MockFleet(AsyncService):
         self.clock = WallClock(wall.now(), config.speed)
         recent = RecentWork()
         self.handovers = None
-        """How prompts go from worker to worker, where they have roles."""
+        """Hand-overs of prompts between workers, if they have roles."""
         join = None
         if config.hands_over:
             self.handovers = FleetHandovers(config, self.clock, self.supervisor, token, tls is not None)
@@ -94,7 +94,7 @@ class MockFleet(AsyncService):
 
     @property
     def urls(self) -> list[str]:
-        """Where the workers are."""
+        """Return the workers' addresses."""
         return [port.url for port in self.ports]
 
     async def start(self) -> None:
@@ -114,7 +114,7 @@ class MockFleet(AsyncService):
                 self.do_later(after / self.config.speed, self.kill, worker.number)
 
     async def stop(self) -> None:
-        """Take no more requests, let those under way finish for a while, then end."""
+        """Take no more requests, let those in flight finish for a while, then end."""
         await self.supervisor.stop()
         self.dashboard.feed.close()
         await asyncio.gather(*(port.stop() for port in self.ports))
@@ -125,7 +125,7 @@ class MockFleet(AsyncService):
         self._close()
 
     def run(self, ready: Callable[[list[str]], None] | None = None) -> None:
-        """Serve until SIGINT, SIGTERM or ``end``. ``ready`` is told the addresses once requests are answered."""
+        """Serve until SIGINT, SIGTERM or ``end``. ``ready`` receives the addresses once requests are answered."""
         asyncio.run(self._run(ready))
 
     def end(self) -> None:
@@ -186,7 +186,7 @@ class MockFleet(AsyncService):
         await self.ports[number].start()
 
     def do_later(self, seconds: float, action: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Do it after so many real seconds, unless the fleet ends before."""
+        """Run ``action`` after this many real seconds, unless the fleet ends before."""
 
         async def later() -> None:
             await pause(seconds)
@@ -203,7 +203,7 @@ class MockFleet(AsyncService):
         raise error
 
     def states(self) -> list[schemas.WorkerState]:
-        """How all workers are."""
+        """Return the state of all workers."""
         return [
             schemas.WorkerState(
                 **picked(worker, "name role alive block_size faults"),

@@ -1,12 +1,12 @@
-"""Hand-overs: prompts computed by one worker for another, as vLLM's NIXL connector has them.
+"""Hand-overs: prompts computed by one worker for another, as with vLLM's NIXL connector.
 
 A request with ``do_remote_decode`` computes a prompt; its blocks are kept for a lease, and its answer says where they are. One
-with ``do_remote_prefill`` and those words gets blocks for all that it lacks, waits until they have come over the network, and
-generates. The source lets go of its blocks when they have arrived, or when the lease has ended and was not renewed. Renewing is
-what those do whose transfer waits.
+with ``do_remote_prefill`` and those fields gets blocks for all that it lacks, waits until they have come over the network, and
+generates. The source frees its blocks when they have arrived, or when the lease has ended without renewal. Workers renew it
+while their transfer waits.
 
-``WorkerHandovers`` is one worker's part, ``FleetHandovers`` what the workers of a process share: the network, leases, and the
-way to workers of other processes, which is HTTP.
+``WorkerHandovers`` is one worker's part, ``FleetHandovers`` the part that the workers of a process share: the network,
+leases, and the way to workers of other processes, which is HTTP.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from kvyard.server.supervisor import Supervisor
 LOOK = 0.005
 """Real seconds between two questions for a prompt that is still being computed."""
 ASK_SECONDS = 5.0
-"""What another process gets to answer in."""
+"""Seconds that another process gets to answer."""
 RENEWALS = 6
-"""How often a lease is renewed in the time that it lasts; as in vLLM."""
+"""Renewals of a lease in the time that it lasts; as in vLLM."""
 
 
 Act = Callable[[str, Job, int, int | None], object]
@@ -63,8 +63,8 @@ class WorkerHandovers(HandoverPeer):
         released: Callable[[IncomingPrompt], None] = lambda prompt: None,
         reserves_one: bool = False,
     ) -> None:
-        """``act`` has the worker's engine told something; ``lost`` is told of prompts that will not come; ``released`` of those
-        that needn't be sent.
+        """``act`` calls the worker's engine; ``lost`` receives prompts that will not come; ``released`` those that needn't
+        be sent.
         """
         super().__init__(reserves_one=reserves_one)
         self.source = PromptSource(label=label, number=number)
@@ -74,7 +74,7 @@ class WorkerHandovers(HandoverPeer):
         self.incoming: dict[str, IncomingPrompt] = {}
         """By job: what comes from others, until it decodes or is given up."""
         self.address = ("", 0)
-        """Where other processes reach this worker."""
+        """Address of this worker for other processes."""
         self.engine_id = uuid4().hex
         self.expired = 0
         """Prompts that were not fetched in time."""
@@ -109,7 +109,7 @@ class WorkerHandovers(HandoverPeer):
         self.incoming[job.id] = prompt
 
     def ended(self, job: Job, rank: int, now: int) -> dict[str, Any] | None:
-        """A job is over. Returns what a client is told of its prompt, where that is kept."""
+        """End a job. Returns the transfer parameters of its prompt for the client, if it is kept."""
         prompt = self.incoming.pop(job.id, None)
         if prompt is not None and prompt.flow is None:
             self._released(prompt)  # it was given up before there was room for it
@@ -149,14 +149,14 @@ class WorkerHandovers(HandoverPeer):
     # -- as a source ----------------------------------------------------------------------------------------------------
 
     def holds(self, keys: Iterable[str], engine_id: str, now: int) -> list[str]:
-        """Which of these are kept here; their lease begins again at ``now``."""
+        """Return the keys that are kept here; their lease begins again at ``now``."""
         found = [key for key in keys if key in self.kept] if engine_id in ("", self.engine_id) else []
         for key in found:
             self.kept[key].until = max(self.kept[key].until, now + self._lease)
         return found
 
     def release(self, keys: Iterable[str], engine_id: str, at: int | None = None) -> list[str]:
-        """Let go of those that are kept here; returns which these were."""
+        """Free those that are kept here; returns their keys."""
         found = [key for key in keys if key in self.kept] if engine_id in ("", self.engine_id) else []
         for key in found:
             kept = self.kept.pop(key)
@@ -164,7 +164,7 @@ class WorkerHandovers(HandoverPeer):
         return found
 
     def expire(self, now: int) -> None:
-        """Let go of what was not fetched in time."""
+        """Free prompts that were not fetched in time."""
         late = [key for key, kept in self.kept.items() if kept.until <= now]
         self.expired += len(late)
         self.release(late, "")
@@ -187,17 +187,17 @@ class WorkerHandovers(HandoverPeer):
 
 
 def prompt_sizes(config: MockConfig) -> PromptSizes:
-    """What travels between the workers of a fleet."""
+    """Return the transfer sizes between the workers of a fleet."""
     block_bytes = config.engine.bytes_per_block or 0
     return PromptSizes(config.handover, block_bytes, min(spec.block_size for spec in config.engine.specs))
 
 
 Join = Callable[[int, str, Act, Callable[[IncomingPrompt], None]], WorkerHandovers]
-"""How a worker takes part, with its number, its name, and what it is told by."""
+"""Adds a worker, with its number, its name, and its callbacks."""
 
 
 class FleetHandovers:
-    """What the workers of one process share."""
+    """Hand-over state that the workers of one process share."""
 
     def __init__(self, config: MockConfig, clock: Clock, supervisor: Supervisor, token: str | None, tls: bool) -> None:
         self.network = LiveNetwork(prompt_sizes(config), clock, config.speed, self._landed)
@@ -231,7 +231,8 @@ class FleetHandovers:
     # -- fetching -------------------------------------------------------------------------------------------------------
 
     async def claim(self, wish: TransferWish, target: int) -> IncomingPrompt | None:
-        """What ``wish`` asks for, on its way to the worker ``target``; ``None`` where its source doesn't have it (any more)."""
+        """Return the prompt that ``wish`` asks for, in flight to the worker ``target``; ``None`` if its source doesn't have
+        it (any more)."""
         if wish.fetch is None:
             return None
         prompt = self._prompt(wish.fetch, target)
@@ -250,7 +251,7 @@ class FleetHandovers:
         return PromptsHeld(held=end.holds(claim.request_ids, claim.engine_id, self._clock.now()))
 
     def decline(self, wish: TransferWish | None, target: int) -> None:
-        """What ``wish`` asks for isn't wanted by the worker ``target`` after all."""
+        """Decline the prompt that ``wish`` asks for at the worker ``target``."""
         if wish is not None and wish.fetch is not None:
             self._release(self._prompt(wish.fetch, target))
 
@@ -260,7 +261,7 @@ class FleetHandovers:
         return IncomingPrompt(source=source, address=address, target=target)
 
     async def _ask(self, what: ClaimKind, prompt: IncomingPrompt) -> bool:
-        """Whether the source of ``prompt`` has it."""
+        """Return true if the source of ``prompt`` has it."""
         address = prompt.address
         claim = PromptClaim(what=what, engine_id=address.engine_id, request_ids=[address.key])
         number = prompt.source.number
@@ -318,7 +319,7 @@ class FleetHandovers:
         await self._ask("release", prompt)
 
     def died(self, number: int) -> None:
-        """A worker is gone: what was on its way from it will not come, and what was on its way to it isn't wanted."""
+        """End transfers of a worker that is gone: prompts from it will not come, and prompts to it aren't wanted."""
         for prompt in self.network.of(number):
             self.network.stop(prompt)
             if prompt.target != number:
@@ -326,7 +327,7 @@ class FleetHandovers:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is kept for others and nothing is under way."""
+        """Return true if nothing is kept for others and nothing is in flight."""
         return self.network.idle and not any(end.kept or end.incoming for end in self.ends)
 
     # -- leases ---------------------------------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ class FleetHandovers:
                 end.expire(now)
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.network.close()
         if self._session is not None:
             await self._session.close()

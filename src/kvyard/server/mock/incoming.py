@@ -8,11 +8,11 @@ from kvyard.engine.job import Job
 from kvyard.tiers.network import Flow
 
 ROOM = "room "
-"""What the name of a prompt begins with that has no other than the number of SGLang's room."""
+"""Prefix of the name of a prompt that has no other than the number of SGLang's room."""
 
 
 class PromptAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a computed prompt is, in the words of a request."""
+    """Location of a computed prompt, in the words of a request."""
 
     host: str
     port: int
@@ -36,14 +36,14 @@ class PromptAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferWish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says about hand-overs."""
+    """Hand-over fields of a request."""
 
     keep: str | None = None
     """Its prompt is for another worker, and is kept under this name; empty for a name of the worker's choice."""
     fetch: PromptAddress | None = None
     """Its prompt was computed elsewhere, or is being."""
     awaited: bool = False
-    """Whether that may not be known there yet: both parts were sent at once."""
+    """True if that may not be known there yet: both parts were sent at once."""
 
 
 class PromptSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class PromptSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncomingPrompt(msgspec.Struct, eq=False, kw_only=True):
-    """A prompt on its way to a worker."""
+    """Prompt in flight to a worker."""
 
     source: PromptSource
     address: PromptAddress
@@ -66,6 +66,6 @@ class IncomingPrompt(msgspec.Struct, eq=False, kw_only=True):
     tokens: int = 0
     """That the worker lacked when it was last asked."""
     blocks: int = 0
-    """What those fill."""
+    """Blocks that those fill."""
     flow: Flow | None = None
     """Its transfer, where it needed one and there is room for it."""

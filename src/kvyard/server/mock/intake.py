@@ -38,21 +38,21 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     hints: AskedHints
     name: str
-    """What else makes its answers others."""
+    """Further input of its answers' random text."""
     named_tool: bool = False
-    """Whether the request chose the tool itself."""
+    """True if the request chose the tool itself."""
     stream: bool = False
     include_usage: bool = False
     usage_always: bool = False
     logprobs: int | None = None
-    """How many alternatives per token; ``None`` for no log probabilities at all."""
+    """Number of alternatives per token; ``None`` for no log probabilities at all."""
     echo: bool = False
     token_ids: bool = False
     role: str = "assistant"
-    """Whose turn the answer is."""
+    """Role of the answer's turn."""
     block_size: int = 16
     transfer: TransferWish | None = None
-    """What it says about hand-overs."""
+    """Hand-over fields."""
 
 
 def refuse(message: str, field: str = "", status: int = 400, **headers: str) -> Refusal:
@@ -330,7 +330,7 @@ class MockIntake(msgspec.Struct, eq=False):
 
 
 def transfer_wish(body: GenerationRequest, role: Role) -> TransferWish | None:
-    """What a request says about hand-overs, in vLLM's words or in SGLang's. Raises ``Refusal``."""
+    """Return a request's hand-over fields, in vLLM's words or in SGLang's. Raises ``Refusal``."""
     params, room = body.kv_transfer_params, body.bootstrap_room
     if params and params.get("do_remote_decode"):
         return TransferWish(keep="")

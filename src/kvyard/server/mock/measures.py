@@ -122,7 +122,7 @@ class MockMetrics(Metrics):
 
 
 class RankMeasures:
-    """What one rank's watcher reports, with the labels looked up once."""
+    """Metrics of one rank's watcher, with the labels looked up once."""
 
     def __init__(self, of: MockMetrics, rank: int) -> None:
         named = (of.model, str(rank))

@@ -49,7 +49,7 @@ class MessagesRequest(HintFields, kw_only=True):
 
 
 class TokenCount(msgspec.Struct, kw_only=True):
-    """How many tokens a conversation has."""
+    """Number of tokens in a conversation."""
 
     input_tokens: int
     context_management: dict[str, int]

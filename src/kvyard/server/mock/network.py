@@ -18,17 +18,17 @@ NetworkJournal = Callable[[int, str, IncomingPrompt, int], None]
 
 
 class PromptNetwork(Protocol):
-    """What a worker asks of the network."""
+    """Network between workers, as a worker sees it."""
 
     def takes_time(self, prompt: IncomingPrompt) -> bool:
-        """Whether ``prompt`` has to wait for its blocks once there is room for them."""
+        """Return true if ``prompt`` has to wait for its blocks once there is room for them."""
 
     def send(self, prompt: IncomingPrompt, now: int) -> None:
         """There is room for ``prompt`` since ``now``: its blocks travel."""
 
 
 class PromptSizes:
-    """What of a prompt travels, and through which ports."""
+    """Bytes of a prompt that are sent, and through which ports."""
 
     def __init__(self, config: HandoverConfig, block_bytes: int, block_size: int) -> None:
         self.config = config
@@ -36,14 +36,14 @@ class PromptSizes:
         self._block_size = block_size
 
     def nbytes(self, prompt: IncomingPrompt) -> int:
-        """What is sent when the prompt is computed."""
+        """Return the bytes that are sent when the prompt is computed."""
         whole = prompt.blocks * self._block_bytes
         if self.config.sends == "prompt":
             whole = prompt.tokens * self._block_bytes // self._block_size
         return whole - int(whole * self.config.streamed)
 
     def take_time(self, prompt: IncomingPrompt) -> bool:
-        """Whether they take any time on their way."""
+        """Return true if the transfer takes any time."""
         limits = self.ports(prompt).values()
         return self.nbytes(prompt) > 0 and (self.config.latency > 0 or any(one is not None for one in limits))
 
@@ -70,7 +70,7 @@ class LiveNetwork:
     def __init__(
         self, sizes: PromptSizes, clock: Clock, speed: float, landed: Callable[[IncomingPrompt, int], None]
     ) -> None:
-        """``landed`` is told of prompts that have arrived, and when."""
+        """``landed`` receives prompts that have arrived, and the time."""
         self.sizes = sizes
         self.journal: NetworkJournal = lambda stamp, what, prompt, amount: None
         self._network = Network(sizes.config.latency, shared=sizes.config.contention)
@@ -92,7 +92,7 @@ class LiveNetwork:
         self._plan()
 
     def stop(self, prompt: IncomingPrompt) -> None:
-        """Give up what is under way of ``prompt``."""
+        """Cancel transfers of ``prompt`` in flight."""
         flow = prompt.flow
         if flow is not None and self._under_way.pop(flow.number, None) is not None:
             self._now = max(self._clock.now(), self._now)
@@ -101,12 +101,12 @@ class LiveNetwork:
             self._plan()
 
     def of(self, number: int) -> list[IncomingPrompt]:
-        """What is under way to or from the worker of that number."""
+        """Return prompts in flight to or from the worker of that number."""
         return [one for one in self._under_way.values() if number in (one.source.number, one.target)]
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Return true if no transfer is in flight."""
         return not self._under_way
 
     def close(self) -> None:

@@ -29,13 +29,13 @@ class RankWatcher(Watcher):
     ) -> None:
         self.rank = rank
         self.choices: dict[str, MockChoice] = {}
-        """Choices that are under way, by the ids of their jobs."""
+        """Choices in flight, by the ids of their jobs."""
         self.news: list[RequestFlow] = []
         self._measures = measures
         self._tally = tally
         self._announce = announce
         self.handovers: WorkerHandovers | None = None
-        """Where prompts come from others and go there."""
+        """Hand-overs of prompts from and to other workers."""
 
     def settle(self) -> None:
         """Tell every flow that has news."""

@@ -1,6 +1,7 @@
-"""Replies: what a request's choices produce, as OpenAI's JSON or as a stream of it, until they end or the client hangs up.
+"""Replies: the output of a request's choices, as OpenAI's JSON or as a stream of it, until they end or the client
+disconnects.
 
-A reply writes when it is told that there is news, all of it at once: the tokens of one pass leave as one write per stream.
+A reply writes on each signal, everything new at once: the tokens of one pass leave as one write per stream.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ class MockReply(Response):
         gone: Callable[[RequestFlow], None],
         headers: dict[str, str],
     ) -> None:
-        """``gone`` is told where the client hung up."""
+        """``gone`` is called if the client disconnected."""
         kind = "text/event-stream; charset=utf-8" if shape.taken.stream else JSON
         super().__init__(200, header_pairs({**headers, "content-type": kind}))
         self._flow = flow

@@ -125,7 +125,7 @@ class MockRoutes:
         return await _as_anthropic(answered())
 
     async def count_tokens(self, body: CountTokens, headers: Headers) -> Any:
-        """How many tokens Anthropic's messages have."""
+        """Number of tokens of Anthropic's messages."""
 
         async def counted() -> TokenCount:
             self._intake.namespace(body.model)
@@ -146,7 +146,7 @@ class MockRoutes:
             raise
 
     async def _befall(self, headers: Headers) -> Fate:
-        """What is to go wrong with this request, as far as it does so at once."""
+        """Return the faults of this request, after those that act at once."""
         worker = self._worker
         what = fate(worker.faults, headers, worker.random)
         # A hang-up that is there already is noticed a turn of the loop later, a reset two: a prompt costs more than these.
@@ -249,19 +249,19 @@ class MockRoutes:
     # -- the server -----------------------------------------------------------------------------------------------------
 
     async def health(self, body: None, headers: Headers) -> Raw:
-        """Whether it is up."""
+        """Liveness."""
         if not self._worker.alive:
             raise refuse("the engine is down", status=503)
         return Raw(b"", "")
 
     async def load(self, body: None, headers: Headers) -> schemas.ServerLoad:
-        """How many requests are under way."""
+        """Number of requests in flight."""
         return schemas.ServerLoad(
             server_load=sum(one.running for one in self._fleet.states() if one.name == self._worker.name)
         )
 
     async def kv_event_sources(self, body: None, headers: Headers) -> dict[str, openai.EventSource]:
-        """Where each rank publishes its events."""
+        """Endpoint on which each rank publishes its events."""
         config, name = self._worker.config, self._worker.name
         return {
             str(one.rank): openai.EventSource(
@@ -274,7 +274,7 @@ class MockRoutes:
         }
 
     async def version(self, body: None, headers: Headers) -> schemas.Version:
-        """Which version."""
+        """Version."""
         return schemas.Version(version=f"kvyard-{__version__}")
 
     async def metrics(self, body: None, headers: Headers) -> Raw:
@@ -282,13 +282,13 @@ class MockRoutes:
         return Raw(*self._worker.measures.text())
 
     async def kv_transfer(self, body: schemas.PromptClaim, headers: Headers) -> schemas.PromptsHeld:
-        """Which prompts are kept here for decode workers of other mocks."""
+        """Prompts that are kept here for decode workers of other mocks."""
         if self._fleet.handovers is None or not self._worker.alive:
             return schemas.PromptsHeld(held=[])
         return await self._fleet.handovers.serve(self._worker.number, body)
 
     async def reset(self, body: None, headers: Headers) -> Raw:
-        """Forget what is cached."""
+        """Reset the prefix cache."""
         if not self._worker.alive:
             raise refuse("the engine is down", status=503)
         try:
@@ -314,7 +314,7 @@ class MockRoutes:
         return self._fleet.states()
 
     async def faults(self, body: None, headers: Headers) -> Any:
-        """What goes wrong here."""
+        """Faults of this worker."""
         return self._worker.faults
 
     async def set_faults(self, body: msgspec.Struct, headers: Headers) -> Any:
@@ -435,7 +435,7 @@ def _odd_response(message: str, status: int) -> Raw:
 
 
 def _permission(created: int) -> dict[str, Any]:
-    """What old clients of OpenAI's API look for in a model."""
+    """Return fields that old clients of OpenAI's API look for in a model."""
     found: dict[str, Any] = {"id": f"modelperm-{uuid4().hex[:16]}", "object": "model_permission", "created": created}
     found |= dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True)
     found |= dict.fromkeys(("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False)

@@ -71,7 +71,7 @@ class ServerLoad(msgspec.Struct, kw_only=True):
 
 
 class EventStream(msgspec.Struct, kw_only=True):
-    """Where a rank's events are."""
+    """Endpoint of a rank's events."""
 
     rank: int
     endpoint: str
@@ -128,7 +128,7 @@ class PromptClaim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PromptsHeld(msgspec.Struct, kw_only=True):
-    """Which of them are here, or were until now."""
+    """Those that are here, or were until now."""
 
     held: list[str]
 

@@ -29,7 +29,7 @@ class Shape:
 
     prefix = object = chunk_object = ""
     end = b"data: [DONE]\n\n"
-    """What a stream ends with."""
+    """End of a stream."""
 
     def __init__(self, taken: Taken, name: str, tokenizer: Tokenizer) -> None:
         """The reply to ``taken``, whose id ends in ``name``."""
@@ -40,7 +40,7 @@ class Shape:
         count = len(taken.prompts) * taken.n
         self._shown = [0] * count
         self._told = [False] * count
-        """Whether a choice's last chunk is out."""
+        """True for choices whose last chunk was sent."""
         self._length = [0] * count
         """Characters shown."""
 
@@ -102,7 +102,7 @@ class Shape:
             self._told[at] = over
 
     def last(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
-        """What follows the last chunk of the last choice."""
+        """Yield what follows the last chunk of the last choice."""
         if self.taken.include_usage:
             found = self._head(self.chunk_object)
             found["choices"] = []
@@ -120,7 +120,8 @@ class Shape:
         return {"id": self.id, "object": kind, "created": self._created, "model": self.taken.model}
 
     def _usage(self, choices: Sequence[MockChoice], prompt: int) -> dict[str, Any]:
-        """What the request took. Of several prompts vLLM says what it had cached of one, and ``prompt`` is its number."""
+        """Return the request's usage. With several prompts vLLM reports the cached tokens of one, whose number is
+        ``prompt``."""
         found = self._running_usage(choices)
         found.pop("completion_tokens_details", None)
         return found | {"prompt_tokens_details": {"cached_tokens": self._cached(choices, prompt)}}

@@ -100,7 +100,7 @@ def _tiers(cores: list[EngineCore]) -> Iterator[board.TierView]:
 
 
 def stream_views(worker: MockWorker, now: int) -> Iterator[board.StreamView]:
-    """What each rank sends."""
+    """Yield the stream of each rank."""
     for rank, (publisher, sent) in enumerate(zip(worker.publishers, worker.tally.streams, strict=False)):
         failed = publisher.error is not None
         yield board.StreamView(

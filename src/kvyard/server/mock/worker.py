@@ -37,7 +37,7 @@ from kvyard.server.mock.tally import RecentWork, WorkerTally
 from kvyard.server.running import patiently
 
 WAITING_COUNTS = 4
-"""How much heavier a request that waits is than one that runs, when a rank is chosen; as in vLLM."""
+"""Weight of a waiting request relative to a running one when a rank is chosen; as in vLLM."""
 
 
 class MockWorker:
@@ -67,14 +67,14 @@ class MockWorker:
         self.watchers: list[RankWatcher] = []
         self.publishers: list[Publisher] = []
         self.streams: list[EventStream] = []
-        """Where its ranks publish, or did before it died: that is where it comes back."""
+        """Endpoints of its ranks, also of the time before it died: it comes back there."""
         self._places: dict[int, tuple[str, str | None]] = {}
-        """Where each rank's stream was first found, so that it is there again after a death."""
+        """First endpoint of each rank's stream, so that it is there again after a death."""
         self.loras: dict[str, Lora] = {}
         self.alive = False
         self.tally = WorkerTally(self.name, config.dp_size, recent or RecentWork())
         self.broken: asyncio.Queue[Exception] = asyncio.Queue()
-        """What its engine failed of, for the fleet to let it die and come back."""
+        """Failures of its engine, for the fleet to let it die and come back."""
         self._clock = clock
         self._journal = journal
         self._serial = self.deaths = 0
@@ -199,7 +199,7 @@ class MockWorker:
         self._close_streams()
 
     def die(self) -> None:
-        """End as in a crash: no client is told, and what was cached is gone."""
+        """End as in a crash: no client is notified, and all that was cached is gone."""
         self.deaths += 1
         self.stop()
         if self.handovers is not None:
@@ -224,7 +224,7 @@ class MockWorker:
 
     @property
     def stalled(self) -> bool:
-        """Whether the engine was told to stand still."""
+        """Return true if the engine was stopped by ``stall``."""
         return self.alive and self.driver.frozen
 
     @property
@@ -331,7 +331,7 @@ class MockWorker:
                     self.driver.cancel(choice.job, choice.rank)
 
     def reset(self) -> asyncio.Future[bool]:
-        """Forget what is cached on the device, unless a request uses it; the result says whether it was."""
+        """Evict everything cached on the device, unless a request uses it; the result is true if it was."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def action(now: int) -> None:
@@ -343,7 +343,7 @@ class MockWorker:
         return done
 
     def end_session(self, session: str) -> asyncio.Future[int]:
-        """What ``session`` alone has used is evicted first from now on; the result is how many blocks that are."""
+        """Evict blocks that only ``session`` has used first from now on; the result is their number."""
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def action(now: int) -> None:
@@ -359,7 +359,7 @@ class MockWorker:
         return done
 
     def stall(self, seconds: float) -> None:
-        """Let the engine stand still for so many real seconds."""
+        """Let the engine stand still for this many real seconds."""
         driver = self.driver
         driver.freeze()
         asyncio.get_running_loop().call_later(seconds, driver.thaw)
@@ -406,5 +406,5 @@ def _base(endpoint: str, rank: int) -> str:
 
 
 def _everything(cores: Sequence[EngineCore], rank: int) -> list[tuple[int, Tier, list[Run]]]:
-    """What a rank's tiers hold, for a batcher that must announce it again."""
+    """Return the contents of a rank's tiers, for a batcher that must announce them again."""
     return cores[rank].snapshot()
