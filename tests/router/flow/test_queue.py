@@ -82,17 +82,33 @@ def test_service_fades_by_half() -> None:
     made = queue("las", options={"wait_weight": 0, "half_life_s": 10, "output_weight": 2})
     made.ended(asked("x", session="s"), 380, 10, 0)
     assert made.policy.service("s", 20 * SECOND) == 100  # type: ignore[attr-defined]
-    made.ended(asked("y", session="s"), 50, 0, 20 * SECOND)
+    made.ended(asked("y", session="s", tokens=50), 50, 0, 20 * SECOND)
     assert made.policy.service("s", 30 * SECOND) == 75  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("cached_weight", "service"), [(1, 1020), (0.5, 620), (0, 220)])
+def test_cached_tokens_of_a_prompt_are_service_too(cached_weight: float, service: float) -> None:
+    made = queue("las", options={"half_life_s": 0, "output_weight": 2, "cached_weight": cached_weight})
+    made.ended(asked("x", session="s", tokens=1000), 200, 10, 0)
+    assert made.policy.service("s", 0) == service  # type: ignore[attr-defined]
 
 
 def test_waiting_counts_a_little_under_las() -> None:
     made = queue("las", options={"service_weight": 0.8, "wait_weight": 0.2, "half_life_s": 0})
     made.ended(asked("x", session="s"), 1000, 0, 0)
     made.ended(asked("x", session="t"), 900, 0, 0)
-    # 0.8 x 1 - 0.2 x 1 = 0.6 against 0.8 x 0.9 - 0.2 x 0.5 = 0.62
+    # Within the range of those that wait: 0.8 x 1 - 0.2 x 1 = 0.6, 0.8 x 0.9 - 0.2 x 0.5 = 0.62, and 0
+    push(made, asked("a", 0, session="s"), asked("b", 5, session="t"), asked("c", 10, session="u"))
+    assert order(made, 10) == "cab"
+
+
+def test_service_counts_within_the_range_of_those_that_wait() -> None:
+    made = queue("las", options={"half_life_s": 0})
+    made.ended(asked("x", session="s"), 1000, 0, 0)
+    made.ended(asked("x", session="t"), 900, 0, 0)
+    # 0.8 x 1 - 0.2 x 1 = 0.6 against 0: of two, the one with less goes first, however little less it has had
     push(made, asked("a", 0, session="s"), asked("b", 5, session="t"))
-    assert order(made, 10) == "ab"
+    assert order(made, 10) == "ba"
 
 
 def test_earliest_deadline() -> None:

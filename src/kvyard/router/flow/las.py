@@ -1,7 +1,9 @@
 """``las``: least attained service by session, as llm-d's program-aware fairness has it.
 
-A session's service is the tokens that the fleet computed for it, an answer's counting more, and it fades with a half-life. Of
-the sessions that wait the one with the least goes first; how long a request has waited counts a little, so that none starves.
+A session's service is the tokens of its prompts and answers, an answer's counting more, and it fades with a half-life. llm-d
+counts prompts by the engine's usage, so tokens that were cached count too. Of the sessions that wait the one with the least
+goes first; how long a request has waited counts a little, so that none starves. Both are taken within the range of those that
+wait, as llm-d does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,19 +22,20 @@ class LeastAttainedService(FlowPolicy):
 
     dynamic = True
     OPTIONS: ClassVar[Options] = {
-        "service_weight": Option(
-            0.8, "Weight of the session's service, as a share of the most that any waiting one has."
-        ),
-        "wait_weight": Option(0.2, "Weight of the time waited, as a share of the longest."),
+        "service_weight": Option(0.8, "Weight of the session's service, within the range of those that wait."),
+        "wait_weight": Option(0.2, "Weight of the time waited, within the range of those that wait."),
         "half_life_s": Option(60.0, "Seconds after which half of a service is forgotten; 0: never."),
         "output_weight": Option(2.0, "Prompt tokens that a token of the answer counts for."),
+        "cached_weight": Option(1.0, "Computed tokens that a cached token of a prompt counts for."),
     }
 
     def __init__(self, config: FlowConfig, options: Mapping[str, float]) -> None:
         super().__init__(config, options)
         self._sessions = SessionBook()
-        self._most = 1.0
-        self._longest = 1
+        self._least, self._most = 0.0, 0.0
+        """Service of the sessions that wait."""
+        self._latest, self._first = 0, 0
+        """Arrivals of those that wait."""
 
     def service(self, session: str | None, now: int) -> float:
         """Tokens of service that ``session`` has, by now."""
@@ -44,16 +47,18 @@ class LeastAttainedService(FlowPolicy):
         return notes.service * 0.5 ** ((now - notes.at) / SECOND / half_life) if half_life else notes.service
 
     def look(self, waiting: Iterable[FlowRequest], now: int) -> None:
-        self._most, self._longest = 1.0, 1
-        for request in waiting:
-            service = self.service(request.session, now)
-            self._most = max(self._most, service)
-            self._longest = max(self._longest, now - request.arrival)
+        requests = list(waiting)
+        services = [self.service(request.session, now) for request in requests]
+        arrivals = [request.arrival for request in requests]
+        self._least, self._most = min(services, default=0.0), max(services, default=0.0)
+        self._first, self._latest = min(arrivals, default=0), max(arrivals, default=0)
 
     def rank(self, request: FlowRequest, now: int) -> float:
-        service = self.service(request.session, now) / self._most
-        waited = (now - request.arrival) / self._longest
-        return self.options["service_weight"] * service - self.options["wait_weight"] * waited
+        service = self.service(request.session, now) - self._least
+        waited = self._latest - request.arrival
+        return self.options["service_weight"] * service / max(self._most - self._least, 1e-9) - self.options[
+            "wait_weight"
+        ] * waited / max(self._latest - self._first, 1)
 
     def why(self, request: FlowRequest, now: int) -> str:
         service = self.service(request.session, now)
@@ -62,5 +67,6 @@ class LeastAttainedService(FlowPolicy):
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
         if request.session is not None:
             notes = self._sessions.open(request.session)
-            notes.service = self._faded(notes, now) + computed + self.options["output_weight"] * output
+            prompt = computed + self.options["cached_weight"] * max(0, request.tokens - computed)
+            notes.service = self._faded(notes, now) + prompt + self.options["output_weight"] * output
             notes.at = now
