@@ -146,3 +146,34 @@ def test_the_wait_is_in_the_rows(tmp_path: Any) -> None:
     done.save(per_request=tmp_path / "rows.jsonl")
     waits = [json.loads(line)["flow_wait_ms"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert waits == [0, 2000] and done.records[1].waited == 2000 * MS
+
+
+def _chat(name: str, at: float, session: str, output: int = 2) -> TraceRequest:
+    """All have the same long prompt."""
+    return TraceRequest(
+        name, round(at * SECOND), 64_000, output, ids=list(range(1000)), id_block_size=64, session=session
+    )
+
+
+@pytest.mark.parametrize(("patience", "moves", "waits"), [(0.0, True, False), (0.2, True, True), (1000.0, False, True)])
+def test_a_session_waits_for_its_own_worker(patience: float, moves: bool, waits: bool) -> None:
+    """Its prompt is cached where another session is busy for long, and the other worker has room."""
+    rows = [_chat("a", 0, "s"), _chat("c", 30, "t", 4000), _chat("b", 35, "s")]
+    config = ReplayConfig(
+        workers=(WorkerConfig(engine=EngineConfig(block_size=64, num_gpu_blocks=4096), count=2),),
+        router=RouterConfig(policy="program", options={"patience": patience}),
+        engine_requests=1,
+    )
+    done = kvyard.replay(rows, config=config)
+    a, c, b = done.records
+    assert c.worker == a.worker and c.ended > b.arrival + 20 * SECOND
+    assert (b.worker != a.worker) == moves
+    if not waits:
+        assert b.waited == 0
+    elif moves:
+        assert 0 < b.waited < c.ended - b.arrival, (
+            "it is placed when its patience ends, though nothing else happens then"
+        )
+    else:
+        assert b.arrival + b.waited == c.ended and b.cached > 63_000
+    assert flow_of(done).held.part == waits

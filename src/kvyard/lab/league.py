@@ -19,10 +19,11 @@ from kvyard.lab.study.runs import run_page
 from kvyard.lab.study.seeds import means, not_set, spreads
 from kvyard.lab.study.table import Values
 from kvyard.replay.report.metrics import METRICS, read_metrics
+from kvyard.replay.traces import open_trace
 from kvyard.router import POLICIES
 
-LEFT_OUT = ("affinity",)
-"""Policies that need a session with each request, which most traces lack; they play if they are named."""
+LEFT_OUT = ("affinity", "program")
+"""Policies that go by sessions, which most traces lack; they play where the trace has some, or if they are named."""
 OVERLOADED = 0.5
 """A cell is overloaded if, under its best policy, requests queue for more than this share of their mean TTFT: the queue
 decides then, and not the router."""
@@ -62,17 +63,23 @@ def league(
     config: str | Path | Mapping[str, object] | None = None,
     **more: Any,
 ) -> Study:
-    """Replay ``trace`` under each of ``policies`` (all that need no session, unless given), at each of ``loads`` (speed-ups of
-    arrivals), with each of ``jitters`` and ``seeds``. ``more`` and errors are as for ``sweep``.
+    """Replay ``trace`` under each of ``policies`` (all that make sense for the trace, unless given), at each of ``loads``
+    (speed-ups of arrivals), with each of ``jitters`` and ``seeds``. ``more`` and errors are as for ``sweep``.
     """
     options, settings = own_options(more)
     asked = {"router": "--policies", "speedup": "--loads", "seed": "--seeds", "jitter": "--jitter"}
     not_set(asked, "a league", config, settings)
-    names = list(policies) if policies is not None else [name for name in POLICIES.names() if name not in LEFT_OUT]
+    names = list(policies) if policies is not None else _all_policies(trace)
     axes = {"router": names, "speedup": loads, "jitter": jitters, "seed": seeds}
     study = Study(trace, folder, view, **options)
     study.vary({name: [str(value) for value in values] for name, values in axes.items()}, config, settings)
     return study
+
+
+def _all_policies(trace: str | Path) -> list[str]:
+    first = next(iter(open_trace(trace, limit=1)), None)
+    left_out = LEFT_OUT if first is None or first.session is None else ()
+    return [name for name in POLICIES.names() if name not in left_out]
 
 
 def view(study: Study) -> Result:

@@ -28,6 +28,8 @@ COMPUTED: Final = 1
 
 HELD_BACK: Final = 1
 """Kind of REROUTING: requests that flow control holds back, now that a worker has room; 0 is those without a worker."""
+OVERDUE: Final = 2
+"""Requests that waited long enough for a worker of their own."""
 
 _KINDS: Final = 9
 _BITS: Final = 32

@@ -44,7 +44,7 @@ class FleetFlow:
             record.request.priority,
         )
         self._requests[record.id] = request
-        if not self.queue and self._has_room():
+        if not self.queue and self._has_room() and self._placement.hold(record, now, self._full) is None:
             self.queue.sent(request, now)
             self._place(record, now)
             return ""
@@ -54,6 +54,8 @@ class FleetFlow:
             del self._requests[record.id]
             return refusal.reason
         self.queue.push(request, record, now)
+        if self._placement.pool.router.policy.waits and self._has_room():
+            self.grant(now)  # those before it may wait for workers of their own
         self.longest = max(self.longest, len(self.queue))
         return ""
 
@@ -72,6 +74,12 @@ class FleetFlow:
             self._update(worker)
         self.queue.grant(now, self._has_room, lambda waiting: self._grant(waiting, now))
 
+    def wakes(self, now: int) -> int | None:
+        """When a request that waits for a worker of its own is to be placed anyhow; ``None`` if none is."""
+        if not self.queue or not self._placement.pool.router.policy.waits or not self._has_room():
+            return None
+        return self.queue.held_until(now)
+
     def drain(self) -> list[Record]:
         """Take out all that wait: there is no worker any more."""
         return self.queue.drain()
@@ -81,6 +89,9 @@ class FleetFlow:
         self.waited, self.overtaken, self.longest, self.refused = array("q"), 0, 0, {}
 
     def _grant(self, waiting: Waiting[Record], now: int) -> bool:
+        full = self._full
+        if waiting.is_held(full, now, lambda: self._placement.hold(waiting.item, now, full)):
+            return False
         self.waited.append(now - waiting.came)
         self.overtaken += self.queue.explain(waiting, now).overtaken
         self._place(waiting.item, now)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from kvyard.engine.job import Job
-from kvyard.replay.agenda import ARRIVAL, HELD_BACK, REROUTING, Agenda
+from kvyard.replay.agenda import ARRIVAL, HELD_BACK, OVERDUE, REROUTING, Agenda
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.flow import FleetFlow
 from kvyard.replay.index_sync import IndexSync
@@ -85,6 +85,7 @@ class Intake(Listener):
                 else:
                     self._unplaced.append(record)
         self._agenda.put(arrivals.peek(), ARRIVAL)
+        self._await_overdue(now)
 
     def _is_warm(self, now: int) -> bool:
         """True if a request that comes now counts."""
@@ -106,6 +107,11 @@ class Intake(Listener):
         if self._flow is not None and self._flow.queue and self._placement.open:
             self._index_sync.catch_up(now)
             self._flow.grant(now)
+            self._await_overdue(now)
+
+    def _await_overdue(self, now: int) -> None:
+        if self._flow is not None:
+            self._agenda.put(self._flow.wakes(now), REROUTING, OVERDUE)
 
     def _send(self, record: Record, now: int) -> None:
         if self._flow is None:

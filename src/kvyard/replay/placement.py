@@ -7,6 +7,7 @@ computed by one worker and the answer by another (``split_placement``).
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from kvyard.blocks.use import NO_FACTS
 from kvyard.engine.job import Job
 from kvyard.index import Holder
 from kvyard.replay.jobs import JobMaker
@@ -15,6 +16,7 @@ from kvyard.replay.pulls import FleetPulls
 from kvyard.replay.record import Record
 from kvyard.replay.worker import Worker
 from kvyard.replay.worker_pool import WorkerPool
+from kvyard.router.request import Hold
 
 
 class Placement(Protocol):
@@ -62,6 +64,14 @@ class WholePlacement(Listener):
 
     def place(self, record: Record, now: int) -> None:
         self.send(record, now)
+
+    def hold(self, record: Record, now: int, full: Collection[Holder]) -> Hold | None:
+        """The worker of ``full``, which have no room, that a request should wait for; ``None`` if it should go to another."""
+        router = self.pool.router
+        if not router.policy.waits:
+            return None
+        job = self._jobs.make(record, self._block_size, NO_FACTS)
+        return router.hold(self._jobs.route_request(record, job), now, full)
 
     def send(self, record: Record, now: int, exclude: Collection[Holder] = ()) -> Worker:
         """Like ``place``, to none of the ranks in ``exclude``; returns the worker."""

@@ -36,6 +36,14 @@ class Choice(NamedTuple):
     """A word of ``kvyard.router.explain.REASONS``."""
 
 
+class Hold(NamedTuple):
+    """A worker without room that a request rather waits for than goes to another."""
+
+    worker: Holder
+    ns: int
+    """Nanoseconds that the request waits at most."""
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One worker, as a decision saw it. Blocks, unless it says otherwise."""
 

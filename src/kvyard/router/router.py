@@ -27,7 +27,7 @@ from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
 from kvyard.router.pace import Pace, PaceBook, pairs_of
 from kvyard.router.policies import load_of, make_policy
 from kvyard.router.ranking import lowest
-from kvyard.router.request import Candidate, Choice, Decision, RouteRequest
+from kvyard.router.request import Candidate, Choice, Decision, Hold, RouteRequest
 from kvyard.router.tree import Path
 from kvyard.router.worker import NOBODY, WorkerLoad
 
@@ -212,6 +212,29 @@ class Router:
         tiers = routing.tiers(choice.slot)
         prefill = self._new_tokens(request, tiers)
         return self._decision(routing, choice, self.loads.workers[choice.slot], tiers, prefill, True)
+
+    def hold(
+        self,
+        request: RouteRequest,
+        now: int,
+        full: Collection[Holder],
+        *,
+        exclude: Collection[Holder] = (),
+        known: Known | None = None,
+    ) -> Hold | None:
+        """The worker of ``full``, which have no room, that ``request`` should wait for; ``None`` if it should go to one that
+        has room. ``exclude`` and ``known`` are those of ``route``. Books nothing and uses up no chance.
+        """
+        if not self.policy.waits or not full:
+            return None
+        workers, slots = self._eligible(exclude)
+        shut = mask_of([self._slots[holder] for holder in full if holder in self._slots]) & slots
+        if not shut or shut == slots:
+            return None
+        found = self.loads.tree.find(request.keys)
+        routing = self._look(request, now, workers, slots, found, self._rng, known)
+        held = self.policy.hold(routing, shut)
+        return None if held is None else Hold(self.loads.workers[held[0]].name, round(held[1] * MS))
 
     def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
         """Take in a request that another router, in another gateway, has routed: its load counts here too, and so does what it

@@ -28,8 +28,9 @@ def make_pool(
     down: float = 5.0,
     clock: Clock | None = None,
     flow: FlowConfig | None = None,
+    router: RouterConfig | None = None,
 ) -> EnginePool:
-    router = Router(RouterConfig(policy="round-robin"), (), Indexer(Identity(16)))
+    routes = Router(router or RouterConfig(policy="round-robin"), (), Indexer(Identity(16)))
 
     async def nobody(body: dict[str, Any]) -> list[int] | None:
         return None
@@ -38,7 +39,7 @@ def make_pool(
         engine_requests=most, queue=queue, queue_seconds=seconds, down_seconds=down, flow=flow or FlowConfig()
     )
     reader = PromptReader(Prompting("bytes", nobody), Identity(16), 0)
-    made = EnginePool("m", router, reader, config, clock or VirtualClock())
+    made = EnginePool("m", routes, reader, config, clock or VirtualClock())
     for at in range(count):
         engine = Engine(GatewayEngine(url=f"http://h:{at + 1}", name=f"e{at}"))
         engine.state = "ready"
@@ -227,5 +228,35 @@ def test_a_pool_goes_by_its_flow_policy() -> None:
         assert asked["d"].wait is not None and asked["d"].wait.overtaken == 0
         made.configured(msgspec.structs.replace(made.config, flow=FlowConfig(policy="las"), queue=1))
         assert made.waiting.limit == 1 and made.waiting.config.policy == "las"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("patience", "engine"), [(0.05, "e1"), (1000.0, "e0")])
+def test_a_session_waits_for_its_own_engine(patience: float, engine: str) -> None:
+    """What was sent lately is taken for cached: 16,000 tokens, which take about a second elsewhere."""
+
+    def chat(id_: str, session: str) -> Placement:
+        return Placement(request=RouteRequest(id_, list(range(1, 1001)), 16_001, session=session))
+
+    async def run() -> None:
+        program = RouterConfig(policy="program", options={"patience": patience}, predicted_ttl_s=100)
+        made = make_pool(clock=WallClock(), router=program)
+        home = (await made.place(chat("a", "s")))[1]
+        made.first_token("a")
+        made.release(home, "a")
+        busy = (await made.place(chat("c", "t")))[1]
+        made.first_token("c")
+        assert busy is home, "it has the prompt"
+        asked = chat("b", "s")
+        waiting = asyncio.create_task(made.place(asked))
+        await asyncio.sleep(0)
+        assert len(made.waiting) == 1, "the other engine has room, and costs more"
+        if engine == "e0":
+            made.release(busy, "c")
+        placed = (await asyncio.wait_for(waiting, 30))[1]
+        assert (placed is home) == (engine == "e0") and asked.wait is not None
+        assert f"then for {home.name}" in asked.wait.why
+        made.release(placed, "b")
 
     asyncio.run(run())

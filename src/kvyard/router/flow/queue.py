@@ -1,16 +1,18 @@
 """The queue before a router: requests that wait until a worker has room, in the order of a flow policy, within bounds."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import heappop, heappush
 from math import ceil, inf
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
 from kvyard.clock import SECOND
+from kvyard.index import Holder
 from kvyard.router.flow.config import FlowConfig
 from kvyard.router.flow.policy import make_flow_policy
 from kvyard.router.flow.request import FlowRequest
+from kvyard.router.request import Hold
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ class FlowWait(NamedTuple):
 class Waiting(Generic[T]):
     """A request in the queue, with the caller's own ``item``."""
 
-    __slots__ = ("_ahead", "_departed", "came", "item", "request", "serial")
+    __slots__ = ("_ahead", "_departed", "asked", "came", "held_for", "held_until", "item", "request", "serial")
 
     def __init__(self, request: FlowRequest, item: T, serial: int, came: int, ahead: int, departed: int) -> None:
         self.request = request
@@ -57,11 +59,28 @@ class Waiting(Generic[T]):
         self.came = came
         self._ahead = ahead
         self._departed = departed
+        self.asked = False
+        """True if the router was asked whether to wait for a worker without room."""
+        self.held_for: Holder | None = None
+        """The worker that it waits for, though another may have room,"""
+        self.held_until = 0
+        """until this time at most."""
 
     @property
     def ahead(self) -> int:
         """Requests that waited when it came."""
         return self._ahead
+
+    def is_held(self, full: Collection[Holder], now: int, ask: Callable[[], Hold | None]) -> bool:
+        """True if it goes on waiting for a worker of ``full``, which have no room, though another has. ``ask`` is the router's
+        ``hold`` for it, and is asked once: when it could first go.
+        """
+        if not self.asked:
+            self.asked = True
+            hold = ask()
+            if hold is not None:
+                self.held_for, self.held_until = hold.worker, now + hold.ns
+        return now < self.held_until and self.held_for in full
 
     def overtaken(self, departed: int, earlier: int) -> int:
         """Return how many later requests went first, of ``departed`` that went in all; ``earlier`` ones still wait."""
@@ -153,6 +172,10 @@ class FlowQueue(Generic[T]):
             self.remove(waiting)
         return [waiting.item for waiting in found]
 
+    def held_until(self, now: int) -> int | None:
+        """When the first of those that wait for a worker of their own gives that up; ``None`` if none does later than now."""
+        return min([one.held_until for one in self._waiting.values() if one.held_until > now], default=None)
+
     # -- going out ------------------------------------------------------------------------------------------------------
 
     def sent(self, request: FlowRequest, now: int) -> None:
@@ -182,12 +205,15 @@ class FlowQueue(Generic[T]):
         """Why ``waiting``, which is about to go, waited."""
         earlier = bisect_left(self._serials, waiting.serial)
         request = waiting.request
+        why = self.policy.why(request, now)
+        if waiting.held_for is not None:
+            why += f"; then for {waiting.held_for}, which costs it least, though another had room"
         return FlowWait(
             self.config.policy,
             (now - waiting.came) / 1e6,
             waiting.ahead,
             waiting.overtaken(self._departed, earlier),
-            self.policy.why(request, now),
+            why,
         )
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:

@@ -58,6 +58,8 @@ class Policy:
     """True if it has a ``rank`` and a bound."""
     same_rank_same_cost = False
     """True if workers of one match (and pace) and one rank cost exactly the same. Idle ones always do."""
+    waits = False
+    """True if it may have a request wait for a worker without room, where flow control says who has none."""
     why = "cost"
     """The reason that decisions give, a word of ``kvyard.router.explain.REASONS``."""
     OPTIONS: ClassVar[Options] = {}
@@ -99,6 +101,13 @@ class Policy:
         bound = costs.at_least if self.ranked else None
         return routing.cheapest(costs.cost, self.why, None, bound, self.same_rank_same_cost)
 
+    def hold(self, routing: RoutingInput, full: int) -> tuple[int, float] | None:
+        """The slot of a worker without room that the request should wait for, and for how many milliseconds at most; ``None``
+        if it should go to one that has room. ``routing`` has all workers, of which ``full``, slots as bits, have no room.
+        Changes nothing.
+        """
+        return None
+
     def routed(self, routing: RoutingInput, choice: Choice) -> bool | None:
         """Note that the request went to ``choice.slot``: this policy's choice, or the guard's. Returns True if ranks of other
         workers have changed too.
@@ -126,6 +135,7 @@ POLICIES: Registry[Callable[[RouterConfig], Policy]] = Registry(
         "approx": f"{_HERE}.approx:Approx",
         "least-loaded": f"{_HERE}.least_loaded:LeastLoaded",
         "affinity": f"{_HERE}.affinity:Affinity",
+        "program": f"{_HERE}.program:Program",
         "round-robin": f"{_HERE}.round_robin:RoundRobin",
         "random": f"{_HERE}.random:Random",
         "longest-match": f"{_HERE}.longest_match:LongestMatch",

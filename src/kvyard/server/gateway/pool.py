@@ -22,6 +22,7 @@ from kvyard.router import Decision, Router, RouteRequest
 from kvyard.router.deciders import Decider
 from kvyard.router.flow import FlowConfig, FlowQueue, FlowRequest, FlowWait, Waiting
 from kvyard.router.overlaps import Known
+from kvyard.router.request import Hold
 from kvyard.server.dashboard.view import PromptSources, prompt_sources
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
 from kvyard.server.gateway.connections import EngineAddress
@@ -218,6 +219,8 @@ class EnginePool(msgspec.Struct, eq=False):
     _shut: dict[str, frozenset[Holder]] = {}
     _none_since: int | None = None
     """When the last rank that was open went down, in nanoseconds; ``None`` while one is open and before the first was."""
+    _overdue: asyncio.TimerHandle | None = None
+    """Until the first of those that wait for an engine of their own has waited long enough."""
 
     def __post_init__(self) -> None:
         self.waiting = FlowQueue(self.config.flow, self.config.queue, self.config.seed)
@@ -365,7 +368,7 @@ class EnginePool(msgspec.Struct, eq=False):
         request, now = place.request, self.clock.now()
         if place.flow is None:
             place.flow = FlowRequest(request.id, now, request.num_tokens, None, request.session)
-        if not self.waiting and self._room(place):
+        if not self.waiting and self._room(place) and self._hold(place) is None:
             self.waiting.sent(place.flow, now)
             return self._book(place)
         self._give_up_if_exhausted(place)
@@ -384,7 +387,7 @@ class EnginePool(msgspec.Struct, eq=False):
         seconds = self.config.queue_seconds
         queued = _Queued(place, asyncio.get_running_loop().create_future())
         waiting = self.waiting.push(place.flow, queued, now)
-        if len(self.waiting) > 1:
+        if len(self.waiting) > 1 or self.router.policy.waits:
             # Those before it may wait for engines that it doesn't need.
             self.grant()
         try:
@@ -432,6 +435,27 @@ class EnginePool(msgspec.Struct, eq=False):
         """Place those that wait and can be placed, in order."""
         if self.waiting:
             self.waiting.grant(self.clock.now(), self._may_have_room, self._grant)
+            self._await_overdue()
+
+    def _await_overdue(self) -> None:
+        """Have those placed that wait for an engine of their own, when they have waited long enough."""
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+        if self.waiting and self.router.policy.waits and self._may_have_room():
+            now = self.clock.now()
+            due = self.waiting.held_until(now)
+            if due is not None:
+                with suppress(RuntimeError):  # outside of a loop nobody waits
+                    self._overdue = asyncio.get_running_loop().call_later((due - now) / SECOND, self.grant)
+
+    def _hold(self, place: Placement) -> Hold | None:
+        """The engine without room that a request should wait for; ``None`` if it should go to another."""
+        if not self.router.policy.waits:
+            return None
+        excluded = self._excluded(place)
+        shut = [holder for holder in excluded if holder not in self._full]
+        return self.router.hold(place.request, self.clock.now(), self._full, exclude=shut, known=place.known)
 
     def _may_have_room(self) -> bool:
         """False if engines are up and all have as much as they may have. While none is up, requests may be given up."""
@@ -444,6 +468,8 @@ class EnginePool(msgspec.Struct, eq=False):
             return True
         try:
             if self._room(place):
+                if waiting.is_held(self._full, self.clock.now(), lambda: self._hold(place)):
+                    return False
                 place.wait = self.waiting.explain(waiting, self.clock.now())
                 granted.set_result(self._book(place))
                 return True
