@@ -128,16 +128,16 @@ def check_writable(path: str | Path) -> None:
 
 def check_outputs(*paths: str | Path | None, reads: Iterable[str | Path] = ()) -> None:
     """``check_writable`` for all that are given. Raises ``KvyardError`` also where two are one, or one is what is read."""
-    found: dict[object, str] = {_place(one): "what is read" for one in reads}
+    known: dict[object, str] = {_place(read): "what is read" for read in reads}
     for path in paths:
         if path is None:
             continue
         check_writable(path)
         place = _place(path)
-        if place in found:
-            raise KvyardError(f"can't write {name_of(path)}: it is {found[place]} as well; choose another")
+        if place in known:
+            raise KvyardError(f"can't write {name_of(path)}: it is {known[place]} as well; choose another")
         if place is not None:
-            found[place] = "another output"
+            known[place] = "another output"
 
 
 def is_stdout(path: str | Path | None) -> bool:
@@ -202,14 +202,14 @@ def _descriptor(path: str | Path) -> int | None:
     """The open file of this process that ``path`` stands for: 1 for ``-`` and ``/dev/stdout``; ``None`` for other names."""
     if str(path) == STDOUT:
         return 1
-    at = os.path.abspath(path)
+    target = os.path.abspath(path)
     for _ in range(MOST_LINKS):
-        folder, name = os.path.split(at)
+        folder, name = os.path.split(target)
         if name.isdecimal() and os.path.realpath(folder) == os.path.realpath("/proc/self/fd"):
             return int(name)
-        if not os.path.islink(at):
+        if not os.path.islink(target):
             return None
-        at = os.path.join(folder, os.readlink(at))
+        target = os.path.join(folder, os.readlink(target))
     return None
 
 

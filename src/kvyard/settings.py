@@ -154,54 +154,56 @@ class Settings(dict[str, Declared]):
     def merge(self, base: Mapping[str, object] | str | Path | None, on_top: Mapping[str, object]) -> dict[str, object]:
         """Return the settings of a file or mapping, overridden by ``on_top``. Raises ``KvyardError`` where a number
         replaces tables."""
-        found = self.named(base if isinstance(base, Mapping) else self.read(base) if base else {})
-        on_top = self._folded(found, on_top)
+        settings = self.named(base if isinstance(base, Mapping) else self.read(base) if base else {})
+        on_top = self._folded(settings, on_top)
         given = {name: value for name, value in self.named(on_top).items() if value is not None}
         for name in given:
-            if isinstance(found.get(name), list | tuple):
+            if isinstance(settings.get(name), list | tuple):
                 raise KvyardError(
                     f"{name} is given twice: the configuration has tables of {name}, so leave the number out"
                 )
-        return {**found, **given}
+        return {**settings, **given}
 
     def _folded(self, base: Mapping[str, object], given: Mapping[str, object]) -> Mapping[str, object]:
         """``given`` with names such as ``sglang.page_size`` in tables, laid over those of ``base``."""
         if not any("." in name for name in given):
             return given
-        found = {name: value for name, value in given.items() if "." not in name}
+        folded = {name: value for name, value in given.items() if "." not in name}
         for name, value in given.items():
             table, dot, field = name.partition(".")
             if not dot:
                 continue
             if table not in self or not self[table].is_table:
-                found[name] = value  # which is no setting
+                folded[name] = value  # which is no setting
                 continue
-            before = found.get(table, base.get(table))
-            found[table] = {**(before if isinstance(before, Mapping) else {}), field.replace("-", "_"): value}
-        return found
+            before = folded.get(table, base.get(table))
+            folded[table] = {**(before if isinstance(before, Mapping) else {}), field.replace("-", "_"): value}
+        return folded
 
     def read(self, path: str | Path) -> dict[str, Any]:
         """Read a TOML file of settings, values as written. Raises ``KvyardError``, naming the file."""
         try:
             with Path(path).open("rb") as file:
-                found = tomllib.load(file)
+                values = tomllib.load(file)
         except OSError as error:
             raise KvyardError(f"can't read {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise KvyardError(f"{path} is not TOML: {error}") from None
         try:
-            found = self._flat(found)
-            self.check_names(found)
+            values = self._flat(values)
+            self.check_names(values)
         except KvyardError as error:
             raise KvyardError(f"{path}: {error}") from None
-        return found
+        return values
 
     def _flat(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Flatten the tables of a file. Raises ``KvyardError`` for a setting that is given twice."""
         flat: dict[str, Any] = {}
         parts: list[tuple[str, Mapping[str, Any]]] = [("", found)]
         fields: dict[str, dict[str, str]] = {self._own: {}}
-        fields |= {table: {one.field: name for name, one in part.items()} for table, part in self.tables.items()}
+        fields |= {
+            table: {setting.field: name for name, setting in part.items()} for table, part in self.tables.items()
+        }
         for table, named in fields.items():
             given = found.get(table)
             if table and isinstance(given, Mapping):
@@ -224,11 +226,11 @@ class Settings(dict[str, Declared]):
 @cache
 def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) -> Settings:
     """The settings that ``struct`` declares, by the names that people use; ``words`` fill in gaps of their help texts."""
-    found: dict[str, Declared] = {}
+    declared: dict[str, Declared] = {}
     hints = get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         hint = hints[field.name]
-        mark = next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
+        mark = next((meta for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, Setting)), None)
         if mark is None:
             continue
         name = prefix + (mark.name or field.name)
@@ -240,8 +242,8 @@ def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) ->
             text = text.replace("{choices}", _either(get_args(plain)))
         parse = mark.parse or _parser_for(plain, field.name)
         heading, table = getattr(struct, "heading", ""), mark.parse is None and _is_struct(plain)
-        found[name] = Declared(name, field.name, parse, text, field.default, mark, heading, table)
-    return Settings(found)
+        declared[name] = Declared(name, field.name, parse, text, field.default, mark, heading, table)
+    return Settings(declared)
 
 
 def chosen(struct: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,7 +264,7 @@ def read_texts(kind: type[msgspec.Struct], given: Mapping[str, Any], where: str 
         if name not in fields:
             raise KvyardError(f"unknown setting {name!r:.200}{where}: {suggest(name, fields)}")
         hint = hints[name]
-        mark = next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Setting)), None)
+        mark = next((meta for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, Setting)), None)
         if value == "null" and _takes_none(hint):
             values[name] = None
         elif isinstance(value, str) and mark is not None and mark.parse is not None:
@@ -288,7 +290,10 @@ def _read_text(plain: Any, name: str, value: Any, where: str) -> Any:
         return read_texts(plain, value, f" of {name}{where}")
     if isinstance(value, list) and get_origin(plain) is list:
         (item,) = get_args(plain)
-        return [_read_text(_plain_type(item), name, one, where) if not isinstance(one, str) else one for one in value]
+        return [
+            _read_text(_plain_type(item), name, entry, where) if not isinstance(entry, str) else entry
+            for entry in value
+        ]
     return value
 
 
@@ -307,9 +312,9 @@ def count(name: str, value: object) -> int:
     elif isinstance(value, float) and value.is_integer():
         exact = int(value)
     elif isinstance(value, str):
-        found = re.fullmatch(_NUMBER + r"([kmgKMG]?)", value)
-        if found is not None:
-            exact = Fraction(found[1].replace("_", "")) * COUNTS[found[2].lower()]
+        matched = re.fullmatch(_NUMBER + r"([kmgKMG]?)", value)
+        if matched is not None:
+            exact = Fraction(matched[1].replace("_", "")) * COUNTS[matched[2].lower()]
         elif re.fullmatch(r"\s*-\d{1,30}\s*", value):
             exact = int(value)
     if exact is None or exact.denominator != 1:
@@ -321,15 +326,15 @@ def count(name: str, value: object) -> int:
 
 def number(name: str, value: object) -> float:
     """A number, whole or not."""
-    found: float | None = None
+    parsed: float | None = None
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         with suppress(ValueError, OverflowError):
-            found = float(value)
-    if found is None:
+            parsed = float(value)
+    if parsed is None:
         _refuse(name, value, "a number")
-    if found and not SMALLEST <= abs(found) <= LARGEST and isfinite(found):
+    if parsed and not SMALLEST <= abs(parsed) <= LARGEST and isfinite(parsed):
         _refuse(name, value, f"0, or from {SMALLEST:g} to {LARGEST:g}")
-    return found
+    return parsed
 
 
 def figures(name: str, value: object) -> dict[str, float]:

@@ -51,17 +51,17 @@ def _fields(body: list[ast.stmt], before: str) -> list[str]:
     """Return the fields that ``body`` assigns, each with the string below it; ``before`` is how their names begin."""
     import ast
 
-    found = []
-    for at, part in enumerate(body):
+    lines = []
+    for index, part in enumerate(body):
         if not isinstance(part, ast.Assign | ast.AnnAssign):
             continue
         target = part.targets[0] if isinstance(part, ast.Assign) else part.target
         name = ast.unparse(target)
         if not name.startswith(before) or name.removeprefix(before).startswith("_"):
             continue
-        below = body[at + 1] if at + 1 < len(body) else None
+        below = body[index + 1] if index + 1 < len(body) else None
         said = ""
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
             said = ": " + " ".join(below.value.value.split())
-        found.append(f"{name.removeprefix(before)}{said}")
-    return found
+        lines.append(f"{name.removeprefix(before)}{said}")
+    return lines

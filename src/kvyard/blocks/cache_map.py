@@ -67,28 +67,28 @@ class CacheMap:
         start = extent.start
         stop = start + len(extent.ids)
         known = before.node if before is not None else None
-        at = known.stop if known is not None else 0
-        if at == start and chain.keys[at] not in self.starts:
+        position = known.stop if known is not None else 0
+        if position == start and chain.keys[position] not in self.starts:
             # Mostly text that is new, right behind what is cached.
             return [self._add_copy(chain, self._grow(chain, start, stop, known), extent)]
-        nodes, at = self.walk(chain.keys, stop, at=at)
-        if nodes and nodes[-1].stop > at:
-            nodes[-1] = self.split(nodes[-1], at)
+        nodes, position = self.walk(chain.keys, stop, at=position)
+        if nodes and nodes[-1].stop > position:
+            nodes[-1] = self.split(nodes[-1], position)
         parts: list[Extent] = []
-        if at > start:
+        if position > start:
             for node in nodes:
                 if node.stop <= start:
                     continue
                 if node.start < start:
                     self.split(node, start)
                 parts.append(self._add_copy(chain, node, extent))
-        if at < stop:
+        if position < stop:
             parent = nodes[-1] if nodes else known
-            if at < start:
+            if position < start:
                 # Text that is not cached leads to what is cached now.
-                parent = self._grow(chain, at, start, parent)
-                at = start
-            node = self._grow(chain, at, stop, parent)
+                parent = self._grow(chain, position, start, parent)
+                position = start
+            node = self._grow(chain, position, stop, parent)
             parts.append(self._add_copy(chain, node, extent))
         return parts
 
@@ -282,17 +282,17 @@ class CacheMap:
                 node.parent.hole = node
                 self._join_holes(node)
             return
-        at: Node | None = node
-        while at is not None and not at.kids and not at.copies:
-            del self.starts[at.key]
-            parent, at.parent = at.parent, None
+        ancestor: Node | None = node
+        while ancestor is not None and not ancestor.kids and not ancestor.copies:
+            del self.starts[ancestor.key]
+            parent, ancestor.parent = ancestor.parent, None
             if parent is not None:
                 parent.kids -= 1
-                if parent.hole is at:
+                if parent.hole is ancestor:
                     parent.hole = None
-                if parent.chain is at.chain:
+                if parent.chain is ancestor.chain:
                     self._slim(parent)
-            at = parent
+            ancestor = parent
 
     def _slim(self, node: Node) -> None:
         """Free the part of ``node``'s chain beyond it, if that is much: it may be all that is left of a long prompt."""

@@ -118,21 +118,21 @@ class Coordinator:
         if self._one_full:
             # By far the most common model, and nothing to agree on: the prefix that is there is the hit.
             group = self.groups[0]
-            nodes, at = group.map.walk(keys, min(limit // group.block_size, len(keys)), through_holes=False)
-            return Hit(request, at * group.block_size, (GroupHit(at, 0, nodes),), 0, version)
+            nodes, index = group.map.walk(keys, min(limit // group.block_size, len(keys)), through_holes=False)
+            return Hit(request, index * group.block_size, (GroupHit(index, 0, nodes),), 0, version)
         end = len(keys) * self.geometry.hash_block_size
         several = len(self.groups) > 1
         seen = [part.look(request, end if part.drops and several else limit) for part in self.parts]
         tokens, matches, longest = agree(self.parts, [spans for spans, _ in seen], limit, end, keys)
-        found: list[GroupHit] = [NO_HIT] * len(self.groups)
+        hits: list[GroupHit] = [NO_HIT] * len(self.groups)
         for part, match, (_, all_nodes) in zip(self.parts, matches, seen):
             if part.is_full:
                 size = part.first.block_size
                 kept = ceil_div(tokens, size) == ceil_div(match.tokens, size)
                 match = Match(min(match.tokens, tokens), 0, match.tails if kept else None)
-            for at, group_hit in zip(part.members, part.hits(match, all_nodes)):
-                found[at] = group_hit
-        return Hit(request, tokens, found, longest if longest > tokens else 0, version)
+            for index, group_hit in zip(part.members, part.hits(match, all_nodes)):
+                hits[index] = group_hit
+        return Hit(request, tokens, hits, longest if longest > tokens else 0, version)
 
     def fits(self, request: Request, hits: Sequence[GroupHit], demand: Demand, spare: int) -> bool:
         """Return true if ``demand`` can be met while ``spare`` blocks stay free."""

@@ -26,10 +26,10 @@ def match_prefix_inside(members: Sequence[Group], keys: Keys, unit: int, spans: 
     tokens = whole * size
     first = tokens // unit
     tails: list[Extent] | None = None
-    for at in range(min(first + size // unit - 1, limit // unit, len(keys)) - 1, first - 1, -1):
-        tails = _marked(members, keys[at])
+    for index in range(min(first + size // unit - 1, limit // unit, len(keys)) - 1, first - 1, -1):
+        tails = _marked(members, keys[index])
         if tails is not None:
-            tokens = (at + 1) * unit
+            tokens = (index + 1) * unit
             break
     if drop and tokens:
         tokens -= unit
@@ -40,15 +40,15 @@ def match_state_inside(members: Sequence[Group], keys: Keys, unit: int, spans: S
     """The last state at a boundary of ``unit`` tokens, at a block's end or inside it."""
     scale = members[0].block_size // unit
     present = {position for low, high in spans for position in range(low, high)}
-    for at in range(min(limit // unit, len(keys)) - 1, -1, -1):
-        block = at // scale
-        if (at + 1) % scale == 0:
+    for index in range(min(limit // unit, len(keys)) - 1, -1, -1):
+        block = index // scale
+        if (index + 1) % scale == 0:
             if block in present:
-                return Match((at + 1) * unit, block)
+                return Match((index + 1) * unit, block)
             continue
-        tails = _marked(members, keys[at])
+        tails = _marked(members, keys[index])
         if tails is not None:
-            return Match((at + 1) * unit, block, tails)
+            return Match((index + 1) * unit, block, tails)
     return NO_MATCH
 
 

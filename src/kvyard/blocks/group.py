@@ -37,23 +37,23 @@ class GroupHit:
 
     def parts(self) -> list[Node]:
         """``nodes``, and what others split off them since the lookup: the earlier part of a node is its parent."""
-        at = 0
+        expected = 0
         for node in self.nodes:
-            if node.start != at:
+            if node.start != expected:
                 break
-            at = node.stop
+            expected = node.stop
         else:
             return self.nodes
         parts: list[Node] = []
-        at = 0
+        expected = 0
         for node in self.nodes:
             split = [node]
-            while split[-1].start > at:
+            while split[-1].start > expected:
                 parent = split[-1].parent
                 assert parent is not None
                 split.append(parent)
             parts += reversed(split)
-            at = node.stop
+            expected = node.stop
         return parts
 
     def free_blocks(self, skip: int) -> int:
@@ -323,9 +323,9 @@ class Group:
         if self.forgets:
             # Most of what it used it has given back before.
             chain = self.chain_of(request)
-            nodes, at = self.map.walk(chain.keys, min(table.length, len(chain.keys)))
-            if nodes and nodes[-1].stop > at:
-                nodes[-1] = self.map.split(nodes[-1], at)
+            nodes, covered = self.map.walk(chain.keys, min(table.length, len(chain.keys)))
+            if nodes and nodes[-1].stop > covered:
+                nodes[-1] = self.map.split(nodes[-1], covered)
             extents = [node.copies[0] for node in nodes if node.copies]
         claim(self.pool.order, extents, session, hints)
 

@@ -89,23 +89,23 @@ class BlockManager:
         )
         pool.windows = windows
         unit = self.geometry.hash_block_size
-        made = [
+        made_groups = [
             (RadixGroup if radix is not None else group_class(spec, caching, unit))(
                 index, spec, pool, hash_block_size=unit, max_in_flight=in_flight, max_model_len=max_model_len
             )
             for index, spec in enumerate(groups)
         ]
         self.coordinator = coordinator(
-            made,
+            made_groups,
             self.geometry,
             use_eagle=use_eagle,
             retention=retention_interval,
             margin=max(0, num_prefill_lookahead - 1),
         )
-        self.groups = made
+        self.groups = made_groups
         self.pool = pool
         self.caching = caching
-        self.tree = made[0] if isinstance(made[0], RadixGroup) else None
+        self.tree = made_groups[0] if isinstance(made_groups[0], RadixGroup) else None
         """The radix tree, where there is one."""
         if self.tree is not None:
             self.tree.caches = caching
@@ -114,9 +114,9 @@ class BlockManager:
         self.requests: dict[str, Request] = {}
         """Requests that hold blocks, or did when a call last failed, by id."""
         self._stepper = Stepper(self.coordinator, caching, max_model_len)
-        self._cacheable = [group.spec.attention.cacheable for group in made]
+        self._cacheable = [group.spec.attention.cacheable for group in made_groups]
         self._plain = self._stepper.plain
-        self._bounded = self.coordinator.estimates or any(group.cap is not None for group in made)
+        self._bounded = self.coordinator.estimates or any(group.cap is not None for group in made_groups)
         self._chain_size = unit
         self.keeps_by_priority = pool.order.reads_priorities
         """True if the eviction policy of any tier reads a request's ``retention``; lower tiers set it too."""
@@ -128,8 +128,8 @@ class BlockManager:
         self.reads_queue = learner is not None and learner.reads_queue
         """True if it reads the waiting requests (``tell_queue``)."""
         self._has_clock = now is not None
-        self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in made)
-        self._no_hits = [NO_HIT] * len(made)
+        self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in made_groups)
+        self._no_hits = [NO_HIT] * len(made_groups)
         self.begin_step()
 
     @property
@@ -296,7 +296,7 @@ class BlockManager:
         if not new and not external and not (hit is not None and hit.tokens):
             raise RequestError(f"request {request.id}: nothing to allocate (no new, external or hit tokens)")
         hits: Sequence[GroupHit] = self._no_hits
-        if hit is not None and (hit.tokens or any([found.blocks for found in hit.groups])):
+        if hit is not None and (hit.tokens or any([group_hit.blocks for group_hit in hit.groups])):
             if hit.request is not request:
                 raise RequestError(f"request {request.id}: the hit belongs to request {hit.request.id}")
             if hit.version != self.pool.version:
@@ -438,13 +438,13 @@ class BlockManager:
             return
         first = islice(waiting, learner.queue_depth)
         requests = [request if request.reads_cache and not request.tables else None for request in first]
-        found: list[list[Extent]] = []
+        wanted: list[list[Extent]] = []
         for _ in range(2):  # what one of them splits, another may have found before
-            found = [
+            wanted = [
                 [] if request is None else [e for group in self.groups for e in group.cached_extents(request)]
                 for request in requests
             ]
-        learner.protect(found)
+        learner.protect(wanted)
 
     def evict(self, block_ids: Iterable[int]) -> None:
         """Unregister these physical blocks; requests that hold them keep them.

@@ -266,7 +266,7 @@ class Pool:
 
     def cut(self, extents: Iterable[Extent], low: int, high: int) -> list[Extent]:
         """Return the ``extents``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
-        found: list[Extent] = []
+        inside: list[Extent] = []
         for extent in extents:
             start = extent.start
             stop = start + len(extent.ids)
@@ -275,8 +275,8 @@ class Pool:
             if stop > low:
                 if start < low:
                     self.split(extent, low - start)
-                found.append(self.split(extent, high - extent.start) if stop > high else extent)
-        return found
+                inside.append(self.split(extent, high - extent.start) if stop > high else extent)
+        return inside
 
     def let_go(self, held: Table) -> None:
         """A transfer ends: drop its references."""
@@ -326,8 +326,8 @@ class Pool:
     def split(self, extent: Extent, count: int) -> Extent:
         """Split off the first ``count`` blocks, copies of the same node with them; returns the earlier part."""
         if extent.node is not None:
-            at = extent.start + count
-            self.maps[extent.node.group].split(extent.node, at)
+            boundary = extent.start + count
+            self.maps[extent.node.group].split(extent.node, boundary)
             assert extent.left is not None
             return extent.left
         front = extent.split_front(count)

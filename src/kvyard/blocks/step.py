@@ -69,13 +69,13 @@ class Stepper:
         """Take all blocks at once: which group gets which is the same as one group after the other."""
         ids = self.pool.take(need)
         taken: list[Sequence[int]] = []
-        at = 0
+        start = 0
         for table, count in zip(tables, counts):
             if count > 0:
-                to = at + count
-                table.add_blocks(ids[at:to])
-                taken.append(ids[at:to])
-                at = to
+                to = start + count
+                table.add_blocks(ids[start:to])
+                taken.append(ids[start:to])
+                start = to
             else:
                 taken.append([])
         return tuple(taken)

@@ -188,10 +188,10 @@ class EngineCore:
         touch = scheduler.batch.next_touch()
         if touch is None:
             return ends[-1]
-        at = touch - self._first
-        if at < self._done:
-            at = self._done
-        return ends[at] if at < len(ends) else ends[-1]
+        index = touch - self._first
+        if index < self._done:
+            index = self._done
+        return ends[index] if index < len(ends) else ends[-1]
 
     @property
     def restless(self) -> bool:
@@ -251,11 +251,11 @@ class EngineCore:
             ends += now
             self._run(now, array("q", ends.tobytes()))
             return
-        at = now
+        instant = now
         instants: list[int] = []
         for duration in durations.tolist():
-            at += duration
-            instants.append(at)
+            instant += duration
+            instants.append(instant)
         self._run(now, array("q", instants))
 
     # -- in step with other ranks ---------------------------------------------------------------------------------
@@ -308,24 +308,24 @@ class EngineCore:
         """Turn the pass in flight and the decided one into a plan, if they are equal decode steps and those after them will
         be. In it, the pass after the one in flight is formed (``_formed`` is 2), but for the instant at which one starts.
         """
-        running, made = self._batch, self._decided[0]
+        running, decided = self._batch, self._decided[0]
         assert running is not None
         batch, flight = self.scheduler.batch, self.scheduler.jobs.flights[0]
-        if made.stable_for < 2 or running.decoding != made.decoding or running.chunks or running.left_out:
+        if decided.stable_for < 2 or running.decoding != decided.decoding or running.chunks or running.left_out:
             return
-        if running.entering or made.entering:
+        if running.entering or decided.entering:
             return
         last = batch.next_end()
         if last is None or flight.ending or flight.owed or self._cancelled:
             return
-        passes = min(made.stable_for, last - batch.tick)  # those with a job's last token are formed by themselves
+        passes = min(decided.stable_for, last - batch.tick)  # those with a job's last token are formed by themselves
         if passes < 2:
             return
         end = self._ends[0]
-        durations = self.timing.decode_ns(made.decoding, made.context, passes, made.longest)
+        durations = self.timing.decode_ns(decided.decoding, decided.context, passes, decided.longest)
         self._durations = np.concatenate((np.array([end - self._start], dtype=np.int64), durations))
         self._ends.frombytes((durations.cumsum(dtype=np.int64) + end).tobytes())
-        self._batch = made
+        self._batch = decided
         self._decided.clear()
         self._formed = 2
 
@@ -414,15 +414,15 @@ class EngineCore:
         """See that a pass is decided on that can start at ``now``; returns whether there is one."""
         if not self._decided:
             self._tell_time(now)
-            made = self.scheduler.form(now, self._longest)
-            if made is None:
+            decided = self.scheduler.form(now, self._longest)
+            if decided is None:
                 if not self._ends:
                     self._announce(now)
                 return False
-            self._decided.append(made)
-            self.watcher.decided(made, now)
+            self._decided.append(decided)
+            self.watcher.decided(decided, now)
             if self.ahead:
-                self.scheduler.jobs.take_off(made)
+                self.scheduler.jobs.take_off(decided)
         return True
 
     def _run(self, now: int, ends: Instants) -> None:
@@ -511,15 +511,15 @@ class EngineCore:
             self._commit(count - 1)  # they were there until then
         together, batch, ends, done = self.scheduler.blocks.together, self._batch, self._ends, self._done
         assert batch is not None
-        at = done
-        while at < count:
+        index = done
+        while index < count:
             # The first pass of a plan got its blocks when it was decided on, unless those of all are taken together.
-            until = self._take_blocks(at, count) if batch.decoding and (count > 1 or together) else count
+            until = self._take_blocks(index, count) if batch.decoding and (count > 1 or together) else count
             # What was taken together is told together; otherwise nothing is to be told of the passes after this one.
-            told = until - 1 if together else at
+            told = until - 1 if together else index
             if told + 1 < len(ends):
                 self._announce(ends[told])
-            at = until
+            index = until
         if dropping:
             self.tell()  # of those before
             self._drop_cancelled(batch, count)

@@ -137,7 +137,9 @@ class Lifecycle:
         elif loads is not None:
             backlog = 0
             if loads.weighs:
-                backlog = sum([one.num_tokens - one.num_computed_tokens for one in self.prefilling.values()])
+                backlog = sum(
+                    [prefilling.num_tokens - prefilling.num_computed_tokens for prefilling in self.prefilling.values()]
+                )
             tokens = loads.ask(job, hit, now, others_run, backlog)
         else:
             return NO_HELP

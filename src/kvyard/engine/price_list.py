@@ -36,13 +36,13 @@ def read_prices(path: Path) -> PriceList:
     """Return the price list of a TOML file. Raises ``KvyardError``, naming the place."""
     form = "it has currency, date and a table [cards], such as h100 = 2.35"
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=PriceList)
+        prices_read = msgspec.toml.decode(path.read_bytes(), type=PriceList)
     except OSError as error:
         raise KvyardError(f"--prices {path} can't be read: {error.strerror}") from None
     except DECODE_ERRORS as error:
         raise KvyardError(f"--prices {path}: {error}; {form}") from None
     prices = {}
-    for name, price in found.cards.items():
+    for name, price in prices_read.cards.items():
         try:
             card = find_card(name)
         except KvyardError as error:
@@ -50,4 +50,4 @@ def read_prices(path: Path) -> PriceList:
         if not 0 < price < float("inf"):
             raise KvyardError(f"--prices {path}: {name} costs {price}: a price is a number above 0")
         prices[card.name] = price
-    return msgspec.structs.replace(found, cards=prices)
+    return msgspec.structs.replace(prices_read, cards=prices)

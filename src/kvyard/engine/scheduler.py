@@ -56,15 +56,15 @@ class Scheduler:
         if self.reads_queue:
             jobs.manager.tell_queue(jobs.waiting)
         before = jobs.preemptions
-        made = policy.form(now, longest)
-        while made is None and not jobs.flights and (jobs.preemptions != before or jobs.untangle(now)):
+        formed = policy.form(now, longest)
+        while formed is None and not jobs.flights and (jobs.preemptions != before or jobs.untangle(now)):
             # The last ones running preempted themselves, and in such a pass no job is let in; or those that wait were in each
             # other's way. So try once more.
             before = jobs.preemptions
-            made = policy.form(now, longest)
+            formed = policy.form(now, longest)
         if jobs.stores is not None:
             jobs.stores.formed()
-        return made
+        return formed
 
     def complete(self, done: Pass, end: int) -> None:
         """The pass ``done`` is over at ``end``, its lockstep part included (``DecodeBatch.advance`` was called)."""

@@ -39,7 +39,7 @@ def _ending(engines: Mapping[int, Engine], known: set[int], now: int, after: int
     """The engines behind number ``after`` that have to form a pass at ``now``, in the middle of their plans; they become
     ``known``.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     planned = [number for number, engine in engines.items() if number > after and number not in known and engine.busy]
     for number in planned:
         engine = engines[number]
@@ -48,5 +48,5 @@ def _ending(engines: Mapping[int, Engine], known: set[int], now: int, after: int
             engine.advance(now)
         if not engine.busy:
             known.add(number)
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers

@@ -406,11 +406,11 @@ class Batcher:
         self._counters.resyncs += 1
         queue: list[Arrivals | Departures | Cleared] = [Cleared()]
         if self._snapshot is not None:
-            found: dict[tuple[int, Tier], list[Run]] = {}
+            runs_of: dict[tuple[int, Tier], list[Run]] = {}
             for group, tier, runs in self._snapshot():
-                found.setdefault((group, tier), []).extend(runs)
+                runs_of.setdefault((group, tier), []).extend(runs)
             for lane in self._lanes:
-                queue += arrange(lane, found.get((lane.group, lane.tier), ()))
+                queue += arrange(lane, runs_of.get((lane.group, lane.tier), ()))
         events = self._build(queue)
         assert events is not None, "nothing is removed here"
         return self._batch(events, now)

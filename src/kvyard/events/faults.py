@@ -145,8 +145,8 @@ class Injector:
             self.counters.corrupted += 1
             spoilt = bytearray(payload)
             for _ in range(random.randint(1, 8)):
-                at = random.randrange(len(spoilt))
-                spoilt[at] ^= random.randint(1, 255)
+                offset = random.randrange(len(spoilt))
+                spoilt[offset] ^= random.randint(1, 255)
             payload = bytes(spoilt)
         return frame if payload is frame.payload else Frame(frame.topic, frame.seq, payload)
 

@@ -102,12 +102,12 @@ def _stretches(found: dict[Key, _Announcement]) -> Iterator[Stored]:
     for said in dict.fromkeys(found.values()):
         hashes = said.hashes
         start = 0
-        for at in range(len(hashes) + 1):
-            if at < len(hashes) and found.get(hashes[at]) is said:
+        for index in range(len(hashes) + 1):
+            if index < len(hashes) and found.get(hashes[index]) is said:
                 continue
-            if start < at:
-                yield _slice(said, start, at)
-            start = at + 1
+            if start < index:
+                yield _slice(said, start, index)
+            start = index + 1
 
 
 def _slice(said: _Announcement, start: int, stop: int) -> Stored:
@@ -133,17 +133,17 @@ def _parents_first(stretches: Iterable[Stored]) -> list[Stored]:
     They are runs of paths in a tree, so there is no cycle among them.
     """
     waiting = list(stretches)
-    home = {key: at for at, event in enumerate(waiting) for key in event.hashes}
+    home = {key: index for index, event in enumerate(waiting) for key in event.hashes}
     out: list[Stored] = []
     done = [False] * len(waiting)
     for first in range(len(waiting)):
         line = []
-        at: int | None = first
-        while at is not None and not done[at]:
-            done[at] = True
-            line.append(waiting[at])
-            parent = waiting[at].parent
-            at = home.get(parent) if parent is not None else None
+        number: int | None = first
+        while number is not None and not done[number]:
+            done[number] = True
+            line.append(waiting[number])
+            parent = waiting[number].parent
+            number = home.get(parent) if parent is not None else None
         out += reversed(line)
     return out
 

@@ -149,7 +149,7 @@ class Recording:
                 self.truncated = True
                 return
             try:
-                at, parts = _unpack(body)
+                instant, parts = _unpack(body)
             except DECODE_ERRORS as error:
                 raise KvyardError(f"{self.path} is damaged at message {number}: {error}") from None
-            yield Recorded(at, parts)
+            yield Recorded(instant, parts)

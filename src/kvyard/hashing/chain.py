@@ -345,19 +345,22 @@ class _TraceKeys:
         """All of ``start`` to ``stop`` at once."""
         ids, size, step = self.ids, self.id_block_size, self.block_size
         prompt = min(stop, self.num_prompt_tokens // step)
-        found: list[Key] = []
+        keys: list[Key] = []
         if size % step == 0 and prompt > start:
             # Blocks don't cross ids: each id's keys are evenly spaced.
             per = size // step
             first, last = start // per, (prompt - 1) // per
             for name in ids[first : last + 1]:
-                found += range(name * size + step - 1, (name + 1) * size, step)
-            del found[prompt - first * per :]
-            del found[: start - first * per]
+                keys += range(name * size + step - 1, (name + 1) * size, step)
+            del keys[prompt - first * per :]
+            del keys[: start - first * per]
         else:
-            found += [ids[at // size] * size + at % size for at in range((start + 1) * step - 1, prompt * step, step)]
-        found += [self[i] for i in range(max(start, prompt), stop)]
-        return found
+            keys += [
+                ids[position // size] * size + position % size
+                for position in range((start + 1) * step - 1, prompt * step, step)
+            ]
+        keys += [self[i] for i in range(max(start, prompt), stop)]
+        return keys
 
 
 class _SpacedTraceKeys(_TraceKeys):
@@ -400,12 +403,12 @@ class Run:
             if step != 1:
                 raise ValueError("a run is consecutive: slice it with step 1")
             return Run(self.chain, self.start + low, self.start + max(low, high))
-        at = index.__index__()
-        if at < 0:
-            at += len(self)
-        if not 0 <= at < len(self):
-            raise IndexError(f"block {at} of a run of {len(self)} blocks")
-        return self.chain.keys[self.start + at]
+        position = index.__index__()
+        if position < 0:
+            position += len(self)
+        if not 0 <= position < len(self):
+            raise IndexError(f"block {position} of a run of {len(self)} blocks")
+        return self.chain.keys[self.start + position]
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self.hashes)

@@ -92,8 +92,8 @@ class DigestKeys(DigestSequence):
         if index < 0:
             index += len(self)
         if 0 <= index < self._packed:
-            at = index * self._size
-            return self._blob[at : at + self._size]
+            offset = index * self._size
+            return self._blob[offset : offset + self._size]
         if index < 0:
             raise IndexError(f"no digest {index} among {len(self)}")
         return self._tail[index - self._packed]

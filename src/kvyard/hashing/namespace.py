@@ -85,12 +85,12 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.lora_name is None and (self.lora_path or self.lora_id is not None):
             raise NamespaceError("an adapter's path or id needs its name: give lora_name as well")
-        for one, other in pairwise(self.media):
-            if other.offset < one.offset:
-                raise NamespaceError(f"media must be sorted by offset, but {other.offset} follows {one.offset}")
-            if other.offset < one.stop:
+        for before, other in pairwise(self.media):
+            if other.offset < before.offset:
+                raise NamespaceError(f"media must be sorted by offset, but {other.offset} follows {before.offset}")
+            if other.offset < before.stop:
                 raise NamespaceError(
-                    f"media must not overlap, but the item at {one.offset} ends after the one at {other.offset} starts"
+                    f"media must not overlap, but the item at {before.offset} ends after the one at {other.offset} starts"
                 )
 
     @property
@@ -119,8 +119,8 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
         keys = [common] * (last - first)
         for item in self.media:
             for block in range(max(first, item.offset // size), min(last, (item.stop - 1) // size + 1)):
-                at = item.offset - block * size
-                keys[block - first] += ((_MEDIA, item.hash, at) if tagged else (item.hash, at),)
+                offset = item.offset - block * size
+                keys[block - first] += ((_MEDIA, item.hash, offset) if tagged else (item.hash, offset),)
         if self.salt and first == 0 and keys:
             keys[0] += ((_SALT, self.salt) if tagged else self.salt,)
         if self.embeds is not None:

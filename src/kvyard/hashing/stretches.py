@@ -56,11 +56,11 @@ def paint(
     if begin < low:
         new_stops.append(low)
         new_masks.append(masks[run])
-    at = low
-    while at < high:
+    position = low
+    while position < high:
         old, stop = masks[run], stops[run]
         end = stop if stop < high else high
-        before.append((at, end, old))
+        before.append((position, end, old))
         new = _changed(old, add, drop)
         if new_masks and new_masks[-1] == new:
             new_stops[-1] = end
@@ -73,7 +73,7 @@ def paint(
             else:
                 new_stops.append(stop)
                 new_masks.append(old)
-        at = end
+        position = end
         run += 1
     if first and masks[first - 1] == new_masks[0]:
         first -= 1

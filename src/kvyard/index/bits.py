@@ -27,15 +27,15 @@ def bits(mask: int) -> Sequence[int]:
     row = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
     if len(row) > _WIDE:
         for match in _FILLED.finditer(row):
-            at = match.start()
-            out += [at * 8 + bit for bit in _BYTES[row[at]]]
+            index = match.start()
+            out += [index * 8 + bit for bit in _BYTES[row[index]]]
         return out
-    for at, byte in enumerate(row):
+    for index, byte in enumerate(row):
         if byte:
-            found = _LATER.get(at << 8 | byte)
-            if found is None:
-                found = _LATER[at << 8 | byte] = tuple(at * 8 + bit for bit in _BYTES[byte])
-            out += found
+            positions = _LATER.get(index << 8 | byte)
+            if positions is None:
+                positions = _LATER[index << 8 | byte] = tuple(index * 8 + bit for bit in _BYTES[byte])
+            out += positions
     return out
 
 

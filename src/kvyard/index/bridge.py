@@ -137,7 +137,7 @@ class Bridge:
             raise IdentityError("a store lists a hash twice, so that it names two texts")
         if event.parent in names:
             raise IdentityError("a store follows on one of its own blocks")
-        skip = next((at for at, key in enumerate(hashes) if key not in known), len(hashes))
+        skip = next((index for index, key in enumerate(hashes) if key not in known), len(hashes))
         assert event.tokens is not None
         if skip:
             self._check_known(event, hashes[:skip] if skip < len(hashes) else hashes, event.tokens[: skip * size])
@@ -152,9 +152,9 @@ class Bridge:
         text = self._name(span, tokens, [mark for mark in marks if mark[0] >= begin])
         fresh = not skip and known.keys().isdisjoint(names)
         if not fresh:
-            for at, key in enumerate(span.hashes):
+            for index, key in enumerate(span.hashes):
                 if key in known:
-                    self._check_same(span, text[0], at, known[key])
+                    self._check_same(span, text[0], index, known[key])
         if span.tail or span.size % self.identity.block_size or begin % self.identity.block_size:
             self._keep_text(self._next, text)
         self._enter(span, fresh=fresh)
@@ -169,10 +169,10 @@ class Bridge:
         else:
             # The parent was forgotten: what the first hash follows on is known by that itself.
             loc = known[hashes[0]]
-            whole, at = self._spans[loc >> _BITS], loc & _OFFSET
+            whole, index = self._spans[loc >> _BITS], loc & _OFFSET
             if whole.size != size:
                 return
-            before = self._start_of(whole, at) if at else whole.parent
+            before = self._start_of(whole, index) if index else whole.parent
         begin = 0 if before is None else before.end
         span = TextSpan(begin, size, hashes, before)
         text = self._name(span, tokens, [mark for mark in marks_of_event(event, begin) if mark[0] >= begin])[0]
@@ -182,8 +182,8 @@ class Bridge:
             # Where hashes follow each other in a span, the last one's text has the others' in it.
             self._check_same(span, text, len(locs) - 1, locs[-1])
             return
-        for at, loc in enumerate(locs):
-            self._check_same(span, text, at, loc)
+        for index, loc in enumerate(locs):
+            self._check_same(span, text, index, loc)
 
     def _check_same(self, span: TextSpan, text: Sequence[int], at: int, loc: int) -> None:
         """Raise ``IdentityError`` unless the text up to hash ``at`` of ``span`` is that which ``loc`` has. ``text`` is that of
@@ -254,15 +254,15 @@ class Bridge:
             span.alive = len(span.hashes)
             self._spans[span.number] = span
             return
-        for at, key in enumerate(span.hashes):
-            if at in gone:
+        for index, key in enumerate(span.hashes):
+            if index in gone:
                 continue
             old = known.get(key)
             if old is not None:
                 self._release(old)
             elif idle:
                 idle.pop(key, None)
-            known[key] = base + at
+            known[key] = base + index
         span.alive = len(span.hashes) - len(gone)
         self._spans[span.number] = span
 
@@ -272,15 +272,15 @@ class Bridge:
         """The keys of our blocks ``start`` to ``stop`` on the way to ``span``, the last of which ends in it."""
         if start >= span.first:
             return span.keys[start - span.first : stop - span.first].tolist()
-        found: list[int] = []
-        at: TextSpan | None = span
-        while at is not None and stop > start:
-            if stop > at.first:
-                low = max(start, at.first)
-                found[:0] = at.keys[low - at.first : stop - at.first]
+        keys: list[int] = []
+        node: TextSpan | None = span
+        while node is not None and stop > start:
+            if stop > node.first:
+                low = max(start, node.first)
+                keys[:0] = node.keys[low - node.first : stop - node.first]
                 stop = low
-            at = at.parent
-        return found
+            node = node.parent
+        return keys
 
     def keys_at(self, span: TextSpan, block: int, end: int) -> list[int]:
         """The keys, on every way known, of our block number ``block`` that the text of ``span`` up to ``end`` is part of."""
@@ -342,10 +342,10 @@ class Bridge:
         for known in self._spans.values():
             # Spans are known in the order in which they were made, so only those on its way that no hash leads to are new.
             way: list[TextSpan] = []
-            at: TextSpan | None = known
-            while at is not None and id(at) not in order:
-                way.append(at)
-                at = at.parent
+            node: TextSpan | None = known
+            while node is not None and id(node) not in order:
+                way.append(node)
+                node = node.parent
             for span in reversed(way):
                 whole = self._spans.get(span.number) if span.is_start else None
                 parent = -1 if span.parent is None else order[id(span.parent)]
@@ -371,28 +371,30 @@ class Bridge:
             marks=list(span.tail_marks),
             beyond=[] if whole >= 0 else list(span.beyond.items()),
             known=known,
-            gone=[at for at, key in enumerate(span.hashes) if self._known.get(key) != base + at] if known else [],
+            gone=[index for index, key in enumerate(span.hashes) if self._known.get(key) != base + index]
+            if known
+            else [],
             text=None if text is None else (list(text[0]), list(text[1])),
         )
 
     def restore(self, spans: Iterable[SpanSnapshot], idle: Iterable[Key]) -> None:
         """Know what another bridge knew when it made a snapshot. To be called before anything else."""
-        made: list[TextSpan] = []
-        for one in spans:
-            parent = made[one.parent] if one.parent >= 0 else None
-            if one.whole >= 0:
-                span = made[one.whole].start(one.count, self.identity.block_size)
+        restored: list[TextSpan] = []
+        for snapshot in spans:
+            parent = restored[snapshot.parent] if snapshot.parent >= 0 else None
+            if snapshot.whole >= 0:
+                span = restored[snapshot.whole].start(snapshot.count, self.identity.block_size)
             else:
-                span = TextSpan(one.begin, one.size, list(one.hashes), parent)
-                span.first = one.first
-                span.keys = array("Q", one.keys)
-                span.beyond = {block: list(ways) for block, ways in one.beyond}
-            span.last, span.tail, span.tail_marks = one.last, one.tail, list(one.marks)
-            made.append(span)
-            if one.known:
-                if one.text is not None:
-                    self._texts[self._next] = (one.text[0], list(one.text[1]))
-                self._enter(span, set(one.gone))
+                span = TextSpan(snapshot.begin, snapshot.size, list(snapshot.hashes), parent)
+                span.first = snapshot.first
+                span.keys = array("Q", snapshot.keys)
+                span.beyond = {block: list(ways) for block, ways in snapshot.beyond}
+            span.last, span.tail, span.tail_marks = snapshot.last, snapshot.tail, list(snapshot.marks)
+            restored.append(span)
+            if snapshot.known:
+                if snapshot.text is not None:
+                    self._texts[self._next] = (snapshot.text[0], list(snapshot.text[1]))
+                self._enter(span, set(snapshot.gone))
         self.idle = dict.fromkeys(idle)
 
     def _release(self, loc: int) -> None:

@@ -87,33 +87,33 @@ class ChainIndex:
         keys = chain.keys
         stretches = self._stretches
         last: _Stretch | None = None
-        at = 0
-        while at < stop:
-            found = stretches.get(keys[at])
-            if found is None:
+        block = 0
+        while block < stop:
+            node = stretches.get(keys[block])
+            if node is None:
                 break
-            if last is not None and at > start:
-                _hold(last, start, at, bit, repeated)
-            last = found
-            at = found.stop
+            if last is not None and block > start:
+                _hold(last, start, block, bit, repeated)
+            last = node
+            block = node.stop
         if last is not None:
             end = last.stop if last.stop < stop else stop
-            at = agree_until(last.chain.keys, keys, last.start, end)
-            if at < end:
-                self._split(last, at)
-            if at > start:
-                _hold(last, start, at, bit, repeated)
-        if at >= stop:
+            block = agree_until(last.chain.keys, keys, last.start, end)
+            if block < end:
+                self._split(last, block)
+            if block > start:
+                _hold(last, start, block, bit, repeated)
+        if block >= stop:
             return repeated
-        if last is not None and last.stop == at and not last.children and last.chain is chain:
+        if last is not None and last.stop == block and not last.children and last.chain is chain:
             last.lengthen(stop)
-            paint(last.stops, last.masks, last.start, at if at > start else start, stop, bit, 0)
+            paint(last.stops, last.masks, last.start, block if block > start else start, stop, bit, 0)
             return repeated
-        new = _Stretch(chain, at, stop, last)
-        paint(new.stops, new.masks, at, at if at > start else start, stop, bit, 0)
+        new = _Stretch(chain, block, stop, last)
+        paint(new.stops, new.masks, block, block if block > start else start, stop, bit, 0)
         if last is not None:
             last.follow(new)
-        self._stretches[keys[at]] = new
+        self._stretches[keys[block]] = new
         return repeated
 
     def remove_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
@@ -130,12 +130,12 @@ class ChainIndex:
                     self._shorten(last)
                 return
             del self._removed[place]
-        for found, low, high in self._along(keys, stop, start):
-            paint(found.stops, found.masks, found.start, low if low > start else start, high, 0, bit)
+        for node, low, high in self._along(keys, stop, start):
+            paint(node.stops, node.masks, node.start, low if low > start else start, high, 0, bit)
             if low <= start:
-                self._removed[place] = found
-            if not found.masks[-1] and not found.children:
-                self._shorten(found)
+                self._removed[place] = node
+            if not node.masks[-1] and not node.children:
+                self._shorten(node)
 
     def clear(self, place: int) -> None:
         """``place`` holds nothing any more. Looks at everything."""
@@ -153,8 +153,8 @@ class ChainIndex:
     def lookup(self, keys: Keys, through_holes: bool = False) -> Rows:
         """The rows of a prompt; see ``IndexBackend.lookup``."""
         rows: list[tuple[int, int]] = []
-        for found, _, high in self._along(keys, len(keys)):
-            for stop, mask in zip(found.stops, found.masks):
+        for node, _, high in self._along(keys, len(keys)):
+            for stop, mask in zip(node.stops, node.masks):
                 if not mask and not through_holes:
                     return joined(rows)
                 if stop >= high:
@@ -176,19 +176,19 @@ class ChainIndex:
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless the index agrees with itself."""
         children: dict[int, set[int]] = {}
-        for key, found in self._stretches.items():
-            assert found.chain.keys[found.start] == key, "a stretch is filed under another's key"
-            assert found.start < found.stop == found.stops[-1], "a stretch is out of shape"
-            assert found.stops == sorted(set(found.stops)) and found.stops[0] > found.start, "runs are out of order"
-            assert all(a != b for a, b in zip(found.masks, found.masks[1:], strict=False)), "equal rows side by side"
-            assert found.children or found.masks[-1], "a dead end is kept"
-            if found.parent is None:
-                assert found.start == 0, "a stretch hangs in the air"
+        for key, node in self._stretches.items():
+            assert node.chain.keys[node.start] == key, "a stretch is filed under another's key"
+            assert node.start < node.stop == node.stops[-1], "a stretch is out of shape"
+            assert node.stops == sorted(set(node.stops)) and node.stops[0] > node.start, "runs are out of order"
+            assert all(a != b for a, b in zip(node.masks, node.masks[1:], strict=False)), "equal rows side by side"
+            assert node.children or node.masks[-1], "a dead end is kept"
+            if node.parent is None:
+                assert node.start == 0, "a stretch hangs in the air"
             else:
-                assert found.parent.stop == found.start, "a stretch doesn't follow its parent"
-                children.setdefault(id(found.parent), set()).add(id(found))
-        for found in self._stretches.values():
-            assert set(found.children or ()) == children.get(id(found), set()), "children are miscounted"
+                assert node.parent.stop == node.start, "a stretch doesn't follow its parent"
+                children.setdefault(id(node.parent), set()).add(id(node))
+        for node in self._stretches.values():
+            assert set(node.children or ()) == children.get(id(node), set()), "children are miscounted"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -198,15 +198,15 @@ class ChainIndex:
         """
         stretches = self._stretches
         path: list[tuple[_Stretch, int, int]] = []
-        at = 0
-        while at < stop:
-            found = stretches.get(keys[at])
-            if found is None:
+        block = 0
+        while block < stop:
+            node = stretches.get(keys[block])
+            if node is None:
                 break
-            end = found.stop if found.stop < stop else stop
+            end = node.stop if node.stop < stop else stop
             if end > start:
-                path.append((found, at, end))
-            at = end
+                path.append((node, block, end))
+            block = end
         if path:
             last, low, high = path.pop()
             high = agree_until(last.chain.keys, keys, low, high)

@@ -60,21 +60,21 @@ def encode(numbers: Iterable[int], span: int) -> bytes:
 def decode(data: bytes) -> list[int]:
     """The numbers of a digest, in order. Raises ``KvyardError`` where it is cut off."""
     text = format(int.from_bytes(data, "big"), f"0{8 * len(data)}b")
-    found: list[int] = []
+    numbers: list[int] = []
     try:
-        count, low, at = int(text[:32], 2), int(text[32:38], 2), 38
+        count, low, offset = int(text[:32], 2), int(text[32:38], 2), 38
         before = -1
         for _ in range(count):
-            end = text.index("0", at)
-            gap = end - at << low | (int(text[end + 1 : end + 1 + low], 2) if low else 0)
-            at = end + 1 + low
+            end = text.index("0", offset)
+            gap = end - offset << low | (int(text[end + 1 : end + 1 + low], 2) if low else 0)
+            offset = end + 1 + low
             before += gap + 1
-            found.append(before)
-        if at > len(text):
+            numbers.append(before)
+        if offset > len(text):
             raise ValueError
     except ValueError:
         raise KvyardError("a digest is cut off: it has fewer blocks than it says") from None
-    return found
+    return numbers
 
 
 class DigestIndex(ChainIndex):
@@ -100,15 +100,15 @@ class DigestIndex(ChainIndex):
 
     def remove_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
         held = [
-            at
-            for found, low, high in self._along(chain.keys, stop)
-            for at in range(max(low, start), high)
-            if found.masks[_run_of(found.stops, at)] >> place & 1
+            block
+            for node, low, high in self._along(chain.keys, stop)
+            for block in range(max(low, start), high)
+            if node.masks[_run_of(node.stops, block)] >> place & 1
         ]
         super().remove_run(place, chain, start, stop)
         masks, more, bit = self._masks, self._more, 1 << place
-        for at in held:
-            number = fingerprint(chain.keys[at], self.span)
+        for block in held:
+            number = fingerprint(chain.keys[block], self.span)
             others = more.pop((number, place), 0)
             if others > 1:
                 more[number, place] = others - 1
@@ -144,10 +144,10 @@ class DigestIndex(ChainIndex):
         """As ``ChainIndex``; and the numbers are those of what is held."""
         super().check_integrity()
         counts: dict[tuple[int, int], int] = {}
-        for found in self._stretches.values():
-            for at in range(found.start, found.stop):
-                mask = found.masks[_run_of(found.stops, at)]
-                number = fingerprint(found.chain.keys[at], self.span)
+        for node in self._stretches.values():
+            for block in range(node.start, node.stop):
+                mask = node.masks[_run_of(node.stops, block)]
+                number = fingerprint(node.chain.keys[block], self.span)
                 while mask:
                     place = (mask & -mask).bit_length() - 1
                     counts[number, place] = counts.get((number, place), 0) + 1

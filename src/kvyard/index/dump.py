@@ -105,10 +105,16 @@ def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 
     groups = dict(told.groups)
     numbers: dict[tuple[Holder, int, int | None], int] = {}
     chosen = _complete(told, {name for name in wanted if not any(name == heard for heard, _ in indexer.streams)})
-    for one in chosen:
-        stream = indexer.adopt(one.stream, one.topic)
-        stream.seq, stream.state, stream.reason, stream.ts, stream.updated = one.seq, one.state, one.reason, one.ts, now
-        for part in one.feeds:
+    for stream_dump in chosen:
+        stream = indexer.adopt(stream_dump.stream, stream_dump.topic)
+        stream.seq, stream.state, stream.reason, stream.ts, stream.updated = (
+            stream_dump.seq,
+            stream_dump.state,
+            stream_dump.reason,
+            stream_dump.ts,
+            now,
+        )
+        for part in stream_dump.feeds:
             if groups.get(part.holder) and not indexer.catalog.learned(part.holder):
                 indexer.catalog.adopt(part.holder, dict(groups[part.holder]))
             feed = indexer.feed_for(stream, part.holder, part.ranks)
@@ -126,12 +132,12 @@ def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 
 
 def _complete(told: IndexDump, wanted: Collection[str]) -> list[StreamDump]:
     """The streams of ``wanted`` that were whole, and whose holders are fed by no others."""
-    taken = {one.stream for one in told.streams if one.stream in wanted}
-    taken -= {one.stream for one in told.streams if one.state != State.FRESH or one.lost}
+    taken = {dumped.stream for dumped in told.streams if dumped.stream in wanted}
+    taken -= {dumped.stream for dumped in told.streams if dumped.state != State.FRESH or dumped.lost}
     feeding: dict[Holder, set[str]] = {}
-    for one in told.streams:
-        for feed in one.feeds:
-            feeding.setdefault(feed.holder, set()).add(one.stream)
+    for dumped in told.streams:
+        for feed in dumped.feeds:
+            feeding.setdefault(feed.holder, set()).add(dumped.stream)
     while broken := {name for streams in feeding.values() if not streams <= taken for name in streams & taken}:
         taken -= broken
-    return [one for one in told.streams if one.stream in taken]
+    return [dumped for dumped in told.streams if dumped.stream in taken]

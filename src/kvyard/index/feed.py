@@ -263,10 +263,10 @@ class Feed:
         last_span: TextSpan | None = None
         last_end = -1
         for key in hashes:
-            found = self.bridge.find(key)
-            assert found is not None
-            span, at = found
-            end = span.begin + (at + 1) * span.size
+            location = self.bridge.find(key)
+            assert location is not None
+            span, index = location
+            end = span.begin + (index + 1) * span.size
             width = span.size if spec is None else spec.block_size
             if end % width:
                 continue  # it ends inside one of its group's blocks, and serves only its engine
@@ -292,11 +292,11 @@ class Feed:
 
     def _held(self, key: Key) -> bool:
         """Return true if any of this feed's places holds ``key``, according to the rows."""
-        found = self.bridge.find(key)
-        if found is None:
+        location = self.bridge.find(key)
+        if location is None:
             return False
-        span, at = found
-        block, rest = divmod(span.begin + (at + 1) * span.size, self._size)
+        span, index = location
+        block, rest = divmod(span.begin + (index + 1) * span.size, self._size)
         if (rest or span.size % self._size) and self.parts.holds(key):
             return True
         last = [] if rest else self.bridge.keys_between(span, block - 1, block)
@@ -319,14 +319,14 @@ class Feed:
 
     def snapshot(self, ranks: Sequence[int | None]) -> FeedSnapshot:
         """All that it knows but rows and counts, which are the index's."""
-        at = {number: position for position, number in enumerate(self.places.values())}
+        positions = {number: position for position, number in enumerate(self.places.values())}
         return FeedSnapshot(
             self.holder,
             list(ranks),
             list(self.places),
             *self.bridge.snapshot(),
-            *self.parts.snapshot(at),
-            *self.waiting.snapshot(at),
+            *self.parts.snapshot(positions),
+            *self.waiting.snapshot(positions),
         )
 
     def restore(self, snapshot: FeedSnapshot) -> None:

@@ -17,8 +17,8 @@ class HybridWorkers:
         self._views = dict(members)
         self.all = 0
         """Their positions, as bits."""
-        for at, _ in members:
-            self.all |= 1 << at
+        for position, _ in members:
+            self.all |= 1 << position
         self._able: list[int] = []
         """Per level those that have places for each of their groups: others can use nothing."""
         self._folds: list[list[RowFold]] = []
@@ -26,12 +26,12 @@ class HybridWorkers:
         groups = range(len(members[0][1].layout.groups))
         for level in range(levels):
             able = 0
-            for at, view in members:
+            for position, view in members:
                 if all(view.levels[level]):
-                    able |= 1 << at
+                    able |= 1 << position
             self._able.append(able)
             self._folds.append(
-                [RowFold([(at, (view.levels[level][group],)) for at, view in members]) for group in groups]
+                [RowFold([(position, (view.levels[level][group],)) for position, view in members]) for group in groups]
             )
 
     def reaches(self, scorer: Scorer, rows: Rows, limit: int, end: int) -> list[dict[int, int]]:
@@ -42,17 +42,17 @@ class HybridWorkers:
         out: list[dict[int, int]] = []
         before = {0: self.all}
         for level, folds in enumerate(self._folds):
-            found: dict[int, int] = {}
+            by_reach: dict[int, int] = {}
             for least, members in before.items():
                 for part in self._split(folds, rows, members & self._able[level]):
                     view = self._views[(part & -part).bit_length() - 1]
                     reach = max(least, scorer.reach(view, rows, level, limit, end) // size)
-                    found[reach] = found.get(reach, 0) | part
+                    by_reach[reach] = by_reach.get(reach, 0) | part
                 unable = members & ~self._able[level]
                 if unable:
-                    found[least] = found.get(least, 0) | unable
-            out.append(found)
-            before = found
+                    by_reach[least] = by_reach.get(least, 0) | unable
+            out.append(by_reach)
+            before = by_reach
         return out
 
     def _split(self, folds: Sequence[RowFold], rows: Rows, members: int) -> list[int]:

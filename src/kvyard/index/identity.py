@@ -69,10 +69,10 @@ class Identity:
         marks = [] if namespace.plain else _marks_of_prompt(namespace, size, len(tokens))
         last: int | None = None
         for start in range(0, len(tokens), blocks * size):
-            found = self.chain(last, start, tokens[start : start + blocks * size], marks)
-            if found:
-                last = found[-1]
-                yield found
+            keys = self.chain(last, start, tokens[start : start + blocks * size], marks)
+            if keys:
+                last = keys[-1]
+                yield keys
 
     def keys_after(
         self, parent: int | None, start: int, tokens: Sequence[int], namespace: Namespace = PLAIN
@@ -99,8 +99,8 @@ class Identity:
             return None
         extras: list[ExtraKeys | None] = [None] * blocks
         # In a fixed order where several start at one token.
-        for at, mark in sorted(marks, key=lambda mark: (mark[0], str(mark[1][0]))):
-            block, offset = divmod(at - start, self.block_size)
+        for token, mark in sorted(marks, key=lambda mark: (mark[0], str(mark[1][0]))):
+            block, offset = divmod(token - start, self.block_size)
             if 0 <= block < blocks:
                 extras[block] = (*(extras[block] or ()), (*mark, offset))
         return extras
@@ -152,5 +152,7 @@ def _marks_of_prompt(namespace: Namespace, size: int, length: int) -> list[Mark]
         marks.append((0, ("salt", namespace.salt)))
     if namespace.embeds is not None:
         # No event says enough to meet these; what matters is that they meet nothing else.
-        marks += [(at, ("embeds", namespace.embeds.digest(at, at + size))) for at in range(0, length, size)]
+        marks += [
+            (offset, ("embeds", namespace.embeds.digest(offset, offset + size))) for offset in range(0, length, size)
+        ]
     return marks

@@ -305,7 +305,7 @@ class Indexer:
         for stream in self.streams.values():
             for holder in stream.feeds:
                 heard[holder] = min(stream.updated, heard.get(holder, stream.updated))
-        for holder, at in heard.items():
+        for holder, instant in heard.items():
             standing = standings.get(holder)
-            if standing is not None and standing.heard != at:
-                standings[holder] = msgspec.structs.replace(standing, heard=at)
+            if standing is not None and standing.heard != instant:
+                standings[holder] = msgspec.structs.replace(standing, heard=instant)

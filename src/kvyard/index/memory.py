@@ -203,9 +203,9 @@ class MemoryIndex:
         repeated: Sequence[int] = ()
         loc = self._where.get(keys[0])
         if loc is None:
-            at = self._store_fresh(held, bit, keys, parent)
-            if at < len(keys):
-                repeated = self._store_rest(held, bit, keys, at)
+            stored = self._store_fresh(held, bit, keys, parent)
+            if stored < len(keys):
+                repeated = self._store_rest(held, bit, keys, stored)
         else:
             number = loc >> _BITS
             segment = self._segments[number]
@@ -224,33 +224,33 @@ class MemoryIndex:
         where, segments = self._where, self._segments
         if not isinstance(keys, list):
             keys = list(keys)
-        removed = at = 0
+        removed = index = 0
         most = len(keys)
         elsewhere: list[int] = []
-        while at < most:
-            loc = where.get(keys[at])
+        while index < most:
+            loc = where.get(keys[index])
             if loc is None:
-                at += 1
+                index += 1
                 continue
             number = loc >> _BITS
             segment = segments[number]
             low = loc & _OFFSET
             count = 1
-            if most - at > 1:
-                count, step = segment.span(low, keys, at)
+            if most - index > 1:
+                count, step = segment.span(low, keys, index)
                 if step < 0:
                     low -= count - 1
             old = segment.leave(low, low + count, bit)
             if old:
                 removed += count
                 if old == bit:
-                    _exhaust(map(where.pop, keys if count == most else keys[at : at + count]))
+                    _exhaust(map(where.pop, keys if count == most else keys[index : index + count]))
             else:
                 gone, dead = self._unset(segment, low, low + count, bit)
                 removed += gone
                 elsewhere += dead
             self._settle(number, segment, place, bit)
-            at += count
+            index += count
         if elsewhere:
             removed += self.remove(place, [key for key in elsewhere if key in where])
         return removed
@@ -271,17 +271,17 @@ class MemoryIndex:
         """See ``IndexBackend``."""
         find, segments = self._where.get, self._segments
         rows: Rows = []
-        at, count, last = 0, len(keys), 0
-        while at < count:
-            loc = find(keys[at])
+        block, count, last = 0, len(keys), 0
+        while block < count:
+            loc = find(keys[block])
             if loc is None:
                 if not through_holes:
                     break
                 where = self._where
-                at = next((i for i in range(at + 1, count) if keys[i] in where), count)
-                if at == count:
+                block = next((i for i in range(block + 1, count) if keys[i] in where), count)
+                if block == count:
                     break
-                rows.append((at, 0))
+                rows.append((block, 0))
                 last = 0
                 continue
             segment = segments[loc >> _BITS]
@@ -289,7 +289,7 @@ class MemoryIndex:
             off = loc & _OFFSET
             mine, stops, masks = segment.keys, segment.stops, segment.masks
             run = bisect_right(stops, off) if off else 0
-            shift = at - off
+            shift = block - off
             end = len(mine)
             if end > count - shift:
                 end = count - shift
@@ -299,14 +299,14 @@ class MemoryIndex:
                 if stop > end:
                     stop = end
                 if mine[stop - 1] != keys[stop - 1 + shift]:
-                    stop = end = segment.part(off, keys, at, stop)
-                at = stop + shift
+                    stop = end = segment.part(off, keys, block, stop)
+                block = stop + shift
                 if mask == last:
-                    rows[-1] = (at, mask)
+                    rows[-1] = (block, mask)
                 else:
                     last = mask
-                    rows.append((at, mask))
-                if stop == end or mine[stop] != keys[at]:
+                    rows.append((block, mask))
+                if stop == end or mine[stop] != keys[block]:
                     break
                 off = stop
                 run += 1
@@ -460,7 +460,7 @@ class MemoryIndex:
         if len(where) != expected:
             # One of them is held already, or listed twice; either way it is found elsewhere than expected.
             rest = zip(fresh, range(start, start + count), strict=True)
-            count = next(at for at, (key, new) in enumerate(rest) if where[key] != new)
+            count = next(index for index, (key, new) in enumerate(rest) if where[key] != new)
             for key, new in rest:
                 if where.get(key) == new:
                     del where[key]
@@ -473,7 +473,7 @@ class MemoryIndex:
         stop = min(segment.live(off)[0], off + segment.agree(off, fresh, 0))
         keys = segment.keys[off:stop]
         if not where.keys().isdisjoint(keys):
-            keys = keys[: next(at for at, key in enumerate(keys) if key in where)]
+            keys = keys[: next(index for index, key in enumerate(keys) if key in where)]
             stop = off + len(keys)
         segment.paint(off, stop, bit, 0)
         where.update(zip(keys, range(segment.base + off, segment.base + stop), strict=True))

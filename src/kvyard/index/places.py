@@ -62,18 +62,18 @@ class Places:
 
     def number(self, place: Place) -> int:
         """The number of ``place``, a new one where it is new."""
-        found = self._numbers.get(place)
-        if found is None:
+        number = self._numbers.get(place)
+        if number is None:
             if self._free:
-                found = self._free.pop()
-                self.all[found] = place
+                number = self._free.pop()
+                self.all[number] = place
             else:
-                found = len(self.all)
+                number = len(self.all)
                 self.all.append(place)
-            self._numbers[place] = found
-            self.of.setdefault(place.holder, []).append(found)
+            self._numbers[place] = number
+            self.of.setdefault(place.holder, []).append(number)
             self.version += 1
-        return found
+        return number
 
     def retire(self, holder: Holder) -> None:
         """``holder`` is gone, and the caller has cleared its places: their numbers are free."""

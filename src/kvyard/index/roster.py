@@ -58,13 +58,13 @@ class Roster:
         end = limit = len(keys) * size
         if tokens is not None and tokens - 1 < limit:
             limit = max(0, tokens - 1)
-        found = [self._level(fold, rows, limit // size) for fold in self._folds]
+        levels = [self._level(fold, rows, limit // size) for fold in self._folds]
         if self.steps:
-            found = [self._in_steps(level) for level in found]
+            levels = [self._in_steps(level) for level in levels]
             for alike in self._hybrids():
                 for level, reaches in enumerate(alike.reaches(scorer, rows, limit, end)):
-                    found[level] = _together([*found[level], *reaches.items()])
-        return found
+                    levels[level] = _together([*levels[level], *reaches.items()])
+        return levels
 
     def _hybrids(self) -> list[HybridWorkers]:
         if self._alike is None:
@@ -80,10 +80,10 @@ class Roster:
         out: list[tuple[int, int]] = []
         for blocks, workers in level:
             for step, members in self.steps:
-                found = workers & members
-                if found:
-                    out.append((blocks * size // step * step // size if step else 0, found))
-                    workers ^= found
+                stepped = workers & members
+                if stepped:
+                    out.append((blocks * size // step * step // size if step else 0, stepped))
+                    workers ^= stepped
             if workers:
                 out.append((blocks, workers))
         return _together(out)
@@ -97,10 +97,10 @@ class Roster:
             if same:
                 have = mask & alive
             else:
-                found = known.get(mask)
-                if found is None:
-                    found = fold.work_out(mask)
-                have = found & alive
+                workers = known.get(mask)
+                if workers is None:
+                    workers = fold.work_out(mask)
+                have = workers & alive
             if have != alive:
                 if start:
                     _add(out, start, alive ^ have)
@@ -119,7 +119,7 @@ class Roster:
         self._views = views
         self._standings = scorer.standings
         self.tiers = views.tiers
-        position = {worker: at for at, worker in enumerate(self.workers)}
+        position = {worker: index for index, worker in enumerate(self.workers)}
         plain = [view for view in views.plain if view.worker in position]
         self._plain = mask_of([position[view.worker] for view in plain])
         self._folds = [
@@ -133,8 +133,8 @@ class Roster:
             if view.worker in position:
                 alignment = view.layout.alignment
                 steps[alignment] = steps.get(alignment, 0) | 1 << position[view.worker]
-        for at, _ in self._hybrid:
-            steps[0] = steps.get(0, 0) | 1 << at
+        for index, _ in self._hybrid:
+            steps[0] = steps.get(0, 0) | 1 << index
         self.steps = list(steps.items())
         trust: dict[float, int] = {}
         for worker, standing in scorer.standings.items():

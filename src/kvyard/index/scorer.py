@@ -178,19 +178,19 @@ class Scorer:
         rows = self.backend.lookup(keys, views.through_holes)
         if not rows or not views.tiers:
             return {}
-        found = self._walk(views, rows, len(views.tiers) - 1) if views.plain else {}
+        reached = self._walk(views, rows, len(views.tiers) - 1) if views.plain else {}
         size = self.block_size
         for view in views.coarse:
-            blocks = found.get(view.worker)
+            blocks = reached.get(view.worker)
             if blocks is not None:
-                found[view.worker] = blocks = blocks * size // view.layout.alignment * view.layout.alignment // size
+                reached[view.worker] = blocks = blocks * size // view.layout.alignment * view.layout.alignment // size
                 if not blocks:
-                    del found[view.worker]
+                    del reached[view.worker]
         for view in views.hybrid:
             tokens = self.reach(view, rows, len(views.tiers) - 1, len(keys) * size, len(keys) * size)
             if tokens >= size:
-                found[view.worker] = tokens // size
-        return found
+                reached[view.worker] = tokens // size
+        return reached
 
     def score(
         self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
@@ -240,8 +240,10 @@ class Scorer:
         rows = self.backend.lookup(keys, True)
         limit = max(0, min(end, tokens - 1))
         groups: list[GroupReach] = []
-        for at, (group, spec, mask) in enumerate(zip(view.layout.groups, view.layout.specs, view.widest, strict=True)):
-            spans = view.spans(at, rows, mask)
+        for index, (group, spec, mask) in enumerate(
+            zip(view.layout.groups, view.layout.specs, view.widest, strict=True)
+        ):
+            spans = view.spans(index, rows, mask)
             reach = spec.rule().match(spans, limit, view.layout.alignment, spec.eagle).tokens
             if reach + view.layout.alignment > limit:
                 why = "it has all that could be used"
@@ -257,7 +259,7 @@ class Scorer:
 
     def _walk(self, views: Views, rows: Rows, level: int) -> dict[Holder, int]:
         """Return the length of each plain worker's unbroken prefix, in our blocks."""
-        found: dict[Holder, int] = {}
+        reached: dict[Holder, int] = {}
         fold, named = views.folds[level], views.named
         known = fold.known
         start = 0
@@ -270,17 +272,17 @@ class Scorer:
                 have &= alive
                 if start and have != alive:
                     gone = alive ^ have
-                    if found:
-                        found |= _each(named.get(gone) or views.names(gone), start)
+                    if reached:
+                        reached |= _each(named.get(gone) or views.names(gone), start)
                     else:
-                        found = _each(named.get(gone) or views.names(gone), start)
+                        reached = _each(named.get(gone) or views.names(gone), start)
                 alive = have
                 if not alive:
-                    return found
+                    return reached
             start = stop
         if alive > 0:
-            found |= _each(named.get(alive) or views.names(alive), start)
-        return found
+            reached |= _each(named.get(alive) or views.names(alive), start)
+        return reached
 
     def reach(self, view: WorkerView, rows: Rows, level: int, limit: int, end: int) -> int:
         """The longest usable prefix of a worker with rules of its own."""

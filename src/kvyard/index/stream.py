@@ -134,25 +134,25 @@ class BatchSequencer:
 
     def update(self, batch: EventBatch) -> Update | None:
         """Return the update for ``batch``; ``None`` for a duplicate."""
-        at = self._positions.get(batch.stream)
-        if at is None:
-            at = self._positions[batch.stream] = _BatchPosition()
-        known = at.epoch >= 0
-        if batch.epoch < at.epoch:
+        position = self._positions.get(batch.stream)
+        if position is None:
+            position = self._positions[batch.stream] = _BatchPosition()
+        known = position.epoch >= 0
+        if batch.epoch < position.epoch:
             return None
-        restarted = batch.epoch > at.epoch
+        restarted = batch.epoch > position.epoch
         if restarted:
-            at.epoch, at.seq, at.whole = batch.epoch, -1, True
-        elif batch.seq < at.seq or (batch.seq == at.seq and batch.rank in at.ranks):
+            position.epoch, position.seq, position.whole = batch.epoch, -1, True
+        elif batch.seq < position.seq or (batch.seq == position.seq and batch.rank in position.ranks):
             return None
-        follows = at.whole and batch.seq <= at.seq + 1
-        at.whole = follows or restates(batch.events)
-        if batch.seq != at.seq:
-            at.seq = batch.seq
-            at.ranks.clear()
-        at.ranks.add(batch.rank)
+        follows = position.whole and batch.seq <= position.seq + 1
+        position.whole = follows or restates(batch.events)
+        if batch.seq != position.seq:
+            position.seq = batch.seq
+            position.ranks.clear()
+        position.ranks.add(batch.rank)
         state, reason = State.FRESH, ""
-        if not at.whole:
+        if not position.whole:
             state, reason = State.STALE, f"batches before {batch.seq} are missing"
         return Update(
             stream=batch.stream,
@@ -166,7 +166,7 @@ class BatchSequencer:
             rank=batch.rank,
             dialect="native",
             reason=reason,
-            replaces=known and (restarted or (at.whole and not follows)),
+            replaces=known and (restarted or (position.whole and not follows)),
         )
 
     def forget(self, stream: str) -> None:

@@ -38,9 +38,9 @@ class RowFold:
         self._by_place: dict[int, int] = {}
         """By place the workers that count it, where each has one group."""
         if self._pieces is not None:
-            for at, (wanted,) in members:
+            for position, (wanted,) in members:
                 for place in bits(wanted):
-                    self._by_place[place] = self._by_place.get(place, 0) | 1 << at
+                    self._by_place[place] = self._by_place.get(place, 0) | 1 << position
         self.same = self._pieces is not None and all(workers == 1 << place for place, workers in self._by_place.items())
         """True if a row's places are numbered as the workers are, so that a row is its own answer, except for ``counted``."""
         self.counted = mask_of(self._by_place) if self.same else 0
@@ -52,24 +52,24 @@ class RowFold:
             self.known.clear()
         pieces = self._pieces
         if pieces is None:
-            found = self._have(row)
+            workers = self._have(row)
         elif row.bit_count() <= _FEW:
-            found = 0
+            workers = 0
             for place in bits(row):
-                found |= self._by_place.get(place, 0)
+                workers |= self._by_place.get(place, 0)
         else:
-            found = 0
-            for at, byte in enumerate(row.to_bytes((row.bit_length() + 7) // 8, "little")):
+            workers = 0
+            for index, byte in enumerate(row.to_bytes((row.bit_length() + 7) // 8, "little")):
                 if byte:
-                    piece = pieces.get(at << 8 | byte)
+                    piece = pieces.get(index << 8 | byte)
                     if piece is None:
                         piece = 0
-                        for place in bits(byte << at * 8):
+                        for place in bits(byte << index * 8):
                             piece |= self._by_place.get(place, 0)
-                        pieces[at << 8 | byte] = piece
-                    found |= piece
-        self.known[row] = found
-        return found
+                        pieces[index << 8 | byte] = piece
+                    workers |= piece
+        self.known[row] = workers
+        return workers
 
     def _have(self, row: int) -> int:
         return sum(1 << at for at, groups in self._members if all(row & wanted for wanted in groups))

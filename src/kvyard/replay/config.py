@@ -195,7 +195,7 @@ def read_pull(name: str, value: object) -> PullConfig | None:
         return None
     if isinstance(value, str):
         head, _, rest = value.partition(":")
-        pairs = [one.partition("=") for one in rest.split(",") if one.strip()]
+        pairs = [pair.partition("=") for pair in rest.split(",") if pair.strip()]
         value = {"source": head.strip(), **{key.strip(): worth.strip() for key, _, worth in pairs}}
     if not isinstance(value, Mapping):
         raise KvyardError(f"{name} is {value!r}: write host or device, such as host:min_lead=1024,in_flight=8")
@@ -208,9 +208,9 @@ def read_pull(name: str, value: object) -> PullConfig | None:
         else:
             known = ", ".join(field for field in PullConfig.__struct_fields__ if field != "source")
             raise KvyardError(f"{name} has no {key!r}: it has {known}")
-    made = PullConfig(**own)
-    made.check()
-    return made
+    pull = PullConfig(**own)
+    pull.check()
+    return pull
 
 
 class AutoscaleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -244,7 +244,7 @@ def read_autoscale(name: str, value: object) -> AutoscaleConfig:
     """``POLICY:NAME=VALUE,...``, or a table with ``policy`` and the same names. Raises ``KvyardError`` for anything else."""
     if isinstance(value, str):
         head, _, rest = value.rpartition(":") if value.count(":") > 1 or "=" in value else (value, "", "")
-        pairs = [one.partition("=") for one in rest.split(",") if one.strip()]
+        pairs = [pair.partition("=") for pair in rest.split(",") if pair.strip()]
         value = {"policy": head, **{key.strip(): worth.strip() for key, _, worth in pairs}}
     if not isinstance(value, Mapping):
         raise KvyardError(
@@ -265,9 +265,9 @@ def read_autoscale(name: str, value: object) -> AutoscaleConfig:
             # Figures of a policy: plain numbers, and times in seconds.
             timed = isinstance(worth, str) and worth.strip()[-1:].isalpha()
             own["options"][key] = duration(where, worth) / SECOND if timed else number(where, worth)
-    made = AutoscaleConfig(**own)
-    made.check()
-    return made
+    autoscale = AutoscaleConfig(**own)
+    autoscale.check()
+    return autoscale
 
 
 def _router(name: str, value: object) -> RouterConfig:

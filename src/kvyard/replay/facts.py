@@ -40,7 +40,7 @@ class TraceFacts:
 
 def next_uses(rows: Sequence[TraceRequest], block_size: int) -> dict[str, NextUses]:
     """By request, ``RequestFacts.next_uses``. Ids are cumulative, so what comes later in a prompt is used again no earlier."""
-    found: dict[str, NextUses] = {}
+    uses: dict[str, NextUses] = {}
     following: dict[Hashable, int] = {}
     for number in range(len(rows) - 1, -1, -1):
         row = rows[number]
@@ -54,16 +54,16 @@ def next_uses(rows: Sequence[TraceRequest], block_size: int) -> dict[str, NextUs
             length += len(row.output_tokens)
         space = (row.lora, row.salt)
         runs: list[tuple[int, int]] = []
-        for at, name in enumerate(own):
+        for index, name in enumerate(own):
             after = following.get((space, name))
             if after is None:
                 break
             if runs and runs[-1][1] == after:
                 runs.pop()
-            runs.append((min((at + 1) * per_id, length), after))
-        found[row.id] = tuple(runs)
+            runs.append((min((index + 1) * per_id, length), after))
+        uses[row.id] = tuple(runs)
         following.update(_named(space, ids, number))
-    return found
+    return uses
 
 
 def _named(space: Hashable, ids: Iterable[int], number: int) -> Iterable[tuple[Hashable, int]]:

@@ -14,10 +14,10 @@ def lower_bytes(config: ReplayConfig, counts: Sequence[float]) -> list[float]:
     shared = [0.0] * len(LOWER_TIERS)
     for kind, count in zip(config.workers, counts, strict=True):
         below, size = kind.engine.tiers, kind.engine.bytes_per_block or 0
-        for at, tier in enumerate(below.tiers if below is not None else ()):
+        for level, tier in enumerate(below.tiers if below is not None else ()):
             held = tier.bytes if tier.bytes is not None else (tier.num_blocks or 0) * size
             if tier.scope == "shared":
-                shared[at] = max(shared[at], held)
+                shared[level] = max(shared[level], held)
             else:
-                private[at] += count * kind.dp_size * held
+                private[level] += count * kind.dp_size * held
     return [own + common for own, common in zip(private, shared, strict=False)]

@@ -237,19 +237,23 @@ class Records(Mapping[str, Record]):
     @classmethod
     def unpacked(cls, packed: PackedRecords) -> "Records":
         """The records that ``packed`` returned; only for reading."""
-        made = cls(packed.levels)
-        tables = ((made.workers, packed.workers), (made.reasons, packed.reasons), (made.tenants, packed.tenants))
+        records = cls(packed.levels)
+        tables = (
+            (records.workers, packed.workers),
+            (records.reasons, packed.reasons),
+            (records.tenants, packed.tenants),
+        )
         for table, names in tables:
             for name in names:
                 table.number(name)
         for name, root in packed.sessions:
-            made.sessions.number(name, root)
+            records.sessions.number(name, root)
         for rows, stages, text in packed.parts:
             chunk = _RowBlock(0)
             chunk.rows, chunk.stages, chunk.names = bytearray(rows), bytearray(stages) or None, bytearray(text)
-            made._chunks.append(chunk)
-            made._count += len(rows) // made._layout.size
-        return made
+            records._chunks.append(chunk)
+            records._count += len(rows) // records._layout.size
+        return records
 
     def begin_window(self) -> None:
         """Leave out the requests that came so far: from now on these records are of those that follow."""
@@ -321,18 +325,18 @@ class Records(Mapping[str, Record]):
 
     def some(self, places: Sequence[int]) -> dict[int, Record]:
         """The records at ``places``, counted from the first and in order, by place."""
-        found: dict[int, Record] = {}
+        by_place: dict[int, Record] = {}
         numbers = [self._first + place for place in places]
         in_flight = {number: self.open[name] for name, number in self._numbers.items()}
         for chunk, chosen in groupby(numbers, key=lambda number: number // CHUNK):
             part = self._part(chunk)
             names = bytes(part.names)
             for number in chosen:
-                at = number % CHUNK
-                stage = None if part.stages is None else part.stages[at].item()
-                record = in_flight.get(number) or self._unpack(part.rows[at].item(), stage, names)
-                found[number - self._first] = record
-        return found
+                row = number % CHUNK
+                stage = None if part.stages is None else part.stages[row].item()
+                record = in_flight.get(number) or self._unpack(part.rows[row].item(), stage, names)
+                by_place[number - self._first] = record
+        return by_place
 
     def parts(self) -> Iterator[RecordPart]:
         """All records as rows, some at a time. Packs those in flight as they are, without an end."""
@@ -349,7 +353,7 @@ class Records(Mapping[str, Record]):
 
     def _pack(self, record: Record, number: int, closes: bool = True) -> None:
         chunk = self._chunks[number // CHUNK]
-        at = number % CHUNK
+        row = number % CHUNK
         layout, loaded = self._layout, record.loaded
         name, session = record.id.encode("utf-8", "surrogatepass"), record.session
         names = chunk.names
@@ -358,7 +362,7 @@ class Records(Mapping[str, Record]):
         try:
             layout.pack_into(
                 chunk.rows,
-                at * layout.size,
+                row * layout.size,
                 *_numbers_of(record),
                 self.workers.number(record.worker),
                 self.reasons.number(record.reason),
@@ -376,7 +380,7 @@ class Records(Mapping[str, Record]):
         except struct.error as error:
             raise KvyardError(f"request {record.id[:60]!r} has a number too large for a record: {error}") from None
         if record.stages is not None:
-            self._pack_stages(chunk, at, record.stages)
+            self._pack_stages(chunk, row, record.stages)
         if closes:
             chunk.closed += 1
             if chunk.closed == CHUNK:
@@ -391,12 +395,12 @@ class Records(Mapping[str, Record]):
         _PACK_STAGES.pack_into(chunk.stages, at * _PACK_STAGES.size, worker, *_stamps_of(stages))
 
     def _unpack(self, row: tuple[Any, ...], stage: tuple[int, ...] | None, names: bytes) -> Record:
-        *numbers, worker, reason, tenant, session, loaded, at, size, levels, status, miss, filled = row
+        *numbers, worker, reason, tenant, session, loaded, name_at, size, levels, status, miss, filled = row
         stages = None
         if stage is not None and stage[0] >= 0:
             stages = Stages(prefill_worker=self.workers.names[stage[0]], **dict(zip(_STAMPS, stage[1:], strict=False)))
         return Record(
-            id=names[at : at + size].decode("utf-8", "surrogatepass"),
+            id=names[name_at : name_at + size].decode("utf-8", "surrogatepass"),
             session=None if session < 0 else self.sessions.names[session],
             root=None if session < 0 else self.sessions.root(session),
             tool_call=filled == CALLED_TOOL,
@@ -415,11 +419,11 @@ class Records(Mapping[str, Record]):
         rows, stages, names = chunk.rows, chunk.stages, chunk.names
         if chunk.place is not None:
             assert self._file is not None
-            at, *sizes = chunk.place
-            self._file.seek(at)
+            offset, *sizes = chunk.place
+            self._file.seek(offset)
             rows, stages, names = (bytearray(self._file.read(size)) for size in sizes)
-        made = np.frombuffer(stages, dtype=STAGE_ROW) if stages else None
-        return RecordPart(np.frombuffer(rows, dtype=self._layout.dtype), made, names)
+        stage_rows = np.frombuffer(stages, dtype=STAGE_ROW) if stages else None
+        return RecordPart(np.frombuffer(rows, dtype=self._layout.dtype), stage_rows, names)
 
     def _spill(self, number: int) -> None:
         chunk = self._chunks[number]
@@ -428,7 +432,7 @@ class Records(Mapping[str, Record]):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="kvyard-")  # noqa: SIM115 - closed with this object
                 weakref.finalize(self, self._file.close)
-            at = self._file.seek(0, 2)
+            offset = self._file.seek(0, 2)
             for data in (chunk.rows, stages, chunk.names):
                 self._file.write(data)
             self._file.flush()
@@ -436,7 +440,7 @@ class Records(Mapping[str, Record]):
             raise KvyardError(
                 f"can't keep records in {tempfile.gettempdir()}: {error.strerror}; let TMPDIR name a directory with room"
             ) from None
-        chunk.place = (at, len(chunk.rows), len(stages), len(chunk.names))
+        chunk.place = (offset, len(chunk.rows), len(stages), len(chunk.names))
         chunk.rows, chunk.stages, chunk.names = bytearray(), None, bytearray()
 
     def _advance(self) -> None:

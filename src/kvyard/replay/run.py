@@ -107,22 +107,22 @@ def replay(
     The same arguments give the same report, byte for byte. A KeyboardInterrupt ends the run, and the report covers what
     happened until then. Raises ``KvyardError`` for what can't be read or can't be, and where no request at all fits.
     """
-    made = as_config(config, settings)
+    replay_config = as_config(config, settings)
     wanted = read_slo(slo)
     reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "chain_ids": chain_ids}
-    source = limited(trace, made.limit, trace_block_size=trace_block_size, **reading)
-    source = hinted(source, made)
-    rows, before = as_sent(source, made, reading)
-    if bounds and made.warm_up is not None:
+    source = limited(trace, replay_config.limit, trace_block_size=trace_block_size, **reading)
+    source = hinted(source, replay_config)
+    rows, before = as_sent(source, replay_config, reading)
+    if bounds and replay_config.warm_up is not None:
         raise KvyardError("bounds are those of a whole trace: leave out warm_up, or bounds")
     if bounds and not isinstance(rows, Trace):
         rows = list(rows)  # they are looked at twice
-    fleet = Fleet(made)
+    fleet = Fleet(replay_config)
     with streamed(fleet, per_request), _within_time():
         if progress is True:
             from kvyard.replay.progress import Bar
 
-            with Bar(source, made.limit) as bar:
+            with Bar(source, replay_config.limit) as bar:
                 fleet.run(rows, bar.told, before)
         else:
             fleet.run(rows, progress or None, before)
@@ -219,9 +219,9 @@ def limited(
     ``KvyardError`` where there are none.
     """
     if isinstance(trace, str | Path):
-        made = open_trace(trace, limit=limit, **reading)
-        made.first  # noqa: B018 - refuses an empty one before anything is built
-        return made
+        opened = open_trace(trace, limit=limit, **reading)
+        opened.first  # noqa: B018 - refuses an empty one before anything is built
+        return opened
     if any(reading.values()):
         raise KvyardError(
             "format, skip_bad, sort, chain_ids and trace_block_size are for files: pass a path, or open_trace(...) itself"
@@ -242,12 +242,12 @@ def describe(source: Trace | Iterable[TraceRequest]) -> dict[str, object]:
     if not isinstance(source, Trace):
         return {}
     tally = source.tally
-    found: dict[str, object] = {"name": Path(source.name).name, "format": source.format}
+    facts: dict[str, object] = {"name": Path(source.name).name, "format": source.format}
     if tally.skipped:
-        found["skipped"] = tally.skipped
+        facts["skipped"] = tally.skipped
     if tally.left_out:
-        found["left_out"] = dict(sorted(tally.left_out.items()))
-    return found
+        facts["left_out"] = dict(sorted(tally.left_out.items()))
+    return facts
 
 
 def check_served(fleet: Fleet) -> None:

@@ -77,10 +77,10 @@ class _Lines:
 
     def upto(self, line: int, worker: int, low: int, high: int) -> int:
         """Return the position up to which a worker, given by its bit, has computed it from ``low`` on, at most ``high``."""
-        found = self.split.get(line)
-        if found is None:
+        runs = self.split.get(line)
+        if runs is None:
             return high if self.masks[line] & worker else low
-        stops, masks = found
+        stops, masks = runs
         run = bisect_right(stops, low)
         while low < high and masks[run] & worker:
             low = stops[run]
@@ -132,10 +132,10 @@ class Seen:
         keys = chain.trace
         ids, size, tokens = keys.ids, keys.id_block_size, 0
         path = self._along(ids)
-        for at in range(found // size, len(ids)):
-            workers, left = self._at(path, at), off.get(ids[at], 0)
+        for index in range(found // size, len(ids)):
+            workers, left = self._at(path, index), off.get(ids[index], 0)
             if workers and not workers & ~left:
-                tokens += min((at + 1) * size, keys.num_prompt_tokens) - max(found, at * size)
+                tokens += min((index + 1) * size, keys.num_prompt_tokens) - max(found, index * size)
         bit = self._bit(worker)
         for name in ids:
             if off.get(name, 0) & bit:
@@ -188,20 +188,20 @@ class Seen:
         if lines is None:
             lines = self._sessions[session] = {}
         own = 0
-        at = 0
-        while at < len(path):
-            line, low, high = path[at]
+        index = 0
+        while index < len(path):
+            line, low, high = path[index]
             upto = lines.get(line, 0)
             if upto > low:
                 own = upto if upto < high else high
             if upto < high:
                 break
-            at += 1
-        while at < len(path):
-            line, _, high = path[at]
+            index += 1
+        while index < len(path):
+            line, _, high = path[index]
             if lines.get(line, 0) < high:
                 lines[line] = high
-            at += 1
+            index += 1
         if anyone < count:
             lines[len(self._lines.bases)] = count  # the line that is about to be added
         return own
@@ -217,18 +217,18 @@ class Seen:
     def _along(self, ids: Sequence[int]) -> _Path:
         lines = self._lines
         path: _Path = []
-        at, count = 0, len(ids)
-        while at < count:
-            line = lines.find(ids[at])
-            if line < 0 or lines.bases[line] != at:
+        index, count = 0, len(ids)
+        while index < count:
+            line = lines.find(ids[index])
+            if line < 0 or lines.bases[line] != index:
                 break
             stop = lines.stop(line)
             end = stop if stop < count else count
-            shift = lines.offsets[line] - at
+            shift = lines.offsets[line] - index
             if lines.ids[end - 1 + shift] != ids[end - 1]:
-                end = parting(lines.ids, ids, at, end - 1, -shift)
-            path.append((line, at, end))
-            at = end
+                end = parting(lines.ids, ids, index, end - 1, -shift)
+            path.append((line, index, end))
+            index = end
         return path
 
     def _bit(self, worker: int) -> int:

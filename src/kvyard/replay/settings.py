@@ -257,11 +257,11 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
 
 def _with_split(given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` with ``split`` as ``prefill`` and ``decode``. Raises ``KvyardError`` for what contradicts it."""
-    found = dict(given)
-    split = found.pop("split", None)
+    settings = dict(given)
+    split = settings.pop("split", None)
     if split is None or split == "none":
-        return found
-    if found.keys() & {"prefill", "decode"}:
+        return settings
+    if settings.keys() & {"prefill", "decode"}:
         raise KvyardError(
             "split and prefill/decode both say how many workers have which role: leave one of the two out"
         )
@@ -269,10 +269,10 @@ def _with_split(given: Mapping[str, Any]) -> dict[str, Any]:
     if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
         raise KvyardError(f"split is {split!r}: write none, or prefill and decode workers such as 2+6")
     prefill, decode = map(int, parts)
-    workers = found.pop("workers", prefill + decode)
+    workers = settings.pop("workers", prefill + decode)
     if isinstance(workers, list | tuple) or count("workers", workers) != prefill + decode:
         raise KvyardError(f"split {split} has {prefill + decode} workers, and workers is {workers}: make them agree")
-    return {**found, "prefill": prefill, "decode": decode}
+    return {**settings, "prefill": prefill, "decode": decode}
 
 
 def _of_role(role: str, given: Mapping[str, Any]) -> int:
@@ -332,17 +332,17 @@ def engine_config(given: Mapping[str, Any], seed: int = 0, ranks: int = 1) -> En
 
 def _with_weights(given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` with one name for what weights are stored in."""
-    found = dict(given)
-    asked = found.pop("dtype", None)
+    settings = dict(given)
+    asked = settings.pop("dtype", None)
     if asked is not None and asked != "auto" and "model" in given:
         name = find_weight_dtype(asked)
         if name != "bf16":
-            if "weight_dtype" in found:
-                raise KvyardError(f"dtype {asked} and weight_dtype {found['weight_dtype']} contradict each other")
-            found["weight_dtype"] = name
-    if "weight_dtype" in found and "model" in given:
-        found["weight_dtype"] = find_weight_dtype(found["weight_dtype"])
-    return found
+            if "weight_dtype" in settings:
+                raise KvyardError(f"dtype {asked} and weight_dtype {settings['weight_dtype']} contradict each other")
+            settings["weight_dtype"] = name
+    if "weight_dtype" in settings and "model" in given:
+        settings["weight_dtype"] = find_weight_dtype(settings["weight_dtype"])
+    return settings
 
 
 def _timing(given: Mapping[str, Any]) -> TimingConfig:
@@ -417,11 +417,11 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
     if limits and "max_num_seqs" not in given:
         card["max_num_seqs"] = min(card["max_num_seqs"], card["max_num_batched_tokens"])
     memory = 2**60 if "num_gpu_blocks" in given else given.get("gpu_memory") or find_card(given["gpu"]).memory
-    made = plan(find_config(given["model"]), memory, **card)
-    options = made.engine_options()
-    options |= {"groups": made.groups, "block_size": None}
-    if not _keeps_windows(given) and not any(spec.is_state for spec in made.groups):
-        options |= _as_full_attention(made)
+    model_plan = plan(find_config(given["model"]), memory, **card)
+    options = model_plan.engine_options()
+    options |= {"groups": model_plan.groups, "block_size": None}
+    if not _keeps_windows(given) and not any(spec.is_state for spec in model_plan.groups):
+        options |= _as_full_attention(model_plan)
     if "num_gpu_blocks" in given:
         options["num_gpu_blocks"] = given["num_gpu_blocks"]
     return options

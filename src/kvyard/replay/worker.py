@@ -203,9 +203,9 @@ class SampleSeries:
         """Columns: ``times_s``, every ``step``th of them, and per quantity a list of values for each of ``workers``, which are
         numbers.
         """
-        columns: dict[str, object] = {"times_s": [at / 1e9 for at in self.times[::step]]}
+        columns: dict[str, object] = {"times_s": [instant / 1e9 for instant in self.times[::step]]}
         rows = self.points[::step]
-        series = [[row[at] for row in rows] for at in workers]
+        series = [[row[worker] for row in rows] for worker in workers]
         columns["running"] = [[sample.running for sample in worker] for worker in series]
         columns["waiting"] = [[sample.waiting for sample in worker] for worker in series]
         columns["loading"] = [[sample.loading for sample in worker] for worker in series]

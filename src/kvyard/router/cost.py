@@ -119,12 +119,12 @@ def is_exact(config: RouterConfig) -> bool:
 def drawn(routing: RoutingInput, costs: BlockCost, temperature: float) -> Choice:
     """A draw: softmax over costs scaled to 0 .. 1, the least being the likeliest."""
     workers = routing.loads.workers
-    found = sorted(
+    ranked = sorted(
         [(slot, costs.cost(workers[slot], match)) for match in routing.matches for slot in bits(match.slots)]
     )
-    values = [cost for _, cost in found]
+    values = [cost for _, cost in ranked]
     low, high = min(values), max(values)
     spread = (high - low) * temperature
     weights = [exp((low - cost) / spread) for cost in values] if spread else [1.0] * len(values)
     (place,) = routing.rng.choices(range(len(values)), weights)
-    return Choice(found[place][0], values[place], values.count(values[place]), "cost")
+    return Choice(ranked[place][0], values[place], values.count(values[place]), "cost")

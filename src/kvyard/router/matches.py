@@ -89,28 +89,28 @@ def matches_of(
     requests in flight there, and by ``speeds``, where these are given. No match is empty.
     """
     if prefixes is None:
-        found = [Match(among, (), 0, num_tokens)]
+        matches = [Match(among, (), 0, num_tokens)]
     else:
-        found = []
+        matches = []
         usable = num_tokens - 1
         for tiers, slots in prefixes.groups:
             slots &= among
             if slots:
                 among ^= slots
                 tokens = (sum(tiers) if len(tiers) > 1 else tiers[0]) * block_size
-                found.append(Match(slots, tiers, tokens if tokens < usable else usable, num_tokens))
+                matches.append(Match(slots, tiers, tokens if tokens < usable else usable, num_tokens))
         if among:
-            found.append(Match(among, (0,) * prefixes.tiers, min(0, usable), num_tokens))
+            matches.append(Match(among, (0,) * prefixes.tiers, min(0, usable), num_tokens))
         if prefixes.trust:
-            found = _by_trust(found, prefixes.trust, num_tokens, block_size)
+            matches = _by_trust(matches, prefixes.trust, num_tokens, block_size)
     if shared:
-        found = _by_shared(found, shared, num_tokens)
+        matches = _by_shared(matches, shared, num_tokens)
     if len(speeds) == 1:
-        for match in found:
+        for match in matches:
             match.pace = speeds[0][0]
     elif speeds:
-        found = _by_pace(found, speeds, num_tokens)
-    return found
+        matches = _by_pace(matches, speeds, num_tokens)
+    return matches
 
 
 def _part(match: Match, slots: int, num_tokens: int) -> Match:

@@ -67,11 +67,11 @@ class RoutedMemory:
         Scans everything that is kept, which is cheap enough: few requests are refused.
         """
         entries, tree = self._entries, self.tree
-        at = bisect_left(entries, number, key=_number_of)
-        if at == len(entries) or entries[at][0] != number:
+        place = bisect_left(entries, number, key=_number_of)
+        if place == len(entries) or entries[place][0] != number:
             return  # forgotten already
-        _, _, slot, node, before = entries[at]
-        del entries[at]
+        _, _, slot, node, before = entries[place]
+        del entries[place]
         ends = {end: other for other, _, to, end, _ in entries if to == slot}  # the latest of each: they are in order
         while node is not tree.root and node.held.get(slot) == number:
             parent = node.parent
@@ -91,13 +91,13 @@ class RoutedMemory:
         """The index knows of these numbers of blocks of a prompt, most first, each with the slots, as bits, that have as many:
         what ends within them counts no longer.
         """
-        path, at = found
+        path, covered = found
         node = path[-1]
-        if node.stop != at:
+        if node.stop != covered:
             return
         known = 0
         for blocks, mask in reach:
-            if blocks < at:
+            if blocks < covered:
                 break
             known |= mask
         self._strike(node, known & node.mask)

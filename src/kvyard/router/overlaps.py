@@ -80,29 +80,29 @@ class OverlapView:
             self._path = memory.tree.find(request.keys)
             if self._alone:
                 return CachedPrefixes(_of_device(self._sent(memory, request, ()))) if self._path[0] else None
-        found: CachedPrefixes | None = None
+        prefixes: CachedPrefixes | None = None
         device: Levels = []
         steps: Sequence[tuple[int, int]] = ()
         if told is not None:
             if told:
-                found = self._told(told)
-                device = _levels([(tiers[0], slots) for tiers, slots in found.groups])
+                prefixes = self._told(told)
+                device = _levels([(tiers[0], slots) for tiers, slots in prefixes.groups])
         elif self._indexer is not None and roster is not None:
             reaches = self._indexer.reaches(roster, request.keys, request.num_tokens)
             steps = roster.steps
             if reaches:
                 device = reaches[0] if roster.tiers[0] == Tier.G1 else []
                 if len(reaches) == 1 and roster.tiers[0] == Tier.G1:
-                    found = CachedPrefixes(_of_device(device), 1, None, roster.trust)
+                    prefixes = CachedPrefixes(_of_device(device), 1, None, roster.trust)
                 else:
                     groups = _by_tier(roster.tiers, reaches)
-                    found = CachedPrefixes(groups, int(roster.tiers[-1]), None, roster.trust)
+                    prefixes = CachedPrefixes(groups, int(roster.tiers[-1]), None, roster.trust)
         if memory is None or not self._path[0]:
-            return found
+            return prefixes
         sent = self._sent(memory, request, steps)
-        if found is not None:
+        if prefixes is not None:
             memory.confirm(self._path, device)
-        return _with_sent(found, device, sent)
+        return _with_sent(prefixes, device, sent)
 
     def sent(self, slot: int, keys: Sequence[int], now: int) -> int:
         """Note that the prompt looked at last went to ``slot``. Returns a number by which it can be taken back, or 0."""

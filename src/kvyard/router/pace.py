@@ -71,7 +71,7 @@ class ModelPace:
         steps = max(1, ceil_div(tokens_per_pass, _STEP))
         self._step = tokens_per_pass / steps
         self._times = [0.0] + [
-            timing.pass_ns([(round(at * self._step), 0)], 0, 0, 0) / NS_PER_MS for at in range(1, steps + 1)
+            timing.pass_ns([(round(number * self._step), 0)], 0, 0, 0) / NS_PER_MS for number in range(1, steps + 1)
         ]
         """Of one pass, by its tokens in steps. The line from no tokens to the first step begins at a pass's fixed cost."""
         self._fixed = max(0.0, 2 * self._times[1] - self._times[2]) if steps > 1 else 0.0
@@ -98,8 +98,8 @@ class ModelPace:
         passes, rest = divmod(tokens, self._per_pass)
         ms = passes * self._full
         if rest:
-            at, part = divmod(rest, self._step)
-            low = int(at)
+            index, part = divmod(rest, self._step)
+            low = int(index)
             before = self._times[low] if low else self._fixed
             ms += before + (self._times[low + 1] - before) * part / self._step
         return ms
@@ -108,16 +108,16 @@ class ModelPace:
         known = self._past
         if known is None or tokens <= 0:
             return 0.0
-        at = (ceil_div(tokens, _STEP) * _STEP, cached // _STEP * _STEP)
-        ms = known.get(at)
+        rounded = (ceil_div(tokens, _STEP) * _STEP, cached // _STEP * _STEP)
+        ms = known.get(rounded)
         if ms is None:
-            left, done, ms = at[0], at[1], 0.0
+            left, done, ms = rounded[0], rounded[1], 0.0
             while left:
                 part = min(left, self._per_pass)
                 ns = self._timing.pass_ns([(part, done)], 0, 0, 0) - self._timing.pass_ns([(part, 0)], 0, 0, 0)
                 ms += ns / NS_PER_MS
                 left, done = left - part, done + part
-            known[at] = ms
+            known[rounded] = ms
         return ms
 
     def passes(self, tokens: int) -> int:
@@ -401,15 +401,15 @@ class PaceBook:
 
     def _by_pace(self) -> list[tuple[Pace, int]]:
         """Slots, as bits, by the pace that they were given."""
-        found: list[tuple[Pace, int]] = []
+        paces: list[tuple[Pace, int]] = []
         places: dict[int, int] = {}
         for slot, pace in enumerate(self.all):
             if slot not in self._learnt:
-                at = places.setdefault(id(pace), len(found))
-                if at == len(found):
-                    found.append((pace, 0))
-                found[at] = (pace, found[at][1] | 1 << slot)
-        return found
+                place = places.setdefault(id(pace), len(paces))
+                if place == len(paces):
+                    paces.append((pace, 0))
+                paces[place] = (pace, paces[place][1] | 1 << slot)
+        return paces
 
     def set_floor(self) -> None:
         """Set ``least_per_token`` of the learnt paces by what is learnt so far."""

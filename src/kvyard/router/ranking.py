@@ -35,13 +35,13 @@ class Bucket:
         if many is not None:
             self._many[figure] = many | 1 << slot
             return
-        at = bisect_left(self.figures, figure)
-        if at < len(self.figures) and self.figures[at] == figure:
-            self._many[figure] = 1 << slot | 1 << self.lones[at]
-            self.lones[at] = -1
+        place = bisect_left(self.figures, figure)
+        if place < len(self.figures) and self.figures[place] == figure:
+            self._many[figure] = 1 << slot | 1 << self.lones[place]
+            self.lones[place] = -1
         else:
-            self.figures.insert(at, figure)
-            self.lones.insert(at, slot)
+            self.figures.insert(place, figure)
+            self.lones.insert(place, slot)
 
     def remove(self, slot: int, figure: float) -> None:
         """Remove ``slot``, which has this figure."""
@@ -52,8 +52,8 @@ class Bucket:
                 self._many[figure] = many
                 return
             del self._many[figure]
-        at = bisect_left(self.figures, figure)
-        del self.figures[at], self.lones[at]
+        place = bisect_left(self.figures, figure)
+        del self.figures[place], self.lones[place]
 
     def many(self, figure: float) -> int:
         """The slots, as bits, of a figure that has no lone one."""
@@ -153,7 +153,7 @@ def most(levels: Levels, among: int) -> tuple[int, int]:
 
 def nth_slot(mask: int, number: int) -> int:
     """The slot of a set that has ``number`` others of it before it."""
-    at = 0
+    slot = 0
     width = mask.bit_length()
     while width > 1:
         half = width >> 1
@@ -163,10 +163,10 @@ def nth_slot(mask: int, number: int) -> int:
             mask, width = low, half
         else:
             number -= count
-            at += half
+            slot += half
             mask >>= half
             width -= half
-    return at
+    return slot
 
 
 def lowest(mask: int) -> int:

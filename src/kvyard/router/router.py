@@ -175,14 +175,14 @@ class Router:
                 self._journal(did.NotRouted(**self._asked(request, now, exclude), why=str(error)))
             raise
         self._forget_stale(now)
-        found = self.loads.tree.find(request.keys)
-        routing = self._look(request, now, workers, slots, found, self._rng, known)
+        path = self.loads.tree.find(request.keys)
+        routing = self._look(request, now, workers, slots, path, self._rng, known)
         choice = self._guard(routing) or self.policy.choose(routing)
         worker = self.loads.workers[choice.slot]
         tiers = routing.tiers(choice.slot)
         prefill = self._new_tokens(request, tiers)
         decision = self._decision(routing, choice, worker, tiers, prefill, detail)
-        entry = self._begin(request, worker, found, prefill, now)
+        entry = self._begin(request, worker, path, prefill, now)
         if self.policy.needs_pace:
             cached = request.num_tokens - prefill
             self.loads.attends(entry, pairs_of(prefill, cached), worker.pace.past(prefill, cached))
@@ -242,10 +242,10 @@ class Router:
         """
         self._refuse_twice(request)
         slot = self._slots[self._named(worker)[0]]
-        found = self.loads.tree.find(request.keys)
+        path = self.loads.tree.find(request.keys)
         prefill = request.num_tokens if new_tokens is None else new_tokens
         booked = self.loads.workers[slot]
-        entry = self._begin(request, booked, found, prefill, now)
+        entry = self._begin(request, booked, path, prefill, now)
         self.loads.rerank(booked)
         entry.sent = self.overlaps.heard(slot, request.keys, now)
         if self._journal is not None:

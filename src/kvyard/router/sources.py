@@ -53,11 +53,11 @@ class PeerSources:
             return None
         size = self._index.identity.block_size
         peers = [
-            (blocks, self._holders[at])
+            (blocks, self._holders[slot])
             for blocks, members in reaches[0]
             if (blocks - has) * size >= self._min_lead
-            for at in bits(members)
-            if self._holders[at].name != target.name
+            for slot in bits(members)
+            if self._holders[slot].name != target.name
         ]
         if not peers:
             return None

@@ -52,34 +52,36 @@ class PrefixTree:
         path: list[PromptStretch] = []
         count = len(keys)
         children = self.root.children
-        at = 0
-        while at < count:
-            node = children.get(keys[at])
+        block = 0
+        while block < count:
+            node = children.get(keys[block])
             if node is None:
                 break
             path.append(node)
             stop = node.stop if node.stop < count else count
             if node.keys[stop - 1 - node.base] != keys[stop - 1]:
-                return path, parting(node.keys, keys, at, stop - 1, node.base)
-            at = stop
+                return path, parting(node.keys, keys, block, stop - 1, node.base)
+            block = stop
             if stop < node.stop:
                 break
             children = node.children
-        return path, at
+        return path, block
 
     def extend(self, keys: Sequence[int], found: Path) -> list[PromptStretch]:
         """Make the whole prompt a path and return it; ``found`` is the result of ``find``. The new node has no workers yet."""
-        path, at = found
-        if path and at < path[-1].stop:
-            path[-1] = self._split(path[-1], at)
+        path, covered = found
+        if path and covered < path[-1].stop:
+            path[-1] = self._split(path[-1], covered)
         count = len(keys)
-        if at < count:
+        if covered < count:
             parent = path[-1] if path else self.root
             if isinstance(keys, list | array):
-                node = PromptStretch(parent, keys[at:], at, at, count)
+                node = PromptStretch(parent, keys[covered:], covered, covered, count)
             else:
-                node = PromptStretch(parent, keys, 0, at, count)  # made on demand: nothing to copy, nothing to save
-            parent.children[keys[at]] = node
+                node = PromptStretch(
+                    parent, keys, 0, covered, count
+                )  # made on demand: nothing to copy, nothing to save
+            parent.children[keys[covered]] = node
             path.append(node)
         return path
 
@@ -115,7 +117,7 @@ class PrefixTree:
         """Return the workers' prefixes of the prompt: numbers of blocks, most first, each with the slots, as bits, that
         have exactly as many. Cost goes by the nodes on the path, however many slots there are.
         """
-        path, at = found
+        path, covered = found
         out: list[tuple[int, int]] = []
         if not path:
             return out
@@ -128,8 +130,8 @@ class PrefixTree:
                     out.append((start, alive ^ mask))
                 alive = mask
             start = node.stop
-        if alive and at:
-            out.append((at, alive))
+        if alive and covered:
+            out.append((covered, alive))
         out.reverse()
         return out
 

@@ -217,8 +217,8 @@ class Application:
         path, method = request.path, request.method
         methods = self._methods(path)
         if methods is not None:
-            found = methods.get(method)
-            return self._not_for(request, methods) if found is None else found
+            operation = methods.get(method)
+            return self._not_for(request, methods) if operation is None else operation
         other = path.rstrip("/") if path.endswith("/") else f"{path}/"
         if path != "/" and self._methods(other) is not None:
             # Relative, as Host is any client's invention.

@@ -71,9 +71,9 @@ class ByLabels(dict[tuple[str, ...], C], Generic[C]):
 
         counts = CounterMetricFamily(self._name.removesuffix("_total"), self._text, labels=self._labels)
         histograms = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, one in self.items():
-            if isinstance(one, Count):
-                counts.add_metric(labels, one.value)
+        for labels, metric in self.items():
+            if isinstance(metric, Count):
+                counts.add_metric(labels, metric.value)
             else:
-                histograms.add_metric(labels, one.buckets(), one.sum)
+                histograms.add_metric(labels, metric.buckets(), metric.sum)
         return counts if self._name.endswith("_total") else histograms

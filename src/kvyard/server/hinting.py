@@ -88,7 +88,7 @@ def _session(body: HintFields, headers: Mapping[str, str]) -> str:
     """The name of the session, by the first that says one."""
     control = body.nvext.session_control if body.nvext is not None else None
     extra = (body.vllm_xargs or {}).get("session_id")
-    found = (
+    name = (
         body.session_id
         or headers.get("x-session-id")
         or (extra if isinstance(extra, str) else None)
@@ -98,7 +98,7 @@ def _session(body: HintFields, headers: Mapping[str, str]) -> str:
         or (body.agent_hint.session_id if body.agent_hint is not None else None)
         or ""
     )
-    return session_name(found)
+    return session_name(name)
 
 
 def session_name(said: str) -> str:
@@ -109,16 +109,18 @@ def session_name(said: str) -> str:
 
 
 def _ranges(body: HintFields) -> tuple[Retention, ...]:
-    found: list[Retention] = []
+    ranges: list[Retention] = []
     hints = body.nvext.agent_hints if body.nvext is not None else None
     if hints is not None and hints.priority is not None:
-        found.append(Retention(0, None, max(0, min(100, DEFAULT_PRIORITY + hints.priority))))
-    for one in body.retention_directives or ():
-        found.append(Retention(one.start, one.end, one.priority, _duration(one.duration, SECOND)))
+        ranges.append(Retention(0, None, max(0, min(100, DEFAULT_PRIORITY + hints.priority))))
+    for directive in body.retention_directives or ():
+        ranges.append(
+            Retention(directive.start, directive.end, directive.priority, _duration(directive.duration, SECOND))
+        )
     if body.kv_cache_retention_config is not None:
         for part in body.kv_cache_retention_config.token_range_retention_configs:
-            found.append(Retention(part.token_start, part.token_end, part.priority, _duration(part.duration_ms, MS)))
-    return tuple(found)
+            ranges.append(Retention(part.token_start, part.token_end, part.priority, _duration(part.duration_ms, MS)))
+    return tuple(ranges)
 
 
 def _place(body: HintFields) -> str:

@@ -234,13 +234,13 @@ def decode_as_vllm(type_: Any, body: bytes, content_type: str) -> Any:
         if len(body) >= LARGE:  # reading it a second and third time takes too long
             raise _unreadable(error, type_) from None
         try:
-            found = json.loads(body)
-            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
+            value = json.loads(body)
+            json.dumps(value, ensure_ascii=False).encode()  # half a character is no text
         except (ValueError, RecursionError) as malformed:
             place = str(getattr(malformed, "pos", getattr(malformed, "start", 0)))
             raise Refusal(422, f"the body is not JSON: {malformed}"[:300], field=place) from None
         try:
-            return msgspec.convert(found, type_, strict=False)
+            return msgspec.convert(value, type_, strict=False)
         except msgspec.ValidationError:
             raise Refusal(422, **explained(str(error), type_)) from None
 
@@ -252,9 +252,9 @@ _UNKNOWN = re.compile(r"unknown field `(.*)`")
 
 def explained(message: str, type_: Any) -> dict[str, str]:
     """What msgspec says of a value that isn't a ``type_``, as error, field and fix."""
-    found = _AT.search(message)
-    where = found[1] if found else ""
-    what = message[: found.start()] if found else message
+    position = _AT.search(message)
+    where = position[1] if position else ""
+    what = message[: position.start()] if position else message
     missing, unknown = _MISSING.search(what), _UNKNOWN.search(what)
     prefix = f"{where}." if where else ""
     if missing:
@@ -262,7 +262,7 @@ def explained(message: str, type_: Any) -> dict[str, str]:
         return {"error": f"{field} is missing", "field": field, "fix": f"add {missing[1]}"}
     if unknown:
         field = prefix + unknown[1]
-        known = [] if where else [one.encode_name for one in msgspec.structs.fields(type_)]
+        known = [] if where else [field.encode_name for field in msgspec.structs.fields(type_)]
         near = difflib.get_close_matches(unknown[1], known, 1)
         if near:
             fix = f"did you mean {near[0]}?"
@@ -279,16 +279,18 @@ def explained(message: str, type_: Any) -> dict[str, str]:
 
 def _choices(type_: Any, where: str) -> list[str]:
     """The values that the field at ``where`` may have, as msgspec names places; empty where it may have any."""
-    at = [msgspec.inspect.type_info(type_)]
+    types = [msgspec.inspect.type_info(type_)]
     for name in re.findall(r"[^.\[\]]+|\[[^\]]*\]", where):
         inside: list[msgspec.inspect.Type] = []
-        for one in at:
-            if isinstance(one, msgspec.inspect.StructType):
-                inside += [field.type for field in one.fields if field.encode_name == name]
-            elif isinstance(one, msgspec.inspect.ListType):
-                inside.append(one.item_type)
-            elif isinstance(one, msgspec.inspect.DictType):
-                inside.append(one.value_type)
-        at = [part for one in inside for part in (one.types if isinstance(one, msgspec.inspect.UnionType) else (one,))]
-    listed = [one for one in at if isinstance(one, msgspec.inspect.LiteralType)]
-    return [str(value) for one in listed for value in one.values] if len(listed) == len(at) else []
+        for kind in types:
+            if isinstance(kind, msgspec.inspect.StructType):
+                inside += [field.type for field in kind.fields if field.encode_name == name]
+            elif isinstance(kind, msgspec.inspect.ListType):
+                inside.append(kind.item_type)
+            elif isinstance(kind, msgspec.inspect.DictType):
+                inside.append(kind.value_type)
+        types = [
+            part for kind in inside for part in (kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,))
+        ]
+    listed = [kind for kind in types if isinstance(kind, msgspec.inspect.LiteralType)]
+    return [str(value) for literal in listed for value in literal.values] if len(listed) == len(types) else []

@@ -64,7 +64,7 @@ class Metrics:
         """For the registry: the sources' samples as families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        yield from (one.family() for one in self._counted)
+        yield from (counted.family() for counted in self._counted)
         families: dict[str, Any] = {}
         for source in self.sources:
             for name, labels, value in source():

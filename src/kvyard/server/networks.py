@@ -35,10 +35,10 @@ class Networks:
             if not host:
                 raise self._refusal(address)
             try:
-                found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+                addresses_found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
             except (OSError, UnicodeError):
                 raise Refusal(422, f"{host[:200]!r} can't be looked up", fix="give an address") from None
-            for *_, (ip, *_rest) in found:
+            for *_, (ip, *_rest) in addresses_found:
                 plain = ipaddress.ip_address(str(ip).partition("%")[0])
                 if not any(plain in network for network in self._allowed):
                     raise self._refusal(address)

@@ -37,10 +37,10 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     if not 0 <= port <= 65535:  # the resolver would take it, and wrap it round
         raise KvyardError(f"there is no port {port}: choose one from 1 to 65535, or 0 for any that is free")
     try:
-        found = socket.getaddrinfo(
+        candidates = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, address = found[0]
+        family, kind, protocol, _, address = candidates[0]
         # With its protocol named: asyncio sends small answers at once only where it knows that this is TCP.
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
@@ -93,8 +93,8 @@ class TlsFiles(msgspec.Struct):
         ``KvyardError`` where they never could.
         """
         try:
-            found = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            found.load_cert_chain(self.certificate, self.key)
+            fresh = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            fresh.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
             why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
             said = f"TLS can't be had with {self.certificate} and {self.key}: {why}; give both as PEM"
@@ -102,8 +102,8 @@ class TlsFiles(msgspec.Struct):
                 raise KvyardError(said) from None
             log.warning("%s; the certificate stays as it was", said)
             return self._usable
-        self._usable = found
-        return found
+        self._usable = fresh
+        return fresh
 
 
 def tls_files(certificate: str | None, key: str | None) -> TlsFiles | None:
@@ -238,13 +238,17 @@ class HttpServer:
             return
         waiting = [asyncio.ensure_future(gone.wait()), asyncio.ensure_future(self._hurried.wait())]
         await asyncio.wait(waiting, timeout=self._drain_seconds, return_when=asyncio.FIRST_COMPLETED)
-        tasks = [one.request.task for one in state.connections if one.request is not None and one.request.task]
+        tasks = [
+            connection.request.task
+            for connection in state.connections
+            if connection.request is not None and connection.request.task
+        ]
         if tasks and not self._hurried.is_set():
             log.error("%d requests under way had no more time, and were cut off", len(tasks))
         for connection in list(state.connections):
             connection.cut()
-        for one in waiting:
-            one.cancel()
+        for task in waiting:
+            task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CUT_SECONDS)
         for connection in list(state.connections):

@@ -96,11 +96,11 @@ class FileTokenizer:
         # What a token adds depends on those before it. So a few are decoded again each time, from where text last was whole.
         start = read = 0
         last = len(ids) - 1
-        for at in range(len(ids)):
-            before, now = self.decode(ids[start:read]), self.decode(ids[start : at + 1])
-            if at == last or (len(now) > len(before) and not now.endswith("�")):
+        for index in range(len(ids)):
+            before, now = self.decode(ids[start:read]), self.decode(ids[start : index + 1])
+            if index == last or (len(now) > len(before) and not now.endswith("�")):
                 yield now[len(before) :]
-                start, read = read, at + 1
+                start, read = read, index + 1
             else:
                 yield ""
 
@@ -119,8 +119,8 @@ def render(
     parts: list[str] = []
     if tools:
         parts.append(f"<|im_start|>tools\n{msgspec.json.encode(tools).decode()}<|im_end|>\n")
-    for at, message in enumerate(messages):
-        text = _text(message.get("content"), at)
+    for number, message in enumerate(messages):
+        text = _text(message.get("content"), number)
         calls = message.get("tool_calls")
         if calls:
             text += msgspec.json.encode(calls).decode()
@@ -167,14 +167,14 @@ def parse_tokens(text: str, where: str) -> list[int]:
     """Token ids written as a JSON list, or with commas or spaces between. Raises ``KvyardError``, naming ``where``."""
     try:
         if text.lstrip().startswith("["):
-            found = json.loads(text)
+            ids = json.loads(text)
         else:
-            found = [int(word) for word in text.replace(",", " ").split()]
+            ids = [int(word) for word in text.replace(",", " ").split()]
     except (ValueError, RecursionError):
         raise KvyardError(f"{where} has no token ids: write numbers with commas or spaces, or a JSON list") from None
-    if not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in found):
+    if not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in ids):
         raise KvyardError(f"{where} has something that is no token id: they are whole numbers from 0 to {MAX_TOKEN}")
-    return list(found)
+    return list(ids)
 
 
 def gather_prompt(

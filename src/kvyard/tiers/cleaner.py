@@ -136,10 +136,10 @@ class Cleaner:
         What ``hit`` has is about to be held, so it doesn't count.
         """
         pool, store = self.state.layout.pool, self.state.first
-        found: list[_Dirty] = []
+        dirty: list[_Dirty] = []
         depth = pool.unnamed
         if depth >= count:
-            return found
+            return dirty
         kept = _kept(hit) if hit is not None else {}
         seen: set[Node] = set()
         for extent in pool.order:
@@ -161,11 +161,11 @@ class Cleaner:
                 middle = max(first, stop - (cut - depth)) if depth < cut else first
                 for low, high in ((first, middle), (middle, stop)):
                     for begin, end in store.missing(group, chain.keys, low, high) if low < high else ():
-                        found.append(_Dirty(extent, PageRange(group, chain, begin, end), depth + stop - end))
+                        dirty.append(_Dirty(extent, PageRange(group, chain, begin, end), depth + stop - end))
             depth += stop - first
             if depth >= count:
                 break
-        return found
+        return dirty
 
     def _clean(self, dirty: list[_Dirty], reach: int, now: int) -> None:
         """Copy to the host what of ``dirty`` has not been copied lately: all of it, or one by one as far as there is room.
@@ -246,9 +246,9 @@ class PathChain(Chain):
         path.reverse()
         self.block_size = node.chain.block_size
         self.namespace = node.chain.namespace
-        self._starts = [at.start for at in path]
-        self._chains = [at.chain for at in path]
-        self.keys = _PathKeys(self._starts, [at.keys for at in path], node.stop)
+        self._starts = [ancestor.start for ancestor in path]
+        self._chains = [ancestor.chain for ancestor in path]
+        self.keys = _PathKeys(self._starts, [ancestor.keys for ancestor in path], node.stop)
 
     def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
         """The chain of the stretch itself, where one node has it all."""

@@ -211,7 +211,7 @@ def make_tier(
         layout.num_groups,
         eviction=config.eviction,
         eviction_options=config.eviction_options,
-        states=[at for at, group in enumerate(layout.manager.groups) if group.spec.is_state],
+        states=[index for index, group in enumerate(layout.manager.groups) if group.spec.is_state],
         sink=sink,
         radix=radix,
     )

@@ -103,8 +103,8 @@ class PageLayout:
         total = 0
         for index, group in enumerate(self.manager.groups):
             table = request.tables[index] if request.tables else Table()
-            found = hit.groups[index] if hit is not None else NO_HIT
-            total += max(0, group.uses(request, table, found, demand) - found.free_blocks(0))
+            group_hit = hit.groups[index] if hit is not None else NO_HIT
+            total += max(0, group.uses(request, table, group_hit, demand) - group_hit.free_blocks(0))
         return total
 
     def hold_slots(self, request: Request, group: int, low: int, high: int) -> Table:

@@ -121,7 +121,9 @@ class Loader:
             if needs and (not offers or tokens - hit > offers[-1].tokens):
                 takes = load_time(state, self.loading, lookup, depth, needs, now)
                 offers.append(LoadOffer(depth, tokens - hit, takes))
-        in_flight = sum([one.load is not None or one.fetch is not None for one in state.requests.values()])
+        in_flight = sum(
+            [transfer.load is not None or transfer.fetch is not None for transfer in state.requests.values()]
+        )
         if record.fetch is not None:
             in_flight -= 1  # its own
         question = LoadQuestion(offers, hit, lookup.request.num_tokens, in_flight, backlog)

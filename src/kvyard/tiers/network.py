@@ -287,9 +287,9 @@ class Network:
                     count[port] = count.get(port, 0) + 1
         while open_flows:
             # The port that is full first is the one with the least left for each flow through it.
-            level, tight = min((room[port] / count[port], at) for at, port in enumerate(room) if count[port])
+            level, tight = min((room[port] / count[port], index) for index, port in enumerate(room) if count[port])
             full = list(room)[tight]
-            for flow in [one for one in self.ports[full].flows.values() if one.number in open_flows]:
+            for flow in [candidate for candidate in self.ports[full].flows.values() if candidate.number in open_flows]:
                 flow.rate = level
                 del open_flows[flow.number]
                 for port in flow.ports:

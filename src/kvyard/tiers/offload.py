@@ -54,7 +54,10 @@ class Offload:
         Raises ``ConfigError`` for tiers that the manager can't have, or that don't fit the time line's.
         """
         if manager.hints:
-            heeding = [msgspec.structs.replace(one, eviction=eviction_with_hints(one.eviction)) for one in config.tiers]
+            heeding = [
+                msgspec.structs.replace(tier_config, eviction=eviction_with_hints(tier_config.eviction))
+                for tier_config in config.tiers
+            ]
             config = msgspec.structs.replace(config, tiers=tuple(heeding))
         self.name = name
         self.config = config
@@ -72,17 +75,17 @@ class Offload:
             raise ConfigError("a Timeline is for shared tiers, and none of these is: set scope, or leave it out")
         self.timeline = timeline
         # The private ones first: a worker that can't have those must not join the time line.
-        made = {
+        by_tier = {
             tier: make_tier(
                 wanted, tier, layout, sink, config.events, host_link if tier is LOWER_TIERS[0] else make_link, radix
             )
             for tier, wanted in config.levels
             if wanted.scope == "private"
         }
-        self._private = list(made.values())
+        self._private = list(by_tier.values())
         if timeline is not None:
-            made |= timeline.join(name, layout, config, self._private)
-        self.tiers = [made[tier] for tier, _ in config.levels]
+            by_tier |= timeline.join(name, layout, config, self._private)
+        self.tiers = [by_tier[tier] for tier, _ in config.levels]
         """Below the device, closest first."""
         self._timed = any(tier.store.pool.order.reads_priorities for tier in self.tiers)
         """Whether what a tier evicts may depend on the time."""
@@ -145,9 +148,9 @@ class Offload:
             self.timeline.advance(now)
         if self.state.inbox:
             self._deliver()
-        while (at := next_landing(self.tiers)) is not None and at <= now:
+        while (landing := next_landing(self.tiers)) is not None and landing <= now:
             for tier in self.tiers:
-                tier.advance(at)
+                tier.advance(landing)
             self._deliver()
         for tier in self._shared:
             self._heard[tier] = tier.landings

@@ -70,15 +70,15 @@ class AfterHits(WriteThrough):
 
     def _with_uses(self, group: int, chain: Chain, first: int, last: int, uses: int, fewer: bool) -> Spans:
         """The intervals of pages ``first`` to ``last`` with at least, or at most, ``uses`` uses."""
-        nodes, at = self._seen.pool.maps[group].walk(chain.keys, last)
-        found = [
-            (node.start, min(node.stop, at))
+        nodes, covered = self._seen.pool.maps[group].walk(chain.keys, last)
+        spans = [
+            (node.start, min(node.stop, covered))
             for node in nodes
             if (len(node.copies) <= uses if fewer else len(node.copies) >= uses)
         ]
         if fewer:
-            found.append((at, last))
-        return clip(found, first, last)
+            spans.append((covered, last))
+        return clip(spans, first, last)
 
 
 class OnEviction(WriteThrough):

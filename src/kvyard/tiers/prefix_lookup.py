@@ -94,9 +94,9 @@ class PrefixLookup:
         """What groups need to resume after ``tokens``; nothing where that is no more than the hit, or where some group's rule
         asks for more than there is in ``spans``.
         """
-        found: list[Need] = []
+        pages: list[Need] = []
         if tokens <= self.hit.tokens:
-            return found
+            return pages
         layout, chunk = self.layout, self.layout.chunk
         for index, group in enumerate(layout.manager.groups):
             adopted = self.local.groups[index].blocks if self.local is not None else 0
@@ -106,8 +106,8 @@ class PrefixLookup:
                 first, last = low // chunk, ceil_div(high, chunk)
                 if without(first, last, spans[index]):
                     return []
-                found.append(Need(low, high, PageRange(index, layout.chain(self.request, index), first, last)))
-        return found
+                pages.append(Need(low, high, PageRange(index, layout.chain(self.request, index), first, last)))
+        return pages
 
     def only_from(self, level: int, needs: list[Need]) -> list[PageRange]:
         """What of ``needs`` tier ``level`` has and no closer one does."""

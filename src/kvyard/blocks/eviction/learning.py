@@ -56,10 +56,10 @@ class LearningOrder:
         """
         use.time = self.now()
         fresh = sum([len(extent.ids) for extent in extents if extent.history is None and extent.cached])
-        found: list[Extent] = []
+        parts: list[Extent] = []
         for extent in extents:
             if not extent.cached:
-                found.append(extent)  # it will be no candidate
+                parts.append(extent)  # it will be no candidate
                 continue
             for part in self.cut(extent, self.bounds(extent, use, block_size, states)):
                 history = part.history
@@ -71,8 +71,8 @@ class LearningOrder:
                 if not again:
                     history.uses += 1
                 history.use = self.note(part, history, use, block_size, again)
-                found.append(part)
-        return found
+                parts.append(part)
+        return parts
 
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
         """Positions, in order, at which ``extent`` must be split since its parts differ from now on."""

@@ -57,8 +57,8 @@ class S3FifoOrder(LearningOrder):
             history.uses = 0  # coming in is no use
             if node is not None and (node.group, node.keys[extent.start]) in self._ghost:
                 history.label = MAIN
-                for at in range(extent.start, extent.stop):
-                    self._ghost.pop((node.group, node.keys[at]), None)
+                for block in range(extent.start, extent.stop):
+                    self._ghost.pop((node.group, node.keys[block]), None)
         history.uses = min(history.uses, MOST_USES)
         return use
 
@@ -66,8 +66,8 @@ class S3FifoOrder(LearningOrder):
         node = extent.node
         if node is not None and history_of(extent).label != MAIN:
             ghost = self._ghost
-            for at in range(extent.stop - 1, extent.start - 1, -1):
-                name = (node.group, node.keys[at])
+            for block in range(extent.stop - 1, extent.start - 1, -1):
+                name = (node.group, node.keys[block])
                 ghost.pop(name, None)
                 ghost[name] = None
             most = self.capacity - self._small_blocks

@@ -155,13 +155,13 @@ class WorkloadAwareOrder(LearningOrder):
         lines = [iter(line) for line in self._lines.values()]
         heads = [next(line) for line in lines]
         while heads:
-            at = min(range(len(heads)), key=lambda at: rank(heads[at]))
-            yield heads[at]
-            following = next(lines[at], None)
+            first = min(range(len(heads)), key=lambda at: rank(heads[at]))
+            yield heads[first]
+            following = next(lines[first], None)
             if following is None:
-                del heads[at], lines[at]
+                del heads[first], lines[first]
             else:
-                heads[at] = following
+                heads[first] = following
 
     def _rank(self) -> Callable[[Extent], tuple[float, int]]:
         now = self.now()

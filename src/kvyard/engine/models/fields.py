@@ -126,9 +126,9 @@ def find_config(name: str) -> dict[str, Any]:
     if "/" not in name and not name.endswith(".json"):
         return preset(name)
     published = hub_names()
-    for hub, found in published.items():
+    for hub, preset_name in published.items():
         if hub.lower() == name.lower():
-            return preset(found)
+            return preset(preset_name)
     known = {spelling.lower(): spelling for spelling in (*published, *presets())}
     near = suggest(name, known, listed="kvyard model --list names them") if "/" in name else ""
     raise KvyardError(

@@ -102,21 +102,21 @@ def _pages(layers: Sequence[CacheLayer], block_size: int, state_mode: str, state
 def _equal(pages: Sequence[_LayerPage]) -> list[_LayerPage]:
     """Return the pages at one size: more tokens to a block where that fits, else padding."""
     largest = max(page.size for page in pages)
-    found = []
+    equal = []
     for page in pages:
         times, rest = divmod(largest, page.size)
         if page.size == largest:
-            found.append(page)
+            equal.append(page)
         elif page.spec.is_state:
-            found.append(_LayerPage(page.spec, page.used, largest))
+            equal.append(_LayerPage(page.spec, page.used, largest))
         elif not rest:
             spec = msgspec.structs.replace(page.spec, block_size=page.spec.block_size * times)
-            found.append(_LayerPage(spec, page.used * times, largest))
+            equal.append(_LayerPage(spec, page.used * times, largest))
         elif page.spec.kind == "mla":
             raise KvyardError(f"MLA pages of {page.size} bytes don't divide the largest page of {largest} bytes")
         else:
-            found.append(_LayerPage(page.spec, page.used, largest))
-    return found
+            equal.append(_LayerPage(page.spec, page.used, largest))
+    return equal
 
 
 def _group(whole: Sequence[_Numbered], here: Sequence[_Numbered]) -> LayerGroup:

@@ -111,14 +111,14 @@ def _mixers(fields: Fields) -> list[str]:
 
 def cache_layers(fields: Fields, precision: Precision, ranks: int) -> list[CacheLayer]:
     """Return the cache of each layer on one rank. Raises ``KvyardError`` for shapes that can't be split."""
-    found = []
+    layers = []
     for number, kind in enumerate(mixers(fields)):
         if kind in ("mamba", "mamba1", "delta", "both"):
             of = {"mamba1": _mamba1_bytes, "delta": _delta_bytes}.get(kind, _mamba_bytes)
-            found.append(CacheLayer(kind="mamba", number=number, state_bytes=of(fields, precision, ranks)))
+            layers.append(CacheLayer(kind="mamba", number=number, state_bytes=of(fields, precision, ranks)))
         if kind == "mla":
             # Every rank holds all of it.
-            found.append(CacheLayer(kind="mla", number=number, token_bytes=_latent_bytes(fields, precision)))
+            layers.append(CacheLayer(kind="mla", number=number, token_bytes=_latent_bytes(fields, precision)))
         elif kind in ("window", "chunk", "full", "both"):
             size = _attention_bytes(fields, precision, ranks, everywhere=kind in ("full", "both"))
             layer = CacheLayer(kind="full", number=number, token_bytes=size)
@@ -128,10 +128,10 @@ def cache_layers(fields: Fields, precision: Precision, ranks: int) -> list[Cache
             elif kind == "chunk":
                 chunk = fields.integer("attention_chunk_size")
                 layer = msgspec.structs.replace(layer, kind="chunked_local", chunk=chunk)
-            found.append(layer)
-    if not found:
+            layers.append(layer)
+    if not layers:
         raise KvyardError(f"{fields.architecture}: no layer of this model keeps a cache")
-    return found
+    return layers
 
 
 def head_dim(fields: Fields) -> int:
@@ -180,12 +180,12 @@ def _typed(fields: Fields, types: Sequence[object], count: int) -> list[str]:
         raise KvyardError(f"{fields.architecture}: unknown layer types {', '.join(unknown)}")
     if len(types) != count:
         raise KvyardError(f"{fields.architecture}: {len(types)} layer types for {count} layers")
-    found = [TYPE_NAMES[str(name)] for name in types]
+    kinds = [TYPE_NAMES[str(name)] for name in types]
     if fields.get("mamba_state") is not None and fields.get("linear_num_value_heads") is None:
-        found = ["mamba" if kind == "delta" else kind for kind in found]
+        kinds = ["mamba" if kind == "delta" else kind for kind in kinds]
     if fields.get("kv_lora_rank") is not None:
-        found = ["mla" if kind == "full" else kind for kind in found]
-    return found
+        kinds = ["mla" if kind == "full" else kind for kind in kinds]
+    return kinds
 
 
 def _windows(fields: Fields, count: int) -> list[str]:

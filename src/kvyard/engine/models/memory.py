@@ -77,8 +77,8 @@ def reserve(
         GRAPHS + GRAPHS_PER_LAYER * len(mixers(fields)) + GRAPHS_OF_EXPERTS * bool(fields.integer("num_experts", 0))
     )
     hidden = fields.integer("hidden_size")
-    found = (mlp_shape(fields, index, kind) for index, kind in enumerate(mixers(fields)))
-    shapes = [shape for shape in found if shape is not None]
+    candidates = (mlp_shape(fields, index, kind) for index, kind in enumerate(mixers(fields)))
+    shapes = [shape for shape in candidates if shape is not None]
     experts = 0
     if weight_bits(fields, weight_dtype)[1] != WEIGHT_BITS["mxfp4"]:  # those kernels work in place
         experts = max((_expert_buffers(shape, hidden, ranks, batched) for shape in shapes), default=0)

@@ -227,7 +227,7 @@ def _stages(fields: Fields, memory: int, on: PlanOptions) -> list[_StagePlan]:
         state_block=least if caching else longest,
         stages=spans,
     )
-    found = []
+    stages = []
     for number, groups in enumerate(grouped):
         weights, reserve = on.weights, on.reserve
         if weights is None:
@@ -244,8 +244,8 @@ def _stages(fields: Fields, memory: int, on: PlanOptions) -> list[_StagePlan]:
                 samples=number == len(grouped) - 1,
             )
         cache = int(memory * on.gpu_memory_utilization) - weights - reserve
-        found.append(_StagePlan(groups, weights, reserve, cache))
-    return found
+        stages.append(_StagePlan(groups, weights, reserve, cache))
+    return stages
 
 
 def _too_large(fields: Fields, memory: int, on: PlanOptions, tight: _StagePlan) -> str:

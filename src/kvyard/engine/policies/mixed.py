@@ -340,15 +340,15 @@ class MixedPasses(PassMaker):
     def _give_back_tokens(self, victim: Job, serial: int) -> None:
         """Return the tokens of ``victim`` to this pass's budget; the job ``serial`` is being handled."""
         if victim.state is JobState.PREFILL:
-            for at, (job, new, _) in enumerate(self._chunks):
+            for index, (job, new, _) in enumerate(self._chunks):
                 if job is victim:
-                    del self._chunks[at]
+                    del self._chunks[index]
                     self._left += new
                     break
         elif self.jobs.speculative is not None:
-            for at, (job, tokens) in enumerate(self._drafted):
+            for index, (job, tokens) in enumerate(self._drafted):
                 if job is victim:
-                    del self._drafted[at]
+                    del self._drafted[index]
                     self._left += tokens
                     break
         elif victim.end >= 0 and (self._reserved or victim.serial < serial):

@@ -214,14 +214,14 @@ class MockerPasses(PassMaker):
         blocks = ceil_div(SAME_START, self._page)
         starts: set[object] = set()
         ranked: list[tuple[bool, int, int, Job]] = []
-        for at, job in enumerate(self.jobs.waiting):
+        for position, job in enumerate(self.jobs.waiting):
             cached = lookup(job).tokens
             twin = False
             if cached <= SAME_START and job.num_tokens >= blocks * self._page:
                 start = job.chain.keys[blocks - 1]
                 twin = start in starts
                 starts.add(start)
-            ranked.append((twin, -cached, at, job))
+            ranked.append((twin, -cached, position, job))
         ranked.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in ranked]
 
@@ -262,7 +262,7 @@ class MockerPasses(PassMaker):
         """Let those decode whose blocks have come, or take no time to come."""
         jobs = self.jobs
         entering: list[Job] = []
-        for job in [one for one in jobs.waiting if one.received]:
+        for job in [waiting for waiting in jobs.waiting if waiting.received]:
             past = job.num_computed_tokens
             hit: Hit | None = None
             external = 0

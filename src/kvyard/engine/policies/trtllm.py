@@ -215,12 +215,12 @@ class TrtllmPasses(PassMaker):
         paused: list[Job] = []
         references: dict[Extent, int] = {}
         computing = self._computing(active)
-        taken = at = 0
+        taken = index = 0
         end = len(active)
-        while at < end:
-            job = active[at]
+        while index < end:
+            job = active[index]
             if self._worth_waiting(job, computing):
-                at += 1
+                index += 1
                 continue
             begins = job.state is JobState.WAITING
             held = 0
@@ -233,13 +233,13 @@ class TrtllmPasses(PassMaker):
                 need = 0
             if taken + need <= free:
                 taken += need
-                at += 1
+                index += 1
                 if job.state is not JobState.DECODE:
                     fitting.append(Context(job, job.num_computed_tokens, held * self._size, begins))
                 elif job.end >= 0:
                     fitting.append(job)
                 continue
-            started = [place for place in range(at, end) if active[place].state is not JobState.WAITING]
+            started = [place for place in range(index, end) if active[place].state is not JobState.WAITING]
             if not started:
                 break
             end = started[-1]

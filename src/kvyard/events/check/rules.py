@@ -133,7 +133,10 @@ def judge(
 
 def _sequence(stream: _JudgedStream) -> Iterator[Finding]:
     streams = list(stream.facts.streams.values())
-    missing, gaps = sum(one.missing for one in streams), sum(one.gap_count for one in streams)
+    missing, gaps = (
+        sum(stream_facts.missing for stream_facts in streams),
+        sum(stream_facts.gap_count for stream_facts in streams),
+    )
     if gaps:
         yield _said(
             "gap.fetched" if stream.recovered else "gap.lost",
@@ -141,19 +144,19 @@ def _sequence(stream: _JudgedStream) -> Iterator[Finding]:
             missing,
             missing=counted(missing, "batch is", "batches are"),
             gaps=counted(gaps, "gap"),
-            examples=[f"{first} to {last}" for one in streams for first, last in one.gaps][:5],
+            examples=[f"{first} to {last}" for stream_facts in streams for first, last in stream_facts.gaps][:5],
         )
-    if duplicates := sum(one.duplicates for one in streams):
+    if duplicates := sum(stream_facts.duplicates for stream_facts in streams):
         yield _said("duplicate", _PROBLEM, duplicates, batches=counted(duplicates, "batch was", "batches were"))
-    if late := sum(one.late for one in streams):
+    if late := sum(stream_facts.late for stream_facts in streams):
         yield _said("reordered", _PROBLEM, late, batches=counted(late, "batch came", "batches came"))
-    if restarts := sum(one.restarts for one in streams):
+    if restarts := sum(stream_facts.restarts for stream_facts in streams):
         yield _said("restart", _PROBLEM, restarts, times=counted(restarts, "time"))
-    if joined := [one for one in streams if one.first]:
+    if joined := [stream_facts for stream_facts in streams if stream_facts.first]:
         yield _said("joined-late", _NOTE, len(joined), first=joined[0].first)
-    if backwards := sum(one.backwards for one in streams):
+    if backwards := sum(stream_facts.backwards for stream_facts in streams):
         yield _said("time", _NOTE, backwards)
-    mixed = [one for one in streams if len(one.ranks) > 1]
+    mixed = [stream_facts for stream_facts in streams if len(stream_facts.ranks) > 1]
     if mixed and not stream.normal.ranks_share_a_topic:
         yield _said("ranks", _PROBLEM, len(mixed), ranks=", ".join(map(str, sorted(mixed[0].ranks, key=str))))
 
@@ -240,11 +243,11 @@ def _shapes(stream: _JudgedStream) -> Iterator[Finding]:
 def _capacity(stream: _JudgedStream) -> Iterator[Finding]:
     """A holder can't have more blocks than its device, unless removals got lost or were never sent."""
     known, blocks = stream.facts.capacities, stream.device_blocks
-    for one in stream.facts.streams.values():
-        peaks = sorted(one.device_peaks.items())
+    for stream_facts in stream.facts.streams.values():
+        peaks = sorted(stream_facts.device_peaks.items())
         over = [f"group {group}: {peak} of {known[group]}" for group, peak in peaks if peak > known.get(group, peak)]
-        if blocks is not None and one.device_peak > blocks:
-            over.append(f"{one.device_peak} of {blocks}")
+        if blocks is not None and stream_facts.device_peak > blocks:
+            over.append(f"{stream_facts.device_peak} of {blocks}")
         if over:
             severity = _NORMAL if stream.normal.removals_incomplete else _PROBLEM
             yield _said("over-capacity", severity, over=", ".join(over))

@@ -89,15 +89,15 @@ class Recovery:
             row.action(self, now, batch)
 
     def _kind_of(self, batch: ReceivedBatch) -> BatchKind:
-        at = self._at
-        if batch.seq <= at.applied:
+        position = self._at
+        if batch.seq <= position.applied:
             return BatchKind.BACKWARD
         if not batch.decoded.lossy:
-            if self.whole and self.phase not in UNIDENTIFIED and batch.seq == at.applied + 1:
+            if self.whole and self.phase not in UNIDENTIFIED and batch.seq == position.applied + 1:
                 return BatchKind.NEXT
             if batch.restates:
                 return BatchKind.RESTATES
-            if batch.seq == 0 and at.applied < 0 and not self.whole and not (self._broken and self._source):
+            if batch.seq == 0 and position.applied < 0 and not self.whole and not (self._broken and self._source):
                 return BatchKind.FIRST
         return BatchKind.EARLY
 
@@ -171,16 +171,16 @@ class Recovery:
         self._go_on_from(now, batch)
 
     def _go_on_from(self, now: int, batch: ReceivedBatch) -> None:
-        at = self._at
+        position = self._at
         if self.whole and self.phase not in (WAITING, GAP):
             self._count_gap(batch.seq)
-        at.digest = 0
+        position.digest = 0
         self._start_over(batch)
         self._enter(FOLLOWING)
         if self._broken and self._source:
             # It may have been on its way since before the connection broke.
-            at.anchor = batch.seq
-            at.drop_covered()
+            position.anchor = batch.seq
+            position.drop_covered()
             self._verify(now)
         else:
             self._settle(now)
@@ -226,15 +226,15 @@ class Recovery:
         self._lose(self._doubt, now)
 
     def _gap(self, now: int) -> None:
-        at = self._at
-        self._count_gap(min(at.held, default=self._target + 1))
-        self._log.set_state(State.CATCHING_UP, f"batch {at.applied + 1} is missing")
+        position = self._at
+        self._count_gap(min(position.held, default=self._target + 1))
+        self._log.set_state(State.CATCHING_UP, f"batch {position.applied + 1} is missing")
         if not self._source:
             self._enter(WAITING)
             self._due = now + self._limits.patience
             return
         plan = [RequestKind.REPLAY, RequestKind.SNAPSHOT]
-        if self._inquiry.knows_words and at.witness is None:
+        if self._inquiry.knows_words and position.witness is None:
             # Right after a snapshot no batch is remembered that could identify the publisher.
             plan.reverse()
         self._begin(GAP, plan, now)
@@ -250,10 +250,10 @@ class Recovery:
 
     def replayed(self, reply: Reply, now: int) -> None:
         """One batch of a replay; the request's end is a signal."""
-        at, inquiry, seq, mark = self._at, self._inquiry, reply.seq, fingerprint(reply.payload)
+        position, inquiry, seq, mark = self._at, self._inquiry, reply.seq, fingerprint(reply.payload)
         self._proven = True
-        if self.whole and seq <= at.applied:
-            known = at.prints.get(seq)
+        if self.whole and seq <= position.applied:
+            known = position.prints.get(seq)
             if known is not None and known != mark:
                 self._replace("another publisher answers than the one before", now)
             elif seq == inquiry.witness:
@@ -265,10 +265,10 @@ class Recovery:
         if not self.whole:
             if seq and not batch.restates:
                 return
-            at.move(seq - 1, 0)
+            position.move(seq - 1, 0)
             self.phase, self._broken = REBUILD, False
             self._log.add(Origin.REPLAY, [Cleared()])
-        if seq == at.applied + 1:
+        if seq == position.applied + 1:
             self._apply(batch)
             self._settle(now)
         elif batch.restates and not batch.decoded.lossy:
@@ -277,11 +277,11 @@ class Recovery:
             self._settle(now)
         elif self._has_room(len(reply.payload)):
             # A reply went missing. This one may be of use after the next request.
-            self._log.set_state(State.CATCHING_UP, f"batch {at.applied + 1} is missing")
-            at.hold(msgspec.structs.replace(batch, order=self.order + 1))
+            self._log.set_state(State.CATCHING_UP, f"batch {position.applied + 1} is missing")
+            position.hold(msgspec.structs.replace(batch, order=self.order + 1))
 
     def _head_ended(self, now: int) -> None:
-        inquiry, log, at = self._inquiry, self._log, self._at
+        inquiry, log, position = self._inquiry, self._log, self._at
         head = inquiry.head
         inquiry.knows_words = head is not None
         inquiry.skip()
@@ -292,58 +292,58 @@ class Recovery:
         if (known is not None and known != head.epoch) or head.seq < inquiry.applied:
             self._replace("the publisher was restarted", now)
             return
-        if head.seq > at.applied:
+        if head.seq > position.applied:
             # What is on its way may still arrive by itself.
             self._checkpoint, self._due = head, now + 2 * self._limits.patience
-        elif head.seq == at.applied:
+        elif head.seq == position.applied:
             self._compare_digest(head)
-        if known is None and at.witness is not None and not self._doubt:
+        if known is None and position.witness is not None and not self._doubt:
             self._send(now)
             return
-        at.anchor, self._broken = None, False
+        position.anchor, self._broken = None, False
         self._finish()
         self._settle(now)
 
     def _replay_ended(self, now: int) -> None:
-        at, inquiry = self._at, self._inquiry
+        position, inquiry = self._at, self._inquiry
         nothing = not inquiry.batches
         if self.whole and self._unproven and not nothing:
-            why = f"replay no longer has batch {at.applied if inquiry.witness is None else inquiry.witness}"
+            why = f"replay no longer has batch {position.applied if inquiry.witness is None else inquiry.witness}"
             why = f"the publisher may be another: {why}"
             if self.phase == SUSPECT:
                 self._restart(why)
             self._lose(why, now)
             return
-        broken, self._broken, at.anchor = self._broken, False, None
-        if nothing and not self._proven and not broken and (at.applied >= 0 or at.held):
+        broken, self._broken, position.anchor = self._broken, False, None
+        if nothing and not self._proven and not broken and (position.applied >= 0 or position.held):
             # Either it keeps nothing to replay, or what came live was from one before it: that can't be told apart.
             self._no_rebuild = True
-            if self.whole and not at.held:
+            if self.whole and not position.held:
                 self._lose("the publisher has nothing to replay", now)
             else:
                 self._failed("it has nothing to replay", now, final=True)
             return
-        if nothing and at.applied >= 0 and (inquiry.witness is not None or not self.whole):
+        if nothing and position.applied >= 0 and (inquiry.witness is not None or not self.whole):
             # A new publisher that has sent nothing yet.
-            self._restart(f"the publisher doesn't know of batch {at.applied}")
+            self._restart(f"the publisher doesn't know of batch {position.applied}")
             self._finish()
             return
-        self._log.counters.impossible += at.drop_impossible(inquiry.furthest, inquiry.order)
+        self._log.counters.impossible += position.drop_impossible(inquiry.furthest, inquiry.order)
         if not self.whole:
-            if not nothing or at.held:
+            if not nothing or position.held:
                 self._no_rebuild = True
                 self._failed("replay doesn't reach back far enough", now, final=True)
                 return
-            at.move(-1, 0)  # nothing was published yet
+            position.move(-1, 0)  # nothing was published yet
             self.phase = REBUILD
         self._settle(now)
         if inquiry.request is None or not self.whole:
             return
         if self._doubt:
             self._lose(self._doubt, now)
-        elif not at.held and at.applied >= self._target:
+        elif not position.held and position.applied >= self._target:
             self._finish()
-        elif at.applied > inquiry.applied:
+        elif position.applied > inquiry.applied:
             inquiry.tries = 0
             self._send(now)
         else:
@@ -352,7 +352,7 @@ class Recovery:
             self._failed("replay doesn't reach back far enough", now, final=inquiry.tries > 0)
 
     def _snapshot_ended(self, now: int) -> None:
-        at, inquiry, log = self._at, self._inquiry, self._log
+        position, inquiry, log = self._at, self._inquiry, self._log
         head = inquiry.head
         inquiry.knows_words = head is not None
         if head is None:
@@ -364,8 +364,8 @@ class Recovery:
             return
         log.counters.snapshots += 1
         known, log.publisher_epoch = log.publisher_epoch, head.epoch
-        log.counters.impossible += at.drop_impossible(head.seq, inquiry.order)
-        covered = self.whole and known == head.epoch and head.seq <= at.applied
+        log.counters.impossible += position.drop_impossible(head.seq, inquiry.order)
+        covered = self.whole and known == head.epoch and head.seq <= position.applied
         self._enter(FOLLOWING)
         if covered:
             self._settle(now)  # what was missing came by itself meanwhile
@@ -376,7 +376,7 @@ class Recovery:
             self.highest = -1
             self._no_rebuild = False
         self._checkpoint, self._broken = None, False
-        at.move(head.seq, head.digest)
+        position.move(head.seq, head.digest)
         log.rank = decoded[0].rank if decoded else None
         log.add(Origin.SNAPSHOT, [event for part in decoded for event in part.events])
         self._settle(now)
@@ -420,16 +420,16 @@ class Recovery:
 
     def _reconnected(self, now: int) -> None:
         """The publisher that is there now may be another one."""
-        at = self._at
+        position = self._at
         self._inquiry.knows_words = None
         self._no_rebuild = False
         self._broken = True
-        if at.anchor is None and at.applied >= 0:
-            at.anchor = at.applied
+        if position.anchor is None and position.applied >= 0:
+            position.anchor = position.applied
         if not self._source:
             # It can't be asked who it is: numbers that were passed already are another publisher's from now on.
-            self.highest = max(self.highest, at.applied)
-        elif at.anchor is not None and self.phase in (FOLLOWING, PROBE):
+            self.highest = max(self.highest, position.applied)
+        elif position.anchor is not None and self.phase in (FOLLOWING, PROBE):
             self._verify(now)
             return
         self.handle(Signal.LOOK, now)
@@ -443,18 +443,18 @@ class Recovery:
 
     def _apply(self, batch: ReceivedBatch) -> None:
         """Pass ``batch`` on as the next one."""
-        at = self._at
-        at.release(batch.seq)
-        at.advance(batch)
+        position = self._at
+        position.release(batch.seq)
+        position.advance(batch)
         self._log.add_batch(batch)
         loss = batch.decoded.loss
         if loss is not None:
             self._no_rebuild |= batch.origin == Origin.REPLAY  # a live one may have been damaged on its way
             self._doubt = f"batch {batch.seq} can't be read in full: {loss.reason}"
         checkpoint = self._checkpoint
-        if checkpoint is not None and at.applied >= checkpoint.seq:
+        if checkpoint is not None and position.applied >= checkpoint.seq:
             self._checkpoint = None
-            if at.applied == checkpoint.seq:
+            if position.applied == checkpoint.seq:
                 self._compare_digest(checkpoint)
 
     def _start_over(self, batch: ReceivedBatch) -> None:

@@ -120,7 +120,7 @@ class SubscriberSockets:
             [
                 self._monitor,
                 self._sub,
-                *(one for each in self._dealers.values() for one in (each.socket, each.monitor)),
+                *(socket for each in self._dealers.values() for socket in (each.socket, each.monitor)),
             ],
             ceil_div(max(0, min(dues) - now), MS) if dues else None,
         )

@@ -64,7 +64,7 @@ class Follower:
 
     def live(self, frame: Frame, now: int) -> None:
         """A live batch arrived."""
-        at, counters, recovery = self.at, self.log.counters, self.recovery
+        position, counters, recovery = self.at, self.log.counters, self.recovery
         counters.frames += 1
         recovery.order += 1
         recovery.heard, recovery.quiet = now, 0
@@ -72,18 +72,18 @@ class Follower:
             self.log.topic = frame.topic
         seq, mark = frame.seq, fingerprint(frame.payload)
         before, recovery.highest = recovery.highest, max(recovery.highest, seq)
-        if seq <= at.applied and self._is_repetition(seq, mark, rising=seq > before):
+        if seq <= position.applied and self._is_repetition(seq, mark, rising=seq > before):
             return
-        held = at.held.get(seq)
+        held = position.held.get(seq)
         if held is not None and held.print == mark:
             counters.duplicates += 1
             return
         batch = recovery.read(seq, mark, frame.payload, Origin.LIVE)
         if batch.decoded.lossy:
             counters.damaged += 1
-            if seq <= at.applied or held is not None:
+            if seq <= position.applied or held is not None:
                 return
-        counters.late += at.applied < seq < before
+        counters.late += position.applied < seq < before
         recovery.accept(batch, now)
 
     def reply(self, number: int, reply: Reply, now: int) -> None:

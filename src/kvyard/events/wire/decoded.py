@@ -94,8 +94,10 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
         for rank, event in zip(self.ranks, self.events, strict=True):
             parts.setdefault(rank, []).append(event)
         return [
-            Decoded(ts=self.ts, rank=rank, events=events, problems=[] if at else self.problems, dialect=self.dialect)
-            for at, (rank, events) in enumerate(parts.items())
+            Decoded(
+                ts=self.ts, rank=rank, events=events, problems=[] if number else self.problems, dialect=self.dialect
+            )
+            for number, (rank, events) in enumerate(parts.items())
         ]
 
 

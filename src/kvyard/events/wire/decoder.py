@@ -66,15 +66,15 @@ class Decoder:
             if not payload:
                 return no_events("empty payload")
         failure: BaseException | None = None
-        for at, reader in enumerate(self._readers):
+        for index, reader in enumerate(self._readers):
             try:
                 decoded = reader.read(payload, self.stats)
             except UNREADABLE as error:
                 failure = failure or error
                 continue
             if decoded is not None:
-                if at:
-                    self._readers.insert(0, self._readers.pop(at))
+                if index:
+                    self._readers.insert(0, self._readers.pop(index))
                 return decoded
         if failure is not None:
             return no_events(f"{type(failure).__name__}: {failure}"[:200])

@@ -137,17 +137,17 @@ class EngineGuess(msgspec.Struct):
 
     def look(self, payload: bytes) -> None:
         """Take in a payload; one that can't be read at all says nothing."""
-        found: Any = payload
+        value: Any = payload
         try:
             if payload[:1] in (b"[", b"{"):
-                found = msgspec.json.decode(payload)
+                value = msgspec.json.decode(payload)
             else:
-                found = msgspec.msgpack.decode(payload)
+                value = msgspec.msgpack.decode(payload)
         except (ValueError, *DECODE_ERRORS):
             pass  # it may be a format that is neither
         for name in reading_order("auto"):
             look = WIRES.get(name).look
-            if look is not None and look(found, self):
+            if look is not None and look(value, self):
                 return
 
     def note_hashes(self, hashes: object) -> None:

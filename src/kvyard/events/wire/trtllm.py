@@ -160,9 +160,9 @@ class TrtllmReader:
                     problems.append(problem)
                 if isinstance(envelope.data, Created):
                     capacities |= _capacity(envelope, envelope.data)
-                found = self._read(envelope, stats)
-                events += found
-                ranks += [envelope.attention_dp_rank] * len(found)
+                read = self._read(envelope, stats)
+                events += read
+                ranks += [envelope.attention_dp_rank] * len(read)
             except EventRefused as refusal:
                 problems.append(Problem(index, refusal.reason, refusal.kind))
             except (OverflowError, *DECODE_ERRORS) as error:
@@ -185,20 +185,20 @@ class TrtllmReader:
 
     def _follow(self, index: int, envelope: Envelope) -> Problem | None:
         """Check an event's id against the one before it, of the same rank."""
-        at, rank = envelope.event_id, envelope.attention_dp_rank
-        if at is None:
+        event_id, rank = envelope.event_id, envelope.attention_dp_rank
+        if event_id is None:
             return None
         if rank is not None and not 0 <= rank < MAX_COUNT:
             raise EventRefused(ProblemKind.MALFORMED, f"rank {rank} is out of range")
         last = self._last_id.get(rank)
         if last is None and len(self._last_id) >= MAX_NAMES:
             return None
-        self._last_id[rank] = at
-        if last is None or at == last + 1:
+        self._last_id[rank] = event_id
+        if last is None or event_id == last + 1:
             return None
-        if at <= last:
-            return Problem(index, f"event ids start again at {at} after {last}", ProblemKind.RESTART)
-        return Problem(index, f"events {last + 1} to {at - 1} are missing", ProblemKind.GAP)
+        if event_id <= last:
+            return Problem(index, f"event ids start again at {event_id} after {last}", ProblemKind.RESTART)
+        return Problem(index, f"events {last + 1} to {event_id - 1} are missing", ProblemKind.GAP)
 
     def _read(self, envelope: Envelope, stats: DecodeStats) -> list[Event]:
         data, rank = envelope.data, envelope.attention_dp_rank
@@ -235,8 +235,8 @@ class TrtllmReader:
             part = list(same)
             tier = _tier(level)
             hashes = [self._key(block.block_hash) for block in part]
-            found = [token for block in part for token in block.tokens or ()]
-            tokens = [token if isinstance(token, int) else token.token_id for token in found]
+            ids = [token for block in part for token in block.tokens or ()]
+            tokens = [token if isinstance(token, int) else token.token_id for token in ids]
             extras = [_extras(block) for block in part] if any(block.mm_keys for block in part) else None
             self._remember(rank, group, hashes, tier)
             events.append(
@@ -266,7 +266,7 @@ class TrtllmReader:
             size = max(*sizes, self._learned.get(group, 0))
             if group in self._learned or len(self._learned) < MAX_NAMES:
                 self._learned[group] = size
-        full = next((at for at, count in enumerate(sizes) if count != size), len(sizes))
+        full = next((index for index, count in enumerate(sizes) if count != size), len(sizes))
         stats.partial_blocks += len(sizes) - full
         return blocks[:full]
 
@@ -276,7 +276,7 @@ class TrtllmReader:
         events: list[Event] = []
         for tier in Tier:
             meant = (tier, Tier.G1) if self._forgot else (tier,)
-            hashes = [key for key, at in zip(keys, tiers, strict=True) if at in meant]
+            hashes = [key for key, tier in zip(keys, tiers, strict=True) if tier in meant]
             if hashes:
                 events.append(Removed(hashes=hashes, group=group, tier=tier))
         return events
@@ -388,11 +388,11 @@ class TrtllmWriter:
         level = event.tier - 1
         fresh: list[Block] = []
         parent = event.parent
-        for at, key in enumerate(event.hashes):
+        for index, key in enumerate(event.hashes):
             before = held.get(key, 0)
             held[key] = before | bit
             if not before:
-                fresh.append(_block(event, at, key, level))
+                fresh.append(_block(event, index, key, level))
                 continue
             # A known block in between ends the chain that goes into one event.
             self._put_stored(fresh, parent, event.group)

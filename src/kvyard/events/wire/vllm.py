@@ -517,8 +517,8 @@ def _look_at_event(event: Any, guess: EngineGuess) -> None:
     elif isinstance(event, list) and event:
         guess.encodings["array"] += 1
         stored = event[0] == "BlockStored"
-        at = 6 if stored else 2
-        hashes, medium = (event[1] if len(event) > 1 else None), (event[at] if len(event) > at else None)
+        place = 6 if stored else 2
+        hashes, medium = (event[1] if len(event) > 1 else None), (event[place] if len(event) > place else None)
         named = ["group_idx"] if stored and len(event) > 9 and event[9] is not None else []
     else:
         return

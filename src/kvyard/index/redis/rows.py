@@ -410,7 +410,7 @@ class RedisIndex:
     def _ask(self, keys: Sequence[int], through_holes: bool) -> Rows:
         for _ in range(ATTEMPTS):
             self.session.look()
-            found: list[tuple[int, bytes]] = []
+            rows: list[tuple[int, bytes]] = []
             for low in range(0, len(keys), LOOKUP_KEYS):
                 part = keys[low : low + LOOKUP_KEYS]
                 asked = self.clock.now()
@@ -419,11 +419,11 @@ class RedisIndex:
                     self.session.take(reply[1], asked)
                     if low:
                         break  # what was found so far may mean something else by now
-                found += [(low + stop, row) for stop, row in zip(reply[2::2], reply[3::2], strict=True)]
-                if not through_holes and (not found or found[-1][0] < low + len(part)):
-                    return self._translated(found, through_holes)
+                rows += [(low + stop, row) for stop, row in zip(reply[2::2], reply[3::2], strict=True)]
+                if not through_holes and (not rows or rows[-1][0] < low + len(part)):
+                    return self._translated(rows, through_holes)
             else:
-                return self._translated(found, through_holes)
+                return self._translated(rows, through_holes)
         self.blind_lookups += 1
         return []
 

@@ -329,7 +329,7 @@ class SharedIndexer(Indexer):
 
     def _said_by_all(self) -> dict[str, list[tuple[StreamRecord, FollowedStream]]]:
         """Every stream of which its writer says something, as what that is worth now."""
-        found: dict[str, list[tuple[StreamRecord, FollowedStream]]] = {}
+        by_stream: dict[str, list[tuple[StreamRecord, FollowedStream]]] = {}
         now = self.backend.clock.now()
         tokens = self.backend.session.tokens
         for name, owner in self.backend.directory.owners.items():
@@ -342,8 +342,8 @@ class SharedIndexer(Indexer):
                 stream.updated = self._heard.get(key, (0, 0))[1]
                 if name not in tokens and not owner.alive(now):
                     stream.state, stream.reason = State.STALE, f"the replica that wrote {name} is gone"
-                found.setdefault(record.source.stream, []).append((record, stream))
-        return found
+                by_stream.setdefault(record.source.stream, []).append((record, stream))
+        return by_stream
 
     def _adopt(self, source: Source, feed: FeedRecord) -> None:
         """Learn of a holder's groups what its writer knows, unless we know it ourselves."""

@@ -65,9 +65,9 @@ async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
     Raises ``KvyardError`` where the endpoint can't be reached, serves nothing, or not that model.
     """
     served = await _models(endpoint)
-    chosen = next((one for one in served if one.id == model), None) if model is not None else served[0]
+    chosen = next((entry for entry in served if entry.id == model), None) if model is not None else served[0]
     if chosen is None:
-        names = ", ".join(one.id for one in served)
+        names = ", ".join(entry.id for entry in served)
         raise KvyardError(f"{endpoint.url} doesn't serve {model}: it has {names}")
     facts = EngineFacts(model=chosen.id, max_model_len=chosen.max_model_len)
     facts.version = str(_member(await _page(endpoint, "/version"), "version") or "")[:100]

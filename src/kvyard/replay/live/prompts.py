@@ -39,13 +39,13 @@ class PromptMaker:
             # Nothing is known of what it shares: it shares nothing.
             return self._draw(f"request {row.id}", row.input_length)
         size = row.id_block_size
-        found: list[int] = []
+        ids: list[int] = []
         for id_ in row.ids:
-            found += self._draw(f"id {id_}", size)
-        del found[row.input_length :]
-        if len(found) < row.input_length:
-            found += self._draw(f"request {row.id}", row.input_length - len(found))
-        return found
+            ids += self._draw(f"id {id_}", size)
+        del ids[row.input_length :]
+        if len(ids) < row.input_length:
+            ids += self._draw(f"request {row.id}", row.input_length - len(ids))
+        return ids
 
     def _draw(self, name: str, count: int) -> list[int]:
         key = xxhash.xxh3_128_intdigest(f"{self._seed} {name}".encode())
@@ -92,24 +92,24 @@ def body_of(
 
 def _hint_fields(hints: Hints) -> dict[str, object]:
     """Hints by the names of vLLM (sessions and ranges) and of Dynamo (ends and times to live)."""
-    found: dict[str, object] = {"session_id": hints.session} if hints.session else {}
+    fields: dict[str, object] = {"session_id": hints.session} if hints.session else {}
     if hints.session_end:
-        found["nvext"] = {
+        fields["nvext"] = {
             "session_control": {"action": "close"} | ({"session_id": hints.session} if hints.session else {})
         }
     elif hints.ttl is not None:
         control = {"type": "ephemeral", "ttl": f"{max(1, round(hints.ttl / SECOND))}s"}
         if hints.ttl_then != "ordinary":
             control["then"] = hints.ttl_then  # a name of our own, which other engines pass over
-        found["nvext"] = {"cache_control": control}
+        fields["nvext"] = {"cache_control": control}
     if hints.retention:
-        found["retention_directives"] = [
+        fields["retention_directives"] = [
             {
-                "start": one.start,
-                "end": one.stop,
-                "priority": one.priority,
-                "duration": None if one.duration is None else one.duration / SECOND,
+                "start": directive.start,
+                "end": directive.stop,
+                "priority": directive.priority,
+                "duration": None if directive.duration is None else directive.duration / SECOND,
             }
-            for one in hints.retention
+            for directive in hints.retention
         ]
-    return found
+    return fields

@@ -33,22 +33,22 @@ class Threshold(Scaler):
         """Since when all was far below its limit, by role."""
 
     def wanted(self, seen: Snapshot) -> Mapping[Role, int]:
-        found: dict[Role, int] = {}
+        targets: dict[Role, int] = {}
         for role, state in seen.roles.items():
             loads = self._loads(seen, state)
             there = state.active + state.starting
             high = max(loads, default=0.0)
             if high > 1:
                 self._quiet.pop(role, None)
-                found[role] = max(there, ceil(state.active * min(high, 2.0)))
+                targets[role] = max(there, ceil(state.active * min(high, 2.0)))
             elif high < self.options["low"]:
                 since = self._quiet.setdefault(role, seen.now_s)
                 if seen.now_s - since >= self.options["patience"]:
-                    found[role] = there - 1
+                    targets[role] = there - 1
                     self._quiet[role] = seen.now_s
             else:
                 self._quiet.pop(role, None)
-        return found
+        return targets
 
     def _loads(self, seen: Snapshot, state: RoleState) -> list[float]:
         """Each figure as a share of its limit."""

@@ -144,9 +144,9 @@ class ViewFeed:
         else:
             self.history.append(point_of(view))
             self._whole = frame("view", view)
-            fresh = [one for one in view.decisions if one.number > self._newest]
+            fresh = [decision for decision in view.decisions if decision.number > self._newest]
             self._news = frame("view", msgspec.structs.replace(view, decisions=fresh))
-            self._newest = max((one.number for one in view.decisions), default=self._newest)
+            self._newest = max((decision.number for decision in view.decisions), default=self._newest)
         self.number += 1
         self._wake()
 

@@ -259,7 +259,7 @@ def ask_for_replay(cases: Sequence[Case], seconds: float = 1.0) -> None:
     """See whether replay endpoints answer at all: a stream that lost nothing has had no reason to ask."""
     for case in cases:
         if case.replay is None or any(
-            one.counters.replayed or one.counters.snapshots for one in case.subscription.statuses()
+            status.counters.replayed or status.counters.snapshots for status in case.subscription.statuses()
         ):
             continue
         try:

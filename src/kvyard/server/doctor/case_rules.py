@@ -62,8 +62,8 @@ def groups(case: Case, expected: Expected) -> Iterator[Finding]:
         if case.announced:
             yield broken("group.unknown", case.name, reason=reason)
     for holder, explanation in case.explanations():
-        most = max((found.tokens for found in explanation.groups), default=0)
-        worst = next((found for found in explanation.groups if not found.tokens), None)
+        most = max((group.tokens for group in explanation.groups), default=0)
+        worst = next((group for group in explanation.groups if not group.tokens), None)
         if len(explanation.groups) > 1 and worst is not None and most:
             yield broken(
                 "group.empty",
@@ -131,22 +131,22 @@ def stream(case: Case, expected: Expected) -> Iterator[Finding]:
     statuses = case.subscription.statuses()
     whole = bool(statuses) and not any(status.state == State.STALE for status in statuses)
     report = judge(case.checker.facts(), recovered=whole)
-    for found in report.findings:
-        code = MEANT.get(found.code, "encoding" if found.code.startswith("bad-") else found.code)
-        if code not in SHOWN or (not found.broken and code != "gap"):
+    for finding in report.findings:
+        code = MEANT.get(finding.code, "encoding" if finding.code.startswith("bad-") else finding.code)
+        if code not in SHOWN or (not finding.broken and code != "gap"):
             continue
-        found = msgspec.structs.replace(found, code=code, where=case.name, fix=found.fix or MORE)
+        finding = msgspec.structs.replace(finding, code=code, where=case.name, fix=finding.fix or MORE)
         if code == "encoding":
             means = "This isn't an encoding of KV events that is known."
-            found = msgspec.structs.replace(
-                found,
-                means=found.means or "They are lost." if report.facts.stored_blocks else means,
+            finding = msgspec.structs.replace(
+                finding,
+                means=finding.means or "They are lost." if report.facts.stored_blocks else means,
                 fix="See that the endpoint is the engine's KV event socket and no other, and that the engine's version is "
                 "known to its readers. " + MORE,
             )
         elif code in HARMLESS:
-            found = msgspec.structs.replace(found, severity=Severity.NOTE)
-        yield found
+            finding = msgspec.structs.replace(finding, severity=Severity.NOTE)
+        yield finding
     for reason in case.refused():
         yield note("refused", case.name, reason=reason)
 
@@ -154,12 +154,12 @@ def stream(case: Case, expected: Expected) -> Iterator[Finding]:
 def trust(case: Case, expected: Expected) -> Iterator[Finding]:
     """Whether what came before, and what was missed, could be had."""
     streams = case.checker.facts().streams.values()
-    joined = [one for one in streams if one.first]
+    joined = [stream_facts for stream_facts in streams if stream_facts.first]
     stale = [status for status in case.subscription.statuses() if status.state == State.STALE]
     if joined and case.replay is None:
-        found = any(match.tokens for match in case.matches())
-        yield (note if found else broken)("stale.joined", case.name, first=joined[0].first)
-    elif stale and not joined and not any(one.gap_count for one in streams):
+        matched = any(match.tokens for match in case.matches())
+        yield (note if matched else broken)("stale.joined", case.name, first=joined[0].first)
+    elif stale and not joined and not any(stream_facts.gap_count for stream_facts in streams):
         yield broken("stale.lost", case.name, reason=stale[0].reason)
     yield from _replay(case)
 
@@ -190,7 +190,7 @@ def hashes(case: Case, expected: Expected) -> Iterator[Finding]:
     samples = [text for text in case.texts if text.plain and text.size and len(text.tokens) >= text.size][:16]
     if not samples:
         return
-    found = _reproduced(samples)
+    algorithm = _reproduced(samples)
     if expected.algorithm is not None and not all(
         _reproduces(expected.algorithm, expected.seed, text) for text in samples
     ):
@@ -198,11 +198,13 @@ def hashes(case: Case, expected: Expected) -> Iterator[Finding]:
             "hash-seed",
             case.name,
             expected=_named(expected.algorithm, expected.seed),
-            found=f", but of {found}" if found else "",
-            fix=f": here {found}" if found else ", and tell the index; or let the index translate, which needs neither",
+            found=f", but of {algorithm}" if algorithm else "",
+            fix=f": here {algorithm}"
+            if algorithm
+            else ", and tell the index; or let the index translate, which needs neither",
         )
     else:
-        yield note("hashes.known" if found else "hashes.unknown", case.name, found=found)
+        yield note("hashes.known" if algorithm else "hashes.unknown", case.name, found=algorithm)
 
 
 def seeds_differ(cases: Sequence[Case]) -> Iterator[Finding]:

@@ -150,7 +150,7 @@ def between(visits: Sequence[Visit]) -> Iterator[Finding]:
     }
     for code, value in compared.items():
         known = [(seen, value(seen)) for seen in visits if value(seen) is not None]
-        odd = next((seen for seen, found in known if found != known[0][1]), None)
+        odd = next((seen for seen, value in known if value != known[0][1]), None)
         if odd is not None:
             yield broken(code, odd.url, other=known[0][0].url)
 
@@ -160,19 +160,19 @@ def announced(visits: Sequence[Visit], cases: Sequence[Case]) -> Iterator[Findin
     listening = [case for case in cases if case.subscription.counters.connections]
     if not listening:
         return
-    for at, seen in enumerate(visits):
+    for index, seen in enumerate(visits):
         if not seen.probe_ids:
             continue
         by = [case for case in listening if _heard(case, seen.probe_ids)]
         for case in by:
             report = judge(case.checker.facts(), device_blocks=seen.device_blocks)
-            over = [found for found in report.findings if found.code == "over-capacity" and found.broken]
-            yield from (msgspec.structs.replace(found, where=case.name) for found in over)
+            over = [finding for finding in report.findings if finding.code == "over-capacity" and finding.broken]
+            yield from (msgspec.structs.replace(finding, where=case.name) for finding in over)
             yield from _tiers(case, seen.probe_ids)
         if not by:
             yield broken("unannounced", seen.url, tokens=len(seen.probe_ids), streams=len(listening))
-        elif len(cases) == len(visits) and cases[at] not in by:
-            yield broken("crossed", seen.url, there=by[0].name, here=cases[at].name)
+        elif len(cases) == len(visits) and cases[index] not in by:
+            yield broken("crossed", seen.url, there=by[0].name, here=cases[index].name)
 
 
 def _tiers(case: Case, prompt: Sequence[int]) -> Iterator[Finding]:

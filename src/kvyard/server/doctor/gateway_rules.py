@@ -52,19 +52,19 @@ def roles(url: str, view: FleetView) -> Iterator[Finding]:
                     missing,
                     url,
                     model=model or "no model yet",
-                    engines=_names([one.name for one in there]),
+                    engines=_names([engine.name for engine in there]),
                 )
 
 
 def streams(url: str, view: FleetView) -> Iterator[Finding]:
     for stream in view.streams:
         if stream.state in ("stale", "failed"):
-            at = f" ({stream.endpoint})" if stream.endpoint else ""
+            endpoint = f" ({stream.endpoint})" if stream.endpoint else ""
             yield broken(
                 "gateway-stream",
                 url,
                 stream=stream.worker or stream.name,
-                at=at,
+                at=endpoint,
                 state=stream.state,
                 reason=stream.reason,
             )
@@ -115,23 +115,23 @@ def promises(url: str, view: FleetView) -> Iterator[Finding]:
     if crossed:
         yield broken("gateway-crossed", url, engines=_names(crossed))
     for worker in view.workers:
-        found = worker.promises
-        if found is None or found.promised < ENOUGH or worker.name in crossed:
+        counted = worker.promises
+        if counted is None or counted.promised < ENOUGH or worker.name in crossed:
             continue
-        reported = found.promised - found.missing.get("unreported", 0)
-        reason = _main(found)
-        often = found.broken > found.kept and found.broken >= OFTEN and reason in ALWAYS_WRONG
+        reported = counted.promised - counted.missing.get("unreported", 0)
+        reason = _main(counted)
+        often = counted.broken > counted.kept and counted.broken >= OFTEN and reason in ALWAYS_WRONG
         if not reported:
-            yield note("gateway-unreported", url, engine=worker.name, tokens=found.promised)
-        elif reason and (often or found.delivered < KEPT * reported):
+            yield note("gateway-unreported", url, engine=worker.name, tokens=counted.promised)
+        elif reason and (often or counted.delivered < KEPT * reported):
             yield broken(
                 f"gateway-promises.{_of_phantoms(worker.name, view) if reason == 'phantom' else reason}",
                 url,
                 engine=worker.name,
-                delivered=found.delivered,
+                delivered=counted.delivered,
                 promised=reported,
-                share=found.delivered / reported,
-                tokens=found.missing[reason],
+                share=counted.delivered / reported,
+                tokens=counted.missing[reason],
                 words=view.reasons.get(reason, reason),
             )
 

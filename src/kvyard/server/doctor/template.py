@@ -47,9 +47,9 @@ def _read(path: Path) -> tuple[str, dict[str, str]]:
         return text, {}
     try:
         config = json.loads(text)
-        found = config["chat_template"]
-        if isinstance(found, list):
-            found = next(one["template"] for one in found if one["name"] == "default")
+        template = config["chat_template"]
+        if isinstance(template, list):
+            template = next(entry["template"] for entry in template if entry["name"] == "default")
     except (ValueError, LookupError, TypeError, StopIteration):
         raise KvyardError(
             f"{path} has no chat_template: give a tokenizer_config.json that has, or a .jinja file"
@@ -61,7 +61,7 @@ def _read(path: Path) -> tuple[str, dict[str, str]]:
             value = value.get("content")
         if isinstance(value, str):
             names[name] = value
-    return str(found), names
+    return str(template), names
 
 
 def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:

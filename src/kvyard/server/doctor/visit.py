@@ -231,11 +231,11 @@ class _Visitor:
         return cached
 
     def _usage(self, path: str, what: str, **body: Any) -> TokenUsage | None:
-        found = self._post(path, what, {"model": self._model, "max_tokens": 1, "temperature": 0, **body})
-        if found is None:
+        reply = self._post(path, what, {"model": self._model, "max_tokens": 1, "temperature": 0, **body})
+        if reply is None:
             return None
         try:
-            usage = msgspec.convert(found, _Completed).usage
+            usage = msgspec.convert(reply, _Completed).usage
             if usage.prompt_tokens is not None:
                 return usage
         except msgspec.ValidationError:

@@ -55,15 +55,15 @@ class Endpoints:
             if (self.of(engine) is not None and not again) or _is_address(host):
                 continue
             try:
-                found = await self._resolve(host)
+                addresses = await self._resolve(host)
             except OSError as error:
                 if self.of(engine) is None:  # a lookup that fails changes nothing that is known
                     self._unknown(engine, error.strerror or str(error))
                 continue
             # Those of IPv4 first, as long as clusters have both: all data planes reach them.
-            found.sort(key=lambda one: (":" in one, one))
-            if found:
-                self._learn(engine, found[0], port)
+            addresses.sort(key=lambda one: (":" in one, one))
+            if addresses:
+                self._learn(engine, addresses[0], port)
             elif self.of(engine) is None:
                 self._unknown(engine, "it has no addresses")
 

@@ -74,14 +74,14 @@ def read_message(data: bytes) -> Any:
 
 def _body_bytes(data: bytes) -> int:
     """Bytes of the first field that has a body in it; 0 where none is found among the first fields."""
-    at = 0
+    offset = 0
     for _ in range(_MOST_FIELDS):
-        tag, at = _number(data, at)
-        length, at = _number(data, at)
+        tag, offset = _number(data, offset)
+        length, offset = _number(data, offset)
         if tag & 7 == 2:
             if tag >> 3 in _BODIES:
-                return min(length, len(data) - at)
-            at += length
+                return min(length, len(data) - offset)
+            offset += length
         elif tag & 7:
             break
     return 0

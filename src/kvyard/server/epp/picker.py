@@ -159,7 +159,7 @@ class EndpointPicker:
             pools = [members.pools[home.model]]
         if not pools:
             raise Refusal(503, "no engine has been heard of yet", fix="try again later", Retry_After="1")
-        pool = next((one for one in pools if any(map(_may_get, one.engines.values()))), pools[0])
+        pool = next((candidate for candidate in pools if any(map(_may_get, candidate.engines.values()))), pools[0])
         id_ = proxy.traffic.name(asked.headers.get("x-request-id", ""))
         shut = frozenset() if home is None else pool.all_but(home.engine)
         request = RouteRequest(id_, [], 0, asked.headers.get(self.config.session_header))
@@ -197,10 +197,10 @@ class EndpointPicker:
             raise Refusal(503, f"{engine.name} has no address", fix="try again", Retry_After="1")
         if not self.config.fallbacks:
             return chosen
-        others = [one for one in self._eligible(pool, place) if one is not engine]
+        others = [other for other in self._eligible(pool, place) if other is not engine]
         others.sort(key=lambda one: one.in_flight)
-        found = [self.endpoints.of(one) for one in others[: self.config.fallbacks]]
-        return ",".join([chosen, *filter(None, found)])
+        fallbacks = [self.endpoints.of(other) for other in others[: self.config.fallbacks]]
+        return ",".join([chosen, *filter(None, fallbacks)])
 
     # -- what becomes of it -------------------------------------------------------------------------------------------------
 

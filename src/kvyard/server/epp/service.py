@@ -120,15 +120,15 @@ class EppService(AsyncService):
         address = f"{host}:{self.config.port}"
         try:
             if self._tls is None:
-                found: int = server.add_insecure_port(address)
+                port: int = server.add_insecure_port(address)
             else:
                 pair = tuple(_read(path) for path in (self._tls.key, self._tls.certificate))
-                found = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+                port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         except RuntimeError:
-            found = 0
-        if not found:
+            port = 0
+        if not port:
             raise KvyardError(f"can't listen at {address}: it may be taken; choose another --port, or 0 for any")
-        return found
+        return port
 
     async def _follow_health(self) -> None:
         said = False

@@ -197,10 +197,10 @@ class RequestStream:
     # -- the answer ---------------------------------------------------------------------------------------------------------
 
     async def _response_headers(self, message: Any) -> None:
-        found = messages.read_headers(message.response_headers)
-        status = found.get(":status", "")
+        headers = messages.read_headers(message.response_headers)
+        status = headers.get(":status", "")
         self._status = int(status) if status.isdecimal() else 0
-        self._streamed = found.get("content-type", "").startswith("text/event-stream")
+        self._streamed = headers.get("content-type", "").startswith("text/event-stream")
         self._whole = message.response_headers.end_of_stream
         endpoint = messages.served(message)
         picked = self._picked

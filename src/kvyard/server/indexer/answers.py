@@ -25,17 +25,23 @@ from kvyard.server.indexer.schemas import (
 
 def matches(scores: Scores) -> Matches:
     """Dynamo's answer: tokens per instance and tier, cumulative; an instance reaches as far as its best rank."""
-    found: dict[str, InstanceMatch] = {}
+    instances: dict[str, InstanceMatch] = {}
     for holder, match in scores.workers.items():
         reach = cumulative(match)
         if not any(reach):
             continue
         gpu, cpu, disk = reach
-        one = found.setdefault(holder.name, InstanceMatch(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0))
-        one.dp[str(holder.rank)] = gpu
-        one.gpu, one.cpu, one.disk = max(one.gpu, gpu), max(one.cpu, cpu), max(one.disk, disk)
-        one.longest_matched = max(one.longest_matched, disk)
-    return Matches(scores={name: dict(one.dp) for name, one in found.items()}, frequencies=[], instances=found)
+        instance = instances.setdefault(holder.name, InstanceMatch(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0))
+        instance.dp[str(holder.rank)] = gpu
+        instance.gpu, instance.cpu, instance.disk = (
+            max(instance.gpu, gpu),
+            max(instance.cpu, cpu),
+            max(instance.disk, disk),
+        )
+        instance.longest_matched = max(instance.longest_matched, disk)
+    return Matches(
+        scores={name: dict(instance.dp) for name, instance in instances.items()}, frequencies=[], instances=instances
+    )
 
 
 def cumulative(match: WorkerMatch) -> tuple[int, int, int]:
@@ -52,7 +58,10 @@ def worker(model: IndexedModel, match: WorkerMatch) -> WorkerScore:
         dp_rank=holder.rank,
         **picked(match, "tokens blocks limited_by confidence reason"),
         score=match.score if math.isfinite(match.score) else 0.0,
-        tiers={TIER_NAMES[tier]: TierTokens(**picked(one, "tokens blocks reach")) for tier, one in match.tiers.items()},
+        tiers={
+            TIER_NAMES[tier]: TierTokens(**picked(tier_match, "tokens blocks reach"))
+            for tier, tier_match in match.tiers.items()
+        },
         state=match.state.value,
         age_ms=match.age / MS,
     )
@@ -61,12 +70,12 @@ def worker(model: IndexedModel, match: WorkerMatch) -> WorkerScore:
 def scored(model: IndexedModel, scores: Scores) -> PromptScores:
     """One prompt's answer, the best worker first."""
     best = scores.best()
-    found = [match for holder, match in scores.workers.items() if not holder.shared]
-    found.sort(key=lambda match: (-match.score, match.worker))
+    ranked = [match for holder, match in scores.workers.items() if not holder.shared]
+    ranked.sort(key=lambda match: (-match.score, match.worker))
     return PromptScores(
         tokens=scores.tokens,
         blocks=scores.blocks,
-        workers=[worker(model, match) for match in found],
+        workers=[worker(model, match) for match in ranked],
         best=worker(model, best) if best is not None else None,
     )
 
@@ -88,13 +97,13 @@ def model_facts(model: IndexedModel) -> dict[str, Any]:
 
 def workers(model: IndexedModel) -> list[WorkerInfo]:
     """Return the workers registered for a model."""
-    found: dict[tuple[str, str], WorkerInfo] = {}
+    by_worker: dict[tuple[str, str], WorkerInfo] = {}
     for listener in model.listeners.values():
         told = listener.told
         key = ("pool", told.pool) if told.pool is not None else ("worker", str(told.instance_id))
-        info = found.get(key)
+        info = by_worker.get(key)
         if info is None:
-            info = found[key] = WorkerInfo(
+            info = by_worker[key] = WorkerInfo(
                 instance_id=told.instance_id,
                 pool=told.pool,
                 status="active",
@@ -109,7 +118,7 @@ def workers(model: IndexedModel) -> list[WorkerInfo]:
         info.listeners[rank if rank not in info.listeners else f"{rank}/{about.name}"] = about
         info.block_size = info.block_size or told.block_size
         info.status = max(info.status, about.status, key=("active", "pending", "failed").index)
-    return list(found.values())
+    return list(by_worker.values())
 
 
 def rows(model: IndexedModel) -> ModelRows:

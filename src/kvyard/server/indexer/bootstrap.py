@@ -95,7 +95,9 @@ async def bootstrap(
             log.warning("%s", error)
             continue
         more = await _listen_too(told, models, listen)
-        connected = await asyncio.gather(*(one.subscriber.connected(CONNECT_SECONDS) for one in (*opened, *more)))
+        connected = await asyncio.gather(
+            *(listener.subscriber.connected(CONNECT_SECONDS) for listener in (*opened, *more))
+        )
         missing = connected.count(False)
         if missing:
             log.warning(
@@ -129,14 +131,14 @@ async def _listen_too(
     """Open the peer's streams that weren't configured here."""
     more: list[Listener] = []
     for model in told.models:
-        for one in model.registrations:
-            mine = models.get((one.model_name, one.tenant))
-            if mine is not None and one.stream_name(one.dp_rank or 0) in mine.listeners:
+        for registration in model.registrations:
+            mine = models.get((registration.model_name, registration.tenant))
+            if mine is not None and registration.stream_name(registration.dp_rank or 0) in mine.listeners:
                 continue
             try:
-                more += await listen(one, model.block_size)
+                more += await listen(registration, model.block_size)
             except (KvyardError, Refusal) as error:
-                log.warning("can't listen to %s as the peer does: %s", one.endpoint, error)
+                log.warning("can't listen to %s as the peer does: %s", registration.endpoint, error)
     return more
 
 
@@ -144,19 +146,19 @@ def _take_over(models: Models, told: ModelDump, now: int) -> list[str]:
     mine = models.get((told.model_name, told.tenant_id))
     if mine is None:
         return []
-    unclear = {one.stream for one in told.index.streams if (_position(told, one) or (None,))[0] != one.seq}
+    unclear = {stream.stream for stream in told.index.streams if (_position(told, stream) or (None,))[0] != stream.seq}
     # Only what the peer's sockets are sure of; the same stream elsewhere may be another one.
     same = {
         name
         for name, listener in mine.listeners.items()
-        if name not in unclear and any(_same(listener.told, one) for one in told.registrations)
+        if name not in unclear and any(_same(listener.told, registration) for registration in told.registrations)
     }
     taken = load(mine.indexer, told.index, same, now)
-    for one in taken:
-        position = _position(told, one)
+    for stream in taken:
+        position = _position(told, stream)
         assert position is not None
-        mine.listeners[one.stream].subscriber.subscription.resume(one.topic.encode(), position, now)
-    return [one.stream for one in taken]
+        mine.listeners[stream.stream].subscriber.subscription.resume(stream.topic.encode(), position, now)
+    return [stream.stream for stream in taken]
 
 
 def _position(told: ModelDump, one: StreamDump) -> tuple[int, int, int | None] | None:

@@ -34,9 +34,9 @@ def stream_conditions(listener: Listener) -> Iterator[HealthReason]:
     elif info.state == State.STALE.value:
         yield HealthReason(code="stream-stale", about=about, why=info.reason or "nothing heard yet")
     if info.block_sizes:
-        found = ", ".join(map(str, info.block_sizes))
+        sizes = ", ".join(map(str, info.block_sizes))
         told = listener.told.block_size
-        yield HealthReason(code="block-size", about=about, why=f"its blocks have {found} tokens, and {told} were given")
+        yield HealthReason(code="block-size", about=about, why=f"its blocks have {sizes} tokens, and {told} were given")
 
 
 def task_conditions(service: Service) -> Iterator[HealthReason]:

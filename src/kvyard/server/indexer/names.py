@@ -50,7 +50,9 @@ class LocalNames:
             # A long prompt has thousands of blocks, and naming them is most of what reading it costs: so it is done in C.
             for blocks in _cutter(step).iter_unpack(memoryview(words)[:whole]):
                 local += map(digest, blocks, repeat(LOCAL_SEED))
-        local += [digest(words[at : at + step], LOCAL_SEED) for at in range(whole, len(words) - step + 1, step)]
+        local += [
+            digest(words[offset : offset + step], LOCAL_SEED) for offset in range(whole, len(words) - step + 1, step)
+        ]
         return self.chain(parent, local, extras)  # type: ignore[return-value]
 
     def chain(
@@ -63,12 +65,12 @@ class LocalNames:
             raise HashingError("a parent for local names is an integer")
         key, digest = parent & _U64, xxhash.xxh3_64_intdigest
         if extras is None:
-            return [key := digest(one, key) for one in local]
+            return [key := digest(block_hash, key) for block_hash in local]
         if len(extras) != len(local):
             raise HashingError(f"{len(extras)} extra keys for {len(local)} blocks")
         return [
-            key := digest(one if extra is None else one + cbor2.dumps(extra, canonical=True), key)
-            for one, extra in zip(local, extras, strict=True)
+            key := digest(block_hash if extra is None else block_hash + cbor2.dumps(extra, canonical=True), key)
+            for block_hash, extra in zip(local, extras, strict=True)
         ]
 
 
@@ -97,14 +99,14 @@ def keys_of_hashes(
     Raises ``IdentityError`` in direct mode for a namespace, which is part of the engine's hashes already.
     """
     if identity.direct:
-        yield [one & _U64 for one in hashes]
+        yield [block_hash & _U64 for block_hash in hashes]
         return
     names = identity.algorithm
     assert isinstance(names, LocalNames)
     extras = identity.extras(len(hashes), namespace)
     parent: int | None = None
-    for at in range(0, len(hashes), turn):
-        local = [(one & _U64).to_bytes(8, "big") for one in hashes[at : at + turn]]
-        keys = names.chain(parent, local, None if extras is None else extras[at : at + turn])
+    for first in range(0, len(hashes), turn):
+        local = [(block_hash & _U64).to_bytes(8, "big") for block_hash in hashes[first : first + turn]]
+        keys = names.chain(parent, local, None if extras is None else extras[first : first + turn])
         parent = keys[-1]
         yield keys

@@ -118,11 +118,11 @@ class IndexerRoutes:
             prompts = body.batch
         model = self.service.model(body)
         results: list[schemas.PromptScores] = []
-        for at, one in enumerate(prompts):
-            where = "" if body.batch is None else f"batch[{at}]."
-            tokens = await self._tokens(model, one.token_ids, one.text, where)
+        for number, prompt in enumerate(prompts):
+            where = "" if body.batch is None else f"batch[{number}]."
+            tokens = await self._tokens(model, prompt.token_ids, prompt.text, where)
             identity = model.indexer.identity
-            keys = await _gathered(identity.keys_by_turns(tokens, body.namespace(one.media)))
+            keys = await _gathered(identity.keys_by_turns(tokens, body.namespace(prompt.media)))
             await pause()
             model = self.service.model(body)  # it may be gone by now
             holders = model.holders(body.workers)
@@ -137,11 +137,11 @@ class IndexerRoutes:
         keys = await _gathered(identity.keys_by_turns(tokens, body.namespace(body.media)))
         model = self.service.model(body)
         now = self.service.clock.now()
-        found: list[schemas.WorkerExplanation] = []
+        explanations: list[schemas.WorkerExplanation] = []
         for holder in self._asked_about(model, body):
-            found.append(answers.explained(model, model.indexer.explain_keys(keys, len(tokens), holder, now)))
+            explanations.append(answers.explained(model, model.indexer.explain_keys(keys, len(tokens), holder, now)))
             await pause()
-        return schemas.ExplainResponse(**answers.model_facts(model), tokens=len(tokens), explanations=found)
+        return schemas.ExplainResponse(**answers.model_facts(model), tokens=len(tokens), explanations=explanations)
 
     def _asked_about(self, model: IndexedModel, body: schemas.ExplainRequest) -> Sequence[Holder]:
         if body.instance_id is None:
@@ -151,16 +151,16 @@ class IndexerRoutes:
             model.indexer.refresh()
             known = [holder for holder in model.indexer.scorer.standings if not holder.shared]
             return known if wanted is None else wanted
-        found = [
+        holders = [
             holder
             for holder in model.holders([body.instance_id]) or []
             if body.dp_rank is None or holder.rank == body.dp_rank
         ]
-        if not found:
+        if not holders:
             rank = "" if body.dp_rank is None else f" rank {body.dp_rank}"
             error = f"instance {body.instance_id}{rank} is not registered for this model"
             raise Refusal(404, error, field="instance_id", fix="see /workers")
-        return found
+        return holders
 
     async def _tokens(
         self, model: IndexedModel, token_ids: list[int] | None, text: str | None, where: str

@@ -68,11 +68,11 @@ class Service(AsyncService):
         for label in self.config.models:
             name, _, tenant = label.partition(":")
             self.keep(name, tenant or "default")
-        for at, told in enumerate(self.config.subscriptions):
+        for number, told in enumerate(self.config.subscriptions):
             try:
                 opened += await self.open(told)
             except Refusal as refusal:
-                raise KvyardError(f"subscriptions[{at}]: {refusal}; {refusal.problem.fix}") from None
+                raise KvyardError(f"subscriptions[{number}]: {refusal}; {refusal.problem.fix}") from None
         if self.config.peers:
             opened += await bootstrap(self.config.peers, self.token, self.models, self.open, opened, self.clock)
         for listener in opened:
@@ -125,27 +125,27 @@ class Service(AsyncService):
         if model is None:
             finest = min((group.block_size for group in told.groups or ()), default=None)
             model = self._new_model(told.model_name, told.tenant, block_size, told.block_size, finest)
-        made: list[Listener] = []
+        listeners: list[Listener] = []
         try:
             for offset, rank in enumerate(ranks):
-                made.append(self._listener(model, told, rank, offset))
-            for listener in made:
+                listeners.append(self._listener(model, told, rank, offset))
+            for listener in listeners:
                 listener.subscriber.open()
         except BaseException:
-            for listener in made:
+            for listener in listeners:
                 await listener.stop()
             raise
         # Nothing fails from here on.
         self.models[told.model_name, told.tenant] = model
-        for listener in made:
+        for listener in listeners:
             model.indexer.register(listener.source)
             model.listeners[listener.source.stream] = listener
         if told.instance_id is not None:
             model.ids[str(told.instance_id)] = told.instance_id
         if told.pool is not None:
-            holders = [Holder(str(one.instance_id), one.dp_rank) for one in told.members]
+            holders = [Holder(str(member.instance_id), member.dp_rank) for member in told.members]
             model.indexer.share(told.pool, {*model.indexer.places.members.get(told.pool, ()), *holders})
-        return made
+        return listeners
 
     async def unregister(self, told: Unregister) -> list[str]:
         """Remove every stream that matches. Raises ``Refusal`` if none does."""
@@ -214,7 +214,11 @@ class Service(AsyncService):
                 field="instance_id",
                 fix="unregister it first, or give this stream another name by stream",
             )
-        groups = None if told.groups is None else [one.spec(f"groups[{at}]") for at, one in enumerate(told.groups)]
+        groups = (
+            None
+            if told.groups is None
+            else [group.spec(f"groups[{number}]") for number, group in enumerate(told.groups)]
+        )
         if groups is not None:
             resolve_geometry(groups, scheduler_block_size=told.alignment)
         source = Source(
@@ -233,8 +237,8 @@ class Service(AsyncService):
 
     def model(self, asked: ModelRequest) -> IndexedModel:
         """The model that a request names. Raises ``Refusal`` where it isn't served."""
-        found = self.models.get((asked.model_name, asked.tenant))
-        if found is None:
+        indexed = self.models.get((asked.model_name, asked.tenant))
+        if indexed is None:
             known = ", ".join(sorted(model.label for model in self.models.values())[:10])
             raise Refusal(
                 404,
@@ -242,4 +246,4 @@ class Service(AsyncService):
                 field="model_name",
                 fix=f"there are {known}" if known else "register a worker first",
             )
-        return found
+        return indexed

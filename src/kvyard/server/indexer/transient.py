@@ -52,14 +52,14 @@ async def ask(
         await service.start()
         with suppress(asyncio.CancelledError):  # Ctrl-C: with what was learnt so far
             await _listen(service, seconds)
-        found: dict[str, Any] = {"score": await routes.score(msgspec.convert(asked, schemas.ScoreRequest), {})}
+        answers: dict[str, Any] = {"score": await routes.score(msgspec.convert(asked, schemas.ScoreRequest), {})}
         if explain:
-            found["explain"] = await routes.explain(msgspec.convert(asked, schemas.ExplainRequest), {})
+            answers["explain"] = await routes.explain(msgspec.convert(asked, schemas.ExplainRequest), {})
     except Refusal as refusal:
         raise KvyardError(str(refusal)) from None
     finally:
         await service.stop()
-    value: dict[str, Any] = msgspec.to_builtins(found)
+    value: dict[str, Any] = msgspec.to_builtins(answers)
     return value
 
 
@@ -68,8 +68,8 @@ async def _listen(service: Service, seconds: float) -> None:
     until = clock.now() + from_seconds(seconds)
     whole_since: int | None = None
     while clock.now() < until:
-        listeners = [one for model in service.models.values() for one in model.listeners.values()]
-        if all(one.subscriber.state == State.FRESH for one in listeners):
+        listeners = [listener for model in service.models.values() for listener in model.listeners.values()]
+        if all(listener.subscriber.state == State.FRESH for listener in listeners):
             whole_since = clock.now() if whole_since is None else whole_since
             if clock.now() - whole_since >= from_seconds(SETTLE):
                 return

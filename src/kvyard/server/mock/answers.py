@@ -85,9 +85,9 @@ def compose(
     finish = "stop" if natural <= wish.max_tokens else "length"
     ids = ids[: wish.max_tokens]
     by: str | int | None = None
-    for at, token in enumerate(ids[wish.min_tokens :] if wish.stop_token_ids else ()):
+    for index, token in enumerate(ids[wish.min_tokens :] if wish.stop_token_ids else ()):
         if token in wish.stop_token_ids:
-            ids, finish, by = ids[: wish.min_tokens + at + 1], "stop", token
+            ids, finish, by = ids[: wish.min_tokens + index + 1], "stop", token
             break
     answer = MadeAnswer(ids, finish, tokenizer.pieces(ids), wish.tool, by)
     return _stopped(answer, wish, tokenizer) if wish.stop else answer
@@ -109,16 +109,16 @@ def _stopped(answer: MadeAnswer, wish: AnswerWish, tokenizer: Tokenizer) -> Made
     """``answer`` up to the token that completes the first stop string."""
     text = ""
     longest = max(map(len, wish.stop))
-    for at, piece in enumerate(tokenizer.pieces(answer.ids)):
+    for index, piece in enumerate(tokenizer.pieces(answer.ids)):
         begin = max(0, len(text) - longest + 1)
         text += piece
-        if at + 1 <= wish.min_tokens:
+        if index + 1 <= wish.min_tokens:
             continue
-        found = [(where, one) for one in wish.stop if (where := text.find(one, begin)) >= 0]
-        if found:
-            where, one = min(found)
-            ids, limit = answer.ids[: at + 1], where + (len(one) if wish.keeps_stop else 0)
-            return MadeAnswer(ids, "stop", tokenizer.pieces(ids), answer.tool, one, limit)
+        stops = [(where, stop_text) for stop_text in wish.stop if (where := text.find(stop_text, begin)) >= 0]
+        if stops:
+            where, stop_text = min(stops)
+            ids, limit = answer.ids[: index + 1], where + (len(stop_text) if wish.keeps_stop else 0)
+            return MadeAnswer(ids, "stop", tokenizer.pieces(ids), answer.tool, stop_text, limit)
     return answer
 
 
@@ -153,7 +153,9 @@ def _value(schema: object, root: Mapping[str, Any], random: Random, depth: int) 
         properties = schema.get("properties")
         if not isinstance(properties, Mapping):
             return {}
-        return {str(name): _value(one, root, random, depth + 1) for name, one in list(properties.items())[:32]}
+        return {
+            str(name): _value(subschema, root, random, depth + 1) for name, subschema in list(properties.items())[:32]
+        }
     if kind == "array":
         count = min(8, max(1, _whole(schema.get("minItems"), 1)))
         return [_value(schema.get("items", {"type": "string"}), root, random, depth + 1) for _ in range(count)]

@@ -30,13 +30,13 @@ def take_batch(intake: MockIntake, body: BatchChatRequest, headers: Mapping[str,
     }
     # vLLM answers in one piece, whatever is asked, and passes over tools.
     fields |= {"stream": None, "stream_options": None, "tools": None, "tool_choice": None}
-    found = [intake.chat(ChatRequest(**{**fields, "messages": one}), headers) for one in body.messages]
+    takens = [intake.chat(ChatRequest(**{**fields, "messages": messages}), headers) for messages in body.messages]
     most = intake.worker.config.max_choices
-    if len(found) > most:
-        raise refuse(f"{len(found)} choices are more than the {most} that one request may have")
-    longest = max(one.wish.max_tokens for one in found)
-    wish = msgspec.structs.replace(found[0].wish, max_tokens=longest)
-    return msgspec.structs.replace(found[0], prompts=[one.prompts[0] for one in found], wish=wish)
+    if len(takens) > most:
+        raise refuse(f"{len(takens)} choices are more than the {most} that one request may have")
+    longest = max(taken.wish.max_tokens for taken in takens)
+    wish = msgspec.structs.replace(takens[0].wish, max_tokens=longest)
+    return msgspec.structs.replace(takens[0], prompts=[taken.prompts[0] for taken in takens], wish=wish)
 
 
 class BatchShape(ChatShape):
@@ -67,20 +67,20 @@ class EmbeddingShape(Shape):
         self._asked = asked
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
-        found = self._head(self.object)
-        found["data"] = [
-            {"index": at, "object": "embedding", "embedding": self._numbers(prompt)}
-            for at, prompt in enumerate(self.taken.prompts)
+        reply = self._head(self.object)
+        reply["data"] = [
+            {"index": index, "object": "embedding", "embedding": self._numbers(prompt)}
+            for index, prompt in enumerate(self.taken.prompts)
         ]
         asked = sum(map(len, self.taken.prompts))
-        found["usage"] = {
+        reply["usage"] = {
             "prompt_tokens": asked,
             "total_tokens": asked,
             "completion_tokens": 0,
             "prompt_tokens_details": None,
             "completion_tokens_details": None,
         }
-        return found
+        return reply
 
     def _numbers(self, prompt: Sequence[int]) -> list[float] | str:
         """A vector of length 1."""

@@ -226,8 +226,8 @@ def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
     orders = [engine.get(name, "lru") for name in ("eviction", *(f"{tier.label}_eviction" for tier in LOWER_TIERS))]
     if all(order in ("lru", "priority") for order in orders):
         engine.setdefault("heed_hints", True)
-    made = engine_config(engine, given.get("seed", 0), given.get("data_parallel_size", 1))
-    return MockConfig(engine=made, **chosen(MockConfig, given), **fields)
+    engine_settings = engine_config(engine, given.get("seed", 0), given.get("data_parallel_size", 1))
+    return MockConfig(engine=engine_settings, **chosen(MockConfig, given), **fields)
 
 
 def _served_name(model: str) -> str:

@@ -132,7 +132,7 @@ def as_received(
 
 def as_published(faults: MockFaults, events: Sequence[Event]) -> list[Event]:
     """``events`` as an engine with ``faults`` publishes them."""
-    found: list[Event] = []
+    published: list[Event] = []
     for event in events:
         if faults.never_removes and isinstance(event, Removed):
             continue
@@ -140,8 +140,8 @@ def as_published(faults: MockFaults, events: Sequence[Event]) -> list[Event]:
             continue
         if faults.wrong_tier and isinstance(event, Stored | Removed):
             event = msgspec.structs.replace(event, tier=Tier.G2 if event.tier is Tier.G1 else Tier.G1)
-        found += [event, event] if faults.repeat_events and isinstance(event, Stored) else [event]
-    return found
+        published += [event, event] if faults.repeat_events and isinstance(event, Stored) else [event]
+    return published
 
 
 def asked(text: str) -> Fate:

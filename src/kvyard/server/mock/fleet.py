@@ -89,8 +89,8 @@ class MockFleet(AsyncService):
             for app, bound in zip(self._apps, self._sockets, strict=True)
         ]
         if self.handovers is not None:
-            for end, at in zip(self.handovers.ends, self.ports, strict=False):
-                end.address = (config.kv_transfer_host or ("127.0.0.1" if host in WILDCARDS else host), at.port)
+            for end, port_at in zip(self.handovers.ends, self.ports, strict=False):
+                end.address = (config.kv_transfer_host or ("127.0.0.1" if host in WILDCARDS else host), port_at.port)
 
     @property
     def urls(self) -> list[str]:

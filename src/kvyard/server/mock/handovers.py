@@ -122,7 +122,7 @@ class WorkerHandovers(HandoverPeer):
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [[block for extent in one.settle() for block in extent.ids] for one in job.tables],
+            "remote_block_ids": [[block for extent in table.settle() for block in extent.ids] for table in job.tables],
             "remote_engine_id": self.engine_id,
             "remote_request_id": name,
             "remote_host": host,

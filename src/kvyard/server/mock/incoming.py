@@ -24,8 +24,8 @@ class PromptAddress(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, params: dict[str, Any]) -> "PromptAddress | None":
         """That of vLLM's ``kv_transfer_params``; ``None`` where something is missing, and vLLM transfers nothing."""
-        found: list[Any] = [params.get(f"remote_{name}") for name in ("host", "port", "request_id", "engine_id")]
-        host, port, key, engine = found
+        values: list[Any] = [params.get(f"remote_{name}") for name in ("host", "port", "request_id", "engine_id")]
+        host, port, key, engine = values
         if not (isinstance(host, str) and isinstance(key, str) and isinstance(engine, str)):
             return None
         try:

@@ -164,12 +164,12 @@ class MockIntake(msgspec.Struct, eq=False):
             most = self.worker.config.max_choices
             raise refuse(f"{len(given)} choices are more than the {most} that one request may have")
         if int in kinds:
-            at = next(at for at, one in enumerate(given) if type(one) is not type(given[0]))
-            raise refuse("prompt must be a string, a list of token ids, or a list of either", f"prompt[{at}]", 422)
-        found: list[list[int]] = []
-        for one in given:
-            found.append(self.encode(one, special) if isinstance(one, str) else list(one))  # type: ignore[arg-type]
-        return found
+            wrong = next(index for index, item in enumerate(given) if type(item) is not type(given[0]))
+            raise refuse("prompt must be a string, a list of token ids, or a list of either", f"prompt[{wrong}]", 422)
+        prompts: list[list[int]] = []
+        for item in given:
+            prompts.append(self.encode(item, special) if isinstance(item, str) else list(item))  # type: ignore[arg-type]
+        return prompts
 
     def _take(
         self,
@@ -203,8 +203,8 @@ class MockIntake(msgspec.Struct, eq=False):
                 raise refuse("The decoder prompt cannot be empty")
             self._check_length(len(prompt))
             if min(prompt) < 0:
-                at = next(at for at, token in enumerate(prompt) if token < 0)
-                raise refuse("token ids are whole numbers from 0", f"prompt[{at}]", 422)
+                wrong = next(index for index, token in enumerate(prompt) if token < 0)
+                raise refuse("token ids are whole numbers from 0", f"prompt[{wrong}]", 422)
             if max(prompt) >= (self.tokenizer.size if config.tokenizer is not None else 1 << 32):
                 raise refuse(f"Token id {max(prompt)} is out of vocabulary")
             if config.tokenizer is not None and not _all_below(body.logit_bias or (), self.tokenizer.size):
@@ -309,7 +309,7 @@ class MockIntake(msgspec.Struct, eq=False):
             raise refuse("`tools` must not be an empty array.", "tools")
         if choice not in (None, "none") and body.tools is None:
             raise refuse("When using `tool_choice`, `tools` must be set.", "tool_choice")
-        tools = [_function(one, at) for at, one in enumerate(body.tools or ())]
+        tools = [_function(tool, index) for index, tool in enumerate(body.tools or ())]
         if isinstance(choice, dict):
             function = choice.get("function")
             wanted = function.get("name") if isinstance(function, dict) else None

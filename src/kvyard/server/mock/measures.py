@@ -135,8 +135,8 @@ class RankMeasures:
         self._success = splits["request_success"]
         self._source = splits["prompt_tokens_by_source"]
         self._tier = splits["prompt_tokens_cached_by_source"]
-        self._count = {name.removeprefix("vllm:"): made[named].inc for name, made in of.counters.items()}
-        self._observe = {name.removeprefix("vllm:"): made[named].observe for name, made in of.histograms.items()}
+        self._count = {name.removeprefix("vllm:"): metric[named].inc for name, metric in of.counters.items()}
+        self._observe = {name.removeprefix("vllm:"): metric[named].observe for name, metric in of.histograms.items()}
         self._between = self._observe["inter_token_latency_seconds"]
         self._generated = self._count["generation_tokens"]
         self._iteration = self._observe["iteration_tokens_total"]
@@ -215,6 +215,6 @@ class RankMeasures:
         observe["request_decode_time_seconds"](decode)
         observe["request_time_per_output_token_seconds"](decode / max(1, choice.produced - 1))
         siblings = choice.siblings
-        if all(one.ended >= 0 for one in siblings):
+        if all(sibling.ended >= 0 for sibling in siblings):
             observe["request_params_n"](len(siblings))
-            observe["request_max_num_generation_tokens"](max(one.produced for one in siblings))
+            observe["request_max_num_generation_tokens"](max(sibling.produced for sibling in siblings))

@@ -152,10 +152,10 @@ class MessagesShape(Shape):
         """Anthropic's tokens of a prompt are those that neither were in the cache nor are now."""
         asked, size = len(self.taken.prompts[0]), self.taken.block_size
         cached = self._cached(choices, 0)
-        made = max(0, asked // size * size - cached)
+        created = max(0, asked // size * size - cached)
         return {
-            "input_tokens": asked - made - cached,
+            "input_tokens": asked - created - cached,
             "output_tokens": choices[0].produced,
-            "cache_creation_input_tokens": made,
+            "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
         }

@@ -53,15 +53,15 @@ class PromptSizes:
         out, into = config.bandwidth
         if source == target:
             return {}
-        found: dict[Hashable, int | None] = {("out", prompt.source.label): out, ("in", target): into}
+        limits: dict[Hashable, int | None] = {("out", prompt.source.label): out, ("in", target): into}
         if config.node_bandwidth is not None:
             receives = target // config.workers_per_node
             sends = None if source is None else source // config.workers_per_node
             if sends != receives:
                 if sends is not None:
-                    found["node out", sends] = config.node_bandwidth[0]
-                found["node in", receives] = config.node_bandwidth[1]
-        return found
+                    limits["node out", sends] = config.node_bandwidth[0]
+                limits["node in", receives] = config.node_bandwidth[1]
+        return limits
 
 
 class LiveNetwork:

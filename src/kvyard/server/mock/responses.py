@@ -61,7 +61,7 @@ def take(
     if body.tools:
         raise refuse("this mock answers with text here: leave tools out, or ask /v1/chat/completions", "tools")
     items: list[Json] = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    said = [*before, *(_message(item, at) for at, item in enumerate(items))]
+    said = [*before, *(_message(item, index) for index, item in enumerate(items))]
     first = [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
     hints = {name: getattr(body, name) for name in HintFields.__struct_fields__}
     chat = ChatRequest(
@@ -83,10 +83,10 @@ def _message(item: Json, at: int) -> ChatMessage:
     if item.get("type", "message") != "message" or not isinstance(role, str):
         raise refuse("this mock takes messages only", f"input[{at}]")
     if isinstance(content, list):
-        texts = [one.get("text") for one in content if isinstance(one, dict) and one.get("type") in _TEXT]
-        if len(texts) < len(content) or not all(isinstance(one, str) for one in texts):
+        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in _TEXT]
+        if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
             raise refuse("this mock takes text only", f"input[{at}].content")
-        content = "\n".join(str(one) for one in texts)
+        content = "\n".join(str(text) for text in texts)
     if not isinstance(content, str):
         raise refuse("Input should be a valid string", f"input[{at}].content", 422)
     return ChatMessage(role=role, content=content)

@@ -264,13 +264,13 @@ class MockRoutes:
         """Endpoint on which each rank publishes its events."""
         config, name = self._worker.config, self._worker.name
         return {
-            str(one.rank): openai.EventSource(
-                endpoint=reachable(one.endpoint),
-                replay_endpoint=None if one.replay_endpoint is None else reachable(one.replay_endpoint),
+            str(publisher.rank): openai.EventSource(
+                endpoint=reachable(publisher.endpoint),
+                replay_endpoint=None if publisher.replay_endpoint is None else reachable(publisher.replay_endpoint),
                 buffer_steps=config.buffer_steps,
                 topic=config.topic.replace("{worker}", name),
             )
-            for one in self._worker.publishers
+            for publisher in self._worker.publishers
         }
 
     async def version(self, body: None, headers: Headers) -> schemas.Version:

@@ -60,16 +60,16 @@ class Shape:
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         """The reply in one piece."""
-        found = self._head(self.object)
-        found["choices"] = [self._choice(choice) for choice in choices]
-        found["system_fingerprint"] = FINGERPRINT
-        found["usage"] = self._usage(choices, -1)
-        found["usage"]["completion_tokens_details"] = None
-        found["usage"]["prompt_tokens_details"] |= {
+        reply = self._head(self.object)
+        reply["choices"] = [self._choice(choice) for choice in choices]
+        reply["system_fingerprint"] = FINGERPRINT
+        reply["usage"] = self._usage(choices, -1)
+        reply["usage"]["completion_tokens_details"] = None
+        reply["usage"]["prompt_tokens_details"] |= {
             "created_cache_tokens": None,
             "multimodal_tokens": None,
         } | self._created_cache(choices)
-        return found | _UNUSED | {"kv_transfer_params": choices[0].kept}
+        return reply | _UNUSED | {"kv_transfer_params": choices[0].kept}
 
     def _choice(self, choice: MockChoice) -> dict[str, Any]:
         raise NotImplementedError
@@ -79,27 +79,27 @@ class Shape:
     def more(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
         """Chunks of what is new."""
         for choice in choices:
-            at = choice.index
+            index = choice.index
             over = choice.ended >= 0
-            if self._told[at] or (choice.produced == self._shown[at] and not over):
+            if self._told[index] or (choice.produced == self._shown[index] and not over):
                 continue
             if choice.refused:
-                self._told[at] = True
+                self._told[index] = True
                 continue
-            for made in self._chunks(choice, over):
-                found = self._head(self.chunk_object)
-                found["choices"] = [made]
+            for chunk in self._chunks(choice, over):
+                message = self._head(self.chunk_object)
+                message["choices"] = [chunk]
                 if self.taken.usage_always:
-                    found["usage"] = self._running_usage(choices)
-                elif made["finish_reason"] is not None and not self.taken.include_usage:
-                    found["system_fingerprint"] = FINGERPRINT
-                if "delta" in made and "role" in made["delta"]:
-                    found |= {
+                    message["usage"] = self._running_usage(choices)
+                elif chunk["finish_reason"] is not None and not self.taken.include_usage:
+                    message["system_fingerprint"] = FINGERPRINT
+                if "delta" in chunk and "role" in chunk["delta"]:
+                    message |= {
                         "prompt_text": None,
                         "prompt_token_ids": self.taken.prompts[0] if self.taken.token_ids else None,
                     }
-                yield found
-            self._told[at] = over
+                yield message
+            self._told[index] = over
 
     def last(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
         """Yield what follows the last chunk of the last choice."""
@@ -174,21 +174,21 @@ class TextShape(Shape):
 
     def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
         taken = self.taken
-        at = choice.index
-        prompt = taken.prompts[at // taken.n]
-        first = self._shown[at] == 0
-        start = self._shown[at]
+        index = choice.index
+        prompt = taken.prompts[index // taken.n]
+        first = self._shown[index] == 0
+        start = self._shown[index]
         ids, texts = self._take(choice)
         head: list[int] = list(prompt) if taken.echo and first else []
         heads = list(self.tokenizer.pieces(head)) if head else []
-        found: dict[str, Any] = {"index": at, "text": "".join(heads) + "".join(texts), "logprobs": None}
+        choice_chunk: dict[str, Any] = {"index": index, "text": "".join(heads) + "".join(texts), "logprobs": None}
         if taken.logprobs is not None:
-            found["logprobs"] = self._logprobs(at, head, heads, ids, texts, start)
-        found |= self._ending(choice, over)
-        found["token_ids"] = ids if taken.token_ids else None
+            choice_chunk["logprobs"] = self._logprobs(index, head, heads, ids, texts, start)
+        choice_chunk |= self._ending(choice, over)
+        choice_chunk["token_ids"] = ids if taken.token_ids else None
         shows = first and (taken.token_ids or (taken.echo and taken.stream))
-        found["prompt_token_ids"] = list(prompt) if shows else None
-        yield found
+        choice_chunk["prompt_token_ids"] = list(prompt) if shows else None
+        yield choice_chunk
 
     def _logprobs(
         self, at: int, head: Sequence[int], heads: Sequence[str], ids: Sequence[int], texts: Sequence[str], start: int
@@ -203,7 +203,7 @@ class TextShape(Shape):
             first = bool(head) and number == 0
             tokens.append(word(token))
             likely.append(None if first else own)
-            tops.append(None if first else {word(one): value for one, value in reversed(top)})
+            tops.append(None if first else {word(token): value for token, value in reversed(top)})
             offsets.append(self._length[at])
             self._length[at] += len(text)
         return {"text_offset": offsets, "token_logprobs": likely, "tokens": tokens, "top_logprobs": tops}
@@ -248,11 +248,11 @@ class ChatShape(Shape):
             delta = {
                 "tool_calls": [self._call(choice, text) if not start else {"index": 0, "function": {"arguments": text}}]
             }
-        made = self._chunk(choice, delta)
-        made |= {"logprobs": self._content(ids, start), "token_ids": ids if self.taken.token_ids else None}
+        chunk = self._chunk(choice, delta)
+        chunk |= {"logprobs": self._content(ids, start), "token_ids": ids if self.taken.token_ids else None}
         if over:
-            made |= self._ending(choice, over)
-        yield made
+            chunk |= self._ending(choice, over)
+        yield chunk
 
     def _running_usage(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         return super()._running_usage(choices) | {"completion_tokens_details": None}

@@ -37,8 +37,8 @@ def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> board.FleetView:
     shown = [worker_view(worker, port.url) for worker, port in zip(workers, fleet.ports, strict=False)]
     tallies = [worker.tally for worker in workers]
     totals = board.Totals(
-        **{name: sum(getattr(one, name) for one in tallies) for name in SUMMED},
-        requests=sum(one.came for one in tallies),
+        **{name: sum(getattr(tally, name) for tally in tallies) for name in SUMMED},
+        requests=sum(tally.came for tally in tallies),
         under_way=sum(worker.load for worker in workers),
         prompts={name: sum(worker.prompts[name] for worker in shown) for name in board.prompt_sources()},
         ttft=recent.first_tokens.latency(now),
@@ -52,7 +52,7 @@ def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> board.FleetView:
         workers=shown,
         streams=[stream for worker in workers for stream in stream_views(worker, now)],
         transfers=[transfer for worker in workers for transfer in transfer_views(worker)],
-        decisions=[_decision(one, workers[0].block_size) for one in reversed(recent.admissions)],
+        decisions=[_decision(admission, workers[0].block_size) for admission in reversed(recent.admissions)],
         totals=totals,
     )
 
@@ -90,12 +90,12 @@ def _tiers(cores: list[EngineCore]) -> Iterator[board.TierView]:
         if core.offload is not None:
             for tier in core.offload.tiers:
                 pools.setdefault(tier.store.tier.name, []).append((tier.store.pool, core.offload.layout.chunk))
-    for name, found in pools.items():
+    for name, tier_pools in pools.items():
         yield board.TierView(
             name=name,
-            held=sum((pool.num_blocks - 1 - pool.free) * chunk for pool, chunk in found),
-            idle=sum((pool.free - pool.unnamed) * chunk for pool, chunk in found),
-            capacity=sum((pool.num_blocks - 1) * chunk for pool, chunk in found),
+            held=sum((pool.num_blocks - 1 - pool.free) * chunk for pool, chunk in tier_pools),
+            idle=sum((pool.free - pool.unnamed) * chunk for pool, chunk in tier_pools),
+            capacity=sum((pool.num_blocks - 1) * chunk for pool, chunk in tier_pools),
         )
 
 
@@ -131,8 +131,8 @@ def transfer_views(worker: MockWorker) -> Iterator[board.TransferView]:
                 tier, counters = engine.tiers[level], engine.counters.tiers[level]
                 source, target = tier.ends if direction == Direction.OUT else tier.ends[::-1]
                 flows.append(counters.stores if direction == Direction.OUT else counters.loads)
-                one = tier.link.config.lanes[direction].bandwidth
-                bandwidth = None if one is None or bandwidth is None else bandwidth + one
+                lane = tier.link.config.lanes[direction].bandwidth
+                bandwidth = None if lane is None or bandwidth is None else bandwidth + lane
         if flows:
             yield board.TransferView(
                 worker=worker.name,
@@ -147,10 +147,10 @@ def transfer_views(worker: MockWorker) -> Iterator[board.TransferView]:
 
 def _decision(one: Admission, size: int) -> board.DecisionView:
     device, *lower = one.tiers
-    found = sum(one.tiers)
+    cached = sum(one.tiers)
     parts = [f"{device} on the device"]
     parts += [f"{tokens} loaded from {tier.place}" for tier, tokens in zip(LOWER_TIERS, lower, strict=False) if tokens]
-    had = f"Found {', '.join(parts)}" if found else "Found nothing"
+    had = f"Found {', '.join(parts)}" if cached else "Found nothing"
     return board.DecisionView(
         **picked(one, "number at id worker tokens"),
         why=f"sent here, waited {one.waited_ms:.0f} ms",
@@ -158,7 +158,7 @@ def _decision(one: Admission, size: int) -> board.DecisionView:
         tiers=board.by_label([tokens // size for tokens in one.tiers]),
         said=(
             f"{one.id}: admitted at {one.worker}, rank {one.rank}, after waiting {one.waited_ms:.1f} ms of nominal time.\n"
-            f"{had}, and {one.tokens - found} of {one.tokens} tokens have to be computed."
+            f"{had}, and {one.tokens - cached} of {one.tokens} tokens have to be computed."
         ),
     )
 

@@ -154,11 +154,11 @@ class MockWorker:
                 raise
         self.streams = [
             EventStream(
-                rank=one.rank,
-                endpoint=reachable(one.endpoint),
-                replay_endpoint=None if one.replay_endpoint is None else reachable(one.replay_endpoint),
+                rank=publisher.rank,
+                endpoint=reachable(publisher.endpoint),
+                replay_endpoint=None if publisher.replay_endpoint is None else reachable(publisher.replay_endpoint),
             )
-            for one in self.publishers
+            for publisher in self.publishers
         ]
         self.alive = True
 
