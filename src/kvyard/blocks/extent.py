@@ -59,6 +59,7 @@ class Extent:
     """Physical blocks ``ids`` at positions ``start`` onwards; held while ``refs`` > 0, else waiting to be evicted."""
 
     __slots__ = (
+        "account",
         "after",
         "before",
         "deadline",
@@ -80,6 +81,8 @@ class Extent:
         self.start = start
         self.refs = refs
         self.priority = priority
+        self.account = 0
+        """Whose it is in the pool's ledger."""
         self.expires: int | None = None
         """Nanoseconds for which a raised priority lasts once the extent is free; ``None`` for ever."""
         self.deadline: int | None = None
@@ -117,6 +120,7 @@ class Extent:
         front = Extent(ids[:count], self.start, self.refs, self.priority)
         front.expires = self.expires
         front.owner = self.owner
+        front.account = self.account
         if self.history is not None:
             front.history = self.history.copy()
         del ids[:count]

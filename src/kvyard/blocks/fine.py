@@ -79,7 +79,7 @@ class FineGroup(Group):
     def take_new(self, table: Table, demand: Demand) -> list[int]:
         copied: list[int] = []
         if isinstance(table.state, Extent):
-            copied = continue_on_copy(self, table, table.state, self.pool.take(1))
+            copied = continue_on_copy(self, table, table.state, self.pool.take(1, table.account))
             table.state = None
         return copied + super().take_new(table, demand)
 
@@ -123,6 +123,7 @@ def continue_on_copy(group: Group, table: Table, source: Extent, fresh: list[int
     Both are held until the copy has run; returns the new block's id.
     """
     copy = Extent(fresh, source.start, refs=2)
+    copy.account = table.account
     table.replace(table.settle().index(source), [copy])
     group.copies.append((source, copy))
     group.pool.pinned.update((source, copy))

@@ -235,7 +235,7 @@ class Group:
         """Take ``count`` blocks, if that is more than none, to the table's end; returns their ids."""
         if count <= 0:
             return []
-        ids = self.pool.take(count)
+        ids = self.pool.take(count, table.account)
         table.add_blocks(ids.copy())
         return ids
 

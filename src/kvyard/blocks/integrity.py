@@ -59,6 +59,8 @@ def check_pool(pool: Pool, references: Counter[Extent]) -> None:
     for extent in pool.order:
         assert not extent.refs, f"{extent} is held and in line"
         assert extent.ids, "an empty extent is in line"
+    if pool.ledger is not None:
+        pool.ledger.check([(extent.account, len(extent.ids)) for extent in (*references, *pool.order)])
     for cache_map in pool.maps:
         check_map(cache_map, references, set(pool.order))
 

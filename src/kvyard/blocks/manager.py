@@ -22,6 +22,7 @@ from kvyard.blocks.hints import NO_HINTS, Hints
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.ownership import end_session
 from kvyard.blocks.pool import Pool
+from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.radix import RadixGroup
 from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
@@ -50,6 +51,7 @@ class BlockManager:
         num_prefill_lookahead: int = 0,
         eviction: str = "lru",
         hints: bool = False,
+        quotas: Quotas | None = None,
         eviction_options: Mapping[str, float] | None = None,
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
@@ -59,7 +61,8 @@ class BlockManager:
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         """``hints``: whether requests may say when their session ends or comes back, which needs an eviction order that goes
-        by priority; ``lru`` does then, and is the same without hints. ``radix``: one group of full attention is cached in a
+        by priority; ``lru`` does then, and is the same without hints. ``quotas``: what tenants
+        (``RequestFacts.tenant``) are entitled to. ``radix``: one group of full attention is cached in a
         radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``), with ``windows`` beside it. Raises
         ``ConfigError`` for what can't be honoured.
         """
@@ -86,6 +89,7 @@ class BlockManager:
             tier=tier,
             now=now or (lambda: 0),
             radix=radix,
+            quotas=quotas,
         )
         pool.windows = windows
         unit = self.geometry.hash_block_size
@@ -120,6 +124,7 @@ class BlockManager:
         self._chain_size = unit
         self.keeps_by_priority = pool.order.reads_priorities
         """True if the eviction policy of any tier reads a request's ``retention``; lower tiers set it too."""
+        self.quotas = quotas
         self.hints = hints
         """True if the hints of requests affect eviction."""
         learner = pool.learner
@@ -224,7 +229,7 @@ class BlockManager:
     def hold(self, request: Request, hit: Hit) -> None:
         """Adopt ``hit`` for a request that holds nothing yet; ``allocate`` gives it slots for more tokens later."""
         self.requests[request.id] = request
-        request.tables = [Table() for _ in self.groups]
+        request.tables = self._tables(request)
         self.coordinator.adopt(request, hit.groups, hit.tokens, 0)
 
     def remaining(self, request: Request) -> int:
@@ -305,8 +310,17 @@ class BlockManager:
                 raise RequestError(f"request {request.id} runs already and can't adopt hits again before a preemption")
             hits = hit.groups
         if not request.tables:
-            request.tables = [Table() for _ in self.groups]
+            request.tables = self._tables(request)
         return hits
+
+    def _tables(self, request: Request) -> list[Table]:
+        """Empty tables for ``request``, charged to its tenant."""
+        tables = [Table() for _ in self.groups]
+        if request.facts.tenant:
+            account = self.pool.open_ledger().account(request.facts.tenant)
+            for table in tables:
+                table.account = account
+        return tables
 
     def _check_hints(self, request: Request) -> None:
         hints = request.hints

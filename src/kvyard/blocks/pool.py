@@ -13,8 +13,11 @@ from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.eviction import EvictionOrder, make_order
 from kvyard.blocks.eviction.learning import LearningOrder
 from kvyard.blocks.eviction.lru import LruOrder
+from kvyard.blocks.eviction.quota import QuotaOrder
 from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.extent import Extent, Node
+from kvyard.blocks.ledger import NOBODY, Ledger
+from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages
@@ -39,9 +42,11 @@ class Pool:
         tier: Tier = Tier.G1,
         now: Callable[[], int] = lambda: 0,
         radix: str | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
-        """``radix``: cached blocks are a radix tree as SGLang's, with this eviction policy in place of ``eviction``. Raises
-        ``ConfigError`` for a pool without blocks, an unknown eviction order or an option it doesn't have.
+        """``radix``: cached blocks are a radix tree as SGLang's, with this eviction policy in place of ``eviction``.
+        ``quotas``: what tenants are entitled to. Raises ``ConfigError`` for a pool without blocks, an unknown eviction order,
+        an option it doesn't have, or quotas with a radix tree.
         """
         if num_blocks < 1:
             raise ConfigError(f"a pool needs at least the null block, got num_blocks={num_blocks}")
@@ -54,7 +59,19 @@ class Pool:
         """Pages of sliding-window layers beside a radix tree: every block that is taken takes one of them."""
         self.demoting: Callable[[Node], None] | None = None
         """Called with every node of a radix tree that was evicted, if host memory may hold it."""
-        self.order: EvictionOrder = self.radix or make_order(eviction, now, eviction_options)
+        self._now = now
+        self.ledger: Ledger | None = None
+        """Who has which blocks, once it is opened (``open_ledger``)."""
+        self.quota: QuotaOrder | None = None
+        """The order once more, if it goes by quotas."""
+        if quotas is not None:
+            if radix is not None:
+                raise ConfigError(
+                    "cache quotas are not modelled in a radix tree: leave them out, or choose backend vllm"
+                )
+            self.ledger = Ledger(now)
+            self.quota = QuotaOrder(quotas, self.ledger, num_blocks - 1, eviction, now, eviction_options)
+        self.order: EvictionOrder = self.radix or self.quota or make_order(eviction, now, eviction_options)
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
         """The eviction policy again, if it learns from uses."""
         self._lru = self.order if isinstance(self.order, LruOrder) else None
@@ -87,12 +104,23 @@ class Pool:
         usable = self.num_blocks - 1
         return 1.0 - self.free / usable if usable else 0.0
 
-    def take(self, count: int) -> list[int]:
-        """Hand out ``count`` blocks, forgetting what they cached. Raises ``ValueError``, changing nothing, if too few
-        are free.
+    def open_ledger(self) -> Ledger:
+        """The pool's ledger, opened now if it wasn't: blocks in use by then are nobody's."""
+        ledger = self.ledger
+        if ledger is None:
+            ledger = self.ledger = Ledger(self._now, self.num_blocks - 1 - self.unnamed)
+        return ledger
+
+    def take(self, count: int, account: int = NOBODY) -> list[int]:
+        """Hand out ``count`` blocks, forgetting what they cached, and charge them to ``account``. Raises ``ValueError``,
+        changing nothing, if too few are free.
         """
         if not 0 <= count <= self.free:
             raise ValueError(f"cannot take {count} blocks: {self.free} are free")
+        if self.ledger is not None:
+            self.ledger.charge(account, count)
+            if self.quota is not None:
+                self._keep_limits(account)
         self.free -= count
         if self.windows is not None:
             self.windows.free -= count
@@ -124,8 +152,23 @@ class Pool:
                 del loose[cut:]
                 return taken
             self.evicted += left
-            self._evict(left, taken)
+            self._evict(left, taken, account)
         return taken
+
+    def _keep_limits(self, account: int) -> None:
+        """Evict what ``account``, and those that gave blocks back lately, have cached above their limits."""
+        quota = self.quota
+        assert quota is not None
+        quota.due.add(account)
+        for number in sorted(quota.due):
+            excess = quota.excess(number)
+            if excess:
+                freed: list[int] = []
+                self.evicted += excess
+                self._evict(excess, freed, number, number)
+                freed.reverse()
+                self._loose += freed
+        quota.due.clear()
 
     def make_room(self, count: int) -> None:
         """Evict leaves of the radix tree until ``count`` free blocks cache nothing, or no leaf is left; then window pages until
@@ -165,14 +208,26 @@ class Pool:
             self.demoting(node)
         self._loose += extent.ids
         self.evicted += len(extent.ids)
+        if self.ledger is not None:
+            self.ledger.charge(extent.account, -len(extent.ids))
         extent.ids = []
         if parent is not None and not parent.kids:
             radix.expose(parent.copies[0])
 
-    def _evict(self, count: int, taken: list[int]) -> None:
-        lru, learner = self._lru, self.learner
-        while count:
-            extent = lru.head() if lru is not None else self.order.head()
+    def _evict(self, wanted: int, taken: list[int], account: int, only: int | None = None) -> None:
+        """Evict ``wanted`` blocks for ``account``; of the account ``only``, if that is given."""
+        lru, learner, quota, ledger = self._lru, self.learner, self.quota, self.ledger
+        while wanted:
+            count = wanted
+            if lru is not None:
+                extent = lru.head()
+            elif quota is None:
+                extent = self.order.head()
+            elif only is not None:
+                extent = quota.first(only)
+            else:
+                extent = quota.victim(account)
+                count = min(wanted, quota.run(extent.account, account))
             ids = extent.ids
             node = extent.node
             size = len(ids)
@@ -187,7 +242,12 @@ class Pool:
                 if node is None or self.maps[node.group].truncate(extent, count):
                     taken += ids[: keep - 1 : -1]
                     del ids[keep:]
-                    return
+                    if ledger is not None:
+                        ledger.evicted(extent.account, count, account)
+                    if quota is not None:
+                        quota.shrunk(extent.account, count)
+                    wanted -= count
+                    continue
                 # Others share the node: make the part to go an extent of its own.
                 self.maps[node.group].split(node, node.start + keep)
                 ids = extent.ids
@@ -198,7 +258,9 @@ class Pool:
                 extent.forget_neighbours()
             taken += ids[::-1]
             extent.ids = []
-            count -= size
+            if ledger is not None:
+                ledger.evicted(extent.account, size, account)
+            wanted -= size
 
     def _dequeue(self, extent: Extent) -> None:
         """Take a free extent out of the line."""
@@ -245,6 +307,8 @@ class Pool:
                 else:
                     loose += extent.ids
                     extent.forget_neighbours()
+                    if self.ledger is not None:
+                        self.ledger.charge(extent.account, -len(extent.ids))
         for extent in reversed(later):
             self._enqueue(extent)
 
@@ -257,10 +321,12 @@ class Pool:
         self.holds.add(held)
         return held
 
-    def hold_new(self, count: int, start: int) -> Table:
+    def hold_new(self, count: int, start: int, account: int = NOBODY) -> Table:
         """Take ``count`` blocks for what a transfer will bring to positions from ``start`` on. Raises as ``take`` does."""
         held = Table()
-        held.append(Extent(self.take(count), start))
+        extent = Extent(self.take(count, account), start)
+        extent.account = account
+        held.append(extent)
         self.holds.add(held)
         return held
 
@@ -295,6 +361,8 @@ class Pool:
                 else:
                     self._loose += extent.ids
                     extent.forget_neighbours()
+                    if self.ledger is not None:
+                        self.ledger.charge(extent.account, -len(extent.ids))
 
     @property
     def unnamed(self) -> int:
@@ -354,6 +422,8 @@ class Pool:
             self.order.remove(extent)
         for cache_map in self.maps:
             cache_map.clear()
+        if self.ledger is not None:
+            self.ledger.clear()
         line.reverse()
         self._loose = line
         self._fresh = self.num_blocks

@@ -67,7 +67,7 @@ class Stepper:
 
     def _take(self, tables: list[Table], counts: list[int], need: int) -> tuple[Sequence[int], ...]:
         """Take all blocks at once: which group gets which is the same as one group after the other."""
-        ids = self.pool.take(need)
+        ids = self.pool.take(need, tables[0].account)
         taken: list[Sequence[int]] = []
         start = 0
         for table, count in zip(tables, counts):

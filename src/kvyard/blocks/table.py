@@ -12,10 +12,12 @@ from kvyard.blocks.extent import Extent
 class Table:
     """The blocks of one request in one group."""
 
-    __slots__ = ("extents", "length", "registered", "starts", "state")
+    __slots__ = ("account", "extents", "length", "registered", "starts", "state")
 
     def __init__(self) -> None:
         self.extents: list[Extent] = []
+        self.account = 0
+        """Whose fresh blocks are, in the pool's ledger."""
         self.starts: list[int] = []
         """Start of each extent when the table got it."""
         self.length = 0
@@ -42,7 +44,9 @@ class Table:
         if last is not None and not last.cached and last.refs == 1 and last.start + len(last.ids) == self.length:
             last.ids += ids
         else:
-            extents.append(Extent(ids, self.length))
+            extent = Extent(ids, self.length)
+            extent.account = self.account
+            extents.append(extent)
             self.starts.append(self.length)
         self.length += len(ids)
 

@@ -22,6 +22,8 @@ class RequestFacts(NamedTuple):
     next_uses: tuple[tuple[int, int], ...] = ()
     """The trace's future, for the oracle: (tokens, number) in order. The part of the prompt before ``tokens``, and behind
     those of the entry before, is next used by that request; the part after the last entry by none."""
+    tenant: str = ""
+    """The tenant that is charged for its blocks (``kvyard.blocks.ledger``)."""
 
 
 NO_FACTS = RequestFacts()

@@ -12,6 +12,8 @@ import msgspec
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.eviction import ORDERS, eviction_with_hints
 from kvyard.blocks.eviction.learning import learning_order
+from kvyard.blocks.eviction.quota import check_quota_order
+from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spec import ConfigError
 from kvyard.engine.policies.backend import SchedulerBackend
 from kvyard.engine.policies.settings import SglangSettings, TrtllmSettings
@@ -110,6 +112,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, Setting("Whether what requests say about their sessions changes who is evicted.", flag=True)
     ] = False
     """With ``eviction`` lru or priority, which then hold for lower tiers too."""
+    cache_quota: Annotated[
+        Literal["off", "borrowed", "hard", "isolated"],
+        Setting("What a tenant's share of the cache means, on the device and below: {choices}.", flag=True),
+    ] = "off"
+    """With ``eviction`` lru or priority; see ``kvyard.blocks.quotas``."""
+    tenant_quotas: Annotated[
+        dict[str, float],
+        Setting(
+            "Shares of the cache by tenant, as NAME=SHARE,...; * for each other, else what is left.", parse=figures
+        ),
+    ] = msgspec.field(default_factory=dict)
     speculative: SpeculativeConfig | None = None
     timing: TimingConfig = PolynomialTiming()
     tiers: OffloadConfig | None = None
@@ -165,6 +178,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return [self.eviction, *(tier.eviction for tier in (self.tiers.tiers if self.tiers is not None else ()))]
 
     @property
+    def quotas(self) -> Quotas | None:
+        """What tenants are entitled to; ``None`` where there are no quotas. Raises ``ConfigError`` for shares that can't be."""
+        if self.cache_quota == "off":
+            if self.tenant_quotas:
+                raise ConfigError("tenant_quotas are shares of the cache: say what they mean with cache_quota=borrowed")
+            return None
+        return Quotas(mode=self.cache_quota, shares=self.tenant_quotas)
+
+    @property
     def needs_future(self) -> str | None:
         """The eviction order of any tier that needs to know what comes next, if there is one."""
         for name in self.eviction_orders:
@@ -214,11 +236,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.speculative is not None:
             self.speculative.check()
         if self.heed_hints:
-            for order in (
-                self.eviction,
-                *(tier.eviction for tier in (self.tiers.tiers if self.tiers is not None else ())),
-            ):
+            for order in self.eviction_orders:
                 eviction_with_hints(order)
+        if self.quotas is not None:
+            for order in self.eviction_orders:
+                check_quota_order(order)
         if self.tiers is not None:
             if not self.enable_prefix_caching:
                 raise ConfigError("lower tiers hold cached prefixes: enable_prefix_caching must be on")

@@ -67,13 +67,15 @@ class EngineCore:
         *,
         batcher: EventBatcher | None = None,
         offload: Offload | None = None,
-        clock: VirtualClock | None,
+        clock: VirtualClock,
+        timed: bool = False,
         plans: bool = True,
         depth: int = 1,
         name: str = "",
     ) -> None:
-        """``batcher`` is the sink of every tier's map, if events are wanted; ``clock``, if any, is set to the current time,
-        for eviction policies that read it; ``depth`` is the most passes that may be decided at a time.
+        """``batcher`` is the sink of every tier's map, if events are wanted; ``clock`` is set to the current time for eviction
+        policies that read it (``timed``), and once a request names a tenant; ``depth`` is the most passes that may
+        be decided at a time.
 
         Raises ``KvyardError`` for a depth that isn't supported.
         """
@@ -90,6 +92,7 @@ class EngineCore:
         self.offload = offload
         self._loads = scheduler.jobs.loads
         self._clock = clock
+        self._timed = timed
         self.busy_ns = 0
         """Total time of completed passes."""
         self.passes = 0
@@ -132,6 +135,9 @@ class EngineCore:
         """A request arrives at ``now``; it can be in the next pass that starts."""
         scheduler = self.scheduler
         was_waiting = len(scheduler.waiting) > 0
+        if job.facts.tenant and not self._timed:
+            self._timed = True
+            self._clock.sleep_until(now)
         scheduler.add(job, now)
         if not (was_waiting and scheduler.waiting.strict) or scheduler.reads_queue:
             # Otherwise, behind a job that couldn't be let in, it changes nothing.
@@ -617,7 +623,7 @@ class EngineCore:
         return [job for job in jobs if job not in entering] if entering else jobs
 
     def _tell_time(self, now: int) -> None:
-        if self._clock is not None:
+        if self._timed:
             self._clock.sleep_until(now)
 
     def _announce(self, now: int) -> None:

@@ -148,6 +148,10 @@ class DecodeBlocks:
     def _take_before(self, tick: int) -> None:
         """Take what jobs need in passes before ``tick``. There must be enough."""
         jobs = self._batch.due_before(tick, self._size)
-        if jobs:
-            for job, block in zip(jobs, self._manager.pool.take(len(jobs))):
+        pool = self._manager.pool
+        if pool.ledger is not None:
+            for job in jobs:
+                job.ahead += pool.take(1, job.tables[0].account)
+        elif jobs:
+            for job, block in zip(jobs, pool.take(len(jobs))):
                 job.ahead.append(block)

@@ -27,7 +27,8 @@ class JobMaker:
 
     def facts(self, record: Record) -> RequestFacts:
         """The trace's facts of a request; to be asked once each time that it is placed."""
-        return NO_FACTS if self._facts is None else self._facts.of(record.request)
+        facts = NO_FACTS if self._facts is None else self._facts.of(record.request)
+        return facts._replace(tenant=record.tenant) if record.tenant else facts
 
     def make(self, record: Record, block_size: int, facts: RequestFacts, suffix: str = "") -> Job:
         """A job for a worker whose blocks hold ``block_size`` tokens."""

@@ -469,7 +469,7 @@ def _tiers(given: Mapping[str, Any]) -> OffloadConfig | None:
     return OffloadConfig(tiers=tuple(tiers), **chosen(OffloadConfig, given)) if tiers else None
 
 
-def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, int]) -> TierConfig:
+def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, Any]) -> TierConfig:
     scope = given.get(f"{tier.label}_scope", tier.entry.scope)
     return TierConfig(
         **room,

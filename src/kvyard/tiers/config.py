@@ -11,6 +11,7 @@ import msgspec
 
 from kvyard.blocks.eviction import ORDERS
 from kvyard.blocks.eviction.learning import learning_order
+from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spec import ConfigError
 from kvyard.errors import suggest
 from kvyard.events.tier import LOWER_TIERS, Tier
@@ -33,6 +34,8 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     eviction: str = "lru"
     eviction_options: dict[str, float] = {}
     """Figures that only this order has."""
+    quotas: Quotas | None = None
+    """What tenants are entitled to; an engine's own, where it has any."""
 
     def __post_init__(self) -> None:
         if (self.num_blocks is None) == (self.bytes is None):

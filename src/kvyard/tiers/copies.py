@@ -214,6 +214,7 @@ def make_tier(
         states=[index for index, group in enumerate(layout.manager.groups) if group.spec.is_state],
         sink=sink,
         radix=radix,
+        quotas=config.quotas,
     )
     return LinkedTier(store, linked(config.link), config.scope == "shared")
 

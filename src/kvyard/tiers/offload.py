@@ -59,6 +59,10 @@ class Offload:
                 for tier_config in config.tiers
             ]
             config = msgspec.structs.replace(config, tiers=tuple(heeding))
+        if manager.quotas is not None:
+            config = msgspec.structs.replace(
+                config, tiers=tuple([msgspec.structs.replace(tier, quotas=manager.quotas) for tier in config.tiers])
+            )
         self.name = name
         self.config = config
         self.manager = manager
@@ -96,7 +100,7 @@ class Offload:
         """What happened so far. Live: read, don't keep."""
         policy = POLICIES[config.policy](config.min_uses or 2, self.state.first.num_pages, layout.num_groups)
         learner = manager.pool.learner
-        if policy.ahead and learner is not None and not learner.foreseeable:
+        if policy.ahead and (manager.quotas is not None or (learner is not None and not learner.foreseeable)):
             raise ConfigError(
                 f"{config.policy} copies what the device evicts next, which its eviction order can't tell beforehand: "
                 "choose another order or another policy"

@@ -123,8 +123,10 @@ class OffloadState:
         self._learns = any(tier.store.pool.learner is not None for tier in tiers)
 
     def use_of(self, request: Request) -> Use | None:
-        """What a tier whose eviction order learns is told of ``request``; ``None`` where none does."""
-        return Use(request.id, request.num_tokens, request.facts) if self._learns else None
+        """What tiers are told of ``request``; ``None`` where no eviction order learns and no tenant is charged."""
+        if self._learns or request.facts.tenant:
+            return Use(request.id, request.num_tokens, request.facts)
+        return None
 
     def of(self, request: Request) -> RequestState:
         """The record of ``request``, made if need be."""

@@ -15,8 +15,10 @@ from kvyard.blocks.cache_map import covered
 from kvyard.blocks.extent import KEPT_THEN_FIRST, OVER, Extent, Node
 from kvyard.blocks.hints import Hints
 from kvyard.blocks.integrity import check_pool
+from kvyard.blocks.ledger import NOBODY
 from kvyard.blocks.ownership import claim
 from kvyard.blocks.pool import Pool
+from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spans import Spans, clip, overlaps, without
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.table import Table
@@ -115,9 +117,10 @@ class TierStore:
         states: Sequence[int] = (),
         sink: Sink | None = None,
         radix: str | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         """``sink`` is told what becomes resident and what leaves; ``states`` are the groups whose pages each stand for all that
-        comes before them. ``radix``: see ``Pool``. Raises ``ConfigError`` for a store without a page.
+        comes before them. ``radix``, ``quotas``: see ``Pool``. Raises ``ConfigError`` for a store without a page.
         """
         if num_pages < 1:
             raise ConfigError(f"a {tier.name} store needs room for at least one page, got {num_pages}")
@@ -134,9 +137,10 @@ class TierStore:
             tier=tier,
             now=self.clock.now,
             radix=radix,
+            quotas=quotas,
         )
         self._states = states
-        self._by_recency = eviction == "lru"
+        self._by_recency = eviction == "lru" and quotas is None
         self.keeps_by_priority = self.pool.order.reads_priorities
         """Whether what it evicts goes by priorities, which what is stored here has from its source."""
         self.pending = [PendingPages() for _ in range(num_groups)]
@@ -159,8 +163,8 @@ class TierStore:
         """Counts the times that room was made for something: it is on its way from then on, and something else may be gone."""
 
     def tell_time(self, now: int) -> None:
-        """It is ``now``: for eviction orders that go by it. What goes by recency alone is not told."""
-        if not self._by_recency:
+        """It is ``now``: for eviction orders that go by it, and for the ledger. What goes by recency alone is not told."""
+        if not self._by_recency or self.pool.ledger is not None:
             self.clock.sleep_until(now)
 
     # -- asking: nothing changes, recency neither ---------------------------------------------------------------------
@@ -265,6 +269,9 @@ class TierStore:
             spare -= self._make_recent(piece.group, piece.chain, found, use)
             if found and len(pieces) == 1 and found[-1].stop == piece.start:
                 last = found[-1]
+        account = self._account(use)
+        if pool.quota is not None:
+            spare = min(spare, pool.quota.room(account, pool.unnamed) - (pool.free - spare))
         if count > spare:
             return None
         if last is None and behind is not None and len(pieces) == 1 and behind.stop == pieces[0].start:
@@ -279,7 +286,7 @@ class TierStore:
         tables: list[Table] = []
         for piece in pieces:
             self.pending[piece.group].add(piece)
-            held = pool.hold_new(piece.stop - piece.start, piece.start)
+            held = pool.hold_new(piece.stop - piece.start, piece.start, account)
             self.reserved[held] = piece
             if last is not None:
                 self._behind[held] = last
@@ -287,6 +294,12 @@ class TierStore:
         for held in own:
             pool.let_go(held)
         return tables
+
+    def _account(self, use: Use | None) -> int:
+        """Who is charged for pages that are taken for ``use``."""
+        if use is None or not use.facts.tenant:
+            return NOBODY
+        return self.pool.open_ledger().account(use.facts.tenant)
 
     def inherit(self, held: Table, sources: Table, chunk: int) -> None:
         """Keep what will come into ``held`` as long as ``sources`` are kept, from which it is copied: the same priorities.

@@ -71,3 +71,40 @@ def test_tenants_beyond_those_that_are_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_traces_without_tenants_have_no_such_key() -> None:
     done = run([TraceRequest("a", 0, 100, 4), TraceRequest("b", 0, 100, 4)])
     assert not done.report.tenants and "tenants" not in json.loads(to_json(done.report))
+
+
+@pytest.mark.parametrize("quota", ["off", "borrowed", "hard", "isolated"])
+def test_token_seconds_of_tenants_add_up_to_the_pool_and_its_time(quota: str) -> None:
+    done = run(rows(200), host_blocks=100, cache_quota=quota)
+    report, found = done.report, tenants_of(done)
+    assert isinstance(report.cache_time, dict) and list(report.cache_time) == ["device", "host"]
+    for tier, time in report.cache_time.items():
+        blocks = 2 * {"device": 200, "host": 100}[tier]
+        held = sum(one.resident_token_s[tier] for one in found.values())
+        assert held == pytest.approx(time.held_token_s) and time.empty_token_s >= 0
+        assert held + time.empty_token_s == pytest.approx(time.pool_token_s)
+        # Each worker's ledger opens with its first request.
+        assert 0.8 * blocks * 16 * report.duration_s < time.pool_token_s <= 1.1 * blocks * 16 * report.duration_s
+    assert all(one.resident_token_s["device"] > 0 for one in found.values())
+    lost = sum(sum(one.lost_tokens.values()) for one in found.values())
+    assert lost > 0 if quota == "off" else True
+    assert "of cache" in report_text(report, 240)
+
+
+def test_hard_quotas_in_a_replay_keep_each_tenant_to_its_share() -> None:
+    shares = {"s": 0.2, "t1": 0.2, "t2": 0.2, "*": 0.1}
+    done = run(rows(300), cache_quota="hard", tenant_quotas=shares)
+    for worker in done.fleet.workers:
+        ledger = worker.cores[0].scheduler.manager.pool.ledger
+        assert ledger is not None
+        assert 0 < max(ledger.used) <= 40, "nothing runs any more"
+    assert from_json(to_json(done.report)) == done.report
+
+
+@pytest.mark.parametrize("backend", ["sglang", "trtllm", "vllm"])
+def test_every_backend_charges_what_it_holds(backend: str) -> None:
+    done = run(rows(120), backend=backend)
+    for worker in done.fleet.workers:
+        manager = worker.cores[0].scheduler.manager
+        assert manager.pool.ledger is not None and sum(manager.pool.ledger.used) > 0
+        manager.check_integrity()

@@ -180,11 +180,11 @@ class AlignedStateGroup(StateGroup):
                 moved += self._move_to_end(table, position)
         # Positions between the steps are null and reported as such.
         new = [0] * (table.length - len(moved) - before) + moved
-        ids = self.pool.take(max(required - table.length, 0) + (inside is not None))
+        ids = self.pool.take(max(required - table.length, 0) + (inside is not None), table.account)
         if inside is not None:
             progress.inside = None
             if progress.started:
-                self._preserve(inside, ids[:1])
+                self._preserve(inside, ids[:1], table.account)
             else:
                 new = continue_on_copy(self, table, inside, ids[:1]) + new
             ids = ids[1:]
@@ -193,9 +193,10 @@ class AlignedStateGroup(StateGroup):
             table.add_blocks(ids.copy())
         return new + ids
 
-    def _preserve(self, source: Extent, fresh: list[int]) -> None:
+    def _preserve(self, source: Extent, fresh: list[int], account: int) -> None:
         """Keep the state in ``source`` findable in a copy: its request is about to write on, in the same block."""
         copy = Extent(fresh, source.start)
+        copy.account = account
         self.map.move_marks(source, copy)
         source.refs += 1
         self.copies.append((source, copy))

@@ -22,7 +22,7 @@ from kvyard.replay.report.numbers import Spread, histogram, weighted
 from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, SessionsReport, Slo, WorkerReport, share
 from kvyard.replay.report.sketch import PercentileError, Values
 from kvyard.replay.report.slo import judged_percentiles
-from kvyard.replay.report.tenants import make_tenants
+from kvyard.replay.report.tenants import Residency, make_tenants
 from kvyard.replay.report.totals import FINISHED, RecordTotals, digest
 
 if TYPE_CHECKING:
@@ -146,9 +146,11 @@ class Observations:
         label: str,
         trace: Mapping[str, object] | None,
         sessions: SessionsReport | None,
+        residency: Mapping[str, Residency] | None = None,
     ) -> dict[str, Any]:
         """The fields of a ``Report`` that follow from records. ``gaps`` are those between tokens, and how often each was."""
         totals = self.totals
+        tenants = make_tenants(self.records, residency)
         seconds = (self.end - self.start) / SECOND
         inputs, outputs = totals.all["input"], totals.all["output"]
         amounts = {"requests": totals.statuses["finished"], "input_tokens": inputs, "output_tokens": outputs}
@@ -173,7 +175,7 @@ class Observations:
             "histograms": {"itl": histogram(*gaps, MS)} | {name: values.histogram() for name, values in lots.items()},
             "lengths": {name: values.spread() for name, values in totals.lengths.items()},
             "sessions": msgspec.UNSET if sessions is None else sessions,
-            "tenants": msgspec.UNSET if (tenants := make_tenants(self.records)) is None else tenants,
+            "tenants": msgspec.UNSET if tenants is None else tenants,
             "goodput": None if self._slo is None else self._goodput(self._slo, seconds, latency, sessions),
             "balance": _balance(workers) if workers else {},
             "workers": workers,

@@ -34,6 +34,7 @@ from kvyard.replay.report.report import (
     WorkerReport,
     share,
 )
+from kvyard.replay.report.residency import make_residency
 from kvyard.replay.report.scaling import make_scaling
 from kvyard.replay.report.sessions import make_sessions
 from kvyard.replay.report.totals import RecordTotals, WorkerSums
@@ -84,7 +85,10 @@ def make_report(
     duration = max(1, seen.end - seen.start)
     workers = [_worker(worker, seen.by_worker.get(worker.name, _NOTHING), duration) for worker in fleet.used]
     sessions = _sessions(fleet, seen.end, duration)
-    fields = seen.fields(workers, fleet.gaps.columns(), label=label, trace=trace, sessions=sessions)
+    residency = make_residency(fleet, seen.end)
+    fields = seen.fields(
+        workers, fleet.gaps.columns(), label=label, trace=trace, sessions=sessions, residency=residency
+    )
     reuse, router = _reuse(totals), _router(fleet.config, totals, size)
     rate = engine_pace(fleet.config.workers[0].engine).per_token if bounds else None
     timing, loading = make_timings(fleet.config), totals.latency["loading"].spread()
@@ -106,6 +110,7 @@ def make_report(
         pulls=make_pulls(fleet, totals),
         handovers=make_handovers(fleet, totals, duration),
         flow=_flow(fleet, totals.count),
+        cache_time={tier: of.report() for tier, of in residency.items()} or msgspec.UNSET,
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
         prefill_ms_per_token=rate,

@@ -267,7 +267,7 @@ def _swatched(key: str, words: str, share: Share, requests: Share | None = None)
 def _tenants(made: Page, report: Report) -> None:
     if report.tenants:
         made.section("Tenants", "Who asked for what, what it found, what it cost and how long it took.", folded=True)
-        rows = map(row, say.tenant_rows(report.tenants))
+        rows = map(row, say.tenant_rows(report.tenants, report.cache_time or {}))
         made.cards("one", card("By tenant", "", table(["", *say.TENANTS], rows, tall=len(report.tenants) > 16)))
 
 

@@ -340,11 +340,25 @@ class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
     held_token_s: float
     """Token-seconds that its requests held on devices: a prompt from admission to the end, an answer as it grew. What requests
     share counts for each."""
+    resident_token_s: dict[str, float] = {}
+    """Token-seconds by tier of blocks that its requests took, until those were evicted: each block counts for one tenant. Empty
+    in a live run."""
+    lost_tokens: dict[str, int] = {}
+    """Its tokens by tier that were evicted to make room for another tenant."""
     waited_ms: float
     """Mean time that flow control held its requests back."""
     ttft: Spread
     """Milliseconds, of finished requests; so is"""
     e2e: Spread
+
+
+class CacheTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Token-seconds of one tier while tenants were charged for it."""
+
+    pool_token_s: float
+    held_token_s: float
+    """Of all tenants together, and of requests that named none."""
+    empty_token_s: float
 
 
 class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -581,6 +595,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionsReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where the trace has no sessions."""
     tenants: dict[str, TenantReport] | msgspec.UnsetType = msgspec.UNSET
+    cache_time: dict[str, CacheTime] | msgspec.UnsetType = msgspec.UNSET
+    """By tier, what tenants' ``resident_token_s`` are shares of."""
     """The one with the most tokens first; left out where no request names one. Beyond 50 the others are put together."""
     flow: FlowReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where no request was held back before the router."""

@@ -20,7 +20,6 @@ from kvyard.replay.report.report import (
     LiveReport,
     Report,
     SessionsReport,
-    TenantReport,
 )
 from kvyard.replay.report.slo import RULE, judge
 from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
@@ -66,7 +65,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(_safe(f"Flow control, {say.held_back(report.flow)}"))
         console.print()
     if report.tenants:
-        console.print(fitted(_tenants(report.tenants), console, ("token-s held", "computed", "rejected")))
+        console.print(fitted(_tenants(report), console, ("token-s held", "computed", "rejected", "lost to others")))
     if report.sessions:
         _print_sessions(report.sessions, console)
     if report.reuse:
@@ -193,9 +192,9 @@ def _sending(live: LiveReport) -> Table:
     return table
 
 
-def _tenants(tenants: Mapping[str, TenantReport]) -> Table:
+def _tenants(report: Report) -> Table:
     table = _table("Tenant", *say.TENANTS)
-    for cells in say.tenant_rows(tenants):
+    for cells in say.tenant_rows(report.tenants or {}, report.cache_time or {}):
         table.add_row(*map(_safe, cells))
     return table
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+
 import numpy as np
 
+from kvyard.blocks.pool import Pool
 from kvyard.clock import MS, SECOND
 from kvyard.replay.records import Records
-from kvyard.replay.report.report import TenantReport, share
+from kvyard.replay.report.report import CacheTime, TenantReport, share
 from kvyard.replay.report.sketch import MOST_EXACT, Values
 from kvyard.replay.report.totals import FINISHED, REJECTED_STATUS
 
@@ -16,8 +20,38 @@ OTHERS = "(others)"
 _SUMS = ("requests", "finished", "rejected", "input", "output", "admitted", "found", "held", "waited")
 
 
-def make_tenants(records: Records) -> dict[str, TenantReport] | None:
-    """The tenants of ``records``, the one with the most tokens first; ``None`` where no request names one."""
+class Residency:
+    """The ledgers of one tier, all workers together."""
+
+    def __init__(self) -> None:
+        self.pool_s = 0.0
+        """Token-seconds of the pools, from when their ledgers were opened."""
+        self.token_s: defaultdict[str, float] = defaultdict(float)
+        """By tenant, requests that name none included."""
+        self.lost: defaultdict[str, int] = defaultdict(int)
+        """Cached tokens by tenant that were evicted for another tenant."""
+
+    def add(self, pool: Pool, page_tokens: int, end: int) -> None:
+        """Add the ledger of ``pool``, whose blocks hold ``page_tokens`` tokens each, up to ``end``."""
+        ledger = pool.ledger
+        if ledger is None:
+            return
+        until = max(end, ledger.latest)
+        scale = page_tokens / SECOND
+        self.pool_s += (pool.num_blocks - 1) * (until - ledger.opened) * scale
+        for account, name in enumerate(ledger.names):
+            self.token_s[name] += ledger.block_ns(account, until) * scale
+            self.lost[name] += ledger.lost[account] * page_tokens
+
+    def report(self) -> CacheTime:
+        held = sum(self.token_s.values())
+        return CacheTime(pool_token_s=self.pool_s, held_token_s=held, empty_token_s=self.pool_s - held)
+
+
+def make_tenants(records: Records, residency: Mapping[str, Residency] | None = None) -> dict[str, TenantReport] | None:
+    """The tenants of ``records``, the one with the most tokens first; ``None`` where no request names one. ``residency``: what
+    each had of the tiers.
+    """
     names = records.tenants.names
     if len(names) == 1:
         return None
@@ -59,7 +93,10 @@ def make_tenants(records: Records) -> dict[str, TenantReport] | None:
         chosen = np.array(present[MOST_TENANTS:] if number == MOST_TENANTS else present[number : number + 1])
         total = {name: float(values[chosen].sum()) for name, values in sums.items()}
         count = max(1.0, total["requests"])
+        own = [OTHERS, *(names[at] for at in chosen)] if number == MOST_TENANTS else [names[present[number]]]
         made[OTHERS if number == MOST_TENANTS else names[present[number]]] = TenantReport(
+            resident_token_s={tier: sum([of.token_s[name] for name in own]) for tier, of in (residency or {}).items()},
+            lost_tokens={tier: sum([of.lost[name] for name in own]) for tier, of in (residency or {}).items()},
             requests=int(total["requests"]),
             finished=int(total["finished"]),
             rejected=int(total["rejected"]),

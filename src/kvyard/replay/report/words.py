@@ -10,6 +10,7 @@ from kvyard.replay.report.ranges import RANGED, STATISTICS
 from kvyard.replay.report.report import (
     MOVES,
     REJECTED,
+    CacheTime,
     FlowReport,
     Goodput,
     HandoverReport,
@@ -342,11 +343,24 @@ def handed_over(handovers: HandoverReport) -> str:
     )
 
 
-TENANTS = ("requests", "rejected", "prompt tokens", "reused", "computed", "token-s held", "waited", "TTFT mean", "p99")
+TENANTS = (
+    "requests",
+    "rejected",
+    "prompt tokens",
+    "reused",
+    "computed",
+    "token-s held",
+    "of cache",
+    "lost to others",
+    "waited",
+    "TTFT mean",
+    "p99",
+)
 
 
-def tenant_rows(tenants: Mapping[str, TenantReport]) -> list[list[str]]:
-    """Of each tenant its name and ``TENANTS``."""
+def tenant_rows(tenants: Mapping[str, TenantReport], times: Mapping[str, CacheTime]) -> list[list[str]]:
+    """Of each tenant its name and ``TENANTS``. ``times``: of the tiers."""
+    pool = sum(time.pool_token_s for time in times.values())
     return [
         [
             name or "(none)",
@@ -356,6 +370,8 @@ def tenant_rows(tenants: Mapping[str, TenantReport]) -> list[list[str]]:
             percent(one.reused.value),
             whole(one.computed_tokens),
             whole(one.held_token_s),
+            percent(sum(one.resident_token_s.values()) / pool) if pool else "",
+            whole(sum(one.lost_tokens.values())) if pool else "",
             latency(one.waited_ms),
             latency(one.ttft.mean),
             latency(one.ttft.p99),
