@@ -78,7 +78,7 @@ bench: $(READY)
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(RUN) $$bench; done
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --site-dir site
 
 release:
 	@PYTHON=$(PYTHON) scripts/release.sh $(ARGS)

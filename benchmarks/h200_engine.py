@@ -1,5 +1,5 @@
 """How far off replays of two real runs on an H200 are: with a profile fitted to a sweep and to the first run's log, and with
-nothing measured. The second run is never seen by the fit. Writes the table of docs/explain/fidelity.md.
+nothing measured. The second run is never seen by the fit. Writes the table of benchmarks/RESULTS-accuracy.md.
 
     .venv/bin/python benchmarks/h200_engine.py
 """

@@ -7,7 +7,7 @@ Traces are Mooncake's conversation and synthetic ones, a tenth of the Weka sessi
 without a host tier; the polynomial timing and one measured on an H200. With 8 workers all policies play; then ``kv``,
 ``round-robin``, ``least-time`` and the ``BEST`` three of the rest everywhere. All that is done is kept in ``build/league``:
 the same command goes on where it was interrupted. ``--again`` plays a policy once more, after a change, and ``--policies``
-that one alone; ``--judge`` and ``--markdown``, which prints the tables of docs/how-to/league.md, play nothing.
+that one alone; ``--judge`` and ``--markdown``, which prints the tables of benchmarks/RESULTS-league.md, play nothing.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def judge(rows: list[dict[str, Any]]) -> None:
 
 
 def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The two tables of docs/how-to/league.md, line by line: all policies with 8 workers, and every cell."""
+    """The two tables of benchmarks/RESULTS-league.md, line by line: all policies with 8 workers, and every cell."""
     yield from _policies(rows)
     yield ""
     yield (
@@ -328,7 +328,7 @@ def main() -> None:
     parser.add_argument("--again", default="", help="a policy whose runs are made again")
     parser.add_argument("--judge", action="store_true", help="say what the rows of an earlier run say")
     parser.add_argument(
-        "--markdown", action="store_true", help="print the tables of docs/how-to/league.md from such rows"
+        "--markdown", action="store_true", help="print the tables of benchmarks/RESULTS-league.md from such rows"
     )
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

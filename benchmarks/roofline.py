@@ -5,7 +5,7 @@ CUDA graphs (``h200.jsonl``), and every pass as a graph, mixed ones too (``h200-
 ``tests/engine/timing/data``. With the card's shares of its peak, and with the generic set for cards that nobody measured.
 
     python benchmarks/roofline.py            # prints the table
-    python benchmarks/roofline.py --write    # and puts it into docs/explain/fidelity.md
+    python benchmarks/roofline.py --write    # and puts it into benchmarks/RESULTS-accuracy.md
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvyard.engine.timing.roofline import RooflineModel
 
 HERE = Path(__file__).resolve().parent.parent
 DATA = HERE / "tests" / "engine" / "timing" / "data"
-PAGE = HERE / "docs" / "explain" / "fidelity.md"
+PAGE = HERE / "benchmarks" / "RESULTS-accuracy.md"
 BEGIN, END = "<!-- benchmarks/roofline.py: begin -->", "<!-- end of the roofline -->"
 FILES = {"prompts eager, steps as graphs": "h200.jsonl", "all as CUDA graphs": "h200-graphs.jsonl"}
 KINDS = ("prompts", "prompts after cached tokens", "decode", "mixed")

@@ -7,10 +7,10 @@ Runs of InferenceMAX have its client; others send ten rounds of exact lengths. I
 rows.
 
     python benchmarks/silicon.py --processes 2           # at most 8 rows of a model on a card under a version of an engine
-    python benchmarks/silicon.py --own --write           # with its own estimate, and the table in docs/explain/fidelity.md
+    python benchmarks/silicon.py --own --write           # with its own estimate; writes RESULTS-accuracy.md
     python benchmarks/silicon.py --only 'vllm Qwen/Qwen3-32B h100' --each 0
 
-It needs ``pip install 'kvyard[aic]'``. docs/explain/fidelity.md states the assumptions. Constants are fitted to rows of
+It needs ``pip install 'kvyard[aic]'``. benchmarks/RESULTS-accuracy.md states the assumptions. Constants are fitted to rows of
 Qwen3-32B alone; everything else is a test.
 """
 
@@ -43,7 +43,7 @@ from kvyard.replay.run import replay
 from kvyard.replay.traces import TraceRequest
 
 HERE = Path(__file__).resolve().parent.parent
-PAGE = HERE / "docs" / "explain" / "fidelity.md"
+PAGE = HERE / "benchmarks" / "RESULTS-accuracy.md"
 PUBLISHED = HERE / "benchmarks" / "data" / "published" / "silicon.jsonl"
 BEGIN, END = "<!-- benchmarks/silicon.py: begin -->", "<!-- end -->"
 
@@ -353,7 +353,7 @@ def line(name: str, rows: Sequence[Row], results: dict[str, Result]) -> str:
 
 
 def table(rows: Sequence[Row], results: dict[str, Result], others: Counter[str]) -> str:
-    """The section of docs/explain/fidelity.md: errors by engine, model and card, by class, and what is left out."""
+    """The section of benchmarks/RESULTS-accuracy.md: errors by engine, model and card, by class, and what is left out."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         fitted = "fit: " if row.model == FITTED else ""
@@ -394,7 +394,7 @@ def main() -> int:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="put the table into docs/explain/fidelity.md, and rows beside results.jsonl",
+        help="put the table into benchmarks/RESULTS-accuracy.md, and rows beside results.jsonl",
     )
     parser.add_argument(
         "--timing",

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from tests.router.support import Fleet
 
-PAGE = Path(__file__).parents[2] / "docs" / "explain" / "routing.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "explain" / "routing.md"
+AUTHOR = DOCS / "how-to" / "write-a-routing-policy.md"
+SETTINGS = DOCS / "reference" / "routing-policies.md"
 
 
 def test_the_example_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    example, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     printed = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     exec(compile(example, str(PAGE), "exec"), {})
     assert capsys.readouterr().out == printed
@@ -22,8 +25,8 @@ def test_the_policy_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvyard.router import POLICIES
 
     monkeypatch.setattr(POLICIES, "_loaded", dict(POLICIES._loaded))
-    _, example = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    exec(compile(example, str(PAGE), "exec"), {})
+    (example,) = re.findall(r"```python\n(.*?)```", AUTHOR.read_text(), re.DOTALL)
+    exec(compile(example, str(AUTHOR), "exec"), {})
     for workers in (3, 100):
         names = [f"w{at}" for at in range(workers)]
         fleet = Fleet(names, policy="fewest-new-tokens", predicted_ttl_s=0)
@@ -36,7 +39,7 @@ def test_the_policy_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_setting_is_on_the_page() -> None:
     from kvyard.router import POLICIES, RouterConfig
 
-    text = PAGE.read_text()
+    text = SETTINGS.read_text()
     for name in (*RouterConfig.__struct_fields__, *POLICIES.names()):
         if name not in ("policy", "block_size", "sessions"):
             assert name in text, name

@@ -37,7 +37,7 @@ Names = Annotated[
 ConfigFile = Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags count more.")]
 RouterSet = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A setting of the router, see docs/explain/routing.md; may be repeated."),
+    typer.Option(metavar="NAME=VALUE", help="A router setting (docs/reference/routing-policies.md); may be repeated."),
 ]
 Set = Annotated[
     list[str] | None,

@@ -26,7 +26,7 @@ _credits = attrgetter(*CREDITS)
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A policy and its figures; ``docs/explain/routing.md`` explains each. Raises ``KvyardError`` for what can't be."""
+    """Routing policy and its settings (``docs/reference/routing-policies.md``). Raises ``KvyardError`` for what can't be."""
 
     heading: ClassVar[str] = "Router"
     policy: "Annotated[str, Setting('The routing policy: {choices}.', name='router', flag=True, choices=_policies)]" = (
@@ -48,7 +48,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     temperature: Annotated[float, Setting("0: the least cost; above: by chance, less costly ones more often.")] = 0.0
 
     options: "Annotated[dict[str, float], _OPTIONS]" = msgspec.field(default_factory=dict)
-    """``docs/explain/routing.md`` names each policy's."""
+    """``docs/reference/routing-policies.md`` names each policy's."""
 
     load: Annotated[
         str, Setting("What least-loaded and the guard go by: requests, tokens or blocks.", "router_load")

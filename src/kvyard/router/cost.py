@@ -5,7 +5,7 @@
     prefill = max(0, (active prefill tokens + this prompt's) / block size - credit)
     cost    = prefill_scale * prefill + held_weight * blocks held there with this request + request_weight * active requests
 
-Every term is in ``docs/explain/routing.md``.
+Every term is in ``docs/reference/routing-policies.md``.
 """
 
 from math import exp

@@ -132,7 +132,7 @@ def test_decode_steps_measured_on_an_h200_are_within_a_tenth_on_the_mean() -> No
     ],
 )
 def test_errors_of_the_docs_do_not_grow(file: str, kind: str, bound: float) -> None:
-    """The mean errors of docs/explain/fidelity.md, as benchmarks/roofline.py works them out."""
+    """The mean errors of benchmarks/RESULTS-accuracy.md, as benchmarks/roofline.py works them out."""
     script = Path(__file__).resolve().parents[3] / "benchmarks" / "roofline.py"
     spec = importlib.util.spec_from_file_location("roofline_benchmark", script)
     assert spec is not None and spec.loader is not None

