@@ -3,7 +3,7 @@
 
 Run it with the Python of an environment that has SGLang (tests/golden/sglang/README.md says how to make one). No GPU and no
 model: the real scheduler, schedule policy, prefill adder, radix tree, allocators and result processing, made-up tokens for
-every batch, and a clock that moves by a formula. ``sglang_under_test.py`` names every part that is real and every stand-in.
+every batch, and a clock that moves by a formula. ``kvyard.sglang.under_test`` names every part that is real and every stand-in.
 The loops are those of ``Scheduler.event_loop_normal`` and ``event_loop_overlap``.
 
     record_sglang.py --list
@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from sglang_families import FAMILIES, admission_state, workload
-from sglang_under_test import SglangUnderTest, admit, import_sglang
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # run by SGLang's Python, which has no kvyard
+from kvyard.sglang.under_test import SglangUnderTest, admit, import_sglang
 
 FORMAT = "sglang-log/1"
 TIERS = {"GPU": "device", "CPU_PINNED": "host", "DISK": "storage"}

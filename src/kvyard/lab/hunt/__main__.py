@@ -1,4 +1,4 @@
-"""The process that hunts, run with the engine's own Python: ``python -m kvyard.vllm.hunt FOLDER SECONDS SEED``.
+"""The process that hunts, run with the engine's own Python: ``python -m kvyard.lab.hunt ENGINE FOLDER SECONDS SEED``.
 
 Progress goes to stdout, a line of JSON each; what the engine prints goes to stderr.
 """
@@ -9,15 +9,17 @@ import json
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from kvyard.vllm.hunt import driver
-from kvyard.vllm.hunt.hunter import Hunter
+from kvyard.lab.hunt.engine import HuntedEngine
+from kvyard.lab.hunt.hunter import Hunter
 
 
 def main() -> int:
     """Hunt; returns the exit code."""
-    folder, seconds, seed = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    name, folder, seconds, seed = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    hunted: HuntedEngine = import_module(f"kvyard.{name}.hunt").ENGINE
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -25,13 +27,13 @@ def main() -> int:
         print(json.dumps(line), file=lines)
 
     try:
-        engine = f"vllm {driver.import_engine()}"
+        engine = f"{name} {hunted.import_engine()}"
     except ImportError as missing:
-        say(refused=f"vLLM can't be imported by {sys.executable} ({missing})")
+        say(refused=f"{hunted.title} can't be imported by {sys.executable} ({missing})")
         return 2
     logging.disable(logging.CRITICAL)
     try:
-        hunter = Hunter(driver.run, engine, folder, seed)
+        hunter = Hunter(hunted, engine, folder, seed)
     except ValueError as bad:
         say(refused=str(bad))
         return 2

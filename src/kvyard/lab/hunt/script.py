@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import inspect
 import pprint
-from typing import Any
+from types import ModuleType
 
-from kvyard.vllm.hunt import driver
+from kvyard.lab.hunt.engine import Case, Finding, HuntedEngine
 
 
-def reproducer(engine: str, finding: dict[str, Any], case: dict[str, Any]) -> str:
-    """The script's text. It exits with 1 where the finding is met again."""
-    _, _, source = inspect.getsource(driver).partition("from __future__ import annotations\n")
+def reproducer(hunted: HuntedEngine, engine: str, finding: Finding, case: Case) -> str:
+    """The script's text; ``engine`` is its name and version. It exits with 1 where the finding is met again."""
     head = f'''"""{engine}: {finding["kind"]}.
 
 {finding["detail"]}
 
-Found by kvyard hunt. Needs {engine.split(maxsplit=1)[0]} only, no GPU and no model. Times are engine steps. A prompt is
-made of [first token id, count]. "load" is what a connector has of it and in how many steps it comes (None: within
-the step): "once" as from a prefill worker, else as from a store, which is asked again; "fails" of its loads fail.
+Found by kvyard hunt. Needs {engine.split(maxsplit=1)[0]} only, no GPU and no model.
+{hunted.legend}
 Everything below CASE drives the scheduler and isn't particular to this case.
 """
 
@@ -38,10 +36,16 @@ if __name__ == "__main__":
     print(found or "nothing went wrong")
     sys.exit(found is not None)
 """
-    return head + source + tail
+    return head + "\n\n".join(_body(module) for module in hunted.sources) + tail
 
 
-def _plain(case: dict[str, Any]) -> dict[str, Any]:
+def _body(module: ModuleType) -> str:
+    """The source of ``module`` without its docstring and what it imports of the others."""
+    _, _, source = inspect.getsource(module).partition("from __future__ import annotations\n")
+    return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("from kvyard."))
+
+
+def _plain(case: Case) -> Case:
     """The case without what says nothing: settings that are off, faults that a load doesn't have."""
     kept = {name: value for name, value in case.items() if name != "resets" or value}
     kept["requests"] = [

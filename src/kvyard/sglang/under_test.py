@@ -366,6 +366,7 @@ class SglangUnderTest:
             sampling_params=params,
             vocab_size=1 << 30,
             priority=request["priority"],
+            extra_key=request.get("salt"),
         )
         self.of_sglang.init_req_max_new_tokens(req)
         if req.sampling_params.max_new_tokens != request["output"][1]:
@@ -582,7 +583,10 @@ def admit(state: dict[str, Any]) -> list[list[Any]]:
     allocator: Any = TokenToKVPoolAllocator(free, torch.float16, DEVICE, kv_cache, need_sort=False)
     if page > 1:
         allocator = PagedTokenToKVPoolAllocator(free, page, torch.float16, DEVICE, kv_cache, need_sort=False)
-    running = SimpleNamespace(reqs=[request(f"d{at}", *one, 0) for at, one in enumerate(state["running"])])
+    decoding = [
+        request(f"d{at}", prompt, output, answer, 0) for at, (prompt, output, answer) in enumerate(state["running"])
+    ]
+    running = SimpleNamespace(reqs=decoding)
     adder = PrefillAdder(
         page,
         LockedTree(evictable, state["disable_radix_cache"]),

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvyard.clock import SECOND, WallClock
-from kvyard.vllm.hunt import case as cases
-from kvyard.vllm.hunt.case import Case
-from kvyard.vllm.hunt.script import reproducer
+from kvyard.lab.hunt.engine import Case, HuntedEngine
+from kvyard.lab.hunt.script import reproducer
 
-Run = Callable[[Case], tuple[dict[str, Any] | None, float]]
 Say = Callable[[str], None]
 
 KEPT = 64
@@ -28,12 +26,13 @@ STATE = "hunt.json"
 class Hunter:
     """Tries cases against an engine. ``folder`` has the state of the search and a reproducer of each finding."""
 
-    def __init__(self, run: Run, engine: str, folder: Path, seed: int) -> None:
-        """Goes on with the search that ``folder`` has, if it is one of the same engine and seed.
+    def __init__(self, hunted: HuntedEngine, engine: str, folder: Path, seed: int) -> None:
+        """Goes on with the search that ``folder`` has, if it is one of the same ``engine``, a name and a version, and seed.
 
         Raises ``ValueError`` where the folder's state can't be read or belongs to another search.
         """
-        self._run = run
+        self._hunted = hunted
+        self._run = hunted.run
         self._folder = folder
         self.engine = engine
         self.seed = seed
@@ -62,20 +61,22 @@ class Hunter:
         rng = random.Random(f"{self.engine}/{self.seed}/{self.tried}")
         self.tried += 1
         drawn = (
-            cases.change(rng.choice(self._near)[1], rng) if self._near and rng.random() < CHANGED else cases.draw(rng)
+            self._hunted.change(rng.choice(self._near)[1], rng)
+            if self._near and rng.random() < CHANGED
+            else self._hunted.draw(rng)
         )
         finding, pressure = self._run(drawn)
         if finding is None:
             self._near = sorted([*self._near, (pressure, drawn)], key=lambda each: -each[0])[:KEPT]
             return
-        known = {_name(each["finding"], each["case"]) for each in self.findings}
-        if _name(finding, drawn) in known:
+        known = {self._name(each["finding"], each["case"]) for each in self.findings}
+        if self._name(finding, drawn) in known:
             return
         small, finding = self._shrink(drawn, finding)
-        if _name(finding, small) in known:
+        if self._name(finding, small) in known:
             return
         script = self._folder / f"{len(self.findings) + 1:02d}-{finding['kind'].replace(' ', '-')}.py"
-        script.write_text(reproducer(self.engine, finding, small))
+        script.write_text(reproducer(self._hunted, self.engine, finding, small))
         self.findings.append({"finding": finding, "case": small, "tries": self.tried, "script": script.name})
         self._save()
         say(f"found after {self.tried} cases: {finding['kind']}: {finding['detail']} ({script})")
@@ -87,7 +88,7 @@ class Hunter:
         progress = True
         while progress and tries < SHRINK_TRIES:
             progress = False
-            for simple in cases.smaller(smallest):
+            for simple in self._hunted.smaller(smallest):
                 tries += 1
                 met, _ = self._run(simple)
                 if met is not None and _cause(met) == _cause(finding):
@@ -96,6 +97,10 @@ class Hunter:
                 if tries >= SHRINK_TRIES:
                     break
         return smallest, finding
+
+    def _name(self, finding: dict[str, Any], case: Case) -> tuple[str, ...]:
+        """A cause and what a case needs beside plain requests: what is told apart in a list of findings."""
+        return (_cause(finding), *sorted(self._hunted.features(case)))
 
     # -- kept between runs ------------------------------------------------------------------------------------------
 
@@ -133,18 +138,3 @@ def _cause(finding: dict[str, Any]) -> str:
     """Two findings with the same cause are taken for one defect: the kind, and for a crash its place."""
     kind, detail = str(finding["kind"]), str(finding["detail"])
     return kind + (detail.split(": ", maxsplit=1)[0] if kind == "crash" else "")
-
-
-def _name(finding: dict[str, Any], case: Case) -> tuple[str, ...]:
-    """A cause and what a case needs beside plain requests: what is told apart in a list of findings."""
-    loads = [request["load"] for request in case["requests"] if request.get("load")]
-    has = {
-        "windows": len(case["groups"]) > 1,
-        "drafts": case["num_speculative_tokens"] > 0,
-        "asynchronous": case["async_scheduling"],
-        "priority": case["policy"] == "priority",
-        "failing load": any(load["fails"] for load in loads),
-        "load": bool(loads),
-        "send": any(request.get("send") for request in case["requests"]),
-    }
-    return (_cause(finding), *sorted(name for name, needed in has.items() if needed))

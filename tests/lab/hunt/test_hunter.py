@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from kvyard.lab.hunt.hunter import Hunter
+from kvyard.vllm.hunt import ENGINE as VLLM
 from kvyard.vllm.hunt import case as cases
 from kvyard.vllm.hunt.driver import Memory, Requests
-from kvyard.vllm.hunt.hunter import Hunter
 
 
 def hangs_on_two_loads(case: dict[str, Any]) -> tuple[dict[str, Any] | None, float]:
@@ -24,7 +26,7 @@ def hangs_on_two_loads(case: dict[str, Any]) -> tuple[dict[str, Any] | None, flo
 
 
 def hunter(folder: Path, seed: int = 0) -> Hunter:
-    return Hunter(hangs_on_two_loads, "vllm 0", folder, seed)
+    return Hunter(replace(VLLM, run=hangs_on_two_loads), "vllm 0", folder, seed)
 
 
 def test_a_finding_is_made_as_small_as_it_goes(tmp_path: Path) -> None:
