@@ -70,7 +70,7 @@ NICS: Mapping[str, tuple[int | None, int]] = {
 """Ways between workers by name: bytes per second each way, and nanoseconds until the first byte.
 
 ``cx7`` is 400 Gbit/s for each GPU, ``nvlink`` that of an H200; both bandwidths and the latency are those of AIConfigurator's
-system files. ``pcie5`` is what an H200 was measured at here (docs/explain/links.md). ``none`` takes no time.
+system files. ``pcie5`` is what an H200 was measured at here (benchmarks/RESULTS-accuracy.md). ``none`` takes no time.
 """
 
 

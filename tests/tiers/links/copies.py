@@ -1,4 +1,4 @@
-"""Measured copies, and what a link says of them. Run it to print the tables of docs/explain/links.md."""
+"""Measured copies, and what a link says of them. Run it to print the tables of benchmarks/RESULTS-accuracy.md."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ PRESETS: dict[str, LinkConfig] = {
         duplex_bandwidth=1005 * _GB // 10,
     ),
 }
-"""Links that were measured, by name; how, and how well the constants fit, is in docs/explain/links.md.
+"""Links that were measured, by name; how, and how well the constants fit, is in benchmarks/RESULTS-accuracy.md.
 
 ``h200``: an H200 on PCIe 5, blocks copied one by one as the host gets to them. ``h200-queued``: the same kind of card when the
 copies are queued ahead of it, so that the host isn't what holds the two directions back.
