@@ -132,9 +132,12 @@ class Recording:
         scheduler = self._scheduler
         while True:
             self._receive()
+            decided = self._now
             batch, step = self._decide()
             if batch is not None:
                 step["start"] = self._now
+                if self._now > decided:
+                    step["scheduled"] = decided
                 self._wait_for_loads(batch, step)
                 self._now += step["ns"]
                 self._process(batch, batch, step, self._now)
@@ -152,10 +155,11 @@ class Recording:
         free_at = 0
         while True:
             self._receive()
+            decided = self._now
             batch, step = self._decide()
             if batch is not None:
                 start = max(self._now, free_at)
-                step["scheduled"], step["start"] = self._now, start
+                step["scheduled"], step["start"] = decided, start
                 self._wait_for_loads(batch, step)
                 free_at = start + step["ns"]
                 running.append((batch, batch.copy(), step, free_at))
@@ -163,6 +167,9 @@ class Recording:
             if scheduler.of_sglang.last_batch is not None:
                 done, copy, done_step, end = running.popleft()
                 queue.popleft()
+                if self._now > end:
+                    # The decision waited for copies, and nobody looked at the result before that.
+                    done_step["ns"] = self._now - done_step["start"]
                 self._now = max(self._now, end)
                 self._process(done, copy, done_step, self._now)
             elif batch is None:

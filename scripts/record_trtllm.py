@@ -184,7 +184,7 @@ class Walk:
         )
         loop.active_requests = []
         loop.inflight_req_ids = set()
-        loop.enable_attention_dp = loop._scheduler_manages_kv_suspend = False
+        loop.enable_attention_dp = loop._scheduler_manages_kv_suspend = loop._is_kv_manager_v2 = False
         loop.kv_cache_manager = loop.kv_cache_transceiver = None
         loop.max_num_tokens = settings["max_num_tokens"]
         loop.batch_wait_iters_count = 0

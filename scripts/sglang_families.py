@@ -648,6 +648,23 @@ for _page in (1, 16, 64):
     )
     _hicache(f"hicache-chunk-p{_page}", _page, f"Host memory and chunks, pages of {_page}.", chunked_prefill_size=64)
     _hicache(f"hicache-overlap-p{_page}", _page, f"Host memory with overlap, pages of {_page}.", overlap=True)
+    _hicache(
+        f"write-back-p{_page}", _page, f"What is evicted goes to host memory, pages of {_page}.", policy="write_back"
+    )
+    _hicache(
+        f"write-back-small-p{_page}",
+        _page,
+        f"Write-back to a small host memory, pages of {_page}.",
+        policy="write_back",
+        host=0.5,
+    )
+    _hicache(
+        f"write-back-overlap-p{_page}",
+        _page,
+        f"Write-back with overlap, pages of {_page}.",
+        policy="write_back",
+        overlap=True,
+    )
 for _policy in ("lfu", "fifo", "mru", "filo", "priority", "slru"):
     _hicache(f"hicache-{_policy}", 16, f"Host memory with eviction {_policy}.", radix_eviction_policy=_policy, host=1.0)
 _hicache(
@@ -658,6 +675,20 @@ _hicache(
     enable_mixed_chunk=True,
 )
 _hicache("hicache-retract", 16, "Host memory where answers outgrow the pool.", outgrow=True)
+_hicache("write-back-large", 16, "Write-back to a large host memory.", policy="write_back", host=8.0)
+_hicache("write-back-retract", 16, "Write-back where answers outgrow the pool.", policy="write_back", outgrow=True)
+_hicache("write-back-lpm", 16, "Write-back, longest prefix first.", policy="write_back", schedule_policy="lpm")
+_hicache("write-back-lfu", 16, "Write-back with eviction lfu.", policy="write_back", radix_eviction_policy="lfu")
+_hicache("write-back-slow", 16, "Write-back by slow copies.", policy="write_back", per_page=(60_000, 900_000))
+_hicache(
+    "write-back-mixed",
+    16,
+    "Write-back, chunks and decodes in one batch, aborts.",
+    policy="write_back",
+    chunked_prefill_size=64,
+    enable_mixed_chunk=True,
+    aborted=0.4,
+)
 _hicache("hicache-lpm", 16, "Host memory, longest prefix first.", schedule_policy="lpm")
 _hicache("hicache-shortest", 16, "Host memory, the shortest prompt first.", schedule_policy="shortest-prefill-first")
 _hicache("hicache-preempt", 16, "Host memory, by priority, with preemption.", enable_priority_scheduling=True)

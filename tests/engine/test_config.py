@@ -40,8 +40,15 @@ def test_sglang_has_one_host_tier():
             "enable_prefix_caching",
         ),
         (
-            {**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),), policy="on_eviction")},
+            {**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),), policy="write_through_generated")},
             "offload_policy",
+        ),
+        (
+            {
+                **HICACHE,
+                "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),), policy="on_eviction", on_unclean="drop"),
+            },
+            "leave out offload_ahead and on_unclean",
         ),
         ({**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),) * 2)}, "one lower tier"),
         ({**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5, scope="shared"),))}, "one lower tier"),

@@ -92,6 +92,21 @@ class CacheMap:
             parts.append(self._add_copy(chain, node, extent))
         return parts
 
+    def enter_below(self, path: list[Node], extent: Extent) -> None:
+        """Register ``extent`` as a copy of the last node of ``path``, which leads there from the root in another map, one cut
+        at least wherever this one is. Nodes of the path that are not cached here become holes.
+        """
+        parent: Node | None = None
+        for node in path:
+            found = self.starts.get(node.key)
+            if found is None:
+                found = self._grow(node.chain, node.start, node.stop, parent)
+            elif found.stop > node.stop:
+                found = self.split(found, node.stop)
+            parent = found
+        assert parent is not None
+        self._add_copy(path[-1].chain, parent, extent)
+
     def extend(self, last: Extent, ids: list[int], chain: Chain) -> bool:
         """Register ``ids`` as the continuation of ``last`` in place, if nothing stands against it; else change nothing.
 

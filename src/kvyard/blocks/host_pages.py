@@ -2,7 +2,8 @@
 
 A node of the tree is on the device, on the host, or on both. The host has a tree of its own, cut at the same positions. A node
 that both have is held on the host for as long as the device has it; after that the host evicts it as the device evicts its
-leaves, by the same uses. What is copied when is decided here; how long it takes is ``kvyard.tiers.hicache``'s business.
+leaves, by the same uses. With write-back, where a node is copied when the device evicts it, the host may give up its copy of
+what both have before that. What is copied when is decided here; how long it takes is ``kvyard.tiers.hicache``'s business.
 """
 
 from collections.abc import Callable
@@ -30,8 +31,17 @@ class PageCopy(NamedTuple):
 class HostPages:
     """The nodes of one tree that host memory has."""
 
-    def __init__(self, device: Pool, host: Pool, threshold: int, announce: Callable[[Node], None]) -> None:
-        """``threshold``: inserts after which a node is copied to the host. ``announce`` is called with every node that was."""
+    def __init__(
+        self,
+        device: Pool,
+        host: Pool,
+        threshold: int | None,
+        announce: Callable[[Node], None],
+        flush: Callable[[], None],
+    ) -> None:
+        """``threshold``: inserts after which a node is copied to the host; ``None``: when the device evicts it (write-back).
+        ``announce`` is called with every node that was copied, ``flush`` to have ``writes`` carried out at once.
+        """
         assert host.radix is not None
         self.device = device
         self.pool = host
@@ -39,16 +49,23 @@ class HostPages:
         self.order: RadixOrder = host.radix
         self.order.begin_tickets(HOST_TICKETS)
         self.threshold = threshold
+        self.writes_back = threshold is None
         self._announce = announce
+        self._flush = flush
+        self._duplicates: dict[Node, None] = {}
+        """With write-back, nodes of the host that the device has or had, too, in the order in which they are given up."""
         self.writes: list[PageCopy] = []
         """Copies to the host that have not been submitted."""
         self.loads: list[PageCopy] = []
         """Copies to the device that have not been submitted."""
         device.demoting = self._demote
+        if threshold is None:
+            device.retiring = self._retire
 
     def below(self, node: Node) -> Node | None:
         """The host's node with the pages of ``node``, if it has them."""
-        return self.map.starts.get(node.key)
+        found = self.map.starts.get(node.key)
+        return found if found is not None and found.copies else None
 
     def walk(self, keys: Keys, limit: int, at: int) -> tuple[list[Node], int]:
         """The nodes that a chain continues with at position ``at``, where the device's end, and how far they agree with it."""
@@ -58,7 +75,8 @@ class HostPages:
 
     def inserted(self, node: Node) -> None:
         """An insert came along ``node``: copy it to the host if it came often enough, ancestors that are not there first."""
-        if self.below(node) is not None or use_of(node.copies[0]).hits < self.threshold:
+        threshold = self.threshold
+        if threshold is None or self.below(node) is not None or use_of(node.copies[0]).hits < threshold:
             return
         missing = [node]
         above = node.parent
@@ -66,24 +84,32 @@ class HostPages:
             missing.append(above)
             above = above.parent
         for wanted in reversed(missing):
-            if not self._write(wanted):
+            extent = self._room_for(wanted)
+            if extent is None:
                 return
+            above = self.below(wanted.parent) if wanted.parent is not None else None
+            self.map.enter(wanted.chain, extent, above.copies[0] if above is not None else None)
+            held = self.device.hold([at.copies[0] for at in path_to(wanted)])
+            self._write(wanted, extent, held)
 
-    def _write(self, node: Node) -> bool:
-        """Have ``node`` copied to the host; false if there is no room."""
+    def _room_for(self, node: Node) -> Extent | None:
+        """Pages of the host for a copy of ``node``; ``None`` if there is no room."""
         pages = node.stop - node.start
         pool = self.pool
+        if self._duplicates and pool.unnamed < pages:
+            self._reclaim(pages)
         pool.make_room(pages)
         if pool.unnamed < pages:
-            return False
-        above = self.below(node.parent) if node.parent is not None else None
+            return None
         extent = Extent(pool.take(pages), node.start)
         extent.history = use_of(node.copies[0])
-        self.map.enter(node.chain, extent, above.copies[0] if above is not None else None)
+        return extent
+
+    def _write(self, node: Node, extent: Extent, held: Table) -> None:
+        """Have ``node``, which ``extent`` is a copy of, copied to the host while ``held`` is."""
         assert extent.node is not None
         self.map.detach(extent.node, node.chain)
-        self.writes.append(PageCopy(self.device.hold(path_to(node)), pool.hold([extent]), pages))
-        return True
+        self.writes.append(PageCopy(held, self.pool.hold([extent]), node.stop - node.start))
 
     def written(self, copy: PageCopy) -> None:
         """A copy has come to the host."""
@@ -91,6 +117,44 @@ class HostPages:
             assert extent.node is not None
             self._announce(extent.node)
         self._let_go(copy)
+
+    def _retire(self, node: Node) -> None:
+        """The device is about to evict ``node``: copy it to the host, unless it is there or has no room there."""
+        if self.below(node) is not None:
+            return
+        extent = self._room_for(node)
+        if extent is None:
+            return
+        self.map.enter_below(path_to(node), extent)
+        self._write(node, extent, self.device.hold([]))
+        self._flush()
+        assert extent.node is not None
+        self.note(extent.node)
+
+    def note(self, node: Node) -> None:
+        """With write-back, the device has ``node`` of the host, too, and no copy of it is in flight: it may be given up."""
+        if self.writes_back and node.copies[0].refs == 1:
+            self._duplicates.setdefault(node)
+
+    def _reclaim(self, pages: int) -> None:
+        """Give up copies of what the device has, too, until ``pages`` are free; leaves that the device may evict last."""
+        pool, device = self.pool, self.device.maps[0].starts
+        given_up: list[Node] = []
+        for sparing in (True, False):
+            for node in self._duplicates:
+                if pool.unnamed >= pages:
+                    break
+                above = device.get(node.key)
+                if not node.copies or above is None:
+                    given_up.append(node)
+                    continue
+                leaf = not above.kids and not above.copies[0].refs
+                if (sparing and leaf) or node.copies[0].refs > 1:
+                    continue
+                pool.discard(node.copies[0])
+                given_up.append(node)
+        for node in given_up:
+            self._duplicates.pop(node, None)
 
     def _demote(self, node: Node) -> None:
         """The device has evicted ``node``."""
@@ -102,19 +166,23 @@ class HostPages:
 
     def loaded(self, copy: PageCopy) -> None:
         """A copy has come to the device."""
+        extents = copy.host.settle() if self.writes_back else []
         self._let_go(copy)
+        for extent in reversed(extents):
+            if extent.node is not None:
+                self.note(extent.node)
 
     def _let_go(self, copy: PageCopy) -> None:
         self.device.let_go(copy.device)
         self.pool.let_go(copy.host)
 
 
-def path_to(node: Node) -> list[Extent]:
-    """The tree's copies from the root to ``node``."""
-    path: list[Extent] = []
+def path_to(node: Node) -> list[Node]:
+    """The nodes from the root to ``node``."""
+    path: list[Node] = []
     at: Node | None = node
     while at is not None:
-        path.append(at.copies[0])
+        path.append(at)
         at = at.parent
     path.reverse()
     return path

@@ -59,6 +59,8 @@ class Pool:
         """Pages of sliding-window layers beside a radix tree: every block that is taken takes one of them."""
         self.demoting: Callable[[Node], None] | None = None
         """Called with every node of a radix tree that was evicted, if host memory may hold it."""
+        self.retiring: Callable[[Node], None] | None = None
+        """Called with every node of a radix tree that is about to be evicted, if host memory gets it then."""
         self._now = now
         self.ledger: Ledger | None = None
         """Who has which blocks, once it is opened (``open_ledger``)."""
@@ -197,7 +199,11 @@ class Pool:
     def _evict_leaf(self, extent: Extent, radix: RadixOrder) -> None:
         node = extent.node
         assert node is not None
+        if self.retiring is not None:
+            self.retiring(node)
         parent = node.parent
+        while parent is not None and not parent.copies:
+            parent = parent.parent  # a hole goes with what is behind it
         if self.windows is not None:
             self.windows.evict(extent)
         self._dequeue(extent)
@@ -213,6 +219,20 @@ class Pool:
         extent.ids = []
         if parent is not None and not parent.kids:
             radix.expose(parent.copies[0])
+
+    def discard(self, extent: Extent) -> None:
+        """Forget a cached extent that has one reference, and free its blocks."""
+        assert extent.refs == 1, f"{extent} is discarded"
+        extent.refs = 0
+        extent.history = None
+        self._unname(extent)
+        extent.forget_neighbours()
+        self.free += len(extent.ids)
+        self.evicted += len(extent.ids)
+        if self.ledger is not None:
+            self.ledger.charge(extent.account, -len(extent.ids))
+        self._loose += extent.ids
+        extent.ids = []
 
     def _evict(self, wanted: int, taken: list[int], account: int, only: int | None = None) -> None:
         """Evict ``wanted`` blocks for ``account``; of the account ``only``, if that is given."""

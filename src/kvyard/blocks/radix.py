@@ -186,6 +186,7 @@ class RadixGroup(Group):
             if at < below.stop:
                 below = self._split_below(below, at, host)
             host.pool.pin(below.copies[0])
+            host.note(below)
             own = self._own(request, path, at)
             own.history = below.copies[0].history
             self.map.enter(self.chain_of(request), own, path[-1].copies[0] if path else None)
@@ -314,7 +315,9 @@ class RadixGroup(Group):
         if self.windows is not None:
             self.windows.split(front.copies[0], later)
         if below is not None and self.host is not None:
-            self.host.map.split(below, at).copies[0].history = front.copies[0].history
+            below = self.host.map.split(below, at)
+            below.copies[0].history = front.copies[0].history
+            self.host.note(below)
         return front
 
     def _split_below(self, node: Node, at: int, host: HostPages) -> Node:

@@ -103,6 +103,8 @@ class EngineCore:
         self._batch: Pass | None = None
         """The pass in flight, or the plan of passes that it begins."""
         self._start = 0
+        self._delayed = False
+        """With passes decided ahead: whether the pass under way starts later, when the one after it is decided on."""
         self._durations: Durations = np.zeros(0, dtype=np.int64)
         self._ends: Instants = _NEVER
         self._done = 0
@@ -173,6 +175,8 @@ class EngineCore:
     def next_decision(self) -> int | None:
         """When the engine next has something to decide, if nothing comes from outside; ``None`` if it has nothing to do."""
         if self._ends:
+            if self._delayed:
+                return self._start
             # With passes decided ahead, the one after a plan's last is decided on when that starts.
             return self._ends[-2] if self.ahead and len(self._ends) > 1 else self._ends[-1]
         if self._loads is not None:
@@ -235,6 +239,8 @@ class EngineCore:
         if not self._decide(now):
             return False
         following = self._decided[0]
+        if following.begins > now:
+            now = following.begins
         if following.chunks or following.drafted:
             # One pass by itself, which is most of them: no need for a vector.
             self._run(now, self._single(following, now))
@@ -247,7 +253,13 @@ class EngineCore:
 
         ``begin`` does this and ``adopt``. Several ranks in step all propose, and then all adopt what the slowest takes.
         """
-        return self._durations_of(self._decided[0], now) if self._decide(now) else None
+        if not self._decide(now):
+            return None
+        made = self._decided[0]
+        begins = max(now, made.begins)
+        durations = self._durations_of(made, begins)
+        durations[0] += begins - now
+        return durations
 
     def adopt(self, durations: Durations, now: int) -> None:
         """Run what was proposed from ``now`` on, in passes of these lengths."""
@@ -301,13 +313,19 @@ class EngineCore:
         if not self._ends:
             if not self._decide(now):
                 return False
-            self._run(now, self._single(self._decided[0], now))
+            begins = max(now, self._decided[0].begins)
+            self._run(begins, self._single(self._decided[0], begins))
+            self._delayed = begins > now
         if len(self._ends) > 1:
             if self._formed == 1:
                 self._form_planned()
         elif self._start == now and self._decide(now):
             # Where there was nothing to decide on, what comes in later waits for the pass to end.
+            if self._decided[0].begins > self._ends[0]:
+                self._ends[0] = self._decided[0].begins  # nobody looks at what the pass computed before that
             self._plan_ahead()
+        if self._start <= now:
+            self._delayed = False
         return True
 
     def _plan_ahead(self) -> None:

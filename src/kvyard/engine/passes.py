@@ -12,7 +12,18 @@ Chunk: TypeAlias = tuple[Job, int, int]
 class Pass:
     """Decision of the scheduler, for this pass and the ``stable_for - 1`` passes after it."""
 
-    __slots__ = ("chunks", "context", "decoding", "drafted", "entering", "left_out", "longest", "stable_for", "until")
+    __slots__ = (
+        "begins",
+        "chunks",
+        "context",
+        "decoding",
+        "drafted",
+        "entering",
+        "left_out",
+        "longest",
+        "stable_for",
+        "until",
+    )
 
     def __init__(
         self,
@@ -40,6 +51,8 @@ class Pass:
         """Number of decoding jobs without a token in it."""
         self.entering = entering
         """Decoding jobs that get their first token of it: another worker computed their prompts."""
+        self.begins = 0
+        """When it starts at the earliest: what it evicts has been copied then."""
         self.until = 0
         """When it ends at the earliest: what it loads has come then."""
 

@@ -2,7 +2,7 @@
 
 Copies to the host are gathered and submitted together when a pass is formed; what a batch loads is submitted with it. Each
 direction carries one copy after the other, as a CUDA stream does. No request waits in a queue for a load: the pass that needs
-it doesn't end before it has come.
+it doesn't end before it has come. With write-back the scheduler waits for the copy of everything that it evicts.
 """
 
 from collections import Counter
@@ -24,8 +24,10 @@ from kvyard.tiers.links.fifo import FifoLink, FifoTransfer
 from kvyard.tiers.offload import Offload
 from kvyard.tiers.pulls import Pulls
 
-THRESHOLDS = {"write_through": 1, "after_hits": 2}
-"""Inserts after which a node is copied, by offload policy: SGLang's ``write_through`` and ``write_through_selective``."""
+THRESHOLDS = {"write_through": 1, "after_hits": 2, "on_eviction": None}
+"""Inserts after which a node is copied, by offload policy: SGLang's ``write_through``, ``write_through_selective`` and
+``write_back``, which copies what the device evicts.
+"""
 LEAST_LOADED = 10
 """Tokens below which a prefix on the host is computed instead: SGLang's ``load_back_threshold``."""
 
@@ -74,11 +76,13 @@ class HiCache(Offload):
         assert manager.tree is not None
         tree = self._tree = manager.tree
         [self._tier] = self.tiers
-        self.pages = HostPages(manager.pool, self._tier.store.pool, THRESHOLDS[config.policy], self._announce)
+        store, threshold = self._tier.store, THRESHOLDS[config.policy]
+        self.pages = HostPages(manager.pool, store.pool, threshold, self._announce, self._write_now)
         tree.host = self.pages
+        tree.order.counts_hits = threshold is not None
+        self.clock = 0
+        """When the scheduler is done with the copies that it waits for."""
         self._in_flight: dict[Copy, list[PageCopy]] = {}
-        self._loaded_at = 0
-        """When the latest load has come."""
 
     def _announce(self, node: Node) -> None:
         if self._sink is not None:
@@ -88,18 +92,31 @@ class HiCache(Offload):
 
     def tick(self, now: int) -> list[Request]:
         """Submit what is to be written, and let copies that have landed by ``now`` take effect: writes first."""
+        self.clock = max(self.clock, now)
         self._submit(now, Direction.OUT)
         self._tier.advance(now)
-        landed = sorted(self.state.inbox, key=lambda copy: copy.inward)
-        self.state.inbox.clear()
+        self._land(inward=False)
+        self._land(inward=True)
+        return []
+
+    def _land(self, *, inward: bool) -> None:
+        """Let copies of one direction take effect that have landed."""
+        inbox = self.state.inbox
+        landed = [copy for copy in inbox if copy.inward is inward]
         for copy in landed:
+            inbox.remove(copy)
             self.state.count(copy)
             for pages in self._in_flight.pop(copy):
-                if copy.inward:
+                if inward:
                     self.pages.loaded(pages)
                 else:
                     self.pages.written(pages)
-        return []
+
+    def _write_now(self) -> None:
+        """Submit what is to be written, and wait for it."""
+        self.clock = self._submit(self.clock, Direction.OUT)
+        self._tier.advance(self.clock)
+        self._land(inward=False)
 
     def bring(self, hit: Hit) -> Hit | None:
         """Load what the host has after ``hit``, the latest match, with the next batch. Returns the longer hit; ``None`` if the
@@ -121,13 +138,13 @@ class HiCache(Offload):
 
     def load(self, now: int) -> int:
         """Submit what the batch that starts ``now`` loads. Returns when it has come."""
-        self._submit(now, Direction.IN)
-        return self._loaded_at
+        return self._submit(max(now, self.clock), Direction.IN)
 
-    def _submit(self, now: int, direction: Direction) -> None:
+    def _submit(self, now: int, direction: Direction) -> int:
+        """Submit what is wanted of one direction at ``now``. Returns when it has come."""
         wanted = self.pages.writes if direction is Direction.OUT else self.pages.loads
         if not wanted:
-            return
+            return now
         copies, wanted[:] = list(wanted), []
         near, far = [copy.device for copy in copies], [copy.host for copy in copies]
         sent = Copy(0, direction, self.name, self.state.inbox, [], near, far)
@@ -135,10 +152,9 @@ class HiCache(Offload):
         self.state.send(now, sent, sum([copy.pages for copy in copies]))
         transfer = next(reversed(self._tier.under_way))
         assert isinstance(transfer, FifoTransfer)
-        if direction is Direction.IN:
-            self._loaded_at = transfer.due
-        else:
+        if direction is Direction.OUT:
             self._tier.store.evicted = self._tier.store.pool.evicted
+        return transfer.due
 
     def join(self, pulls: Pulls, worker: int) -> None:
         """Raise ``ConfigError``: HiCache knows its own device only."""
@@ -182,8 +198,11 @@ def check(config: OffloadConfig) -> None:
     """Raise ``ConfigError`` for tiers that HiCache can't have."""
     if config.policy not in THRESHOLDS:
         raise ConfigError(
-            f"with backend sglang, offload_policy is write_through or after_hits (write_through_selective), not {config.policy}"
+            "with backend sglang, offload_policy is write_through, after_hits (write_through_selective) or on_eviction "
+            f"(write_back), not {config.policy}"
         )
+    if config.offload_ahead is not None or config.on_unclean is not None:
+        raise ConfigError("SGLang copies what it evicts when it does: leave out offload_ahead and on_unclean")
     if config.min_uses not in (None, 2):
         raise ConfigError(f"SGLang copies to the host what is used twice: leave out min_uses {config.min_uses}")
     if len(config.tiers) > 1 or config.tiers[0].scope != "private":

@@ -14,10 +14,11 @@ import pytest
 
 from kvyard.blocks import host_pages
 from kvyard.blocks.eviction.radix import RadixOrder
-from kvyard.blocks.extent import Node
+from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_pages import HostPages
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.radix import RadixGroup
+from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.cli.app import main
 from kvyard.engine.decode_blocks import DecodeBlocks
@@ -66,8 +67,9 @@ class CheckedRun(SglangRun):
         self.core.check_integrity(alone=False)
 
 
-def test_device_and_host_agree_after_every_decision() -> None:
-    run = CheckedRun(SglangLog(GOLDEN / "hicache-p64@1.jsonl.xz"), plans=False)
+@pytest.mark.parametrize("name", ["hicache-p64@1", "write-back-p64@2"])
+def test_device_and_host_agree_after_every_decision(name: str) -> None:
+    run = CheckedRun(SglangLog(GOLDEN / f"{name}.jsonl.xz"), plans=False)
     run.go()
     run.core.check_integrity()
     assert run.core.offload is not None
@@ -315,11 +317,13 @@ def _pages_being_written_are_evicted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nodes_are_written_before_their_ancestors(patch: pytest.MonkeyPatch) -> None:
-    def inserted(self: HostPages, node: Node) -> None:
-        if self.below(node) is None and (node.parent is None or self.below(node.parent) is not None):
-            self._write(node)
+    inserted = HostPages.inserted
 
-    patch.setattr(HostPages, "inserted", inserted)
+    def alone(self: HostPages, node: Node) -> None:
+        if node.parent is None or self.below(node.parent) is not None:
+            inserted(self, node)
+
+    patch.setattr(HostPages, "inserted", alone)
 
 
 def _nodes_are_written_with_their_first_insert(patch: pytest.MonkeyPatch) -> None:
@@ -354,13 +358,50 @@ def _computed_pages_stay_with_the_request(patch: pytest.MonkeyPatch) -> None:
 def _writes_are_announced_at_once(patch: pytest.MonkeyPatch) -> None:
     write = HostPages._write
 
-    def announced(self: HostPages, node: Node) -> bool:
-        made = write(self, node)
-        if made:
-            self._announce(node)
-        return made
+    def announced(self: HostPages, node: Node, extent: Extent, held: Table) -> None:
+        write(self, node, extent, held)
+        self._announce(node)
 
     patch.setattr(HostPages, "_write", announced)
+
+
+def _nobody_waits_for_what_is_written_back(patch: pytest.MonkeyPatch) -> None:
+    write = HiCache._write_now
+
+    def at_once(self: HiCache) -> None:
+        before = self.clock
+        write(self)
+        self.clock = before
+
+    patch.setattr(HiCache, "_write_now", at_once)
+
+
+def _the_host_keeps_what_the_device_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostPages, "_reclaim", lambda self, pages: None)
+
+
+def _what_was_written_back_is_last_to_be_given_up(patch: pytest.MonkeyPatch) -> None:
+    note = HostPages.note
+
+    def again(self: HostPages, node: Node) -> None:
+        self._duplicates.pop(node, None)
+        note(self, node)
+
+    patch.setattr(HostPages, "note", again)
+
+
+def _write_back_counts_hits(patch: pytest.MonkeyPatch) -> None:
+    along = RadixOrder.insert_along
+
+    def counting(self: RadixOrder, extent: Extent, priority: int, counts: bool, used: bool = True) -> None:
+        self.counts_hits = True
+        along(self, extent, priority, counts, used)
+
+    patch.setattr(RadixOrder, "insert_along", counting)
+
+
+def _write_back_copies_what_the_host_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostPages, "_demote", lambda self, node: self.pool.discard(self.below(node).copies[0]))
 
 
 @pytest.mark.parametrize(
@@ -401,6 +442,11 @@ def _writes_are_announced_at_once(patch: pytest.MonkeyPatch) -> None:
         (_passes_end_before_their_loads, ["hicache-slow-p16"]),
         (_computed_pages_stay_with_the_request, ["hicache-chunk-p1"]),
         (_writes_are_announced_at_once, ["hicache-p16"]),
+        (_nobody_waits_for_what_is_written_back, ["write-back-slow"]),
+        (_the_host_keeps_what_the_device_has, ["write-back-small-p16"]),
+        (_what_was_written_back_is_last_to_be_given_up, ["write-back-overlap-p16"]),
+        (_write_back_counts_hits, ["write-back-lfu"]),
+        (_write_back_copies_what_the_host_has, ["write-back-p64"]),
     ],
 )
 def test_a_rule_that_is_left_out_is_noticed(

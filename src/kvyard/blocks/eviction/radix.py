@@ -68,6 +68,8 @@ class RadixOrder:
     """Leaves of the tree that no request holds, by rank: a heap whose outdated entries stay until they come up."""
 
     reads_priorities = False
+    counts_hits = True
+    """Whether inserts count as hits: with HiCache's write-back SGLang counts none."""
 
     def __init__(self, policy: str) -> None:
         """Raises ``ConfigError`` for a policy that SGLang doesn't have."""
@@ -107,7 +109,7 @@ class RadixOrder:
             self._clock += STEP
             use.accessed = self._clock
         use.priority = max(use.priority, priority)
-        if counts:
+        if counts and self.counts_hits:
             use.hits += 1
         if use.ticket:
             self._enter(extent)
@@ -203,11 +205,15 @@ class RadixOrder:
             extent = heapq.heappop(heap)[2]
             yield extent
             parent = extent.node.parent if extent.node is not None else None
-            if parent is not None and parent in kids:
-                kids[parent] -= 1
-                if not kids[parent]:
+            while parent is not None and (parent in kids or not parent.copies):
+                kids[parent] = kids.get(parent, parent.kids) - 1
+                if kids[parent]:
+                    break
+                if parent.copies:
                     at += 1
                     heapq.heappush(heap, (self._rank(use_of(parent.copies[0])), at, parent.copies[0]))
+                    break
+                parent = parent.parent
 
     def _add(self, extent: Extent) -> None:
         history = use_of(extent)

@@ -114,6 +114,8 @@ class SglangPasses(PassMaker):
         jobs.batch.resting = bool(jobs.flights) and not jobs.flights[-1].made.decoding
         made = self._form(now, longest)
         jobs.batch.resting = False
+        if made is not None and self._hicache is not None:
+            made.begins = self._hicache.clock
         return made
 
     def _form(self, now: int, longest: int) -> Pass | None:
@@ -147,6 +149,8 @@ class SglangPasses(PassMaker):
             pass  # windows move on in every pass
         elif self._chunked is None and (not jobs.waiting or (self._full and not self._preempts)):
             passes = self.horizon.passes(longest, took_pages)
+            if self._hicache is not None and self._hicache.pages.writes_back and not jobs.blocks.evict_none(passes):
+                passes = 1  # the scheduler waits for the copy of what is evicted
         return Pass((), batch.count, batch.context, batch.longest(), stable_for=passes)
 
     def _merge(self) -> None:

@@ -77,7 +77,11 @@ SAME_NAMES = (
     "radix_eviction_policy",
     "enable_priority_scheduling",
 )
-WRITE_POLICIES = {"write_through": "write_through", "write_through_selective": "after_hits"}
+WRITE_POLICIES = {
+    "write_through": "write_through",
+    "write_through_selective": "after_hits",
+    "write_back": "on_eviction",
+}
 """Our names of HiCache's write policies."""
 OPTIONAL = (
     "prefill_max_requests",
