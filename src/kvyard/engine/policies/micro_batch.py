@@ -73,6 +73,8 @@ class MicroBatch:
                 for context in contexts:
                     context.cost = context.price(context.chunk)
                 contexts = [context for context in contexts if context.chunk > 0]
+                # Prompts that go on come first, as things are before what is cached moves a chunk.
+                contexts.sort(key=lambda context: context.chunk == context.left)
         return contexts, decoding
 
     def _advance_in_order(self, contexts: Sequence[Context], room: int) -> None:

@@ -103,6 +103,10 @@ class TrtllmPasses(PassMaker):
         """Passes that prompts have waited for a fuller batch."""
         self._hits: dict[Job, Hit] = {}
         """Cached prefixes of jobs that could begin, in the pass being formed."""
+        self._latest = 0
+        """The latest entry of a job that has begun."""
+        self._overtaken = False
+        """Whether a job that decodes may have begun after one that came later."""
         self._left_out: list[Job] = []
         """Jobs that decode and have no token in the pass."""
 
@@ -115,6 +119,12 @@ class TrtllmPasses(PassMaker):
             if job.state is JobState.DECODE:
                 jobs.join(job)
         self._left_out = []
+        if self._overtaken:
+            decoding = jobs.lockstep()
+            self._overtaken = bool(decoding) or bool(jobs.prefilling)
+            in_order = sorted(decoding, key=self._waiting.entries.__getitem__)
+            if in_order != decoding:
+                jobs.renumber(in_order)
         self._reject_too_long(now)
         active = self._active()
         self._hits.clear()
@@ -148,6 +158,7 @@ class TrtllmPasses(PassMaker):
     def order(self, made: Pass) -> list[tuple[Job, int]]:
         """The jobs of a pass with their tokens in TensorRT-LLM's order: prompts that go on, prompts that end, decoding jobs."""
         entries = self._waiting.entries
+        # They were sorted before; what is cached may have made others the last chunks of their prompts.
         chunks = sorted(made.chunks, key=lambda chunk: chunk[1] + chunk[2] >= chunk[0].num_tokens)
         decoding = sorted(self.jobs.lockstep() if made.decoding else (), key=lambda job: entries[job])
         return [*((job, new) for job, new, _ in chunks), *((job, 1) for job in decoding)]
@@ -328,6 +339,9 @@ class TrtllmPasses(PassMaker):
             )
             assert taken is not None, f"{job} was scheduled and there are no blocks for it"
             if context.begins:
+                entry = self._waiting.entries[job]
+                self._overtaken = self._overtaken or entry < self._latest
+                self._latest = max(self._latest, entry)
                 jobs.waiting.remove(job)
                 jobs.start(job, past, now)
             chunks.append((job, new, past))
