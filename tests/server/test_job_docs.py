@@ -41,13 +41,13 @@ DOCS = ROOT / "docs"
         pytest.param(
             "start/questions.md",
             [
-                "Take workers=6: of 4 points 2 keep TTFT p99",
+                "Take 16 H100 as 4 workers of 4 (TP4)",
                 "Within 5% of it, host_bytes=256GiB is the cheapest",
-                "Route by least-time: its first token comes soonest",
+                "Take least-time: lowest mean TTFT",
                 "Where the reuse went",
                 "A request takes",
-                "Take prefill=2, decode=3",
-                "it is worth +4.8 points of reuse",
+                "Take split=2+3",
+                "beside no hints: Reused",
                 "Take eviction=slru",
                 "routed again after a failure",
                 "Nothing is broken",
