@@ -104,11 +104,11 @@ class PlainCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        for one in self.get_params(ctx):
-            line = one.get_help_record(ctx)
+        for parameter in self.get_params(ctx):
+            line = parameter.get_help_record(ctx)
             if line is not None:
-                argument = one.param_type_name == "argument"
-                heading = "Arguments" if argument else getattr(one, "rich_help_panel", None) or "Options"
+                argument = parameter.param_type_name == "argument"
+                heading = "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or "Options"
                 sections.setdefault(heading, []).append(line)
         for heading in sorted(sections, key=_place):
             with formatter.section(heading):

@@ -79,10 +79,10 @@ def calibrate(
         from kvyard.lab.calibrate.sources import read_source
 
         sources = [read_source(log, max_num_batched_tokens) for log in logs]
-        found = fit_profile([source.measurements for source in sources], name)
+        fitted = fit_profile([source.measurements for source in sources], name)
         known = {"max_num_batched_tokens": max_num_batched_tokens, "async_scheduling": async_scheduling}
         checked = replay_held_out(sources, known)
-        show_fit(found, output, checked)
+        show_fit(fitted, output, checked)
         return
     assert url is not None
     from kvyard.lab.calibrate.plan import CalibrationLimits
@@ -104,9 +104,9 @@ def calibrate(
         typer.echo("\ninterrupted: nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(f"{seen.requests} requests in {seen.rounds:.3g} rounds\n", err=True)
-    found = fit_profile([seen.measurements], name or seen.facts.model.rsplit("/", 1)[-1])
-    settings, words = _settings(seen, found.profile.request_ms, async_scheduling)
-    show_fit(found, output, replay_held_out([seen.source], settings))
+    fitted = fit_profile([seen.measurements], name or seen.facts.model.rsplit("/", 1)[-1])
+    settings, words = _settings(seen, fitted.profile.request_ms, async_scheduling)
+    show_fit(fitted, output, replay_held_out([seen.source], settings))
     with words_beside(output):
         typer.echo(words)
         flags = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items() if value is not None)

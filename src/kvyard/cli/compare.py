@@ -28,12 +28,14 @@ def compare(
             f"--html shows at most {MOST} runs side by side, not {len(files)}: choose some, or leave it out"
         )
     reports = [read_report(path) for path in files]
-    found = put_side_by_side(reports, [report.label or path.stem for report, path in zip(reports, files, strict=True)])
+    comparison = put_side_by_side(
+        reports, [report.label or path.stem for report, path in zip(reports, files, strict=True)]
+    )
     if html is not None:
-        write_whole(html, found.page())
+        write_whole(html, comparison.page())
     if as_json:
-        print_json(found.facts)
+        print_json(comparison.facts)
     else:
         with words_beside(html):
-            found.show()
+            comparison.show()
     say_written([html])

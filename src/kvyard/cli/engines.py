@@ -61,37 +61,37 @@ def gathered(
 ) -> C:
     """The configuration of which file and flags say parts, flags over the file. Raises ``KvyardError``."""
     where = "the flags" if config is None else str(config)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if config is not None:
-        found = own_part(load(config), where)
-        convert(found, where)  # by itself first: what flags are laid over has to have the right shape
+        values = own_part(load(config), where)
+        convert(values, where)  # by itself first: what flags are laid over has to have the right shape
     given = flags.parse(settings)
-    found.update(chosen(kind, given))
-    found.update(read_texts(kind, _pairs(set_, "--set"), " after --set"))
-    split = dict(found.get("disaggregation", {}))
+    values.update(chosen(kind, given))
+    values.update(read_texts(kind, _pairs(set_, "--set"), " after --set"))
+    split = dict(values.get("disaggregation", {}))
     roles = chosen(Disaggregation, given)
     if "decode_router" in roles:
         roles["decode_router"] = {**(split.get("decode_router") or {}), "policy": roles["decode_router"]}
     if roles:
-        found["disaggregation"] = {**split, **roles}
-    policy = dict(found.get("router", {}))
+        values["disaggregation"] = {**split, **roles}
+    policy = dict(values.get("router", {}))
     if "router" in given:
         policy["policy"] = given["router"]
     policy.update(read_texts(RouterConfig, _pairs(router_set, "--router-set"), " after --router-set"))
     if policy:
-        found["router"] = policy
+        values["router"] = policy
     if "flow" in given:
-        found["flow"] = {**found.get("flow", {}), "policy": given["flow"]}
+        values["flow"] = {**values.get("flow", {}), "policy": given["flow"]}
     if engine:
-        found["engines"] = [
-            *found.get("engines", ()),
+        values["engines"] = [
+            *values.get("engines", ()),
             *(_described(GatewayEngine, text, "--engine", "url") for text in engine),
         ]
     if fleet:
-        found["fleets"] = [*found.get("fleets", ()), *fleet]
+        values["fleets"] = [*values.get("fleets", ()), *fleet]
     if dns:
-        found["names"] = [*found.get("names", ()), *(_name(text) for text in dns)]
-    return convert(found, where)
+        values["names"] = [*values.get("names", ()), *(_name(text) for text in dns)]
+    return convert(values, where)
 
 
 def say_serving(what: str, engines: int, config: GatewayConfig) -> None:
@@ -116,14 +116,14 @@ def _pairs(texts: list[str] | None, flag: str) -> dict[str, str]:
 def _described(kind: type[msgspec.Struct], text: str, flag: str, first: str) -> dict[str, Any]:
     """``FIRST,NAME=VALUE,...`` as made."""
     head, *rest = text.split(",")
-    found: dict[str, Any] = {first: head}
+    fields: dict[str, Any] = {first: head}
     for part in rest:
         name, equals, value = part.partition("=")
         if not equals or not name or not value:
             raise KvyardError(f"{flag} {text}: {part!r} isn't NAME=VALUE")
-        found[name.replace("-", "_")] = value
+        fields[name.replace("-", "_")] = value
     try:
-        return read_texts(kind, found)
+        return read_texts(kind, fields)
     except KvyardError as error:
         raise KvyardError(f"{flag} {text}: {error}") from None
 

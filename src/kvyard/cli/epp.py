@@ -39,7 +39,7 @@ def epp(
     from kvyard.server.running import Running, allow_files, is_loopback, listen, tls_files
 
     log_to_stderr(verbose)
-    made = gathered(
+    picker_config = gathered(
         EppConfig,
         FLAGS,
         own_part,
@@ -53,25 +53,25 @@ def epp(
         set_=set_,
     )
     announced = Announced(ready_file, port_file)
-    tls = tls_files(made.tls_cert, made.tls_key)
-    admin_token = read_token(made.admin_token_file, ADMIN_VARIABLE)
+    tls = tls_files(picker_config.tls_cert, picker_config.tls_key)
+    admin_token = read_token(picker_config.admin_token_file, ADMIN_VARIABLE)
     app, served = build(
-        made,
-        upstream_token=read_token(made.upstream_token_file, UPSTREAM_VARIABLE),
-        index_token=read_token(made.index_token_file, None),
+        picker_config,
+        upstream_token=read_token(picker_config.upstream_token_file, UPSTREAM_VARIABLE),
+        index_token=read_token(picker_config.index_token_file, None),
         admin_token=admin_token,
         tls=tls,
     )
     allow_files()
-    bound = listen(made.host, made.http_port)
-    if admin_token is None and not is_loopback(made.host):
-        typer.echo(f"warning: all who reach {made.host} can change engines: give --admin-token-file", err=True)
+    bound = listen(picker_config.host, picker_config.http_port)
+    if admin_token is None and not is_loopback(picker_config.host):
+        typer.echo(f"warning: all who reach {picker_config.host} can change engines: give --admin-token-file", err=True)
 
     def ready(url: str) -> None:
         settle()
         gateway = served.gateway
         gateway.supervisor.keep("garbage", partial(stay_settled, lambda: not gateway.traffic.counters.under_way))
-        say_serving(f"endpoint picker at {served.url}, HTTP at {url}", len(gateway.members.engines), made)
+        say_serving(f"endpoint picker at {served.url}, HTTP at {url}", len(gateway.members.engines), picker_config)
         announced.ready([served.url, url])
 
     with bound, announced:
@@ -82,7 +82,7 @@ def epp(
             ready=ready,
             ending=served.gateway.drain,
             hurrying=served.hurry,
-            drain_seconds=made.drain_seconds,
+            drain_seconds=picker_config.drain_seconds,
             tls=tls,
         ).run()
     typer.echo("stopped", err=True)

@@ -300,7 +300,9 @@ def report_lines(report: StreamReport, source: str) -> Iterator[str]:
         (Severity.NORMAL, f"Normal for {report.title}, and to be expected by every consumer"),
         (Severity.NOTE, "Notes"),
     ):
-        yield from finding_lines(title, [one for one in report.findings if one.severity == severity], several=False)
+        yield from finding_lines(
+            title, [finding for finding in report.findings if finding.severity == severity], several=False
+        )
     if report.cautions:
         yield f"\nWhat no check of a stream can see, with {report.title}"
         yield from (f"  - {caution}" for caution in report.cautions)

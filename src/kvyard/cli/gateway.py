@@ -51,29 +51,29 @@ def gateway(
         router_set=router_set,
         set_=set_,
     )
-    made = read()
+    gateway_config = read()
     announced = Announced(ready_file, port_file)
     serving = GatewayServing(
-        made,
+        gateway_config,
         read,
         config,
-        token=read_token(made.token_file),
-        upstream_token=read_token(made.upstream_token_file, UPSTREAM_VARIABLE),
-        index_token=read_token(made.index_token_file, None),
-        admin_token=read_token(made.admin_token_file, ADMIN_VARIABLE),
+        token=read_token(gateway_config.token_file),
+        upstream_token=read_token(gateway_config.upstream_token_file, UPSTREAM_VARIABLE),
+        index_token=read_token(gateway_config.index_token_file, None),
+        admin_token=read_token(gateway_config.admin_token_file, ADMIN_VARIABLE),
     )
     allow_files()
-    bound = listen(made.host, made.port)
-    warn_if_open(made.host, serving.token)
+    bound = listen(gateway_config.host, gateway_config.port)
+    warn_if_open(gateway_config.host, serving.token)
 
     def ready(url: str, engines: int, **more: object) -> None:
-        several = f", {made.processes} processes" if made.processes > 1 else ""
-        say_serving(f"gateway serving at {url}{several}", engines, made)
+        several = f", {gateway_config.processes} processes" if gateway_config.processes > 1 else ""
+        say_serving(f"gateway serving at {url}{several}", engines, gateway_config)
         announced.ready([url], **more)
 
     code = 0
     with bound, announced:
-        if made.processes == 1:
+        if gateway_config.processes == 1:
             serving.serve(bound, ready)
         else:
             code = serving.serve_by_processes(bound, ready, lambda number: log_as(f"process {number}"))

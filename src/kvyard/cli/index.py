@@ -73,7 +73,7 @@ def serve(
     from kvyard.server.running import Running, listen, tls_files
 
     log_to_stderr(verbose)
-    made = _over(
+    service_config = _over(
         convert(load(config), str(config)) if config is not None else Config(),
         peers=peer,
         tokenizers=None
@@ -83,9 +83,9 @@ def serve(
         **settings_of(Config).parse(settings),
     )
     announced = Announced(ready_file, port_file)
-    token = token_of(made.token_file)
-    bound = listen(made.host, made.port)
-    warn_if_open(made.host, token)
+    token = token_of(service_config.token_file)
+    bound = listen(service_config.host, service_config.port)
+    warn_if_open(service_config.host, token)
 
     def ready(url: str) -> None:
         settle()
@@ -94,8 +94,8 @@ def serve(
         announced.ready([url])
 
     with bound, announced:
-        served, service = build(made, token, token_of(made.admin_token_file, ADMIN_VARIABLE))
-        tls = tls_files(made.tls_cert, made.tls_key)
+        served, service = build(service_config, token, token_of(service_config.admin_token_file, ADMIN_VARIABLE))
+        tls = tls_files(service_config.tls_cert, service_config.tls_key)
         Running(served, bound, around=service, ready=ready, tls=tls).run()
     typer.echo("stopped", err=True)
 
@@ -136,21 +136,21 @@ def query(
         from kvyard.server.indexer.transient import ask
 
         listening = ask(asked, pairs(endpoint, replay), seconds=seconds, block_size=block_size, explain=explain)
-        found = asyncio.run(listening)
+        answer = asyncio.run(listening)
     else:
         if replay:
             raise KvyardError("--replay belongs to --endpoint: give both, or neither to ask a service")
         token = token_of(token_file)
-        found = {"score": _post(url, "/score", asked, token)}
+        answer = {"score": _post(url, "/score", asked, token)}
         if explain:
-            found["explain"] = _post(url, "/explain", asked, token)
+            answer["explain"] = _post(url, "/explain", asked, token)
     if as_json:
-        print_json(found)
+        print_json(answer)
     else:
-        table(found["score"])
-        for line in explanation_lines(found.get("explain")):
+        table(answer["score"])
+        for line in explanation_lines(answer.get("explain")):
             typer.echo(line)
-    if not any(result["best"] for result in found["score"]["results"]):
+    if not any(result["best"] for result in answer["score"]["results"]):
         raise typer.Exit(1)
 
 
@@ -172,14 +172,14 @@ def _post(url: str, path: str, body: dict[str, Any], token: str | None) -> Any:
     except NoAnswer as error:
         raise KvyardError(f"no server answers at {url}: {error}; is `kvyard index serve` running?") from None
     try:
-        found = reply.json()
+        answer = reply.json()
     except DECODE_ERRORS:
         raise KvyardError(f"what answers at {url} is no indexer: {path} gave {reply.status}") from None
     if reply.status != 200:
-        problem = found if isinstance(found, dict) else {}
+        problem = answer if isinstance(answer, dict) else {}
         fix = f"; {problem['fix']}" if problem.get("fix") else ""
         raise KvyardError(f"{url} refused: {problem.get('error', reply.status)}{fix}")
-    return found
+    return answer
 
 
 SHOWN = tuple(TIERS)[:3]
@@ -194,16 +194,18 @@ def table(scoring: dict[str, Any]) -> None:
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     for result in scoring["results"]:
         title = f"{result['tokens']} tokens, {result['blocks']} full blocks of {scoring['block_size']}"
-        tiers = [name for name in TIERS if name in SHOWN or any(name in one["tiers"] for one in result["workers"])]
+        tiers = [
+            name for name in TIERS if name in SHOWN or any(name in worker["tiers"] for worker in result["workers"])
+        ]
         rows = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for name in ("worker", "tokens", *tiers, "score", "limited by", "state", "confidence", "age"):
             rows.add_column(name, justify="left" if name in ("worker", "limited by", "state") else "right")
-        for one in result["workers"]:
-            rows.add_row(*_cells(one, tiers))
+        for worker in result["workers"]:
+            rows.add_row(*_cells(worker, tiers))
         console.print(rows)
-        for one in result["workers"]:
-            if one["reason"]:
-                console.print(f"{_name(one)}: {one['reason']}")
+        for worker in result["workers"]:
+            if worker["reason"]:
+                console.print(f"{_name(worker)}: {worker['reason']}")
         if not result["workers"]:
             console.print("no worker is known")
 
@@ -221,12 +223,12 @@ def explanation_lines(explanations: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _cells(one: dict[str, Any], tiers: Sequence[str]) -> list[str]:
-    found = one["tiers"]
+    worker_tiers = one["tiers"]
     limited = "" if one["limited_by"] is None else f"group {one['limited_by']}"
     return [
         _name(one),
         str(one["tokens"]),
-        *(str(found[name]["tokens"]) if name in found else "0" for name in tiers),
+        *(str(worker_tiers[name]["tokens"]) if name in worker_tiers else "0" for name in tiers),
         f"{one['score']:.2f}",
         limited,
         one["state"],

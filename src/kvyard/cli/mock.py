@@ -95,12 +95,14 @@ def mock(
 
     def ready(urls: list[str]) -> None:
         settle()
-        fleet.supervisor.keep("garbage", partial(stay_settled, lambda: not any(one.load for one in fleet.workers)))
+        fleet.supervisor.keep(
+            "garbage", partial(stay_settled, lambda: not any(worker.load for worker in fleet.workers))
+        )
         for state in fleet.states():
             where = "".join(
-                f", events of rank {one.rank} at {one.endpoint}"
-                + (f" (replay {one.replay_endpoint})" if one.replay_endpoint else "")
-                for one in state.streams
+                f", events of rank {stream.rank} at {stream.endpoint}"
+                + (f" (replay {stream.replay_endpoint})" if stream.replay_endpoint else "")
+                for stream in state.streams
             )
             typer.echo(f"{state.name} serving {config.served_model_name} at {state.url}{where}", err=True)
         typer.echo(f"times: {config.engine.timing.describe()}", err=True)
@@ -136,17 +138,17 @@ def _as_vllm(text: str) -> dict[str, Any]:
     from kvyard.events.transport.endpoint import check, is_bound
 
     try:
-        found = msgspec.json.decode(text, type=VllmEvents)
+        events = msgspec.json.decode(text, type=VllmEvents)
     except DECODE_ERRORS as error:
         raise KvyardError(f"--kv-events-config can't be read: {error}") from None
-    if not found.enable_kv_cache_events or found.publisher == "null":
+    if not events.enable_kv_cache_events or events.publisher == "null":
         return {}
     return {
-        "kv_events_endpoint": found.endpoint,
-        "kv_events_replay_endpoint": found.replay_endpoint,
-        "kv_events_topic": found.topic or None,
-        "kv_events_connect": not is_bound(check(found.endpoint)),
-        "buffer_steps": found.buffer_steps,
+        "kv_events_endpoint": events.endpoint,
+        "kv_events_replay_endpoint": events.replay_endpoint,
+        "kv_events_topic": events.topic or None,
+        "kv_events_connect": not is_bound(check(events.endpoint)),
+        "buffer_steps": events.buffer_steps,
     }
 
 

@@ -48,11 +48,11 @@ def model(
     memory = parse_bytes(gpu_memory) if gpu_memory is not None else find_card(str(gpu)).memory
     limits = {} if gpu is None else find_card(gpu).limits
     options = {**limits, **settings_of(PlanOptions).parse(settings), "enable_prefix_caching": prefix_caching}
-    found = plan(fields, memory, **options)
+    planned = plan(fields, memory, **options)
     if as_json:
-        print_json({**msgspec.to_builtins(found), "engine": found.engine_options()})
+        print_json({**msgspec.to_builtins(planned), "engine": planned.engine_options()})
     else:
-        _show(found, config, PlanOptions(**options))
+        _show(planned, config, PlanOptions(**options))
 
 
 def _list() -> None:

@@ -165,16 +165,16 @@ def replay(
     for name, value in (("--jobs", at_a_time.jobs), ("--ray", at_a_time.ray)):
         if value is not None:
             raise KvyardError(f"{name} is for fleets of pools, which a file names in [[pools]]: leave it out")
-    made = make_config(settings)
+    replay_config = make_config(settings)
     source = read_trace(trace, reading)
-    if source.grouped and made.concurrency is None:
+    if source.grouped and replay_config.concurrency is None:
         typer.echo(
             "Sessions of this trace have no common clock, so all of them start at once: --concurrency N lets N run.",
             err=True,
         )
     label = results.label
     passed = "simulated in" if live is None else "passed, in"
-    with nullcontext() if results.quiet else Bar(source, made.limit, passed=passed) as bar:
+    with nullcontext() if results.quiet else Bar(source, replay_config.limit, passed=passed) as bar:
         if live is None:
             from kvyard.replay.run import replay as run
 
@@ -187,7 +187,7 @@ def replay(
 
                 rows = results.per_request
                 done: ReplayOutcome = run(
-                    source, config=made, slo=slo, label=label, bounds=bounds, progress=told, per_request=rows
+                    source, config=replay_config, slo=slo, label=label, bounds=bounds, progress=told, per_request=rows
                 )
         else:
             given = {"speed": endpoint.speed, "timeout_s": endpoint.timeout}
@@ -197,7 +197,7 @@ def replay(
                 from kvyard.lab.rehearsal.run import rehearse
 
                 rehearsed = rehearse(
-                    source, made, **pace, proven=endpoint.prove, slo=slo, label=label, progress=progress
+                    source, replay_config, **pace, proven=endpoint.prove, slo=slo, label=label, progress=progress
                 )
                 done = rehearsed.run
             else:

@@ -23,7 +23,7 @@ Command = Callable[..., None]
 
 def with_flags(known: Settings) -> Callable[[Command], Command]:
     """Gives a command the flags of ``known``. It gets those that were used as one mapping, ``settings``."""
-    flags = [one for one in known.values() if one.mark.flag]
+    flags = [setting for setting in known.values() if setting.mark.flag]
 
     def decorate(command: Command) -> Command:
         def run(**given: Any) -> None:
@@ -137,16 +137,16 @@ def _flag(setting: Declared) -> inspect.Parameter:
 
 
 def _assigned(texts: list[str], flagged: Mapping[str, object], known: Settings) -> dict[str, object]:
-    found: dict[str, object] = {}
+    assigned: dict[str, object] = {}
     for text in texts:
         name, value = assignment(text, "--set")
         name = name.replace("-", "_")
         known.check_names([name], " after --set")
         (name,) = known.named({name: value})
-        if name in flagged or name in found:
+        if name in flagged or name in assigned:
             raise KvyardError(f"{name} is set twice: leave one of the two out")
-        found[name] = value
-    return found
+        assigned[name] = value
+    return assigned
 
 
 def assignment(text: str, flag: str, form: str = "NAME=VALUE") -> tuple[str, str]:

@@ -61,16 +61,16 @@ def info(
         raise KvyardError(f"--capacity {capacity}: a number of blocks can't be negative")
     check_outputs(html, STDOUT if as_json else None, reads=[file])
     trace = read_trace(file, reading)
-    found = describe(trace, capacities, token_block=reading["trace_block_size"] or TOKEN_BLOCK)
+    info_read = describe(trace, capacities, token_block=reading["trace_block_size"] or TOKEN_BLOCK)
     if html is not None:
         from kvyard.replay.traces.page import write_page
 
-        write_page(found, html)
+        write_page(info_read, html)
     if as_json:
-        print_json(found)
+        print_json(info_read)
     else:
         with words_beside(html):
-            for line in info_lines(found):
+            for line in info_lines(info_read):
                 typer.echo(line)
     say_written([html])
 
@@ -274,8 +274,8 @@ def _reuse_lines(reuse: Reuse, one_by_one: bool) -> Iterator[str]:
     if one_by_one:
         yield "             (sessions one after the other; side by side they need more room)"
     yield f"  {'cache blocks':>16}{'LRU':>10}{'Belady':>10}"
-    for one in reuse.capacities:
-        yield f"  {one.blocks:>16,}{one.lru:>10.4f}{one.belady:>10.4f}"
+    for size in reuse.capacities:
+        yield f"  {size.blocks:>16,}{size.lru:>10.4f}{size.belady:>10.4f}"
     if reuse.distances:
         middle = next(blocks for blocks, share in reuse.distances if share >= 0.5)
         most = next(blocks for blocks, share in reuse.distances if share >= 0.9)

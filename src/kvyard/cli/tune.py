@@ -88,7 +88,7 @@ def tune(
             counted=bars.counted,
             progress=bars.told,
         )
-    if [one.name for one in goals] == ["cost"] and not limits and not quiet:
+    if [chosen_goal.name for chosen_goal in goals] == ["cost"] and not limits and not quiet:
         typer.echo(
             "Without --slo the cheapest fleet is the smallest: say what it must keep, such as ttft_p99=1s,itl_p99=50ms.",
             err=True,
@@ -102,6 +102,6 @@ def tune(
         raise typer.Exit(INTERRUPTED)
     if not done.met:
         if quiet or done.answer is None:
-            failed = next((f" The first because {one.why}" for one in done.trials if one.state == "failed"), "")
+            failed = next((f" The first because {trial.why}" for trial in done.trials if trial.state == "failed"), "")
             typer.echo(done.sentences()[0] + ("" if done.answer else failed), err=True)
         raise typer.Exit(UNMET)

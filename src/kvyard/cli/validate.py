@@ -76,21 +76,23 @@ def validate(
         def told(came: int, through: int, now: int) -> None:
             obey()
 
-        found = compare_with_replay(measured, settings, progress=told)
+        validation = compare_with_replay(measured, settings, progress=told)
     if per_request is not None:
-        write_whole(per_request, b"".join(msgspec.json.encode(pair) + b"\n" for pair in found.pairs))
+        write_whole(per_request, b"".join(msgspec.json.encode(pair) + b"\n" for pair in validation.pairs))
     if html is not None:
-        write_validation(found, html)
+        write_validation(validation, html)
     if as_json:
-        whole = msgspec.structs.asdict(found)
+        whole = msgspec.structs.asdict(validation)
         del whole["pairs"]
         print_json(whole)
     else:
         with words_beside(html, per_request):
-            print_validation(found)
+            print_validation(validation)
     say_written([html, per_request])
-    if not found.complete:
+    if not validation.complete:
         raise typer.Exit(INTERRUPTED)
-    if within is not None and found.worst * 100 > within:
-        typer.echo(f"The largest error of TTFT, TPOT and E2E is {found.worst:.1%}, more than {within:g}%.", err=True)
+    if within is not None and validation.worst * 100 > within:
+        typer.echo(
+            f"The largest error of TTFT, TPOT and E2E is {validation.worst:.1%}, more than {within:g}%.", err=True
+        )
         raise typer.Exit(FAILED)

@@ -109,28 +109,28 @@ def _parts(value: object) -> Mapping[object, object] | None:
 
 
 def _notes(reports: Sequence[Report], runs: Sequence[str]) -> list[str]:
-    found = []
+    notes = []
     first = reports[0]
     for report, run in zip(reports[1:], runs[1:], strict=True):
         if report.digest != first.digest:
             here, there = (
-                f"{one.requests['all']:,} requests with {one.input_tokens:,} tokens" for one in (report, first)
+                f"{side.requests['all']:,} requests with {side.input_tokens:,} tokens" for side in (report, first)
             )
-            found.append(f"{run} had other requests to serve than {runs[0]}: {here}, not {there}.")
+            notes.append(f"{run} had other requests to serve than {runs[0]}: {here}, not {there}.")
         if report.made_by != first.made_by:
-            found.append(f"{run} was made by kvyard {report.made_by}, {runs[0]} by {first.made_by}.")
+            notes.append(f"{run} was made by kvyard {report.made_by}, {runs[0]} by {first.made_by}.")
         if report.goodput and first.goodput and report.goodput.slo_ms != first.goodput.slo_ms:
-            found.append(f"{run} and {runs[0]} have different SLOs: goodput can't be compared.")
+            notes.append(f"{run} and {runs[0]} have different SLOs: goodput can't be compared.")
         if (report.live is None) != (first.live is None):
             live, other = (run, runs[0]) if report.live is not None else (runs[0], run)
-            found.append(f"{live} was measured live, {other} simulated.")
+            notes.append(f"{live} was measured live, {other} simulated.")
     for report, run in zip(reports, runs, strict=True):
         if not report.complete:
-            found.append(f"{run} was interrupted: its figures cover what had happened until then.")
+            notes.append(f"{run} was interrupted: its figures cover what had happened until then.")
         elif report.requests.get("finished", 0) < report.requests["all"]:
             missing = report.requests["all"] - report.requests.get("finished", 0)
-            found.append(f"{run}: {missing:,} of {report.requests['all']:,} requests did not finish.")
-    return found
+            notes.append(f"{run}: {missing:,} of {report.requests['all']:,} requests did not finish.")
+    return notes
 
 
 def _requests(reports: Sequence[Report]) -> str:

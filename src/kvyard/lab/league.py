@@ -89,7 +89,9 @@ def view(study: Study) -> Result:
     said = advice(cells)
     if study.slo is not None:
         said = said.also(
-            rejection_rule([Candidate(one.policy, one.values) for places in cells.values() for one in places])
+            rejection_rule(
+                [Candidate(standing.policy, standing.values) for places in cells.values() for standing in places]
+            )
         )
     tables = {}
     for cell, places in cells.items():
@@ -148,7 +150,7 @@ def standings(study: Study) -> dict[str, list[Standing]]:
         evidence.setdefault((cell, policy), evidence_of(report))
     cells = {}
     for cell, by_policy in runs.items():
-        candidates = [Candidate(policy, means(found)) for policy, found in by_policy.items()]
+        candidates = [Candidate(policy, means(results)) for policy, results in by_policy.items()]
         unbeaten = {candidate.name for candidate in front(candidates, FRONT)}
         places = []
         for candidate in candidates:

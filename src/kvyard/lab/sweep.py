@@ -240,7 +240,7 @@ def _frontiers(
     places = {key: fleet.cards if fleet.price is None else fleet.price for key, fleet in fleets.items()}
     if len(set(places.values())) < 2:
         return []
-    found = []
+    charts = []
     for limit in limits:
         groups: dict[str, list[tuple[float, float]]] = {name: [] for name in STANDINGS}
         for point, _ in study.done:
@@ -252,8 +252,8 @@ def _frontiers(
         drawn = [Dots(name, points, STANDINGS[name]) for name, points in groups.items()]
         across = f"{default_prices().currency} an hour" if priced else "cards"
         title = f"{METRICS[limit.name].title} and {'cost' if priced else 'cards'}"
-        found.append(dots(METRICS[limit.name], drawn, across, title, limit))
-    return found
+        charts.append(dots(METRICS[limit.name], drawn, across, title, limit))
+    return charts
 
 
 def _chosen(

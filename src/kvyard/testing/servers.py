@@ -85,13 +85,13 @@ class GatewayServer(ThreadedService):
     def __init__(self, *fleets: FleetServer, engines: Sequence[object] = (), **settings: Any) -> None:
         """``engines`` are addresses, or tables as in the gateway's file. Raises ``KvyardError`` for settings that can't be."""
         super().__init__()
-        described = [{"url": one} if isinstance(one, str) else one for one in engines]
-        found: dict[str, Any] = {"health_seconds": 0.2, "tokenizer": "bytes", **settings}
-        found["fleets"] = [*found.get("fleets", ()), *(one.url for one in fleets)]
-        found["engines"] = [*found.get("engines", ()), *described]
-        if isinstance(found.get("router"), str):
-            found["router"] = {"policy": found["router"]}
-        self._app, self.gateway = build(convert(found, "the test"))
+        described = [{"url": engine} if isinstance(engine, str) else engine for engine in engines]
+        options: dict[str, Any] = {"health_seconds": 0.2, "tokenizer": "bytes", **settings}
+        options["fleets"] = [*options.get("fleets", ()), *(fleet.url for fleet in fleets)]
+        options["engines"] = [*options.get("engines", ()), *described]
+        if isinstance(options.get("router"), str):
+            options["router"] = {"policy": options["router"]}
+        self._app, self.gateway = build(convert(options, "the test"))
         self._bound = listen(HOST, 0)
         self._server = HttpServer(self._app, self._bound, drain_seconds=1)
         self.url = self._server.url

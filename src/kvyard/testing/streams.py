@@ -20,8 +20,8 @@ class StreamReader(ThreadedService):
         """``source`` is a fleet, or an endpoint such as ``tcp://127.0.0.1:5557`` with ``replay`` where it replays."""
         super().__init__()
         if isinstance(source, FleetServer):
-            found = source.streams(worker)[rank]
-            self.endpoint, replay = found.endpoint, found.replay_endpoint
+            stream = source.streams(worker)[rank]
+            self.endpoint, replay = stream.endpoint, stream.replay_endpoint
         else:
             self.endpoint = source
         self._replay, self._topic = replay, topic

@@ -69,13 +69,13 @@ class HeldBlocks(BlockIds):
         """vLLM's objects, made for this call, each with the hash it can be found by, if there is one."""
         listed = []
         for group, table, ids in zip(self._manager.groups, self._request.tables, self._ids, strict=False):
-            made = [_block(block_id) for block_id in ids]
+            block_list = [_block(block_id) for block_id in ids]
             keys = group.chain_of(self._request).keys
             for extent in table:
                 if extent.node is not None:
-                    for at in range(extent.start, min(extent.stop, len(made))):
-                        made[at] = _block(ids[at], keys[at], group.index)
-            listed.append(made)
+                    for index in range(extent.start, min(extent.stop, len(block_list))):
+                        block_list[index] = _block(ids[index], keys[index], group.index)
+            listed.append(block_list)
         return tuple(listed) or tuple([] for _ in self._ids)
 
 

@@ -38,7 +38,7 @@ class EngineEvents(VllmRecorder):
         kind, window = self._metadata[group.index]
         self.events.append(
             BlockStored(
-                block_hashes=[self.wire(chain.keys[at]) for at in positions],
+                block_hashes=[self.wire(chain.keys[position]) for position in positions],
                 parent_block_hash=self.wire(chain.keys[first - 1]) if first else None,
                 token_ids=request.all_token_ids[first * size : last * size],
                 block_size=size,

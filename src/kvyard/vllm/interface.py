@@ -113,9 +113,9 @@ def describe(vllm: Path) -> list[str]:
     """Return the interface of the vLLM in folder ``vllm``, a line each. Raises ``VersionError`` if a file or class is gone."""
     lines: list[str] = []
     for file, name in _CLASSES:
-        found = _class(vllm, file, name)
-        lines += [f"{name}.{line}" for line in _methods(found)]
-        lines += [f"{name} has {attribute}" for attribute in sorted(_attributes(found))]
+        cls = _class(vllm, file, name)
+        lines += [f"{name}.{line}" for line in _methods(cls)]
+        lines += [f"{name} has {attribute}" for attribute in sorted(_attributes(cls))]
     for file, owner, names in _METHODS:
         body = _class(vllm, file, owner).body if owner else _parse(vllm, file).body
         prefix = f"{owner}." if owner else ""
@@ -227,8 +227,12 @@ def _asked(module: ast.Module) -> set[str]:
         if isinstance(node, ast.Attribute):
             text = ast.unparse(node)
             for name in ("kv_cache_manager.", "cache_manager."):
-                head, found, path = text.rpartition(name)
-                if found and (not head or head.endswith(".")) and all(part.isidentifier() for part in path.split(".")):
+                head, separator, path = text.rpartition(name)
+                if (
+                    separator
+                    and (not head or head.endswith("."))
+                    and all(part.isidentifier() for part in path.split("."))
+                ):
                     paths.add(path)
     return {path for path in paths if not any(other.startswith(f"{path}.") for other in paths)}
 

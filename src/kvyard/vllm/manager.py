@@ -156,8 +156,8 @@ class Manager:
             return blocks
         hit = blocks.hit
         cut = [
-            GroupHit(min(num_computed_tokens // group.block_size, found.blocks), found.low, found.nodes)
-            for group, found in zip(self.blocks.groups, hit.groups, strict=True)
+            GroupHit(min(num_computed_tokens // group.block_size, group_hit.blocks), group_hit.low, group_hit.nodes)
+            for group, group_hit in zip(self.blocks.groups, hit.groups, strict=True)
         ]
         kept = Hit(hit.request, num_computed_tokens, cut, hit.shared_prefix_boundary, hit.version)
         return HitBlocks(self.blocks, kept)

@@ -115,10 +115,10 @@ class CopyWorker(OffloadingWorker):
         first_block = first_chunk = 0
         for group, (count, index) in enumerate(zip(device.group_sizes, device.block_indices, strict=False)):
             skip = index % per_chunk
-            for at in range(count):
-                chunk, place = divmod(skip + at, per_chunk)
+            for number in range(count):
+                chunk, place = divmod(skip + number, per_chunk)
                 for tensor in self._tensors_of[group]:
-                    yield tensor, blocks[first_block + at], chunks[first_chunk + chunk], place
+                    yield tensor, blocks[first_block + number], chunks[first_chunk + chunk], place
             first_block += count
             first_chunk += ceil_div(skip + count, per_chunk) if count else 0
 

@@ -142,7 +142,7 @@ def _begin(scheduler: Any, folder: Path, limit: int, clock: WallClock) -> Engine
     if header is None:
         left = "the trace" if staged else "the trace and passes"
         logger.warning("kvyard: decisions are not recorded, only %s: %s", left, why_not)
-    made = EngineRecorder(
+    recorder = EngineRecorder(
         place,
         header,
         clock=clock,
@@ -152,9 +152,9 @@ def _begin(scheduler: Any, folder: Path, limit: int, clock: WallClock) -> Engine
         timed=not staged,
     )
     # An engine in its caller's own process may end without a word: no schedule() after the last request, no shutdown().
-    atexit.register(made.flush)
+    atexit.register(recorder.flush)
     logger.info("kvyard: recording to %s", place)
-    return made
+    return recorder
 
 
 def _header(scheduler: Any) -> tuple[dict[str, Any] | None, str]:

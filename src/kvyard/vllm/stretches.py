@@ -27,16 +27,16 @@ class Stretches:
         """Tokens ``start`` to ``stop`` as ``[first id, count]``, and ``more`` after them that were never there."""
         size = self._size
         parts: list[list[int]] = []
-        at = start
-        while at < stop:
-            block = at // size
-            count = min((block + 1) * size, stop) - at
-            first = self._names[block] * size + at % size
+        token = start
+        while token < stop:
+            block = token // size
+            count = min((block + 1) * size, stop) - token
+            first = self._names[block] * size + token % size
             if parts and parts[-1][0] + parts[-1][1] == first:
                 parts[-1][1] += count
             else:
                 parts.append([first, count])
-            at += count
+            token += count
         if more:
             parts.append([self._ids.fresh(ceil_div(more, size))[0] * size, more])
         return parts

@@ -35,8 +35,8 @@ def fit_profile(sources: Sequence[Measurements], name: str | None = None) -> Fit
     known = [source.request_ms for source in sources if source.request_ms is not None]
     request_ms = max(known) if known else _request_ms(rows, lone) if apart else 0.0
     rows += [msgspec.structs.replace(row, ms=row.ms - request_ms) for row in lone if row.ms > request_ms]
-    found = fit(rows)
-    seen, unseen = errors_by_kind(rows, found.errors), errors_by_kind(rows, found.unseen_errors)
+    fitted = fit(rows)
+    seen, unseen = errors_by_kind(rows, fitted.errors), errors_by_kind(rows, fitted.unseen_errors)
     names = [Path(source.source).name for source in sources]
     devices = dict.fromkeys(source.device for source in sources if source.device)
     count = round(sum(1.0 + sum(times for times, _ in row.others) for row in rows))
@@ -48,14 +48,14 @@ def fit_profile(sources: Sequence[Measurements], name: str | None = None) -> Fit
             kind: FitError(points=of.points, fitted=round(of.mean, 4), unseen=round(unseen[kind].mean, 4))
             for kind, of in seen.items()
         },
-        coefficients=found.coefficients,
-        curve=found.curve,
+        coefficients=fitted.coefficients,
+        curve=fitted.curve,
         request_ms=round(request_ms, 3),
     )
     notes = [note for source in sources for note in source.notes]
     if lone and not known and not apart:
         notes.append("What HTTP and tokenizing add to a request: no prompt was computed beside decoding requests.")
-    return FittedProfile(profile=profile, rows=tuple(rows), fit=found, unknown=(*notes, *_unknown(rows)))
+    return FittedProfile(profile=profile, rows=tuple(rows), fit=fitted, unknown=(*notes, *_unknown(rows)))
 
 
 def _apart(rows: Sequence[Measurement]) -> bool:
@@ -79,15 +79,15 @@ def _unknown(rows: Sequence[Measurement]) -> list[str]:
     shapes = [shape for row in rows for shape in (row.shape, *(shape for _, shape in row.others))]
     prompts = [(new, past) for prefills, *_ in shapes for new, past in prefills]
     steps = [shape for shape in shapes if shape[1]]
-    found = [
+    remarks = [
         f"Beyond {max(shape[1] for shape in steps):,} decoding requests, contexts of "
         f"{max(max(longest, context // batch) for _, batch, context, longest in steps):,} tokens, and prompts of "
         f"{max(new + past for new, past in prompts):,}: the formula goes on, and nothing was measured."
     ]
     if not any(past for _, past in prompts):
-        found.append("Prompts with a cached part: their attention is guessed from that of others.")
+        remarks.append("Prompts with a cached part: their attention is guessed from that of others.")
     if not any(prefills and batch for prefills, batch, *_ in shapes):
-        found.append("Prompts beside decoding requests in one pass: they follow from the formula.")
+        remarks.append("Prompts beside decoding requests in one pass: they follow from the formula.")
     if all(row.host_ms is None for row in rows):
-        found.append("The host's time apart from the device's: both are in what a pass takes.")
-    return found
+        remarks.append("The host's time apart from the device's: both are in what a pass takes.")
+    return remarks

@@ -59,24 +59,24 @@ def replay_held_out(sources: Sequence[CalibrationSource], settings: Mapping[str,
     if all(source.run is None or source.early is None for source in sources):
         return None
     try:
-        found = fit_profile([source.early or source.measurements for source in sources], "held-out")
+        fitted = fit_profile([source.early or source.measurements for source in sources], "held-out")
     except KvyardError:
         return None
     errors: dict[str, float] = {}
     requests = 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
-        path.write_bytes(msgspec.json.encode(found.profile))
+        path.write_bytes(msgspec.json.encode(fitted.profile))
         for source in sources:
             if source.run is None or source.early is None:
                 continue
             known = {name: value for name, value in settings.items() if value is not None}
             replayed = validate(source.run, {**known, "timing": f"profile:{path}"})
-            names = {one.request.id for one in source.run.requests if one.ended > source.begins}
+            names = {measured.request.id for measured in source.run.requests if measured.ended > source.begins}
             late = [pair for pair in replayed.pairs if pair.id in names]
             requests += len(late)
             for name in LATENCIES:
-                both = np.array([pair for one in late if (pair := getattr(one, name)) is not None])
+                both = np.array([pair for pair_row in late if (pair := getattr(pair_row, name)) is not None])
                 if len(both):
                     measured, ours = both.mean(axis=0)
                     off = float(ours / measured - 1) if measured else 0.0

@@ -70,12 +70,12 @@ def _rows(passes: Sequence[LoggedPass], source: str) -> list[Measurement]:
     gaps = [after[0] - before[1] for before, after in pairwise(passes)]
     most = IDLE * statistics.median(gaps) if gaps else 0
     rows = []
-    for number, (one, gap) in enumerate(zip(passes, [*gaps, 0], strict=False)):
-        start, end, _, _, prefills, batch, context, device_ms, longest = one
+    for number, (row, gap) in enumerate(zip(passes, [*gaps, 0], strict=False)):
+        start, end, _, _, prefills, batch, context, device_ms, longest = row
         computed = tuple((new, past) for new, past in prefills if new > 0)
         took = (end - start + (gap if 0 < gap <= most else 0)) / MS
         if took <= 0 or not (computed or batch > 0) or (device_ms is not None and device_ms <= 0):
-            raise KvyardError(f"{source}: pass {number} takes no time or computes nothing: {one}")
+            raise KvyardError(f"{source}: pass {number} takes no time or computes nothing: {row}")
         kind = "decode" if not computed else "mixed" if batch or len(computed) > 1 else "prefill"
         ms, host = (took, None) if device_ms is None else (device_ms, max(0.0, took - device_ms))
         rows.append(Measurement(kind, computed, batch, context, longest, ms, host))

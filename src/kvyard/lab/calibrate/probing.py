@@ -112,13 +112,13 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
         probe = plan[group]
         progress(number + 1, len(order), str(probe))
         before = await prober.served() if probe.tokens == 1 else None
-        found = await prober.send(probe)
-        results.append(found)
+        answered = await prober.send(probe)
+        results.append(answered)
         if probe.tokens > 1:
-            rows += windows(found, facts.max_num_batched_tokens, group, LATE)
+            rows += windows(answered, facts.max_num_batched_tokens, group, LATE)
             continue
         took = await prober.served_since(before)
-        for row in lone_prompts(found, facts.max_num_batched_tokens, group):
+        for row in lone_prompts(answered, facts.max_num_batched_tokens, group):
             if took is None or not 0 < took < row.ms:
                 lone.append(row)
             else:
@@ -133,16 +133,18 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
         notes.append(f"{now - facts.preemptions} requests that were preempted, and computed twice.")
     if facts.max_num_batched_tokens is None:
         notes.append("How long prompts were cut: say --max-num-batched-tokens as the engine has it.")
-    made = _measured(prober, rows, lone, outside, notes)
-    late = sorted((one for requests in results[last_round:] for one in requests), key=lambda one: one.request.arrival)
+    measurements = _measured(prober, rows, lone, outside, notes)
+    late = sorted(
+        (answer for requests in results[last_round:] for answer in requests), key=lambda one: one.request.arrival
+    )
     return ProbeResult(
         facts=facts,
-        measurements=made,
+        measurements=measurements,
         requests=prober.sent,
         failed=prober.failed,
         rounds=len(results) / len(plan),
         probes=results,
-        source=_with_last_round(made, early, late),
+        source=_with_last_round(measurements, early, late),
     )
 
 
@@ -172,12 +174,12 @@ def _with_last_round(
     start = late[0].request.arrival
     requests = [
         msgspec.structs.replace(
-            one,
-            request=msgspec.structs.replace(one.request, id=str(number), arrival=one.request.arrival - start),
-            first_token=None if one.first_token is None else one.first_token - start,
-            ended=one.ended - start,
+            answer,
+            request=msgspec.structs.replace(answer.request, id=str(number), arrival=answer.request.arrival - start),
+            first_token=None if answer.first_token is None else answer.first_token - start,
+            ended=answer.ended - start,
         )
-        for number, one in enumerate(late)
+        for number, answer in enumerate(late)
     ]
     run = MeasuredRun(name="the last round", format="probes", requests=requests, client=True)
     return CalibrationSource(measurements=made, early=early, run=run)
@@ -230,8 +232,8 @@ class _Prober:
             async with asyncio.timeout(PATIENCE):
                 await self.endpoint.complete(msgspec.json.encode(body), {}, lambda _: None, lambda _: None)
         except (AnswerRefused, AnswerBroken, TimeoutError) as error:
-            if found := HIGHEST_ID.search(str(error)):
-                size = int(found[1]) + 1
+            if matched := HIGHEST_ID.search(str(error)):
+                size = int(matched[1]) + 1
                 return usual if size >= HIGH[1] else [(min(LOW[0], size // 8), size), None]
         return [LOW, None]
 
@@ -281,21 +283,21 @@ class _Prober:
     async def send(self, probe: Probe) -> list[MeasuredRequest]:
         """Send one probe, and wait for its end. Raises ``KvyardError`` where too many requests fail."""
         states = [_Answering() for _ in range(probe.batch)]
-        found: list[MeasuredRequest | None] = []
+        answers: list[MeasuredRequest | None] = []
         tasks = [asyncio.create_task(self._try(probe.prompt, probe.tokens, state)) for state in states]
         try:
             for length in probe.beside:
                 if not await _decoding(states):
                     break
-                found.append(await self._try(length, 1, _Answering()))
-            found += await asyncio.gather(*tasks)
+                answers.append(await self._try(length, 1, _Answering()))
+            answers += await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if self.failed > FAILURES * max(8, self.sent):
             raise KvyardError(f"{self.failed} of {self.sent} requests to {self.endpoint.url} failed: {self.failure}")
-        return sorted((one for one in found if one is not None), key=lambda one: one.request.arrival)
+        return sorted((answer for answer in answers if answer is not None), key=lambda one: one.request.arrival)
 
     async def _try(self, length: int, tokens: int, state: _Answering) -> MeasuredRequest | None:
         self.sent += 1
@@ -381,9 +383,9 @@ def waits_a_pass(probes: Sequence[Sequence[MeasuredRequest]], request_ms: float)
     """
     waited = []
     for requests in probes:
-        observers = [one for one in requests if one.gaps]
-        for one in requests:
-            if one.gaps or one.first_token is None or one.request.input_length > SHORT or not observers:
+        observers = [answer for answer in requests if answer.gaps]
+        for answer in requests:
+            if answer.gaps or answer.first_token is None or answer.request.input_length > SHORT or not observers:
                 continue
             observer = max(observers, key=lambda other: len(other.gaps or ()))
             assert observer.first_token is not None and observer.gaps is not None
@@ -391,9 +393,9 @@ def waits_a_pass(probes: Sequence[Sequence[MeasuredRequest]], request_ms: float)
             for gap in observer.gaps:
                 ends.append(ends[-1] + gap)
             step = statistics.median(observer.gaps)
-            before = [end for end in ends if end < one.first_token - step / 2]
+            before = [end for end in ends if end < answer.first_token - step / 2]
             if before and step > CLEAR * request_ms * MS:
-                waited.append((before[-1] - one.request.arrival - request_ms * MS) / step)
+                waited.append((before[-1] - answer.request.arrival - request_ms * MS) / step)
     if len(waited) < SEEN:
         return None, 0.0
     middle = statistics.median(waited)

@@ -75,14 +75,14 @@ def run_passes(run: MeasuredRun, source: str, budget: int | None = None, until: 
     rows = windows(run.requests, limit, until=until)
     if not rows:
         raise KvyardError(f"{source}: no answer of it has two tokens or more, so it shows no decode step")
-    lone = lone_prompts([one for one in run.requests if until is None or one.ended <= until], limit)
+    lone = lone_prompts([measured for measured in run.requests if until is None or measured.ended <= until], limit)
     notes = list(run.notes)
     if any(
-        one.request.output_length > 1 and len(one.gaps or ()) < KNOWN * (one.request.output_length - 1)
-        for one in run.requests
+        measured.request.output_length > 1 and len(measured.gaps or ()) < KNOWN * (measured.request.output_length - 1)
+        for measured in run.requests
     ):
         notes.append(EVEN)
-    if all(one.cached is None for one in run.requests):
+    if all(measured.cached is None for measured in run.requests):
         notes.append("What was cached of prompts: the file doesn't say it, so all are taken to have been computed.")
     if limit is None:
         notes.append("How long prompts were cut: say --max-num-batched-tokens as the engine has it.")

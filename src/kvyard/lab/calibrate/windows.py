@@ -75,14 +75,14 @@ def windows(
     ``late`` passes before its first token, where only few prompts come.
     """
     fine, answers = _answers(requests)
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for observer in _observers(answers) if fine else _some(answers):
-        found += [
+        measurements += [
             row
             for ended, row in _seen_by(observer, answers, budget, fine, group, late)
             if until is None or ended <= until
         ]
-    return found
+    return measurements
 
 
 def lone_prompts(
@@ -90,18 +90,18 @@ def lone_prompts(
 ) -> list[Measurement]:
     """Of prompts that had the engine for themselves, the time to the first token, with all that their clients waited for."""
     _, answers = _answers(requests)
-    found = []
+    measurements = []
     latest = -1
-    for at, one in enumerate(answers):
-        alone = latest < one.arrival and (at + 1 == len(answers) or answers[at + 1].arrival >= one.first)
-        latest = max(latest, one.ended)
-        new = one.input - one.cached
-        if alone and new > 0 and one.first > one.arrival:
-            first, *others = _chunks(new, one.cached, budget or new)
+    for index, answer in enumerate(answers):
+        alone = latest < answer.arrival and (index + 1 == len(answers) or answers[index + 1].arrival >= answer.first)
+        latest = max(latest, answer.ended)
+        new = answer.input - answer.cached
+        if alone and new > 0 and answer.first > answer.arrival:
+            first, *others = _chunks(new, answer.cached, budget or new)
             rest = tuple((1.0, (((more, past),), 0, 0, 0)) for more, past in others)
-            ms = (one.first - one.arrival) / MS
-            found.append(Measurement("prefill", (first,), 0, 0, 0, ms, others=rest, group=group))
-    return found
+            ms = (answer.first - answer.arrival) / MS
+            measurements.append(Measurement("prefill", (first,), 0, 0, 0, ms, others=rest, group=group))
+    return measurements
 
 
 def out_of_step(requests: Iterable[MeasuredRequest]) -> float | None:
@@ -112,19 +112,19 @@ def out_of_step(requests: Iterable[MeasuredRequest]) -> float | None:
     fine, answers = _answers(requests)
     if not fine:
         return None
-    found = []
-    for one, other in pairwise(answers):
-        low, high = max(one.first, other.first), min(one.ended, other.ended)
+    shares = []
+    for earlier, other in pairwise(answers):
+        low, high = max(earlier.first, other.first), min(earlier.ended, other.ended)
         counts = sorted(
             int(np.searchsorted(answer.times, high, "right") - np.searchsorted(answer.times, low, "right"))
-            for answer in (one, other)
+            for answer in (earlier, other)
         )
         if counts[1] >= LONG:
-            found.append((counts[1] - counts[0]) / max(1, counts[0]))
-    if len(found) < PAIRS:
+            shares.append((counts[1] - counts[0]) / max(1, counts[0]))
+    if len(shares) < PAIRS:
         return None
     # Neighbours are often of one rank, also where there are several.
-    apart = float(np.quantile(found, 0.75))
+    apart = float(np.quantile(shares, 0.75))
     return apart if apart > APART else None
 
 
@@ -134,20 +134,22 @@ def _chunks(new: int, past: int, budget: int) -> list[tuple[int, int]]:
 
 def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_Answer]]:
     """Answers by arrival, and whether the time of every token is known."""
-    fine, found = True, []
-    for one in requests:
-        if one.first_token is None:
+    fine, answers = True, []
+    for measured in requests:
+        if measured.first_token is None:
             continue
-        request = one.request
+        request = measured.request
         tokens = request.output_length
-        if one.gaps is not None and KNOWN * (tokens - 1) <= len(one.gaps) <= tokens - 1:
-            times = one.first_token + np.concatenate([[0], np.cumsum(one.gaps)]).astype(np.int64)
+        if measured.gaps is not None and KNOWN * (tokens - 1) <= len(measured.gaps) <= tokens - 1:
+            times = measured.first_token + np.concatenate([[0], np.cumsum(measured.gaps)]).astype(np.int64)
             times = _each(times, tokens)
         else:
             fine = fine and tokens == 1
-            times = np.linspace(one.first_token, one.ended, tokens).round().astype(np.int64)
-        found.append(_Answer(request.arrival, request.input_length, min(one.cached or 0, request.input_length), times))
-    return fine, sorted(found, key=lambda one: one.arrival)
+            times = np.linspace(measured.first_token, measured.ended, tokens).round().astype(np.int64)
+        answers.append(
+            _Answer(request.arrival, request.input_length, min(measured.cached or 0, request.input_length), times)
+        )
+    return fine, sorted(answers, key=lambda one: one.arrival)
 
 
 def _each(times: Times, tokens: int) -> Times:
@@ -161,15 +163,15 @@ def _each(times: Times, tokens: int) -> Times:
 
 def _observers(answers: Sequence[_Answer]) -> Iterator[_Answer]:
     """Answers that together cover the time, each cut to begin where the one before ends."""
-    waiting = sorted((one for one in answers if len(one.times) > 1), key=lambda one: one.first)
+    waiting = sorted((answer for answer in answers if len(answer.times) > 1), key=lambda one: one.first)
     now = -1
-    at = 0
-    while at < len(waiting):
+    index = 0
+    while index < len(waiting):
         best = None
-        while at < len(waiting) and waiting[at].first <= max(now, waiting[at].first if best is None else now):
-            if best is None or waiting[at].ended > best.ended:
-                best = waiting[at]
-            at += 1
+        while index < len(waiting) and waiting[index].first <= max(now, waiting[index].first if best is None else now):
+            if best is None or waiting[index].ended > best.ended:
+                best = waiting[index]
+            index += 1
             if best.first > now:
                 break
         assert best is not None
@@ -200,33 +202,34 @@ def _seen_by(
     prompts: dict[int, list[tuple[int, int]]] = {}
     steps = np.arange(last + 1)
     open_end = False
-    for one in answers:
-        if one.ended < grid[0] or one.arrival > grid[-1]:
+    for other in answers:
+        if other.ended < grid[0] or other.arrival > grid[-1]:
             continue
-        if one.first > grid[-1]:
+        if other.first > grid[-1]:
             # One that takes several passes may have been computed while the observer ended, or waited: that can't be told.
-            open_end = open_end or (budget is not None and one.input - one.cached > budget - len(answers))
+            open_end = open_end or (budget is not None and other.input - other.cached > budget - len(answers))
             continue
-        begun = _nearest(grid, one.first) if one.first >= grid[0] else 1 - _count_until(one.times, int(grid[0]))
+        begun = _nearest(grid, other.first) if other.first >= grid[0] else 1 - _count_until(other.times, int(grid[0]))
         if late and begun > 1:
-            from_ = max(1, begun - late, int(np.searchsorted(grid, one.arrival)))
+            from_ = max(1, begun - late, int(np.searchsorted(grid, other.arrival)))
             begun = max(range(from_, begun + 1), key=lambda at: grid[at] - grid[at - 1], default=begun)
-        if begun >= 1 and one.input > one.cached:
-            prompts.setdefault(begun, []).append((one.input - one.cached, one.cached))
-        start, stop = max(1, begun + 1), min(last, _nearest(grid, one.ended))
+        if begun >= 1 and other.input > other.cached:
+            prompts.setdefault(begun, []).append((other.input - other.cached, other.cached))
+        start, stop = max(1, begun + 1), min(last, _nearest(grid, other.ended))
         if start <= stop:
             batch[start] += 1
             batch[stop + 1] -= 1
-            context[start] += one.input - begun
-            context[stop + 1] -= one.input - begun
+            context[start] += other.input - begun
+            context[stop + 1] -= other.input - begun
             longest[start : stop + 1] = np.maximum(
-                longest[start : stop + 1], one.input - begun + steps[start : stop + 1]
+                longest[start : stop + 1], other.input - begun + steps[start : stop + 1]
             )
     batch, context = np.cumsum(batch)[: last + 1], np.cumsum(context)[: last + 1]
     context = context + batch * steps
     broken = _split(prompts, batch, budget)
     shapes: list[PassShape] = [
-        (tuple(prompts.get(at, ())), int(batch[at]), int(context[at]), int(longest[at])) for at in range(last + 1)
+        (tuple(prompts.get(index, ())), int(batch[index]), int(context[index]), int(longest[index]))
+        for index in range(last + 1)
     ]
     for low, high in _cuts(shapes) if fine else ((1, last),):
         if (open_end and fine and high == last) or low <= broken:
@@ -254,15 +257,15 @@ def _split(prompts: dict[int, list[tuple[int, int]]], batch: Times, budget: int 
     """Move what a pass can't compute to the one before it, whose budget it had. Returns the last pass that isn't known then."""
     if budget is None:
         return 0
-    for at in range(len(batch) - 1, 0, -1):
-        left = max(1, budget - int(batch[at]))
-        mine = prompts.get(at)
+    for index in range(len(batch) - 1, 0, -1):
+        left = max(1, budget - int(batch[index]))
+        mine = prompts.get(index)
         while mine and sum(new for new, _ in mine) > left:
             new, past = mine[0]
-            over = min(new, sum(one for one, _ in mine) - left)
-            if at == 1:
+            over = min(new, sum(tokens for tokens, _ in mine) - left)
+            if index == 1:
                 return 1
-            prompts.setdefault(at - 1, []).append((over, past))
+            prompts.setdefault(index - 1, []).append((over, past))
             mine[0] = (new - over, past + over)
             if over == new:
                 del mine[0]
@@ -272,26 +275,26 @@ def _split(prompts: dict[int, list[tuple[int, int]]], batch: Times, budget: int 
 def _cuts(shapes: Sequence[PassShape]) -> Iterator[tuple[int, int]]:
     """First and last pass of each window: ``LENGTH`` passes, or those with prompts and the one after them."""
     low = 1
-    for at in range(1, len(shapes)):
-        ends = at + 1 == len(shapes) or at - low + 1 >= LENGTH
+    for index in range(1, len(shapes)):
+        ends = index + 1 == len(shapes) or index - low + 1 >= LENGTH
         if not ends:
-            prompts, before = bool(shapes[at][0]), bool(shapes[at - 1][0])
-            ends = not prompts and (before or bool(shapes[at + 1][0]))
+            prompts, before = bool(shapes[index][0]), bool(shapes[index - 1][0])
+            ends = not prompts and (before or bool(shapes[index + 1][0]))
         if ends:
-            yield low, at
-            low = at + 1
+            yield low, index
+            low = index + 1
 
 
 def _measurement(shapes: Sequence[PassShape], took: float, group: int | None) -> Measurement:
     """One window. Where it has many passes, one stands for a few that are alike: of those without prompts their mean."""
     prompts = sorted((shape for shape in shapes if shape[0]), key=lambda shape: sum(new for new, _ in shape[0]))
     size = ceil_div(len(prompts), PROMPT_PARTS) or 1
-    groups = (prompts[at : at + size] for at in range(0, len(prompts), size))
+    groups = (prompts[first : first + size] for first in range(0, len(prompts), size))
     parts: list[tuple[float, PassShape]] = [(float(len(some)), some[len(some) // 2]) for some in groups]
     steps = [shape for shape in shapes if not shape[0]]
     size = ceil_div(len(steps), PARTS) if len({shape[1] for shape in steps}) > 1 else len(steps)
-    for at in range(0, len(steps), max(1, size)):
-        some = steps[at : at + size]
+    for first in range(0, len(steps), max(1, size)):
+        some = steps[first : first + size]
         mean = np.array([shape[1:] for shape in some]).mean(axis=0).round().astype(int).tolist()
         parts.append((float(len(some)), ((), mean[0], mean[1], mean[2])))
     (count, main), *others = parts

@@ -63,17 +63,17 @@ def reuse_without_time(prompts: Sequence[Prompt], ends: Sequence[bool], caches: 
     """The share of prompt tokens that are found, with ``caches`` of ``capacity`` blocks each. ``ends``: of each prompt, whether
     its conversation is said to be over with it.
     """
-    made = [_Cache(capacity) for _ in range(caches)]
+    cache_list = [_Cache(capacity) for _ in range(caches)]
     loads = [0.0] * caches
-    found = total = 0
+    reused = total = 0
     for prompt, end in zip(prompts, ends, strict=True):
         least = ceil_div(LEAST_MATCH, prompt.block_size)
-        matches = [cache.match(prompt.ids) for cache in made]
+        matches = [cache.match(prompt.ids) for cache in cache_list]
         best = min(range(caches), key=lambda at: (-matches[at] if matches[at] >= least else 0, loads[at]))
-        found += min(matches[best] * prompt.block_size, prompt.length)
+        reused += min(matches[best] * prompt.block_size, prompt.length)
         total += prompt.length
-        for at in range(caches):
-            loads[at] *= DECAY
+        for index in range(caches):
+            loads[index] *= DECAY
         loads[best] += prompt.length
-        made[best].use(prompt, end)
-    return found / total if total else 0.0
+        cache_list[best].use(prompt, end)
+    return reused / total if total else 0.0

@@ -65,16 +65,16 @@ def hints(
         for recall in _with_0(recalls):
             for false in _with_0(falses):
                 wanted.setdefault(_written(text, recall, false), []).append((text, recall, false))
-    made = make_config(SETTINGS.merge(config, settings))
+    replay_config = make_config(SETTINGS.merge(config, settings))
 
     def result(study: Study) -> Result:
         runs: dict[tuple[str, float, float], list[Values]] = {}
         for point, report in study.done:
             for quality in wanted[point.varied["hints"]]:
                 runs.setdefault(quality, []).append(read_metrics(report))
-        future = TraceFuture.of(open_trace(trace, limit=made.limit, **study.reading))
+        future = TraceFuture.of(open_trace(trace, limit=replay_config.limit, **study.reading))
         ordered = sorted(runs, key=lambda quality: (hints.index(quality[0]), quality[2], quality[1]))
-        return view(study.trace, fleet_words(made), {quality: runs[quality] for quality in ordered}, future)
+        return view(study.trace, fleet_words(replay_config), {quality: runs[quality] for quality in ordered}, future)
 
     study = Study(trace, folder, result, **options)
     study.vary({"hints": list(wanted), "seed": [str(seed) for seed in seeds]}, config, settings)
@@ -95,26 +95,26 @@ def quick_hints(
     Caches are as many and as large as the workers of ``config``. Raises ``KvyardError`` if the trace doesn't say what prompts
     share.
     """
-    made = make_config(SETTINGS.merge(config, {}))
-    source = open_trace(trace, limit=made.limit, **reading)
+    replay_config = make_config(SETTINGS.merge(config, {}))
+    source = open_trace(trace, limit=replay_config.limit, **reading)
     requests = list(source)
     future = TraceFuture.of(requests)
-    numbers = {name: at for at, name in enumerate(dict.fromkeys(future.names))}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(future.names))}
     prompts: list[Prompt] = []
     for request, name in zip(requests, future.names, strict=False):
         ids, size = prefix_ids(request)
         if ids is None:
             raise KvyardError(f"{source.name}: it doesn't say what prompts share, so no cache can be judged by it")
         prompts.append(Prompt(ids, size, request.input_length, numbers[name]))
-    caches = sum(kind.count * kind.dp_size for kind in made.workers)
-    capacity = made.workers[0].engine.capacity_tokens // prompts[0].block_size
+    caches = sum(kind.count * kind.dp_size for kind in replay_config.workers)
+    capacity = replay_config.workers[0].engine.capacity_tokens // prompts[0].block_size
     runs: dict[tuple[str, float, float], list[Values]] = {}
     for false in _with_0(falses):
         for recall in _with_0(recalls):
             hint = MadeHint(kind="session-end", recall=recall, false=false)
             drawn = [[said.session_end for said in future.hints([hint], seed)] for seed in seeds]
-            found = [reuse_without_time(prompts, ends, caches, capacity) for ends in drawn]
-            runs["session-end", recall, false] = [{"reuse": reuse} for reuse in found]
+            shares = [reuse_without_time(prompts, ends, caches, capacity) for ends in drawn]
+            runs["session-end", recall, false] = [{"reuse": reuse} for reuse in shares]
     setting = f"{caches} caches of {capacity:,} blocks of {prompts[0].block_size} tokens, longest match, no time"
     return view(Path(trace).name, setting, runs, future)
 
@@ -129,8 +129,8 @@ def view(
     recall and false rate, ``setting`` is the fleet in words.
     """
     by_hint: dict[str, list[HintPoint]] = {}
-    for quality, found in runs.items():
-        by_hint.setdefault(quality[0], []).append(HintPoint(*quality, means(found), spreads(found)))
+    for quality, quality_runs in runs.items():
+        by_hint.setdefault(quality[0], []).append(HintPoint(*quality, means(quality_runs), spreads(quality_runs)))
     every = [point for points in by_hint.values() for point in points]
     metrics = [
         metric
@@ -237,8 +237,8 @@ def _lines(points: Sequence[HintPoint], name: str) -> Lines:
 
 def _kinds(hints: Sequence[str]) -> list[str]:
     for text in hints:
-        found = parse_hints(text)
-        if len(found) > 1 or found[0].recall != 1 or found[0].false:
+        parsed = parse_hints(text)
+        if len(parsed) > 1 or parsed[0].recall != 1 or parsed[0].false:
             raise KvyardError(
                 f"--hint {text}: one kind, as in session-end or ttl:seconds=60; recall and false are varied"
             )

@@ -117,15 +117,15 @@ def pack(path: Path) -> Packed:
 
 def unpack(digest: str, packed: Packed) -> str:
     """The path of a trace in this process's own folder, unpacked now if it wasn't."""
-    found = _unpacked.get(digest)
-    if found is None:
+    unpacked = _unpacked.get(digest)
+    if unpacked is None:
         folder = tempfile.TemporaryDirectory(prefix="kvyard-")
         for name, data in packed.items():
             target = Path(folder.name, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-        found = _unpacked[digest] = (folder, str(Path(folder.name, next(iter(packed)).partition("/")[0])))
-    return found[1]
+        unpacked = _unpacked[digest] = (folder, str(Path(folder.name, next(iter(packed)).partition("/")[0])))
+    return unpacked[1]
 
 
 def _work(task: Task, digest: str, packed: Packed, version: str) -> tuple[bytes, str | None]:

@@ -37,15 +37,15 @@ def levels_of(runs: Mapping[str, PoolRun]) -> int:
 
 def merged_records(runs: Mapping[str, PoolRun], sink: Callable[[list[Record]], object] | None = None) -> Records:
     """All records in the order in which requests came, workers called by pool and name. ``sink`` is given them, too."""
-    made = Records(levels_of(runs))
+    records = Records(levels_of(runs))
     if sink is not None:
-        made.stream(sink)
+        records.stream(sink)
     lots = [_of_pool(name, run) for name, run in runs.items()]
     for record in merge(*lots, key=lambda record: record.arrival):
-        made.begin(record)
-        made.close(record.id)
-    made.finish()
-    return made
+        records.begin(record)
+        records.close(record.id)
+    records.finish()
+    return records
 
 
 def _of_pool(pool: str, run: PoolRun) -> Iterator[Record]:
@@ -71,10 +71,12 @@ def merged_report(
     seen = Observations(records, simulated=True, now=None, slo=slo)
     seconds = max(1, seen.end - seen.start) / SECOND
     workers = [
-        _worker(name, one, report.duration_s / seconds) for name, report in reports.items() for one in report.workers
+        _worker(name, worker, report.duration_s / seconds)
+        for name, report in reports.items()
+        for worker in report.workers
     ]
     gaps = [run.gaps for run in runs.values()]
-    columns = np.concatenate([one for one, _ in gaps]), np.concatenate([one for _, one in gaps])
+    columns = np.concatenate([column for column, _ in gaps]), np.concatenate([column for _, column in gaps])
     sessions = make_sessions(records, None)  # what they take alone is in the reports of their pools
     fields = seen.fields(workers, columns, label=label, trace=trace, sessions=sessions)
     timing, loading = _timings(every), seen.totals.latency["loading"].spread()
@@ -138,17 +140,20 @@ def _router(routers: Sequence[RouterReport]) -> RouterReport:
 
 
 def _tiers(lots: Sequence[Mapping[str, TierReport]]) -> dict[str, TierReport]:
-    found: dict[str, TierReport] = {}
+    reports: dict[str, TierReport] = {}
     for tier in Tier:
         here = [lot[tier.label] for lot in lots if tier.label in lot]
         if here:
-            ways = dict.fromkeys(way for one in here for way in one.links)
-            found[tier.label] = TierReport(
-                capacity_blocks=sum(one.capacity_blocks for one in here),
-                evicted_blocks=sum(one.evicted_blocks for one in here),
-                links={way: _links([one.links[way] for one in here if way in one.links]) for way in ways},
+            ways = dict.fromkeys(way for tier_report in here for way in tier_report.links)
+            reports[tier.label] = TierReport(
+                capacity_blocks=sum(tier_report.capacity_blocks for tier_report in here),
+                evicted_blocks=sum(tier_report.evicted_blocks for tier_report in here),
+                links={
+                    way: _links([tier_report.links[way] for tier_report in here if way in tier_report.links])
+                    for way in ways
+                },
             )
-    return found
+    return reports
 
 
 def _links(links: Sequence[LinkUse]) -> LinkUse:
@@ -162,12 +167,12 @@ def _links(links: Sequence[LinkUse]) -> LinkUse:
 
 
 def _transfers(lots: Sequence[Mapping[str, TransferReport]]) -> dict[str, TransferReport]:
-    found: dict[str, TransferReport] = {}
+    reports: dict[str, TransferReport] = {}
     for name in MOVES:
         here = [lot[name] for lot in lots if name in lot]
         if here:
             sums: dict[str, Any] = {
-                field: sum(getattr(one, field) for one in here) for field in TransferReport.__struct_fields__
+                field: sum(getattr(transfer, field) for transfer in here) for field in TransferReport.__struct_fields__
             }
-            found[name] = TransferReport(**sums)
-    return found
+            reports[name] = TransferReport(**sums)
+    return reports

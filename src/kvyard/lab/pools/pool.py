@@ -23,12 +23,12 @@ def read_pools(settings: Mapping[str, object]) -> dict[str, ReplayConfig]:
     tables = settings["pools"]
     if not isinstance(tables, list | tuple) or not tables:
         raise KvyardError("pools are tables: write [[pools]] with a name and settings, once for each of them")
-    found: dict[str, ReplayConfig] = {}
+    pools: dict[str, ReplayConfig] = {}
     for number, table in enumerate(tables, 1):
         if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
             raise KvyardError(f"pool {number} has no name: give it that of the model whose requests are its own")
         name = table["name"]
-        if name in found:
+        if name in pools:
             raise KvyardError(f"two pools are called {name!r}: put them together, or rename one")
         own = {key: value for key, value in table.items() if key != "name"}
         try:
@@ -36,10 +36,10 @@ def read_pools(settings: Mapping[str, object]) -> dict[str, ReplayConfig]:
                 if key in own:
                     raise KvyardError(f"{key} is for the whole trace: put it outside of pools")
             SETTINGS.check_names(own)
-            found[name] = make_config({**common, **SETTINGS.named(own)})
+            pools[name] = make_config({**common, **SETTINGS.named(own)})
         except KvyardError as error:
             raise KvyardError(f"pool {name!r}: {error}") from None
-    return found
+    return pools
 
 
 def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
@@ -53,31 +53,31 @@ def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
         asked = False
         sessions: dict[str, str | None] = {}
         waited_for: dict[str, str | None] | None = None
-        for one in trace.rows(tally):
-            if one.model is None or one.model not in names:
-                said = "names no model" if one.model is None else f"asks for the model {one.model!r}"
+        for request in trace.rows(tally):
+            if request.model is None or request.model not in names:
+                said = "names no model" if request.model is None else f"asks for the model {request.model!r}"
                 raise TraceError(
-                    trace.name, f"request {one.id} {said}, and the fleet's pools are {', '.join(map(repr, names))}"
+                    trace.name, f"request {request.id} {said}, and the fleet's pools are {', '.join(map(repr, names))}"
                 )
-            if one.session is not None and sessions.setdefault(one.session, one.model) != one.model:
+            if request.session is not None and sessions.setdefault(request.session, request.model) != request.model:
                 raise TraceError(
                     trace.name,
-                    f"session {one.session} asks for the models {sessions[one.session]!r} and {one.model!r}, so their pools "
+                    f"session {request.session} asks for the models {sessions[request.session]!r} and {request.model!r}, "
                     "aren't independent: replay them as one fleet",
                 )
-            if one.after:
+            if request.after:
                 if waited_for is None:
                     waited_for = {other.id: other.model for other in trace.rows(ReadingTally())}
-                for before in one.after:
-                    if waited_for.get(before, one.model) != one.model:
+                for before in request.after:
+                    if waited_for.get(before, request.model) != request.model:
                         raise TraceError(
                             trace.name,
-                            f"request {one.id} of pool {one.model!r} waits for {before} of pool {waited_for[before]!r}, "
-                            "so they aren't independent: replay them as one fleet",
+                            f"request {request.id} of pool {request.model!r} waits for {before} of pool "
+                            f"{waited_for[before]!r}, so they aren't independent: replay them as one fleet",
                         )
-            if one.model == name:
+            if request.model == name:
                 asked = True
-                yield one
+                yield request
         if not asked:
             raise TraceError(trace.name, f"no request that is replayed asks for the model {name!r}: leave its pool out")
 

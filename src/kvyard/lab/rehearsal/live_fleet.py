@@ -143,8 +143,10 @@ class LiveFleet(AsyncService):
                     url=url,
                     name=worker.name,
                     model=self.fleet_config.served_model_name,
-                    events=[reachable(one.endpoint) for one in streams],
-                    replay=[reachable(one.replay_endpoint) for one in streams if one.replay_endpoint is not None],
+                    events=[reachable(stream.endpoint) for stream in streams],
+                    replay=[
+                        reachable(stream.replay_endpoint) for stream in streams if stream.replay_endpoint is not None
+                    ],
                     block_size=worker.block_size,
                     dp_size=self.fleet_config.dp_size,
                     role=worker.role,
@@ -197,31 +199,31 @@ class LiveFleet(AsyncService):
         entries = self._entries
         if not entries:
             raise KvyardError("nothing was recorded: make the stage with recorded=True, and ask once it is left")
-        every = [one for logs in self.logs for one in logs]
+        every = [log for logs in self.logs for log in logs]
         return LiveRecording(
             fleet=self.fleet_config,
             gateway=self.gateway_config,
             entries=entries,
             actions=[list(actions) for actions in self._actions],
-            answers={name: answer for one in every for name, answer in one.answers.items()},
+            answers={name: answer for log in every for name, answer in log.answers.items()},
             transfers=list(self._transfers),
             log=whole_log(
                 entries,
                 {worker.name: logs for worker, logs in zip(self.fleet.workers, self.logs, strict=False)},
                 network_lines(self._network),
             ),
-            first={name: at for one in every for name, at in one.first.items()},
-            last={name: at for one in every for name, at in one.last.items()},
+            first={name: instant for log in every for name, instant in log.first.items()},
+            last={name: instant for log in every for name, instant in log.last.items()},
         )
 
 
 def fleet_config(config: ReplayConfig, speed: float) -> MockConfig:
     """The mock fleet that a replay describes. Raises ``KvyardError``, naming the setting, for what only a simulation can do."""
     kind = config.workers[0]
-    plain = [replace(one, engine=replace(one.engine, role="both"), count=1, name="w") for one in config.workers]
-    counts = {one.engine.role: one.count for one in config.workers}
+    plain = [replace(kind, engine=replace(kind.engine, role="both"), count=1, name="w") for kind in config.workers]
+    counts = {kind.engine.role: kind.count for kind in config.workers}
     if (
-        any(one != plain[0] for one in plain)
+        any(kind != plain[0] for kind in plain)
         or len(counts) != len(config.workers)
         or (len(counts) > 1 and "both" in counts)
     ):
@@ -237,7 +239,7 @@ def fleet_config(config: ReplayConfig, speed: float) -> MockConfig:
         raise KvyardError("--live self has the lag that its sockets have: leave event_lag out")
     if config.digest_every or config.digest_error:
         raise KvyardError("--live self follows events: leave digest_every and digest_error out")
-    found = MockConfig(
+    mock_config = MockConfig(
         engine=plain[0].engine,
         workers=kind.count,
         prefill=counts.get("prefill", 0),
@@ -252,8 +254,8 @@ def fleet_config(config: ReplayConfig, speed: float) -> MockConfig:
         drain_seconds=1.0,
         limits=Bounds(body_seconds=600.0, body_bytes=64 << 20),
     )
-    found.check()
-    return found
+    mock_config.check()
+    return mock_config
 
 
 def in_real_time(config: RouterConfig, speed: float) -> RouterConfig:

@@ -73,18 +73,18 @@ def first_difference(
     live: Mapping[str, Sequence[LogLine]], offline: Mapping[str, Sequence[LogLine]]
 ) -> RunDifference | None:
     """Return the first difference of the logs of two runs, the earliest of all places; ``None`` if they are equal."""
-    found: list[RunDifference] = []
+    differences: list[RunDifference] = []
     for place in sorted(set(live) | set(offline)):
         ours, theirs = live.get(place, ()), offline.get(place, ())
         since = min((lines[0].at for lines in (ours, theirs) if lines), default=0)
         for number in range(max(len(ours), len(theirs))):
-            one = ours[number] if number < len(ours) else None
+            line = ours[number] if number < len(ours) else None
             other = theirs[number] if number < len(theirs) else None
-            if one != other:
-                found.append(RunDifference(place=place, number=number, live=one, offline=other, since=since))
+            if line != other:
+                differences.append(RunDifference(place=place, number=number, live=line, offline=other, since=since))
                 break
     # A wrong choice of the router shows in engines too; it is the cause and they are the effect.
-    return min(found, key=lambda one: (one.place != ROUTER, _time(one)), default=None)
+    return min(differences, key=lambda one: (one.place != ROUTER, _time(one)), default=None)
 
 
 def _time(one: RunDifference) -> int:

@@ -59,7 +59,7 @@ class OfflineEngine:
         self._answers = recording.answers
         self._prompts = prompts
         self._jobs: dict[str, Job] = {}
-        self._names = [f"{role[0]}{at}" for at, role in enumerate(recording.fleet.roles)]
+        self._names = [f"{role[0]}{index}" for index, role in enumerate(recording.fleet.roles)]
         self._mirrors: dict[int, tuple[int, Mirror]] = {}
         """By rank: what is held after which batch, as a publisher keeps it for snapshots."""
         for core, log in zip(self.worker.cores, self.logs, strict=True):

@@ -189,7 +189,7 @@ def prove(
         apart=offline.apart,
         decisions=dict(tally(recording.log)),
         requests=len(recording.first),
-        first_token=spread([(one.first - first[name]) / speed for name, one in seen.items()], MS),
-        last_token=spread([(one.last - last[name]) / speed for name, one in seen.items()], MS),
+        first_token=spread([(times.first - first[name]) / speed for name, times in seen.items()], MS),
+        last_token=spread([(times.last - last[name]) / speed for name, times in seen.items()], MS),
         tolerance=tolerance or Tolerance(),
     )

@@ -185,7 +185,7 @@ def least_behind(groups: Mapping[str, Sequence[Candidate]]) -> Advice:
         for candidate in candidates:
             if least:
                 behind.setdefault(candidate.name, {})[group] = _value(candidate, TTFT) / least - 1
-    everywhere = {name: found for name, found in behind.items() if len(found) == len(groups)}
+    everywhere = {name: losses for name, losses in behind.items() if len(losses) == len(groups)}
     if not everywhere:
         return Advice()
     choice = min(everywhere, key=lambda name: (fmean(everywhere[name].values()), name))

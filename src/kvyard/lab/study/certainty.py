@@ -68,15 +68,15 @@ def _common_error(metric: Metric, name: str, second: str, ratio: float, known: E
 
 def limits_text(limits: Sequence[Limit], known: Evidence) -> str:
     """Say which limits lie within the range of a choice that keeps them, so that meeting them isn't sure; else empty."""
-    found = []
+    doubts = []
     for limit in limits:
         stated, metric = known.ranges.get(limit.name), WANTED[limit.name]
         if stated is not None and stated.low <= limit.value <= stated.high:
-            found.append(
+            doubts.append(
                 f"{metric.title} is {_range_text(metric, stated)} with its error, and the limit is "
                 f"{metric.limit_text(limit.value)}"
             )
-    return f"Not sure: {'; '.join(found)}." if found else ""
+    return f"Not sure: {'; '.join(doubts)}." if doubts else ""
 
 
 def _range_text(metric: Metric, stated: StatedRange) -> str:

@@ -154,10 +154,10 @@ def _cards(settings: Mapping[str, object], count: int) -> list[int]:
     own: list[Mapping[str, Any]] = (
         [OF_A_WORKER.parse(kind) for kind in kinds] if isinstance(kinds, list | tuple) else [{}] * count
     )
-    found = []
+    counts = []
     for kind in own:
         cards = 1
         for name in SPLITS:
             cards *= int(kind.get(name, given.get(name, 1)))
-        found.append(cards)
-    return found
+        counts.append(cards)
+    return counts

@@ -61,7 +61,9 @@ def _value(value: object) -> str:
     """Return TOML for a plain value."""
     if isinstance(value, Mapping):
         return (
-            "{ " + ", ".join(f"{_key(name)} = {_value(one)}" for name, one in value.items()) + " }" if value else "{}"
+            "{ " + ", ".join(f"{_key(name)} = {_value(entry)}" for name, entry in value.items()) + " }"
+            if value
+            else "{}"
         )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"

@@ -189,15 +189,15 @@ class Study:
 
     def _kept(self, points: Sequence[Point]) -> dict[str, Report]:
         """Reports of an earlier run. One that is damaged or of another version is made again."""
-        found: dict[str, Report] = {}
+        reports: dict[str, Report] = {}
         for point in points:
             path = self._file(point.key)
-            if point.key not in found and path.is_file():
+            if point.key not in reports and path.is_file():
                 try:
-                    found[point.key] = read_report(path)
+                    reports[point.key] = read_report(path)
                 except KvyardError:
                     continue
-        return found
+        return reports
 
     def _file(self, key: str) -> Path:
         return self.folder / POINTS / f"{key}.json"

@@ -63,14 +63,14 @@ class Table(msgspec.Struct, kw_only=True):
     def metrics(self, page: bool = False) -> list[Metric]:
         """Return the metrics to show: of those that some row has a value of, ``shown`` ones and, on a page, all of tables."""
         levels = ("table", "rare", "comparison") if self.runs else ("table", "rare") if page else ("rare",)
-        found = {}
+        by_name = {}
         for metric in (*map(wanted, self.shown), *METRICS.values()):
             values = [row.values.get(metric.name) for row in self.rows]
             known = any(value is not None for value in values)
             some = any(values) if self.runs or metric.shown == "rare" else known
             if (metric.name in self.shown and known) or (metric.shown in levels and some):
-                found[metric.name] = metric
-        return list(found.values())
+                by_name[metric.name] = metric
+        return list(by_name.values())
 
     def fitted(self, page: bool = False) -> list[Metric]:
         """Return the metrics to show, each in the unit that fits its values."""
@@ -101,14 +101,14 @@ class Table(msgspec.Struct, kw_only=True):
             table.add_column(heads[-1], justify="right")
             changes = [self._change(metric, row) for row in self.rows]
             width, best = max(map(len, changes)), self.best(metric)
-            for at, (row, change) in enumerate(zip(self.rows, changes, strict=True)):
+            for index, (row, change) in enumerate(zip(self.rows, changes, strict=True)):
                 text = metric.text(row.values.get(metric.name))
-                text = f"[bold]{text}[/bold]" if at in best else text
-                cells[at].append(f"{text} {change:>{width}}" if width else text)
+                text = f"[bold]{text}[/bold]" if index in best else text
+                cells[index].append(f"{text} {change:>{width}}" if width else text)
         for name in self.rows[0].more:
             table.add_column(name)
-        for row, found in zip(self.rows, cells, strict=True):
-            table.add_row(*found, *row.more.values(), style="bold" if row.bold else "yellow" if row.failed else "")
+        for row, row_cells in zip(self.rows, cells, strict=True):
+            table.add_row(*row_cells, *row.more.values(), style="bold" if row.bold else "yellow" if row.failed else "")
         return [(table, heads[::-1])]
 
     def _side_by_side(self, console: Console) -> list[tuple[RichTable, list[str]]]:
@@ -160,9 +160,9 @@ class Table(msgspec.Struct, kw_only=True):
                 if metric.name in self.changes:
                     cells.append(self._change(metric, row))
             shown = [*cells, *row.more.values()]
-            found = zip_longest(shown, kinds, fillvalue="")
+            pairs = zip_longest(shown, kinds, fillvalue="")
             rows.append(
-                html.row(shown, marks=[f"{kind} missed".strip() if "NOT met" in cell else kind for cell, kind in found])
+                html.row(shown, marks=[f"{kind} missed".strip() if "NOT met" in cell else kind for cell, kind in pairs])
             )
         return html.table([*heads, *self.rows[0].more], rows, self.tall, self.long, kinds)
 

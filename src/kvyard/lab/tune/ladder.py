@@ -53,10 +53,10 @@ def _made(low: int, high: int, shown: Callable[[int], object], steps: tuple[int,
     if high - low < MOST:
         return [(shown(value), float(value)) for value in range(low, high + 1)]
     times, parts = steps
-    found = {low, high}
+    values = {low, high}
     start = max(1, low or high // SMALLEST)
     base = 1
     while base <= high:
-        found.update(value for part in parts if start <= (value := int(base * part)) <= high)
+        values.update(value for part in parts if start <= (value := int(base * part)) <= high)
         base *= times
-    return [(shown(value), float(value)) for value in sorted(found)]
+    return [(shown(value), float(value)) for value in sorted(values)]

@@ -105,13 +105,13 @@ class OptunaSearch:
         """Return the next ``count`` points; ``drawn`` at random, if what is known leads nowhere new."""
         state = self._optuna.trial.TrialState
         through = len(self._study.get_trials(deepcopy=False, states=(state.COMPLETE, state.PRUNED)))
-        found = []
-        for at in range(count):
-            self._study.sampler = self._sampler(through + at, drawn)
+        suggestions = []
+        for offset in range(count):
+            self._study.sampler = self._sampler(through + offset, drawn)
             with _quiet():
                 trial = self._study.ask()
-                found.append(Suggestion(trial.number, self._space.pick(_Choosing(trial)), {}, trial))
-        return found
+                suggestions.append(Suggestion(trial.number, self._space.pick(_Choosing(trial)), {}, trial))
+        return suggestions
 
     def tell(
         self, trial: Suggestion, state: State, losses: Sequence[float], violation: float, note: Mapping[str, Any]
@@ -133,21 +133,21 @@ class OptunaSearch:
 
         Empty if too little is known.
         """
-        known = [one for one in self._study.get_trials(deepcopy=False) if one.number in badness]
-        complete = [one for one in known if one.state == self._optuna.trial.TrialState.COMPLETE]
-        if len(complete) < STARTUP or len({badness[one.number] for one in complete}) < 2:
+        known = [trial for trial in self._study.get_trials(deepcopy=False) if trial.number in badness]
+        complete = [trial for trial in known if trial.state == self._optuna.trial.TrialState.COMPLETE]
+        if len(complete) < STARTUP or len({badness[trial.number] for trial in complete}) < 2:
             return {}
         with _quiet():
             study = self._optuna.create_study(direction="minimize")
-            for one in complete:
+            for trial in complete:
                 study.add_trial(
                     self._optuna.trial.create_trial(
-                        params=one.params, distributions=one.distributions, value=badness[one.number]
+                        params=trial.params, distributions=trial.distributions, value=badness[trial.number]
                     )
                 )
             evaluator = self._optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
-            found = self._optuna.importance.get_param_importances(study, evaluator=evaluator)
-        return {str(name): float(value) for name, value in found.items()}
+            importances = self._optuna.importance.get_param_importances(study, evaluator=evaluator)
+        return {str(name): float(value) for name, value in importances.items()}
 
     def _sampler(self, number: int, drawn: bool) -> Any:
         samplers = self._optuna.samplers

@@ -37,7 +37,7 @@ def cut(trace: Trace, test: float) -> TraceParts:
         )
     if trace.grouped:
         return _by_sessions(trace, test)
-    times = [one.arrival for one in trace if one.delay is None]
+    times = [request.arrival for request in trace if request.delay is None]
     length = times[-1] - times[0] if times else 0
     train_end = _at(length, 1 - test) if test else None
     first = _at(length, (1 - test) * PREFIX)
@@ -57,8 +57,8 @@ def _by_sessions(trace: Trace, test: float) -> TraceParts:
     starts: list[int] = []
     seen: set[str] = set()
     total = 0
-    for total, one in enumerate(trace, 1):
-        root = one.root or one.session or one.id
+    for total, request in enumerate(trace, 1):
+        root = request.root or request.session or request.id
         if root not in seen:
             seen.add(root)
             starts.append(total - 1)

@@ -130,17 +130,17 @@ class Space(msgspec.Struct, frozen=True):
 
     def pick(self, chooser: Chooser) -> dict[str, object]:
         """Settings of one point, by flat names and in a fixed order."""
-        found: dict[str, object] = {}
+        point: dict[str, object] = {}
         policy = self.policies[0] if len(self.policies) == 1 else ""
         for name, dimension in self.dimensions.items():
-            found[name] = dimension.pick(chooser)
+            point[name] = dimension.pick(chooser)
             if name == ROUTER:
-                policy = str(found[name])
+                policy = str(point[name])
         own = self.options.get(policy, {})
-        picked = {name: one.pick(chooser, f"{OPTION}{policy}.{name}") for name, one in own.items()}
+        picked = {name: option.pick(chooser, f"{OPTION}{policy}.{name}") for name, option in own.items()}
         if picked:
-            found["router_options"] = picked
-        return found
+            point["router_options"] = picked
+        return point
 
     def edges(self, point: Mapping[str, object]) -> dict[str, str]:
         """Settings of ``point`` that are at the ``low`` or ``high`` end of their range, where it goes on beyond that end."""
@@ -206,7 +206,7 @@ def parse_space(texts: Iterable[str], base: Mapping[str, object]) -> Space:
 
 
 def _options(policies: Sequence[str], ranges: Mapping[str, Reals], everything: bool) -> dict[str, dict[str, Reals]]:
-    found: dict[str, dict[str, Reals]] = {}
+    by_policy: dict[str, dict[str, Reals]] = {}
     unknown = dict(ranges)
     for policy in policies:
         own: dict[str, Reals] = {}
@@ -217,12 +217,12 @@ def _options(policies: Sequence[str], ranges: Mapping[str, Reals], everything: b
             elif everything:
                 own[name] = Reals(name, default / WIDTH, default * WIDTH) if default else Reals(name, 0.0, 1.0)
         if own:
-            found[policy] = own
+            by_policy[policy] = own
     for name in unknown:
         raise KvyardError(
             f"--search {OPTION}{name}: no policy that is searched ({', '.join(policies)}) has that option"
         )
-    return found
+    return by_policy
 
 
 def _known(name: str) -> str:
@@ -239,15 +239,15 @@ def _dimension(part: str, name: str, values: str) -> Dimension:
         names = mark.choices() if mark.choices is not None else ""
         if not names or isinstance(names, str):
             raise KvyardError(f"--search {part}: {name} has no list to choose from; {FORMS}")
-        return Choices(name, tuple(one for one in names if name != ROUTER or one not in LEFT_OUT))
-    found = tuple(one.strip() for one in values.split("|"))
-    if len(found) < 2 or not all(found):
+        return Choices(name, tuple(choice for choice in names if name != ROUTER or choice not in LEFT_OUT))
+    choices = tuple(choice.strip() for choice in values.split("|"))
+    if len(choices) < 2 or not all(choices):
         raise KvyardError(f"--search {part}: that is one value, so there is nothing to search; {FORMS}")
-    if len(set(found)) < len(found):
+    if len(set(choices)) < len(choices):
         raise KvyardError(f"--search {part}: the same value twice")
-    for one in found:
-        SETTINGS[name].parse(name, one)
-    return Choices(name, found)
+    for choice in choices:
+        SETTINGS[name].parse(name, choice)
+    return Choices(name, choices)
 
 
 def _range(part: str, name: str, low: str, high: str) -> Dimension:

@@ -124,8 +124,8 @@ class _Search:
                     fresh.setdefault(trial.identity, trial)
         prefixes = self._replay(fresh.values(), self._tuned.parts.prefix)
         losses: dict[str, float] = {}
-        for identity, found in prefixes.items():
-            self._prune(fresh[identity], *found, losses)
+        for identity, outcome in prefixes.items():
+            self._prune(fresh[identity], *outcome, losses)
         whole = [trial for trial in fresh.values() if trial.state == "done"]
         for identity, (values, violation) in self._replay(whole, self._tuned.parts.train).items():
             fresh[identity].values, fresh[identity].violation = values, violation

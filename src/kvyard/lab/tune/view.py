@@ -153,7 +153,7 @@ class Tuned(msgspec.Struct):
 
 def view(tuned: Tuned) -> Result:
     """Return the result of a search: the best points, what they are traded for, and slices along each setting."""
-    found = tuned.answer
+    answer = tuned.answer
     goals = ", ".join(map(str, tuned.goals))
     asked = f"{goals} with {' and '.join(map(str, tuned.limits))}" if tuned.limits else goals
     requests = tuned.parts.requests
@@ -165,7 +165,7 @@ def view(tuned: Tuned) -> Result:
         about=f"{tuned.replayed} points replayed on {requests['train']:,} requests of {tuned.trace}, the best tested on "
         f"{requests['test']:,} later ones; {states.count('pruned')} given up on a prefix, {states.count('skipped')} more left "
         "out by their cost alone.",
-        tables=[_table(tuned, asked)] if found is not None else [],
+        tables=[_table(tuned, asked)] if answer is not None else [],
         rows=[_row(tuned, trial) for trial in tuned.trials],
         facts={
             "trace": tuned.trace,
@@ -175,15 +175,15 @@ def view(tuned: Tuned) -> Result:
             "requests": requests,
             "seed": tuned.seed,
             "met": tuned.met,
-            "answer": None if found is None else tuned.settings(found),
+            "answer": None if answer is None else tuned.settings(answer),
             "says": sentences,
             "importance": tuned.importance,
         },
         advice=sentences,
-        met=tuned.met and found.test_violation <= 0 if tuned.limits and found is not None else None,
-        verdict=NOT_THERE if tuned.met and found is not None and found.test_violation > 0 else "",
+        met=tuned.met and answer.test_violation <= 0 if tuned.limits and answer is not None else None,
+        verdict=NOT_THERE if tuned.met and answer is not None and answer.test_violation > 0 else "",
         legend=f"Times are in ms unless a column says s, costs in {tuned.currency}.",
-        tiles=[] if found is None else _tiles(tuned, found),
+        tiles=[] if answer is None else _tiles(tuned, answer),
         sections=[
             Section(
                 title="The Pareto front" if len(tuned.goals) > 1 else "What is bought for what",
@@ -197,12 +197,12 @@ def view(tuned: Tuned) -> Result:
             ),
             Section(title="All points", text="In the order in which they were looked at.", table=_all_points(tuned)),
         ],
-        config=None if found is None else ("Settings of the answer, as in tune.toml", tuned.settings(found)),
+        config=None if answer is None else ("Settings of the answer, as in tune.toml", tuned.settings(answer)),
         files={
             "tune.toml": lambda: as_toml(
                 "tune",
                 [f"kvyard tune {tuned.trace}: {asked}", *sentences],
-                tuned.settings(found) if found is not None else {},
+                tuned.settings(answer) if answer is not None else {},
                 tuned.prices,
             )
         },
@@ -246,7 +246,7 @@ def _shown(tuned: Tuned) -> list[str]:
 
 def _table(tuned: Tuned, title: str) -> Table:
     """The front, or the best with those that come next."""
-    best, found = tuned.best, tuned.answer
+    best, answer = tuned.best, tuned.answer
     if len(tuned.goals) > 1 and tuned.met:
         shown = best[:: max(1, ceil_div(len(best), MOST_ROWS))]
     else:
@@ -263,7 +263,7 @@ def _table(tuned: Tuned, title: str) -> Table:
             cells["options"] = " ".join(f"{name}={value}" for name, value in pairs)
         if tuned.limits:
             cells["SLO"] = "met" if trial.met else "NOT met"
-        rows.append(Row(cells=cells, values=trial.values, bold=trial is found))
+        rows.append(Row(cells=cells, values=trial.values, bold=trial is answer))
     return Table(rows=rows, title=title, shown=_shown(tuned))
 
 
@@ -290,7 +290,7 @@ def _all_points(tuned: Tuned) -> Table:
 
 
 def _row(tuned: Tuned, trial: Trial) -> dict[str, Any]:
-    found, flat = tuned.answer, tuned.space.flat(trial.point)
+    answer, flat = tuned.answer, tuned.space.flat(trial.point)
     own = [f"router.{policy}.{name}" for policy, options in tuned.space.options.items() for name in options]
     return {
         "trial": trial.number,
@@ -298,7 +298,7 @@ def _row(tuned: Tuned, trial: Trial) -> dict[str, Any]:
         "cards": tuned.cards(trial),
         "state": trial.state,
         "best": any(other.number == trial.number for other in tuned.best),
-        "answer": found is not None and trial.number == found.number,
+        "answer": answer is not None and trial.number == answer.number,
         "slo_met": trial.met if trial.state == "done" else None,
         **{name: trial.cost if name == COST.name else trial.values.get(name) for name in WANTED},
         **{f"test_{name}": trial.test.get(name) for name in _shown(tuned) if name != COST.name},
@@ -313,15 +313,15 @@ def _cards_text(tuned: Tuned, trial: Trial) -> str:
 
 def _tiles(tuned: Tuned, found: Trial) -> list[str]:
     limits = {limit.name: limit for limit in tuned.limits}
-    made = [tile("cards", _cards_text(tuned, found), "", found.name)]
-    made.append(tile("cost", COST.text(found.cost), "", tuned.currency))
+    shown = [tile("cards", _cards_text(tuned, found), "", found.name)]
+    shown.append(tile("cost", COST.text(found.cost), "", tuned.currency))
     for metric in [metric for metric in tuned.wanted if metric is not COST][:MOST_TILES]:
         value, limit = found.values.get(metric.name), limits.get(metric.name)
         test = f"test: {metric.text(found.test.get(metric.name), unit=True)}" if found.test else ""
         more = " · ".join(filter(None, (str(limit) if limit is not None else "", test)))
         missing = limit is not None and value is not None and limit.violation(value) > 0
-        made.append(tile(metric.name, metric.text(value, unit=True), "", more, missing))
-    return made
+        shown.append(tile(metric.name, metric.text(value, unit=True), "", more, missing))
+    return shown
 
 
 def _groups(tuned: Tuned) -> dict[str, list[Trial]]:
@@ -389,12 +389,12 @@ def _slice(tuned: Tuned, name: str) -> Chart:
 
 
 def _bars(tuned: Tuned, name: str, dimension: Choices) -> list[Bar]:
-    found = []
+    bars = []
     for value in dimension.values:
         done = [trial for trial in tuned.done if trial.point[name] == value]
         if not done:
             continue
         best = min(done, key=lambda trial: (max(0.0, trial.violation), trial.losses(tuned.metrics)))
         color, remark = COLORS["met" if best.met else "missed"], ", NOT met" if tuned.limits and not best.met else ""
-        found.append(Bar(str(value), best.values.get(tuned.goals[0].name), color, remark))
-    return found
+        bars.append(Bar(str(value), best.values.get(tuned.goals[0].name), color, remark))
+    return bars

@@ -38,9 +38,9 @@ def find_closed_loop(requests: Sequence[MeasuredRequest]) -> ClosedLoop | None:
     if concurrency < 2 or len(requests) < (LEAST_ROUNDS + 1) * concurrency or _evenly_sent(requests):
         return None
     # Never more than the limit in flight: the request after the first so many comes after the first end, and so on.
-    ends = sorted(one.ended for one in requests)
-    delays = sorted(one.request.arrival - end for one, end in zip(requests[concurrency:], ends, strict=False))
-    took = median(one.ended - one.request.arrival for one in requests)
+    ends = sorted(measured.ended for measured in requests)
+    delays = sorted(measured.request.arrival - end for measured, end in zip(requests[concurrency:], ends, strict=False))
+    took = median(measured.ended - measured.request.arrival for measured in requests)
     if delays[len(delays) * 9 // 10] > SOON * took:
         return None
     return ClosedLoop(concurrency, round(median(delays)))
@@ -70,17 +70,17 @@ def with_prefixes(requests: Sequence[MeasuredRequest]) -> list[MeasuredRequest]:
     running: list[tuple[int, tuple[int, ...]]] = []
     ended: deque[tuple[int, ...]] = deque(maxlen=REMEMBERED)
     longest: tuple[int, ...] = ()
-    found, fresh = [], 0
-    for one in requests:
-        while running and running[0][0] <= one.request.arrival:
+    shared_requests, fresh = [], 0
+    for measured in requests:
+        while running and running[0][0] <= measured.request.arrival:
             ended.append(heappop(running)[1])
-        shared = (one.cached or 0) // BLOCK
+        shared = (measured.cached or 0) // BLOCK
         prefix = next((ids for ids in reversed(ended) if len(ids) >= shared), longest)[:shared]
-        count = ceil_div(one.request.input_length, BLOCK) - len(prefix)
+        count = ceil_div(measured.request.input_length, BLOCK) - len(prefix)
         ids = (*prefix, *range(fresh, fresh + count))
         fresh += count
         longest = max(longest, ids, key=len)
-        heappush(running, (one.ended, ids))
-        request = msgspec.structs.replace(one.request, ids=ids, id_block_size=BLOCK)
-        found.append(msgspec.structs.replace(one, request=request))
-    return found
+        heappush(running, (measured.ended, ids))
+        request = msgspec.structs.replace(measured.request, ids=ids, id_block_size=BLOCK)
+        shared_requests.append(msgspec.structs.replace(measured, request=request))
+    return shared_requests

@@ -124,7 +124,9 @@ def _as_sent(run: MeasuredRun, settings: Mapping[str, object]) -> MeasuredRun:
             f"Never more than {loop.concurrency:,} requests were in flight, and the next one came "
             f"{loop.turnaround / MS:.1f} ms after another had ended: the replay sends them so, not at the recorded times."
         )
-    if any(one.cached for one in requests) and all(one.request.ids is one.request.tokens is None for one in requests):
+    if any(measured.cached for measured in requests) and all(
+        measured.request.ids is measured.request.tokens is None for measured in requests
+    ):
         requests = with_prefixes(requests)
         notes.append(
             "The run doesn't say what prompts share: prefixes are made up by the cached tokens that it counts. "
@@ -135,34 +137,34 @@ def _as_sent(run: MeasuredRun, settings: Mapping[str, object]) -> MeasuredRun:
 
 def _from_run(run: MeasuredRun, settings: Mapping[str, object]) -> dict[str, object]:
     """Return the run's own settings of its engine that ``settings`` lack."""
-    found = {name: value for name, value in run.settings.items() if settings.get(name) is None}
-    ranks = found.pop("data_parallel_size", 1)
+    taken = {name: value for name, value in run.settings.items() if settings.get(name) is None}
+    ranks = taken.pop("data_parallel_size", 1)
     model = settings.get("model")
     mixture = model is not None and Fields(find_config(str(model))).integer("num_experts", 0) > 0
     if not mixture:
-        found.pop("enable_expert_parallel", None)
+        taken.pop("enable_expert_parallel", None)
     if isinstance(ranks, int) and ranks > 1 and not any(settings.get(name) for name in ("workers", "dp_size")):
         # vLLM's ranks are in step where they share experts, and otherwise have nothing to do with one another.
-        found["dp_size" if mixture else "workers"] = ranks
+        taken["dp_size" if mixture else "workers"] = ranks
         if settings.get("router") is None:
-            found |= {"router": "least-loaded", "router_load": "requests"}  # its front end balances by requests
+            taken |= {"router": "least-loaded", "router_load": "requests"}  # its front end balances by requests
     if model is None:
         for name in ONLY_WITH_MODEL:
-            found.pop(name, None)
+            taken.pop(name, None)
     if settings.get("gpu_memory") is not None:
-        found.pop("num_gpu_blocks", None)
-    if "num_gpu_blocks" in found or settings.get("num_gpu_blocks") is not None:
-        found.pop("gpu_memory_utilization", None)
+        taken.pop("num_gpu_blocks", None)
+    if "num_gpu_blocks" in taken or settings.get("num_gpu_blocks") is not None:
+        taken.pop("gpu_memory_utilization", None)
     if settings.get("groups") is not None:
-        found.pop("block_size", None)
-    SETTINGS.check_names(found)
-    return found
+        taken.pop("block_size", None)
+    SETTINGS.check_names(taken)
+    return taken
 
 
 def _compared(run: MeasuredRun, done: SimulatedRun, taken: dict[str, object]) -> Validation:
     records = {record.id: record for record in done.records}
-    pairs = [(one, records[one.request.id]) for one in run.requests if one.request.id in records]
-    answered = [(one, record) for one, record in pairs if record.status == "finished"]
+    pairs = [(measured, records[measured.request.id]) for measured in run.requests if measured.request.id in records]
+    answered = [(request, record) for request, record in pairs if record.status == "finished"]
     if not answered:
         raise KvyardError("no request of the replay was answered: there is nothing to compare")
     notes = list(run.notes)
@@ -173,7 +175,10 @@ def _compared(run: MeasuredRun, done: SimulatedRun, taken: dict[str, object]) ->
     if not done.complete:
         notes.append("The replay was interrupted: only what had been answered until then is compared.")
     measured = _times(
-        [(one.request.arrival, one.first_token, one.ended, one.request.output_length) for one, _ in answered]
+        [
+            (request.request.arrival, request.first_token, request.ended, request.request.output_length)
+            for request, _ in answered
+        ]
     )
     more = _seen_by_clients(done) if run.client else 0
     if more:
@@ -181,9 +186,9 @@ def _compared(run: MeasuredRun, done: SimulatedRun, taken: dict[str, object]) ->
     replayed = _times(
         [(record.arrival, record.first_token + more, record.ended + more, record.output) for _, record in answered]
     )
-    found = {name: _latency(measured[name], replayed[name]) for name in measured}
-    latency = {name: one for name, one in found.items() if one.measured.count}
-    unseen = sum(one.first_token is None for one, _ in answered)
+    errors = {name: _latency(measured[name], replayed[name]) for name in measured}
+    latency = {name: error for name, error in errors.items() if error.measured.count}
+    unseen = sum(request.first_token is None for request, _ in answered)
     if unseen:
         notes.append(f"{unseen:,} answers came in one piece: they count in E2E alone.")
     itl = _gaps(answered, done)
@@ -248,7 +253,7 @@ def _throughput(
     answered: Sequence[tuple[MeasuredRequest, Record]], closed_loop_s: float | None
 ) -> dict[str, ComparedRate]:
     took = (
-        max(one.ended for one, _ in answered) - min(one.request.arrival for one, _ in answered)
+        max(request.ended for request, _ in answered) - min(request.request.arrival for request, _ in answered)
         if closed_loop_s is None
         else round(closed_loop_s * SECOND),
         max(record.ended for _, record in answered) - min(record.arrival for _, record in answered),
@@ -256,15 +261,15 @@ def _throughput(
     amounts = {
         "requests_per_s": (len(answered), len(answered)),
         "output_tokens_per_s": (
-            sum(one.request.output_length for one, _ in answered),
+            sum(request.request.output_length for request, _ in answered),
             sum(record.output for _, record in answered),
         ),
     }
-    found = {}
+    rates = {}
     for name, both in amounts.items():
         measured, replayed = (amount * SECOND / max(1, time) for amount, time in zip(both, took, strict=False))
-        found[name] = ComparedRate(measured=measured, replayed=replayed, error=_error(measured, replayed))
-    return found
+        rates[name] = ComparedRate(measured=measured, replayed=replayed, error=_error(measured, replayed))
+    return rates
 
 
 def _hit_share(answered: Sequence[tuple[MeasuredRequest, Record]]) -> ComparedRate | None:
@@ -285,13 +290,13 @@ def _pairs(
 
     return [
         RequestPair(
-            id=one.request.id,
-            arrival_s=one.request.arrival / SECOND,
-            input=one.request.input_length,
-            output=one.request.output_length,
-            ttft=both("ttft", at),
-            e2e=(float(measured["e2e"][at]), float(replayed["e2e"][at])),
-            tpot=both("tpot", at),
+            id=request.request.id,
+            arrival_s=request.request.arrival / SECOND,
+            input=request.request.input_length,
+            output=request.request.output_length,
+            ttft=both("ttft", index),
+            e2e=(float(measured["e2e"][index]), float(replayed["e2e"][index])),
+            tpot=both("tpot", index),
         )
-        for at, (one, _) in enumerate(answered)
+        for index, (request, _) in enumerate(answered)
     ]

@@ -101,13 +101,15 @@ def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:
     given = Path(path)
     path = _file_in(given)
     records = _records(path)
-    reader = next((one for one in READERS if isinstance(records[0], dict) and one.recognise(records[0])), None)
+    reader = next(
+        (candidate for candidate in READERS if isinstance(records[0], dict) and candidate.recognise(records[0])), None
+    )
     if reader is None:
-        known = "; ".join(one.name for one in READERS)
+        known = "; ".join(candidate.name for candidate in READERS)
         raise KvyardError(f"{path} is no run that kvyard knows; there are {known}")
     try:
-        found = reader.read(path, records)
-        rows = list(found.rows)
+        content = reader.read(path, records)
+        rows = list(content.rows)
     except msgspec.ValidationError as error:
         raise KvyardError(f"{path} can't be read as {reader.name}: {error}") from None
     if not rows:
@@ -119,8 +121,8 @@ def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:
         name=given.resolve().name,
         format=reader.name,
         requests=requests,
-        settings=dict(found.settings),
-        closed_loop_s=found.closed_loop_s,
+        settings=dict(content.settings),
+        closed_loop_s=content.closed_loop_s,
         client=reader.client,
         notes=notes,
     )
@@ -154,16 +156,18 @@ def _records(path: Path) -> list[Any]:
 def _measured(path: Path, rows: Sequence[RunRow]) -> tuple[list[MeasuredRequest], list[str]]:
     """The requests that were answered, by arrival, and a note on the others."""
     timed = [
-        (at, row) for at, row in enumerate(rows) if row.came is not None and row.ended is not None and row.output > 0
+        (index, row)
+        for index, row in enumerate(rows)
+        if row.came is not None and row.ended is not None and row.output > 0
     ]
     if not timed:
         raise KvyardError(f"none of the {len(rows):,} requests of {path} has times and an answer: {NO_TIMES}")
     start = min(row.came for _, row in timed if row.came is not None)
     requests = []
     names: set[str] = set()
-    for at, row in timed:
+    for index, row in timed:
         assert row.came is not None and row.ended is not None
-        name = row.name or str(at)
+        name = row.name or str(index)
         first = row.first_token
         if not row.came <= (row.ended if first is None else first) <= row.ended:
             raise KvyardError(f"request {name} of {path} has times that go back: {NO_TIMES}, in that order")
@@ -203,10 +207,10 @@ def _with_prefixes(path: Path, rows: Sequence[RunRow], workload: Trace) -> list[
     if len(trace) != len(rows):
         there = "more" if len(trace) > len(rows) else f"{len(trace):,}"
         raise KvyardError(f"{path} has {len(rows):,} requests, and {workload.name} {there}: {advice}")
-    for at, (row, other) in enumerate(zip(rows, trace, strict=False)):
+    for index, (row, other) in enumerate(zip(rows, trace, strict=False)):
         if row.input != other.input_length:
             raise KvyardError(
-                f"request {row.name or at} of {path} has {row.input:,} prompt tokens, "
+                f"request {row.name or index} of {path} has {row.input:,} prompt tokens, "
                 f"and {other.input_length:,} in {workload.name}: {advice}"
             )
     return [row._replace(prompt=other) for row, other in zip(rows, trace, strict=False)]
@@ -272,7 +276,7 @@ class _ServingSimMeta(msgspec.Struct):
 
     def settings(self) -> dict[str, object]:
         """In the names of replay settings; ``data_parallel_size`` stays, since ranks may be workers or ranks of one."""
-        found: dict[str, object] = {
+        taken: dict[str, object] = {
             name: value for name, value in msgspec.structs.asdict(self.engine_kwargs).items() if value is not None
         }
         for name, usual in (
@@ -280,20 +284,20 @@ class _ServingSimMeta(msgspec.Struct):
             ("enable_expert_parallel", False),
             ("kv_cache_dtype", "auto"),
         ):
-            if found.get(name) == usual:
-                del found[name]
+            if taken.get(name) == usual:
+                del taken[name]
         if self.kv_cache is not None and self.kv_cache.num_gpu_blocks is not None:
             # vLLM adds up what its data ranks have, and counts the null block of each, which holds nothing.
-            found["num_gpu_blocks"] = self.kv_cache.num_gpu_blocks // (self.engine_kwargs.data_parallel_size or 1) - 1
-            found["block_size"] = self.kv_cache.block_size
-        elif "gpu_memory_utilization" not in found and _version(self.vllm_version) < (0, 22):
-            found["gpu_memory_utilization"] = 0.9  # what it was by default until then
+            taken["num_gpu_blocks"] = self.kv_cache.num_gpu_blocks // (self.engine_kwargs.data_parallel_size or 1) - 1
+            taken["block_size"] = self.kv_cache.block_size
+        elif "gpu_memory_utilization" not in taken and _version(self.vllm_version) < (0, 22):
+            taken["gpu_memory_utilization"] = 0.9  # what it was by default until then
         if self.kv_cache is not None and self.kv_cache.enable_prefix_caching is not None:
-            found["enable_prefix_caching"] = self.kv_cache.enable_prefix_caching
+            taken["enable_prefix_caching"] = self.kv_cache.enable_prefix_caching
         resolved = self.resolved_config
         if resolved is not None and resolved.scheduler_config is not None:
-            found["async_scheduling"] = resolved.scheduler_config.async_scheduling
-        return {name: value for name, value in found.items() if value is not None}
+            taken["async_scheduling"] = resolved.scheduler_config.async_scheduling
+        return {name: value for name, value in taken.items() if value is not None}
 
 
 def _version(text: str | None) -> tuple[int, int]:
@@ -401,18 +405,18 @@ def _vllm_bench(path: Path, records: list[Any]) -> RunContent:
             raise KvyardError(f"{path} has no start_times, so it isn't known when requests came: use a newer vLLM")
         starts, settings = [0.0] * count, {"concurrency": bench.max_concurrency}
     rows = []
-    for at in range(count):
-        failed = bool(bench.errors and bench.errors[at]) or bench.ttfts[at] <= 0
-        first = starts[at] + bench.ttfts[at]
-        took = bench.latencies[at] if bench.latencies else bench.ttfts[at] + sum(bench.itls[at])
+    for index in range(count):
+        failed = bool(bench.errors and bench.errors[index]) or bench.ttfts[index] <= 0
+        first = starts[index] + bench.ttfts[index]
+        took = bench.latencies[index] if bench.latencies else bench.ttfts[index] + sum(bench.itls[index])
         rows.append(
             RunRow(
-                bench.input_lens[at],
-                0 if failed else bench.output_lens[at],
-                _ns(starts[at]),
+                bench.input_lens[index],
+                0 if failed else bench.output_lens[index],
+                _ns(starts[index]),
                 _ns(first),
-                _ns(max(first, starts[at] + took)),
-                gaps=[_ns(gap) or 0 for gap in bench.itls[at]],
+                _ns(max(first, starts[index] + took)),
+                gaps=[_ns(gap) or 0 for gap in bench.itls[index]],
             )
         )
     return RunContent(rows, settings, bench.duration if bench.start_times is None else None)

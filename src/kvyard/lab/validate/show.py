@@ -42,9 +42,9 @@ def _worst(found: Validation) -> str:
         else f"{percent(abs(error))} off ({RATES[name].lower()})"
     )
     scattered = {
-        f"{SHORT[name]} {column}": float(getattr(one.scatter, column))
-        for name, one in found.latency.items()
-        if one.scatter is not None
+        f"{SHORT[name]} {column}": float(getattr(error.scatter, column))
+        for name, error in found.latency.items()
+        if error.scatter is not None
         for column in COLUMNS
     }
     if not scattered:
@@ -99,17 +99,17 @@ def print_validation(found: Validation, console: Console | None = None) -> None:
     console.print(escape(summary(found)))
     for note in notes(found):
         console.print(f"[dim]{escape(note)}[/dim]")
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
-    made.add_column("")
-    made.add_column("")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
+    table.add_column("")
+    table.add_column("")
     for name in COLUMNS:
-        made.add_column(name, justify="right")
-    for name, one in found.latency.items():
-        made.add_section()
-        for at, (what, cells) in enumerate(latency_rows(one)):
+        table.add_column(name, justify="right")
+    for name, latency in found.latency.items():
+        table.add_section()
+        for index, (what, cells) in enumerate(latency_rows(latency)):
             style = "bold" if what == "error" else "dim" if what == EACH else ""
-            made.add_row(f"{SHORT[name]}, ms" if not at else "", what, *cells, style=style)
-    console.print(made)
+            table.add_row(f"{SHORT[name]}, ms" if not index else "", what, *cells, style=style)
+    console.print(table)
     rates = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
     rates.add_column("")
     for title in ("measured", "replayed", "error"):
@@ -127,38 +127,38 @@ def write_validation(found: Validation, path: str | Path) -> None:
 
 def validation_page(found: Validation) -> str:
     """The page's text."""
-    made = Page(f"{found.run} beside its replay · kvyard")
-    made.add(head(f"{found.run} beside its replay", summary(found), notes(found)))
-    figures = [_tile(name, one) for name, one in found.latency.items()]
+    page = Page(f"{found.run} beside its replay · kvyard")
+    page.add(head(f"{found.run} beside its replay", summary(found), notes(found)))
+    figures = [_tile(name, latency) for name, latency in found.latency.items()]
     rate = found.throughput["output_tokens_per_s"]
     figures.append(tile("Output", signed(rate.error), "", f"{measured(rate.measured)} tok/s measured"))
-    made.add(tiles(figures))
-    made.section("In numbers", f"Milliseconds. “{EACH}” is how far single requests are off, without sign.")
+    page.add(tiles(figures))
+    page.section("In numbers", f"Milliseconds. “{EACH}” is how far single requests are off, without sign.")
     rows = [
-        row([LATENCIES[name] if not at else "", what, *cells], "sum" if what == "error" else "")
-        for name, one in found.latency.items()
-        for at, (what, cells) in enumerate(latency_rows(one))
+        row([LATENCIES[name] if not index else "", what, *cells], "sum" if what == "error" else "")
+        for name, latency in found.latency.items()
+        for index, (what, cells) in enumerate(latency_rows(latency))
     ]
     rates = [row(cells) for cells in rate_rows(found)]
-    made.cards(
+    page.cards(
         "one",
         card("Latency", "", table(["", "", *COLUMNS], rows)),
         card("The whole run", "", table(["", "measured", "replayed", "error"], rates)),
     )
     drawn = [name for name in LATENCIES if name in found.latency and name != "itl"]
-    made.section("Request by request", "A dot is a request: on the line where the replay took as long as the real run.")
-    made.cards("three", *(made.figure(LATENCIES[name], "", _dots(found, name)) for name in drawn))
-    made.section("Distributions", "The share of requests that took no longer.")
-    made.cards("three", *(made.figure(LATENCIES[name], "cumulative", _cumulative(found, name)) for name in drawn))
-    made.section(
+    page.section("Request by request", "A dot is a request: on the line where the replay took as long as the real run.")
+    page.cards("three", *(page.figure(LATENCIES[name], "", _dots(found, name)) for name in drawn))
+    page.section("Distributions", "The share of requests that took no longer.")
+    page.cards("three", *(page.figure(LATENCIES[name], "cumulative", _cumulative(found, name)) for name in drawn))
+    page.section(
         "Over time", "Means of neighbouring requests, by arrival: where the two part, the replay's load was another."
     )
     over_time = [name for name in drawn if name != "tpot"]
-    made.cards("two", *(made.figure(LATENCIES[name], "by arrival", _by_arrival(found, name)) for name in over_time))
-    made.section("What was run", "The same settings and run give the same page.")
-    made.add('<section class="card">' + listing("Configuration", found.config) + "</section>")
-    made.footer(f"kvyard {__version__} · {found.format}")
-    return made.text()
+    page.cards("two", *(page.figure(LATENCIES[name], "by arrival", _by_arrival(found, name)) for name in over_time))
+    page.section("What was run", "The same settings and run give the same page.")
+    page.add('<section class="card">' + listing("Configuration", found.config) + "</section>")
+    page.footer(f"kvyard {__version__} · {found.format}")
+    return page.text()
 
 
 def _tile(name: str, one: ComparedLatency) -> str:
