@@ -63,7 +63,7 @@ def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
                 raise TraceError(
                     trace.name,
                     f"session {request.session} asks for the models {sessions[request.session]!r} and {request.model!r}, "
-                    "aren't independent: replay them as one fleet",
+                    "so their pools aren't independent: replay them as one fleet",
                 )
             if request.after:
                 if waited_for is None:
