@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvyard.replay.agenda import ARRIVAL, LANDING, PASS_END, PASS_START, REROUTING, SAMPLE, WORKER_LIFE, Agenda
+from kvyard.replay.agenda import ARRIVAL, LANDING, PASS_END, PASS_START, REROUTING, SAMPLE, WORKER_CHANGE, Agenda
 
 
 def all_of(agenda: Agenda) -> list[tuple[int, int, int]]:
@@ -13,7 +13,7 @@ def all_of(agenda: Agenda) -> list[tuple[int, int, int]]:
 
 
 def test_at_one_instant_the_order_is_fixed() -> None:
-    order = [PASS_END, LANDING, WORKER_LIFE, REROUTING, ARRIVAL, PASS_START, SAMPLE]
+    order = [PASS_END, LANDING, WORKER_CHANGE, REROUTING, ARRIVAL, PASS_START, SAMPLE]
     agenda = Agenda()
     for what in reversed(order):
         agenda.put(7, what)
@@ -59,5 +59,5 @@ def test_it_may_grow_at_the_instant_it_is_at() -> None:
 def test_it_says_whether_anything_else_is_to_come() -> None:
     agenda = Agenda()
     agenda.put(5, SAMPLE)
-    agenda.put(6, WORKER_LIFE, 3)
-    assert agenda.holds_beyond(SAMPLE) and not agenda.holds_beyond(SAMPLE, WORKER_LIFE)
+    agenda.put(6, WORKER_CHANGE, 3)
+    assert agenda.holds_beyond(SAMPLE) and not agenda.holds_beyond(SAMPLE, WORKER_CHANGE)

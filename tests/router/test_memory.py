@@ -202,7 +202,7 @@ def test_what_is_taken_back_was_never_sent(steps: list[tuple[int, list[int], int
             refused.append((step + later - 1, number))
         for due, number in refused:
             if due == step:
-                memory.take_back(number)
+                memory.withdraw(number)
                 sent = [entry for entry in sent if entry[3] != number or not number]
         memory.check_integrity()
         most = [depth(keys, [entry[2] for entry in sent if entry[1] == other]) for other in range(3)]
@@ -229,7 +229,7 @@ def test_what_others_sent_stays_when_one_is_taken_back() -> None:
         numbers.append(memory.remember(0, keys, memory.tree.find(keys), 0))
     seen = []
     for number in (numbers[1], numbers[3], numbers[2], numbers[0]):
-        memory.take_back(number)
+        memory.withdraw(number)
         memory.check_integrity()
         seen.append([depths(memory, memory.tree.find(chain(name)), 1)[0] for name in ("abcd", "abcx")])
     assert seen == [[3, 4], [3, 4], [2, 2], [0, 0]]
@@ -243,7 +243,7 @@ def test_what_the_index_knew_before_a_refused_prompt_is_left_to_the_index() -> N
     memory.confirm(memory.tree.find(keys), [(3, 0b1)])
     again = memory.remember(0, keys, memory.tree.find(keys), 1)
     assert depths(memory, memory.tree.find(keys), 1) == [3]
-    memory.take_back(again)
+    memory.withdraw(again)
     memory.check_integrity()
     assert depths(memory, memory.tree.find(keys), 1) == [0]
 
@@ -257,7 +257,7 @@ def test_what_the_index_knew_before_a_prompt_that_was_never_computed_it_knows_st
     longer = [*keys, 4]
     number = memory.remember(1, longer, memory.tree.find(longer), 1)
     assert depths(memory, memory.tree.find(longer), 2) == [0, 4]
-    memory.take_back(number)
+    memory.withdraw(number)
     assert depths(memory, memory.tree.find(keys), 2) == [0, 0]
     memory.check_integrity()
 

@@ -200,7 +200,7 @@ def test_few_of_many_workers_are_looked_at() -> None:
         costs = costs_of(routing)
 
         class Counted:
-            at_least = staticmethod(costs.at_least)
+            lower_bound = staticmethod(costs.lower_bound)
 
             @staticmethod
             def cost(worker: WorkerLoad, match: Match) -> float:

@@ -104,7 +104,7 @@ class Worker:
         """Take every free block of the device and give it back: nothing cached is left there but what is held."""
         pool = self.manager.pool
         held = pool.hold_new(pool.free, 0)
-        pool.let_go(held)
+        pool.end_hold(held)
 
     def check(self) -> None:
         self.offload.check_integrity()

@@ -114,20 +114,20 @@ def loose(pool: Pool, held: Table) -> Table:
     ghost = Table()
     for extent in held:
         ghost.append(Extent(list(extent.ids), extent.start))
-    pool.let_go(held)
+    pool.end_hold(held)
     return ghost
 
 
 @pytest.fixture
 def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that doesn't mind being given back what isn't held."""
-    let_go = Pool.let_go
+    end_hold = Pool.end_hold
 
-    def let_go_if_held(self: Pool, held: Table) -> None:
+    def end_hold_if_held(self: Pool, held: Table) -> None:
         if held in self.holds:
-            let_go(self, held)
+            end_hold(self, held)
 
-    monkeypatch.setattr(Pool, "let_go", let_go_if_held)
+    monkeypatch.setattr(Pool, "end_hold", end_hold_if_held)
 
 
 @pytest.mark.source
@@ -165,7 +165,7 @@ def test_a_store_that_is_found_before_it_has_landed(monkeypatch: pytest.MonkeyPa
 
     def landed(self: TierStore, piece: Any, held: Table, keep: bool = False, use: Any = None) -> None:
         if not keep:
-            self.pool.let_go(held)
+            self.pool.end_hold(held)
 
     monkeypatch.setattr(TierStore, "reserve", hasty)
     monkeypatch.setattr(TierStore, "land", landed)

@@ -32,7 +32,7 @@ def test_a_hold_keeps_blocks_out_of_the_line_though_others_split_them() -> None:
     manager.free(other)
     manager.check_integrity()
     assert pool.free == 9
-    pool.let_go(held)
+    pool.end_hold(held)
     manager.check_integrity()
     assert pool.free == 19
 
@@ -55,7 +55,7 @@ def test_what_is_put_back_is_the_next_to_go_and_can_be_hit(eviction: str) -> Non
     held = pool.hold([first])
     assert first.ids[-1] not in pool.line()
     pool.split(first, 4)  # somebody else's doing
-    pool.put_back(held)
+    pool.cancel_hold(held)
     assert list(pool.line()) == before
     manager.check_integrity()
     assert manager.lookup(make(manager, "c", range(40))).tokens == 36
@@ -67,7 +67,7 @@ def test_what_is_put_back_stays_with_who_hit_it_meanwhile() -> None:
     held = pool.hold(list(pool.order))
     request = make(manager, "b", range(40))
     assert run(manager, request)
-    pool.put_back(held)
+    pool.cancel_hold(held)
     manager.check_integrity()
     # The last block of a prompt is computed again: of the old one nobody is left but the line.
     assert pool.free == 9 and len(list(pool.order)) == 1
@@ -81,7 +81,7 @@ def test_new_blocks_for_what_a_transfer_brings() -> None:
     manager.check_integrity()
     with pytest.raises(ValueError, match="cannot take 8 blocks"):
         pool.hold_new(8, 0)
-    pool.let_go(held)
+    pool.end_hold(held)
     check_pool(pool, Counter())
     assert pool.unnamed == 12
 

@@ -346,17 +346,17 @@ def test_for_a_long_time(name):
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
 def test_a_source_that_lets_go_too_early_is_noticed(monkeypatch, device):
     """The check above can fail: here a source may evict what is read."""
-    let_go = Pool.let_go
+    end_hold = Pool.end_hold
     hold = PeerPages.hold
 
-    def let_go_if_held(self: Pool, held: Table) -> None:
+    def end_hold_if_held(self: Pool, held: Table) -> None:
         if held in self.holds:
-            let_go(self, held)
+            end_hold(self, held)
 
     def hasty(self: PeerPages, piece: PageRange) -> Table:
         return loose(self.pool, hold(self, piece))
 
-    monkeypatch.setattr(Pool, "let_go", let_go_if_held)
+    monkeypatch.setattr(Pool, "end_hold", end_hold_if_held)
     monkeypatch.setattr(PeerPages, "hold", hasty)
     with pytest.raises(Corrupted):
         for seed in range(10):

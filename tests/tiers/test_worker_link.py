@@ -152,6 +152,6 @@ def test_copies_between_workers_and_to_tiers_are_told_apart() -> None:
     stray = there.manager.pool.hold_new(2, 0)
     with pytest.raises(AssertionError, match="I6: a hold on the device without a copy"):
         there.offload.check_integrity()
-    there.manager.pool.let_go(stray)
+    there.manager.pool.end_hold(stray)
     with pytest.raises(ConfigError, match="doesn't end at the device of w2"):
         Worker(tiers(), name="w2").offload.connect(made)

@@ -117,7 +117,7 @@ class Group:
 
     inserts: ClassVar[bool] = False
     """True if blocks get their names when the engine inserts them, and never by themselves."""
-    restless: ClassVar[bool] = False
+    acts_every_step: ClassVar[bool] = False
     """True if this kind has work in every step."""
     registers_always: ClassVar[bool] = False
     """True if there may be something to register even if no block has been completed."""
@@ -250,10 +250,10 @@ class Group:
         if first.start == starts[0] and count < len(first.ids):
             # A window moves on by a block: the first extent gives up its front, and the table is otherwise as it was.
             starts[0] = position
-            self.give_back(request, [self.pool.split(first, count)])
+            self.release_extents(request, [self.pool.split(first, count)])
             return
         self.pool.cut(table, 0, position)
-        self.give_back(request, table.drop_before(position))
+        self.release_extents(request, table.drop_before(position))
 
     def register(self, request: Request, table: Table, tokens: int) -> None:
         """Offer the full blocks of the first ``tokens`` tokens to the map, as far as they can ever serve a hit."""
@@ -289,7 +289,7 @@ class Group:
         extents = self.let_chain_go(request, table)
         self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
 
-    def give_back(self, request: Request, extents: list[Extent]) -> None:
+    def release_extents(self, request: Request, extents: list[Extent]) -> None:
         """Release ``extents`` of ``request``, in order of position, and report the use to an eviction policy that learns."""
         self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
 

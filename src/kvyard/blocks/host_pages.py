@@ -173,8 +173,8 @@ class HostPages:
                 self.note(extent.node)
 
     def _let_go(self, copy: PageCopy) -> None:
-        self.device.let_go(copy.device)
-        self.pool.let_go(copy.host)
+        self.device.end_hold(copy.device)
+        self.pool.end_hold(copy.host)
 
 
 def path_to(node: Node) -> list[Node]:

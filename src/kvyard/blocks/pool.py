@@ -333,7 +333,7 @@ class Pool:
             self._enqueue(extent)
 
     def hold(self, extents: Iterable[Extent]) -> Table:
-        """Pin ``extents`` for a transfer, until ``let_go`` or ``put_back``."""
+        """Pin ``extents`` for a transfer, until ``end_hold`` or ``cancel_hold``."""
         held = Table()
         for extent in extents:
             self.pin(extent)
@@ -364,12 +364,12 @@ class Pool:
                 inside.append(self.split(extent, high - extent.start) if stop > high else extent)
         return inside
 
-    def let_go(self, held: Table) -> None:
+    def end_hold(self, held: Table) -> None:
         """A transfer ends: drop its references."""
         self.holds.remove(held)
         self.release(held.settle())
 
-    def put_back(self, held: Table) -> None:
+    def cancel_hold(self, held: Table) -> None:
         """A transfer ends that took ``held`` from the head of the line: what has no other reference goes back there."""
         self.holds.remove(held)
         for extent in held.settle():

@@ -32,7 +32,7 @@ class Stepper:
         self.max_model_len = max_model_len
         self.plain = all(type(group) is Group or group.inserts for group in self.groups)
         """True if ``step`` suffices: all groups are ordinary attention."""
-        self._restless = any(group.restless for group in self.groups)
+        self._acts_every_step = any(group.acts_every_step for group in self.groups)
         self._forgetful = [(group.index, group) for group in self.groups if group.forgets]
         self._sizes = [group.block_size for group in self.groups]
         self._units = [(group.block_size, group.register_unit) for group in self.groups]
@@ -82,7 +82,7 @@ class Stepper:
 
     def note_limits(self, request: Request) -> None:
         """Write onto ``request`` up to where its tokens fit, nothing goes stale, and nothing is to be registered."""
-        if self._restless:
+        if self._acts_every_step:
             request.forget_limits()
             return
         tables = request.tables

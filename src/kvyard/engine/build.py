@@ -204,7 +204,7 @@ def _scheduler(
         ahead=bulk and not exacting and DecodeBlocks.can_take_ahead(manager),
         defers=manager.caching
         and speculative is None
-        and not any(group.restless or group.forgets for group in manager.groups)
+        and not any(group.acts_every_step or group.forgets for group in manager.groups)
         and not (stores is not None and stores.stores_output),
     )
     backend = BACKENDS.get(config.backend)

@@ -19,7 +19,7 @@ import numpy as np
 from kvyard.clock import VirtualClock
 from kvyard.engine.handovers import EngineHandovers
 from kvyard.engine.job import Job, JobState
-from kvyard.engine.passes import Flight, Pass
+from kvyard.engine.passes import InFlightPass, Pass
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.timing import Durations, TimingModel
 from kvyard.engine.watcher import Watcher
@@ -204,9 +204,9 @@ class EngineCore:
         return ends[index] if index < len(ends) else ends[-1]
 
     @property
-    def restless(self) -> bool:
+    def may_reconsider(self) -> bool:
         """Return true if ``propose`` may give another result when called again, though nothing happens until then."""
-        return self.scheduler.restless
+        return self.scheduler.may_reconsider
 
     @property
     def busy(self) -> bool:
@@ -334,13 +334,13 @@ class EngineCore:
         """
         running, decided = self._batch, self._decided[0]
         assert running is not None
-        batch, flight = self.scheduler.batch, self.scheduler.jobs.flights[0]
+        batch, launched = self.scheduler.batch, self.scheduler.jobs.in_flight[0]
         if decided.stable_for < 2 or running.decoding != decided.decoding or running.chunks or running.left_out:
             return
         if running.entering or decided.entering:
             return
         last = batch.next_end()
-        if last is None or flight.ending or flight.owed or self._cancelled:
+        if last is None or launched.ending or launched.owed or self._cancelled:
             return
         passes = min(decided.stable_for, last - batch.tick)  # those with a job's last token are formed by themselves
         if passes < 2:
@@ -364,21 +364,21 @@ class EngineCore:
                 if not jobs.blocks.take(job):
                     raise AssertionError(f"{job} was promised a block and there is none")
         batch.advance(1)
-        jobs.fly(Flight(jobs.flights[0].made, [], [], jobs.flights[0].decoding))
+        jobs.add_in_flight(InFlightPass(jobs.in_flight[0].decided, [], [], jobs.in_flight[0].decoding))
         self._formed += 1
 
     def _land_planned(self, now: int) -> None:
         """Passes of the plan that have ended by ``now`` are over, but for the last one, and the next are decided on."""
         ends, start, landed = self._ends, self._start, 0
-        flights = self.scheduler.jobs.flights
+        in_flight = self.scheduler.jobs.in_flight
         jobs = self.decoders() if self.watcher.wants_tokens else []
         while landed < len(ends) - 1 and ends[landed] <= now:
             if self._formed == 1:
                 self._form_planned()
             self._start = ends[landed]
             landed += 1
-            flights.pop(0)
-            self.scheduler.batch.flying -= 1
+            in_flight.pop(0)
+            self.scheduler.batch.num_in_flight -= 1
             self._formed -= 1
             self._announce(self._start)
         if landed:
@@ -427,7 +427,7 @@ class EngineCore:
         self._ends = _NEVER
         self._batch = None
         self.scheduler.policy.computed(batch)
-        jobs.come_down(end)
+        jobs.retire(end)
         self._announce(end)
         if self._decided:
             self._run(end, self._single(self._decided[0], end))
@@ -446,7 +446,7 @@ class EngineCore:
             self._decided.append(decided)
             self.watcher.decided(decided, now)
             if self.ahead:
-                self.scheduler.jobs.take_off(decided)
+                self.scheduler.jobs.launch(decided)
         return True
 
     def _run(self, now: int, ends: Instants) -> None:
@@ -635,8 +635,8 @@ class EngineCore:
         """
         entering = self._batch.entering if self._batch is not None else ()
         if self.ahead:
-            flight = self.scheduler.jobs.flights[0]
-            return [job for job in flight.decoding if not job.state.ended and job not in entering]
+            launched = self.scheduler.jobs.in_flight[0]
+            return [job for job in launched.decoding if not job.state.ended and job not in entering]
         jobs = self.scheduler.lockstep()
         return [job for job in jobs if job not in entering] if entering else jobs
 

@@ -22,7 +22,7 @@ class DecodeBatch:
         "count",
         "ends",
         "exact",
-        "flying",
+        "num_in_flight",
         "resting",
         "tick",
     )
@@ -33,7 +33,7 @@ class DecodeBatch:
         self.count = 0
         self.exact = 0
         """Number of jobs that complete blocks which others may ask for, so that each must be registered in its own pass."""
-        self.flying = 0
+        self.num_in_flight = 0
         """Passes that are counted and whose tokens are not known yet: with asynchronous scheduling."""
         self.resting = False
         """True if the pass in flight computes prompts only, while decoding jobs rest, as SGLang does."""
@@ -87,11 +87,11 @@ class DecodeBatch:
         """Return how many of the tokens of ``job`` are not known yet."""
         if self.resting:
             return job.awaits if job.joined == self.tick else 0
-        return min(self.flying, self.tick - job.joined + job.awaits)
+        return min(self.num_in_flight, self.tick - job.joined + job.awaits)
 
     def leave(self, job: Job) -> None:
         """``job`` stops decoding, its counts written down as of ``tick``. Heap entries of it are void from now on."""
-        if self.flying:
+        if self.num_in_flight:
             job.catch_up_known(self.tick, self.in_flight(job))
         else:
             job.catch_up(self.tick)
@@ -112,7 +112,7 @@ class DecodeBatch:
             # One that was preempted may have an entry for this pass from before, with the place it had then.
             if job.touch == when and job.serial == serial and job.state is JobState.DECODE:
                 job.touch = -1  # one that left and came back may have a second entry for this pass
-                if self.flying:
+                if self.num_in_flight:
                     job.catch_up_known(tick, self.in_flight(job))
                     if tick > job.joined:
                         job.num_in_flight_tokens = 1

@@ -41,7 +41,7 @@ class DecodeBlocks:
             len(groups) == 1
             and groups[0].spec.is_full
             and manager.caching
-            and not groups[0].restless
+            and not groups[0].acts_every_step
             and not manager.keeps_by_priority  # a priority may expire between two passes
             and not (manager.reads_time or manager.reads_queue)
         )

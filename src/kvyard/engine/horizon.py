@@ -40,7 +40,7 @@ class Horizon:
         self._may_load = may_load
         self._waiting = waiting
         self._running = running
-        self._stepwise = any(group.restless for group in manager.groups)
+        self._stepwise = any(group.acts_every_step for group in manager.groups)
         self._reads_queue = manager.reads_queue
         self._unit = min(group.block_size for group in manager.groups)
         self._never_forgets = all(not group.forgets for group in manager.groups)

@@ -15,7 +15,7 @@ from kvyard.engine.handovers import EngineHandovers
 from kvyard.engine.horizon import in_lockstep
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.load_source import NO_HELP, LoadSource
-from kvyard.engine.passes import Flight, Pass
+from kvyard.engine.passes import InFlightPass, Pass
 from kvyard.engine.queue import Queue
 from kvyard.engine.speculative import SpeculativeBatch
 from kvyard.engine.stores import Stores
@@ -67,7 +67,7 @@ class Lifecycle:
         """Running jobs that decode with drafts, if the engine does."""
         self.watcher = watcher
         """Receiver of reports from all parts of the engine."""
-        self.flights: list[Flight] = []
+        self.in_flight: list[InFlightPass] = []
         """Passes whose tokens are not known yet, the next to end first: with asynchronous scheduling."""
         self.preemptions = 0
         self.rejections = 0
@@ -108,7 +108,7 @@ class Lifecycle:
             handovers.free_ended()
         if loads is not None:
             if stores is not None:
-                stores.mark()
+                stores.before_landing()
             self._wait_again(loads.land(now))
             if stores is not None:
                 stores.resume()
@@ -188,11 +188,11 @@ class Lifecycle:
         self.preemptions += 1
         job.preemptions += 1
         if job.end >= 0 and self.batch.in_flight(job):
-            flight = self.flights[-1]
+            launched = self.in_flight[-1]
             if keeps_in_flight:
-                flight.owed.append(job)
-            elif job in flight.first:
-                flight.first.remove(job)
+                launched.owed.append(job)
+            elif job in launched.first:
+                launched.first.remove(job)
         self._stop(job)
         job.awaits = 0
         if self.loads is not None:
@@ -218,7 +218,7 @@ class Lifecycle:
             self.running[job.serial] = job
             self.blocks.join(job)
 
-    def untangle(self, now: int) -> bool:
+    def resolve_deadlock(self, now: int) -> bool:
         """Resolve a deadlock: nothing runs and no job could be admitted. If waiting jobs hold loaded blocks, and no
         transfer will ever change that, take the blocks of the last of these jobs; returns true if there was one.
         """
@@ -318,17 +318,17 @@ class Lifecycle:
 
     # -- passes decided ahead ---------------------------------------------------------------------------------------
 
-    def take_off(self, made: Pass) -> None:
-        """``made`` was decided on, and so will the next pass be before it is over: count its tokens as computed, though what
-        they produce isn't known yet.
+    def launch(self, decided: Pass) -> None:
+        """Launch ``decided``; the next pass will be decided on before it is over. Counts its tokens as computed, though their
+        output isn't known yet.
         """
         batch, decoding = self.batch, self.lockstep() if self.watcher.wants_tokens else []
-        batch.flying += 1
-        if made.decoding:
+        batch.num_in_flight += 1
+        if decided.decoding:
             batch.advance(1)
         ending = batch.finished()
-        first = list(made.entering)
-        for job, new, past in made.chunks:
+        first = list(decided.entering)
+        for job, new, past in decided.chunks:
             job.num_computed_tokens = past + new
             job.num_in_flight_tokens += new
             if past + new == job.num_tokens:
@@ -341,29 +341,29 @@ class Lifecycle:
                     job.awaits = 1
                     self.blocks.join(job)
         ending.sort(key=_serial)
-        self.flights.append(Flight(made, first, ending, decoding))
+        self.in_flight.append(InFlightPass(decided, first, ending, decoding))
 
-    def fly(self, flight: Flight) -> None:
-        """A pass was decided on that is like the one before it."""
-        self.batch.flying += 1
-        self.flights.append(flight)
+    def add_in_flight(self, launched: InFlightPass) -> None:
+        """Add a pass that is like the one before it."""
+        self.batch.num_in_flight += 1
+        self.in_flight.append(launched)
 
-    def come_down(self, end: int) -> None:
-        """The first of the passes in flight is over at ``end``: its tokens are known now. Those given up are gone."""
-        flight = self.flights.pop(0)
-        self.batch.flying -= 1
-        for job, new, _ in flight.made.chunks:
+    def retire(self, end: int) -> None:
+        """End the first of the passes in flight at ``end``: its tokens are known now. Cancelled jobs are gone."""
+        launched = self.in_flight.pop(0)
+        self.batch.num_in_flight -= 1
+        for job, new, _ in launched.decided.chunks:
             job.num_in_flight_tokens = max(0, job.num_in_flight_tokens - new)
-        for job in flight.first:
+        for job in launched.first:
             if not job.state.ended:
                 self.watcher.produced(job, 1, end)
-        for job in flight.owed:
+        for job in launched.owed:
             if not job.state.ended:
                 job.emit(1)
-        for job in self.flights[0].ending if self.flights else ():
+        for job in self.in_flight[0].ending if self.in_flight else ():
             if job.num_tokens < job.num_computed_tokens and not job.state.ended:
                 job.emit(job.num_computed_tokens - job.num_tokens)
-        for job in flight.ending:
+        for job in launched.ending:
             if not job.state.ended:
                 job.emit(job.max_tokens - job.output)
                 if job.state is JobState.WAITING:  # it was preempted in the meantime
@@ -377,7 +377,7 @@ class Lifecycle:
         """``job`` has no token in the pass being formed; ``join`` lets it decode again."""
         self.blocks.settle((job,))
         if self.batch.in_flight(job):
-            self.flights[-1].owed.append(job)
+            self.in_flight[-1].owed.append(job)
         self.batch.leave(job)
 
     def join(self, job: Job) -> None:

@@ -57,13 +57,13 @@ class Pass:
         """When it ends at the earliest: what it loads has come then."""
 
 
-class Flight:
+class InFlightPass:
     """A pass that is decided on, whose tokens are not known yet: with asynchronous scheduling."""
 
-    __slots__ = ("decoding", "ending", "first", "made", "owed")
+    __slots__ = ("decided", "decoding", "ending", "first", "owed")
 
-    def __init__(self, made: Pass, first: list[Job], ending: list[Job], decoding: Sequence[Job]) -> None:
-        self.made = made
+    def __init__(self, decided: Pass, first: list[Job], ending: list[Job], decoding: Sequence[Job]) -> None:
+        self.decided = decided
         self.first = first
         """Jobs whose known tokens end with it, or that enter with it: they have a token of it."""
         self.ending = ending

@@ -88,7 +88,7 @@ class Ranks:
             return False
         passes = min(len(durations) for _, durations in proposed)
         running = [core for core, _ in proposed]
-        if any(core.restless for core in self.cores if core not in running):
+        if any(core.may_reconsider for core in self.cores if core not in running):
             passes = 1
         tokens = [core.tokens for core in self.cores]
         slowest = np.maximum.reduce(

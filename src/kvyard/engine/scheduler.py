@@ -57,13 +57,13 @@ class Scheduler:
             jobs.manager.tell_queue(jobs.waiting)
         before = jobs.preemptions
         formed = policy.form(now, longest)
-        while formed is None and not jobs.flights and (jobs.preemptions != before or jobs.untangle(now)):
+        while formed is None and not jobs.in_flight and (jobs.preemptions != before or jobs.resolve_deadlock(now)):
             # The last ones running preempted themselves, and in such a pass no job is let in; or those that wait were in each
             # other's way. So try once more.
             before = jobs.preemptions
             formed = policy.form(now, longest)
         if jobs.stores is not None:
-            jobs.stores.formed()
+            jobs.stores.pass_formed()
         return formed
 
     def complete(self, done: Pass, end: int) -> None:
@@ -76,7 +76,7 @@ class Scheduler:
         return self.jobs.lockstep()
 
     @property
-    def restless(self) -> bool:
+    def may_reconsider(self) -> bool:
         """Return true if a pass formed again may differ, though nothing happens until then."""
         return len(self.waiting) > 0 or (self.stores is not None and self.stores.cleaning)
 

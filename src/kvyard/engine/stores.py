@@ -61,8 +61,8 @@ class Stores:
         self._batch.leave(job)
         self.stalled[job.serial] = job
 
-    def mark(self) -> None:
-        """Transfers are about to land: ``cleaning`` counts from here."""
+    def before_landing(self) -> None:
+        """Transfers are about to land: let ``cleaning`` count from here."""
         self._line = self._offload.line
 
     def resume(self) -> None:
@@ -76,13 +76,13 @@ class Stores:
 
     @property
     def cleaning(self) -> bool:
-        """True if blocks were sent to be copied or were taken since ``mark``: the next pass may find others to send."""
+        """Return true if blocks were sent to be copied or were taken since ``before_landing``: the next pass may find more."""
         return self._offload.line != self._line
 
     # -- shared tiers -----------------------------------------------------------------------------------------------
 
-    def formed(self) -> None:
-        """A pass was formed, with all that is known now."""
+    def pass_formed(self) -> None:
+        """Note that a pass was formed with the current state of shared tiers."""
         self._disturbances = self._offload.disturbances
 
     def disturbed(self, waiting: bool) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 PASS_END: Final = 0
 LANDING: Final = 1
 HANDOVER: Final = 2
-WORKER_LIFE: Final = 3
+WORKER_CHANGE: Final = 3
 REROUTING: Final = 4
 ARRIVAL: Final = 5
 SCALING: Final = 6

@@ -29,7 +29,6 @@ from kvyard.replay.index_sync import IndexSync
 from kvyard.replay.intake import Intake
 from kvyard.replay.jobs import JobMaker
 from kvyard.replay.listeners import Listener, RankWatcher
-from kvyard.replay.lives import WorkerLives
 from kvyard.replay.loop import Loop
 from kvyard.replay.network import make_fabric
 from kvyard.replay.passes import Passes
@@ -46,6 +45,7 @@ from kvyard.replay.traces import TraceRequest
 from kvyard.replay.warm_up import NO_WARM_UP, WarmUp
 from kvyard.replay.window import CounterMarks
 from kvyard.replay.worker import SampleSeries, Worker
+from kvyard.replay.worker_lifecycle import WorkerLifecycle
 from kvyard.replay.worker_pool import WorkerPool
 from kvyard.router import Router, RouterConfig
 from kvyard.router.flow import FlowQueue
@@ -111,12 +111,12 @@ class Fleet:
         self.listeners.append(self.placement)
         self.flow = self._make_flow()
         """The queue before the router, if workers may have a number of requests only."""
-        self._lives = self._make_lives()
+        self._lifecycle = self._make_lifecycle()
         self.autoscaler: Autoscaler | None = None
         if config.autoscale is not None:
-            self.autoscaler = Autoscaler(config.autoscale, self.workers, config.workers, self._lives)
+            self.autoscaler = Autoscaler(config.autoscale, self.workers, config.workers, self._lifecycle)
             self.listeners.append(self.autoscaler)
-        comes_and_goes = bool(self._lives.planned) or config.autoscale is not None
+        comes_and_goes = bool(self._lifecycle.planned) or config.autoscale is not None
         self._passes = Passes(
             self._agenda,
             self.workers,
@@ -159,7 +159,7 @@ class Fleet:
             if self.records.warming and not self.interrupted:
                 raise KvyardError("warm_up leaves no request to report on: write less, or take a longer trace")
         if self._marks is not None:
-            self._marks.take_off()
+            self._marks.subtract()
 
     def _drive(
         self,
@@ -196,7 +196,7 @@ class Fleet:
             intake,
             self.placement,
             self._passes,
-            self._lives,
+            self._lifecycle,
             autoscaler=self.autoscaler,
             shared=self._shared,
             fabric=self.fabric,
@@ -267,9 +267,9 @@ class Fleet:
         queue: FlowQueue[Record] = FlowQueue(config.flow, config.queue, config.seed)
         return FleetFlow(queue, self.placement, self.workers, config.engine_requests)
 
-    def _make_lives(self) -> WorkerLives:
+    def _make_lifecycle(self) -> WorkerLifecycle:
         config = self.config
-        lives = WorkerLives(
+        lifecycle = WorkerLifecycle(
             self._agenda,
             self.placement,
             self.records.open,
@@ -281,8 +281,8 @@ class Fleet:
         )
         kinds = [kind for kind in config.workers for _ in range(config.made_of(kind))]
         for worker, kind in zip(self.workers, kinds, strict=True):
-            lives.plan(worker, kind.start, kind.drain, kind.fail)
-        return lives
+            lifecycle.plan(worker, kind.start, kind.drain, kind.fail)
+        return lifecycle
 
     def _make_router(self, config: RouterConfig, number: int, reads_index: bool = True) -> Router:
         routing = replace(config, block_size=config.block_size or self._block_size)

@@ -12,16 +12,16 @@ from kvyard.replay.agenda import (
     REROUTING,
     SAMPLE,
     SCALING,
-    WORKER_LIFE,
+    WORKER_CHANGE,
     Agenda,
 )
 from kvyard.replay.intake import Intake
-from kvyard.replay.lives import WorkerLives
 from kvyard.replay.passes import Passes
 from kvyard.replay.placement import Placement
 from kvyard.replay.scaling.autoscaler import Autoscaler
 from kvyard.replay.shared import SharedTiers
 from kvyard.replay.worker import SampleSeries
+from kvyard.replay.worker_lifecycle import WorkerLifecycle
 from kvyard.tiers.fabric import Fabric
 
 
@@ -34,7 +34,7 @@ class Loop:
         intake: Intake,
         placement: Placement,
         passes: Passes,
-        lives: WorkerLives,
+        lifecycle: WorkerLifecycle,
         *,
         autoscaler: Autoscaler | None,
         shared: SharedTiers,
@@ -47,7 +47,7 @@ class Loop:
         self._intake = intake
         self._placement = placement
         self._passes = passes
-        self._lives = lives
+        self._lifecycle = lifecycle
         self._autoscaler = autoscaler
         self._shared = shared
         self._fabric = fabric
@@ -78,7 +78,7 @@ class Loop:
                 elif self._intake.fail_unplaced(self.now):
                     agenda.put(now, SAMPLE)  # others may have waited for those
                 continue
-            if what in (WORKER_LIFE, SCALING) and self._is_over():
+            if what in (WORKER_CHANGE, SCALING) and self._is_over():
                 break
             self.now = now
             if shared.active:
@@ -108,8 +108,8 @@ class Loop:
             self._await_network()
         elif what == SCALING and self._autoscaler is not None:
             self._agenda.put(self._autoscaler.tick(now), SCALING)
-        elif what == WORKER_LIFE:
-            self._lives.carry_out(which, now)
+        elif what == WORKER_CHANGE:
+            self._lifecycle.carry_out(which, now)
         elif what == REROUTING:
             self._intake.place_unplaced(now)
             self._intake.grant(now)
@@ -134,7 +134,7 @@ class Loop:
         """True if nothing is left to do but to sample, and to start, drain and fail workers for nothing."""
         return (
             not self._passes.touched
-            and not self._agenda.holds_beyond(SAMPLE, WORKER_LIFE, SCALING)
+            and not self._agenda.holds_beyond(SAMPLE, WORKER_CHANGE, SCALING)
             and self._intake.exhausted
         )
 

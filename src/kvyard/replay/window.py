@@ -34,7 +34,7 @@ class CounterMarks:
                 for tier in core.offload.tiers if core.offload is not None else ():
                     tier.link.leave_out_busy()
 
-    def take_off(self) -> None:
+    def subtract(self) -> None:
         """Take what was counted before the window off the counters. The run must be over: parts of it read them."""
         for owner, name, before in self._marks:
             setattr(owner, name, getattr(owner, name) - before)

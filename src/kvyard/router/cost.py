@@ -67,7 +67,7 @@ class BlockCost:
             cost += config.request_weight * worker.requests
         return cost
 
-    def at_least(self, match: Match, bucket: int, figure: float) -> float:
+    def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
         """Blocks that no worker with this ``rank`` or more costs less than."""
         if match is not self._match:
             self._look_at(match)

@@ -60,7 +60,7 @@ class RoutedMemory:
             self._forget(self._entries.popleft())
         return self._number
 
-    def take_back(self, number: int) -> None:
+    def withdraw(self, number: int) -> None:
         """Remove the prompt that got ``number``, which was never computed: only what counts because of it.
 
         Where nodes were joined since, an earlier prompt's part of them may go too: a prediction less, never one too many.

@@ -116,10 +116,10 @@ class OverlapView:
         memory.expire(now)
         return memory.remember(slot, keys, memory.tree.find(keys), now)
 
-    def take_back(self, number: int) -> None:
+    def withdraw(self, number: int) -> None:
         """Remove a prompt that its worker never computed."""
         if self.memory is not None and number:
-            self.memory.take_back(number)
+            self.memory.withdraw(number)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

@@ -19,12 +19,12 @@ Levels: TypeAlias = list[tuple[int, int]]
 class Bucket:
     """Workers of one bucket, as slots, by a figure each, least first."""
 
-    __slots__ = ("_many", "figures", "lones")
+    __slots__ = ("_many", "figures", "single_slots")
 
     def __init__(self) -> None:
         self.figures: array[float] = array("d")
         """Every figure that a slot has, once, in order."""
-        self.lones: array[int] = array("q")
+        self.single_slots: array[int] = array("q")
         """Beside each the slot that has it, where no other has or had it; else -1."""
         self._many: dict[float, int] = {}
         """The slots, as bits, of a figure that several had."""
@@ -37,11 +37,11 @@ class Bucket:
             return
         place = bisect_left(self.figures, figure)
         if place < len(self.figures) and self.figures[place] == figure:
-            self._many[figure] = 1 << slot | 1 << self.lones[place]
-            self.lones[place] = -1
+            self._many[figure] = 1 << slot | 1 << self.single_slots[place]
+            self.single_slots[place] = -1
         else:
             self.figures.insert(place, figure)
-            self.lones.insert(place, slot)
+            self.single_slots.insert(place, slot)
 
     def remove(self, slot: int, figure: float) -> None:
         """Remove ``slot``, which has this figure."""
@@ -53,22 +53,22 @@ class Bucket:
                 return
             del self._many[figure]
         place = bisect_left(self.figures, figure)
-        del self.figures[place], self.lones[place]
+        del self.figures[place], self.single_slots[place]
 
     def many(self, figure: float) -> int:
-        """The slots, as bits, of a figure that has no lone one."""
+        """The slots, as bits, of a figure that has no single one."""
         return self._many[figure]
 
     def slots(self) -> Iterator[tuple[float, int]]:
         """Every figure, least first, and the slots, as bits, that have it."""
-        for figure, lone in zip(self.figures, self.lones):
-            yield figure, 1 << lone if lone >= 0 else self._many[figure]
+        for figure, single in zip(self.figures, self.single_slots):
+            yield figure, 1 << single if single >= 0 else self._many[figure]
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless figures and slots agree."""
-        several = {figure for figure, lone in zip(self.figures, self.lones, strict=True) if lone < 0}
+        several = {figure for figure, single in zip(self.figures, self.single_slots, strict=True) if single < 0}
         assert list(self.figures) == sorted(set(self.figures)), "figures are out of order"
-        assert several == self._many.keys(), "a figure of several slots that has a lone one"
+        assert several == self._many.keys(), "a figure of several slots that has a single one"
         assert all(self._many.values()), "a figure that no slot has"
 
 

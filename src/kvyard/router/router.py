@@ -289,7 +289,7 @@ class Router:
         entry = self.loads.end(id_)
         if entry is None:
             return False
-        self.overlaps.take_back(entry.sent)
+        self.overlaps.withdraw(entry.sent)
         self._note(did.Ended, at=now, id=str(id_), refused=True)
         return True
 

@@ -71,17 +71,17 @@ class Search:
         bound, cost, workers = self._bound, self._cost, self._loads.workers
         assert bound is not None
         skipped = 0
-        for figure, lone in zip(bucket.figures, bucket.lones):
-            member = lone < 0 or is_in(row, lone)
+        for figure, single in zip(bucket.figures, bucket.single_slots):
+            member = single < 0 or is_in(row, single)
             if not member:
                 skipped += 1
                 if skipped & 7:
                     continue  # the bound of every eighth will do
             if self.tied and bound(match, number, figure) > self.best:
                 return
-            if lone >= 0:
+            if single >= 0:
                 if member:
-                    self._note(cost(workers[lone], match), 1 << lone)
+                    self._note(cost(workers[single], match), 1 << single)
                 continue
             slots = bucket.many(figure) & match.slots
             alike = slots if self._same else slots & self._loads.idle

@@ -61,7 +61,7 @@ class TimeCost:
                 return self._cost_without_room(worker, without)
         return self._sum(worker, match.new_tokens, self._own, self._past, 0.0) + self._copy
 
-    def at_least(self, match: Match, bucket: int, figure: float) -> float:
+    def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
         """Milliseconds that no worker with this ``rank`` or more costs less than: all terms that are left out are times, and
         so 0 or more.
         """

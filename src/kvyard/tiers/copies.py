@@ -164,7 +164,7 @@ class LinkedTier(CopyQueue):
         """Do the store's side of a copy that has landed: what came in can be found, what was read may be evicted."""
         if copy.inward:
             for held in copy.far:
-                self.store.pool.let_go(held)
+                self.store.pool.end_hold(held)
             return
         for piece, held in zip(copy.pieces, copy.far):
             if self.shared:
@@ -276,7 +276,7 @@ class WorkerLink(CopyQueue):
     def _let_go(self, copy: Copy) -> None:
         for pool, tables in zip(self.pools, (copy.near, copy.far)):
             for held in tables:
-                pool.let_go(held)
+                pool.end_hold(held)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless everything under way holds both its ends (I6) and the link keeps I7."""

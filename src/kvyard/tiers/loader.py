@@ -287,7 +287,7 @@ class Loader:
         near = target.reserve(pieces, use) if total_pages(pieces) <= target.num_pages else None
         if near is None:
             for held in reversed(kept):
-                target.pool.let_go(held)
+                target.pool.end_hold(held)
             return None
         record.keep += [(target, held) for held in kept]
         far = [hold(piece) for piece in pieces]
@@ -382,7 +382,7 @@ class Loader:
         if request is None:
             state.counters.wasted_loads += 1
             for held in copy.near:
-                state.layout.pool.let_go(held)
+                state.layout.pool.end_hold(held)
             return None
         self._unmark(copy)
         state.requests[request].load = None
@@ -410,7 +410,7 @@ class Loader:
 
     def _release(self, record: RequestState) -> None:
         for store, held in reversed(record.keep):
-            store.pool.let_go(held)
+            store.pool.end_hold(held)
         record.keep = []
 
 

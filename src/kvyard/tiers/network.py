@@ -42,9 +42,9 @@ class Flow:
 
     def copy(self) -> "Flow":
         """Another with the same figures, for a trial."""
-        twin = Flow(self.number, self.ports, self.nbytes, self.submitted, self.started)
-        twin.alone_ns, twin.left, twin.rate = self.alone_ns, self.left, self.rate
-        return twin
+        copied = Flow(self.number, self.ports, self.nbytes, self.submitted, self.started)
+        copied.alone_ns, copied.left, copied.rate = self.alone_ns, self.left, self.rate
+        return copied
 
     @property
     def queued(self) -> int:
@@ -183,10 +183,10 @@ class Network:
         trial.ports = {port: PortUse() for port in self.ports}
         trial._now, trial._at, trial._number, trial._next = self._now, self._at, self._number, self._next
         for flow in self._moving.values():
-            twin = flow.copy()
-            trial._moving[twin.number] = twin
-            for port in twin.ports:
-                trial.ports[port].flows[twin.number] = twin
+            copied = flow.copy()
+            trial._moving[copied.number] = copied
+            for port in copied.ports:
+                trial.ports[port].flows[copied.number] = copied
         for started, number, flow in self._waiting:  # a heap stays one
             trial._waiting.append((started, number, flow.copy()))
         return trial

@@ -138,7 +138,7 @@ class Pulls:
         if copy.far:
             self.settle(source.worker, now)
             for held in copy.far:
-                source.pool.let_go(held)
+                source.pool.end_hold(held)
             source.outgoing.remove(pull)
             self.changed(source.worker, now, -1)
         target.incoming.remove(pull)

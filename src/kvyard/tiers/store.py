@@ -220,7 +220,7 @@ class TierStore:
             free = sum([len(extent.ids) for extent in found if not extent.refs])
             held = pool.hold(found)  # while it is told it may split them
             self._tell_use(group, chain, held, use)
-            pool.let_go(held)
+            pool.end_hold(held)
             return free
         for extent in reversed(found):
             if not extent.refs:
@@ -241,7 +241,7 @@ class TierStore:
         return [node.copies[0] for node in nodes if node.copies]
 
     def hold(self, piece: PageRange) -> Table:
-        """Keep ``piece``, all of it resident, for a transfer that reads it, until ``pool.let_go``.
+        """Keep ``piece``, all of it resident, for a transfer that reads it, until ``pool.end_hold``.
 
         Its pages are the most recently used then.
         """
@@ -292,7 +292,7 @@ class TierStore:
                 self._behind[held] = last
             tables.append(held)
         for held in own:
-            pool.let_go(held)
+            pool.end_hold(held)
         return tables
 
     def _account(self, use: Use | None) -> int:
@@ -335,14 +335,14 @@ class TierStore:
             self._tell_use(piece.group, piece.chain, held, use or Use("", piece.stop * size))
         self.arrivals += 1
         if not keep:
-            self.pool.let_go(held)
+            self.pool.end_hold(held)
 
     def cancel(self, piece: PageRange, held: Table) -> None:
         """What was reserved won't come: the pages are free again."""
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
         self._behind.pop(held, None)
-        self.pool.let_go(held)
+        self.pool.end_hold(held)
 
     def put(self, piece: PageRange) -> None:
         """Have ``piece`` here at once, one more copy if it is here already; not where there is no room."""
@@ -350,7 +350,7 @@ class TierStore:
         if count <= self.pool.free:
             held = self.pool.hold_new(count, piece.start)
             enter_pages(self.pool, piece, held)
-            self.pool.let_go(held)
+            self.pool.end_hold(held)
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class TierStore:
 
 
 def hold_pages(pool: Pool, piece: PageRange) -> Table:
-    """Keep ``piece``, all of which is in ``pool``, for a transfer that reads it, until ``let_go``. Raises ``LookupError`` where
+    """Hold ``piece``, all of which is in ``pool``, for a transfer that reads it, until ``end_hold``. Raises ``LookupError`` if
     some of it isn't there.
     """
     start, stop = piece.start, piece.stop

@@ -177,7 +177,7 @@ class Storer:
         """Its worker is told: let go of the source, unless that is shared and was let go of as the copy landed."""
         if copy.returns:
             for held in copy.near:
-                self.state.layout.pool.put_back(held)
+                self.state.layout.pool.cancel_hold(held)
         elif not (copy.level and self.state.tiers[copy.level - 1].shared):
             self._let_go(copy)
 
@@ -185,7 +185,7 @@ class Storer:
         """Let go of the source of ``copy``: the device, or the tier before."""
         pool = self.state.tiers[copy.level - 1].store.pool if copy.level else self.state.layout.pool
         for held in reversed(copy.near):
-            pool.let_go(held)
+            pool.end_hold(held)
 
     def _pass_on(self, copy: Copy) -> None:
         """Copy on to the next tier what it doesn't have, if it has room. The source is still held as a destination."""
@@ -224,5 +224,5 @@ class Storer:
                 for piece, held in zip(copy.pieces, copy.far):
                     store.cancel(piece, held)
                 for held in copy.near:
-                    pool.let_go(held)
+                    pool.end_hold(held)
             first.rest = []

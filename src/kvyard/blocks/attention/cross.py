@@ -10,7 +10,7 @@ from kvyard.integers import ceil_div
 class CrossGroup(Group):
     """Cross attention: blocks for the encoder's tokens, taken once, never cached and never shared."""
 
-    restless = True
+    acts_every_step = True
 
     def required(self, demand: Demand) -> int:
         return ceil_div(demand.encoder, self.block_size)

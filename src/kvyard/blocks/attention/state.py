@@ -115,7 +115,7 @@ class _Progress:
 class AlignedStateGroup(StateGroup):
     """Mode *align*: each step keeps one running state at its end, plus speculative ones behind it."""
 
-    restless = True
+    acts_every_step = True
     registers_always = True
     estimates = True
 

@@ -216,12 +216,12 @@ class MockerPasses(PassMaker):
         ranked: list[tuple[bool, int, int, Job]] = []
         for position, job in enumerate(self.jobs.waiting):
             cached = lookup(job).tokens
-            twin = False
+            repeated = False
             if cached <= SAME_START and job.num_tokens >= blocks * self._page:
                 start = job.chain.keys[blocks - 1]
-                twin = start in starts
+                repeated = start in starts
                 starts.add(start)
-            ranked.append((twin, -cached, position, job))
+            ranked.append((repeated, -cached, position, job))
         ranked.sort(key=lambda entry: entry[:3])
         return [entry[3] for entry in ranked]
 

@@ -111,7 +111,7 @@ class SglangPasses(PassMaker):
     def form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs
         jobs.manager.begin_step()
-        jobs.batch.resting = bool(jobs.flights) and not jobs.flights[-1].made.decoding
+        jobs.batch.resting = bool(jobs.in_flight) and not jobs.in_flight[-1].decided.decoding
         made = self._form(now, longest)
         jobs.batch.resting = False
         if made is not None and self._hicache is not None:
@@ -135,7 +135,7 @@ class SglangPasses(PassMaker):
             made.until, self._until = self._until, 0
             return made
         if not self._running:
-            if not jobs.waiting and not jobs.flights and self._chunked is None:
+            if not jobs.waiting and not jobs.in_flight and self._chunked is None:
                 self._ratio.reset()
             return None
         took_pages = self._decode(now)

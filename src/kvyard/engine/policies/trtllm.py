@@ -149,7 +149,7 @@ class TrtllmPasses(PassMaker):
         stable_for = 1
         # A prompt that fits and got no tokens may get some, or be overtaken by a shorter one, in the next pass.
         steady = len(fitting) == len(decoding)
-        if steady and not (paused or self._left_out or jobs.prefilling or jobs.flights) and longest > 1:
+        if steady and not (paused or self._left_out or jobs.prefilling or jobs.in_flight) and longest > 1:
             stable_for = self.horizon.passes(longest, bool(due))
         return Pass(
             chunks, batch.count, batch.context, batch.longest(), stable_for=stable_for, left_out=len(self._left_out)

@@ -14,14 +14,14 @@ from kvyard.engine.job import Job
 from kvyard.engine.role import Role
 from kvyard.replay.config import AutoscaleConfig, WorkerConfig
 from kvyard.replay.listeners import Listener
-from kvyard.replay.lives import WorkerLives
 from kvyard.replay.record import Record
 from kvyard.replay.scaling import RoleState, Snapshot, make_scaler
 from kvyard.replay.worker import Worker
+from kvyard.replay.worker_lifecycle import WorkerLifecycle
 from kvyard.router.pace import Pace, engine_pace
 
 
-class WorkerLife(Enum):
+class WorkerState(Enum):
     """State of a worker."""
 
     OFF = "off"
@@ -47,7 +47,7 @@ class ScaledWorker:
         self.worker = worker
         self.pace = pace
         self.slots = slots
-        self.life = WorkerLife.ACTIVE if active else WorkerLife.OFF
+        self.state = WorkerState.ACTIVE if active else WorkerState.OFF
         self.ready = 0
         """When it will have started."""
         self.since = 0
@@ -59,15 +59,19 @@ class ScaledWorker:
 
 
 class Autoscaler(Listener):
-    """Of one fleet. It decides on the lives of workers."""
+    """Autoscaler of one fleet. It starts, drains and stops workers."""
 
     def __init__(
-        self, config: AutoscaleConfig, workers: Sequence[Worker], kinds: Sequence[WorkerConfig], lives: WorkerLives
+        self,
+        config: AutoscaleConfig,
+        workers: Sequence[Worker],
+        kinds: Sequence[WorkerConfig],
+        lifecycle: WorkerLifecycle,
     ) -> None:
         """``kinds`` has one kind of workers for each role; those of ``workers`` that are alive take requests."""
         self.config = config
         self._scaler = make_scaler(config.policy, config.options)
-        self._lives = lives
+        self._lifecycle = lifecycle
         engines = {kind.engine.role: kind.engine for kind in kinds}
         paces = {role: engine_pace(engine) for role, engine in engines.items()}
         self._workers = [
@@ -126,19 +130,19 @@ class Autoscaler(Listener):
             self._last = now
             self._offered, self._ttfts, self._admitted = [0, 0, 0], [], [0, 0]
             self._progress(now)
-        ready = [scaled.ready for scaled in self._workers if scaled.life is WorkerLife.STARTING]
+        ready = [scaled.ready for scaled in self._workers if scaled.state is WorkerState.STARTING]
         return min([self._last + self.config.period, *ready])
 
     def _progress(self, now: int) -> None:
         for scaled in self._workers:
-            if scaled.life is WorkerLife.STARTING and scaled.ready <= now:
-                scaled.life = WorkerLife.ACTIVE
-                self._lives.start(scaled.worker, now)
-            elif scaled.life is WorkerLife.DRAINING and not scaled.worker.jobs and _rests(scaled.worker):
-                scaled.life = WorkerLife.OFF
+            if scaled.state is WorkerState.STARTING and scaled.ready <= now:
+                scaled.state = WorkerState.ACTIVE
+                self._lifecycle.start(scaled.worker, now)
+            elif scaled.state is WorkerState.DRAINING and not scaled.worker.jobs and _rests(scaled.worker):
+                scaled.state = WorkerState.OFF
                 scaled.spans.append((scaled.since, max(scaled.idle_from, scaled.since)))
                 self.stops += 1
-                self.lost_blocks += self._lives.stop(scaled.worker, now)
+                self.lost_blocks += self._lifecycle.stop(scaled.worker, now)
 
     def _snapshot(self, now: int) -> Snapshot:
         return Snapshot(
@@ -156,14 +160,14 @@ class Autoscaler(Listener):
 
     def _state(self, role: Role) -> RoleState:
         mine = [scaled for scaled in self._workers if scaled.worker.role == role]
-        counts = {life: sum(scaled.life is life for scaled in mine) for life in WorkerLife}
-        cores = [core for scaled in mine if scaled.life is WorkerLife.ACTIVE for core in scaled.worker.cores]
+        counts = {state: sum(scaled.state is state for scaled in mine) for state in WorkerState}
+        cores = [core for scaled in mine if scaled.state is WorkerState.ACTIVE for core in scaled.worker.cores]
         loading = [core.scheduler.jobs.parked for core in cores]
         return RoleState(
             role=role,
-            active=counts[WorkerLife.ACTIVE],
-            starting=counts[WorkerLife.STARTING],
-            draining=counts[WorkerLife.DRAINING],
+            active=counts[WorkerState.ACTIVE],
+            starting=counts[WorkerState.STARTING],
+            draining=counts[WorkerState.DRAINING],
             running=sum(len(core.scheduler.running) for core in cores),
             waiting=sum(len(core.scheduler.waiting) for core in cores) + sum(map(len, loading)),
             used=sum(core.scheduler.manager.usage for core in cores) / len(cores) if cores else 0.0,
@@ -173,38 +177,38 @@ class Autoscaler(Listener):
 
     def _scale(self, role: Role, wanted: int, now: int) -> None:
         mine = [scaled for scaled in self._workers if scaled.worker.role == role]
-        there = [scaled for scaled in mine if scaled.life in (WorkerLife.ACTIVE, WorkerLife.STARTING)]
+        there = [scaled for scaled in mine if scaled.state in (WorkerState.ACTIVE, WorkerState.STARTING)]
         target = min(len(mine), self.config.most, max(self.config.least, wanted))
         if target == len(there):
             return
         if target > len(there):
             # Those that still drain are there at once, and so are their caches.
-            back = [scaled for scaled in mine if scaled.life is WorkerLife.DRAINING]
-            off = [scaled for scaled in mine if scaled.life is WorkerLife.OFF]
+            back = [scaled for scaled in mine if scaled.state is WorkerState.DRAINING]
+            off = [scaled for scaled in mine if scaled.state is WorkerState.OFF]
             for scaled in (back + off)[: target - len(there)]:
-                if scaled.life is WorkerLife.DRAINING:
-                    scaled.life = WorkerLife.ACTIVE
-                    self._lives.start(scaled.worker, now)
+                if scaled.state is WorkerState.DRAINING:
+                    scaled.state = WorkerState.ACTIVE
+                    self._lifecycle.start(scaled.worker, now)
                 else:
-                    scaled.life, scaled.ready, scaled.since = WorkerLife.STARTING, now + self.config.startup, now
+                    scaled.state, scaled.ready, scaled.since = WorkerState.STARTING, now + self.config.startup, now
         else:
             for scaled in self._leaving(there)[: len(there) - target]:
-                if scaled.life is WorkerLife.STARTING:
-                    scaled.life = WorkerLife.OFF
+                if scaled.state is WorkerState.STARTING:
+                    scaled.state = WorkerState.OFF
                     scaled.spans.append((scaled.since, now))
                     self.cancelled += 1
                 else:
-                    scaled.life = WorkerLife.DRAINING
+                    scaled.state = WorkerState.DRAINING
                     scaled.idle_from = now
-                    self._lives.drain(scaled.worker, now)
+                    self._lifecycle.drain(scaled.worker, now)
         self.actions.append(ScalingAction(now / SECOND, role, len(there), target))
 
     def _leaving(self, there: Sequence[ScaledWorker]) -> list[ScaledWorker]:
         """In which order workers go: start-ups first, the last to be ready before the others; then those with the fewest
         requests.
         """
-        starting = [scaled for scaled in there if scaled.life is WorkerLife.STARTING]
-        active = [scaled for scaled in there if scaled.life is WorkerLife.ACTIVE]
+        starting = [scaled for scaled in there if scaled.state is WorkerState.STARTING]
+        active = [scaled for scaled in there if scaled.state is WorkerState.ACTIVE]
         starting.sort(key=lambda scaled: (-scaled.ready, -scaled.worker.number))
         active.sort(key=lambda scaled: (len(scaled.worker.jobs), -scaled.worker.number))
         return starting + active
@@ -219,7 +223,7 @@ class Autoscaler(Listener):
         for scaled in self._workers:
             if scaled.worker.role == role:
                 found += scaled.spans
-                if scaled.life is not WorkerLife.OFF:
+                if scaled.state is not WorkerState.OFF:
                     found.append((scaled.since, now))
         return found
 

@@ -26,16 +26,16 @@ class CostModel(Protocol):
     def cost(self, worker: WorkerLoad, match: Match) -> float:
         """The cost of ``worker``, which has ``match`` of the prompt."""
 
-    def at_least(self, match: Match, bucket: int, figure: float) -> float:
-        """A lower bound; see ``Policy.at_least``."""
+    def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
+        """A lower bound; see ``Policy.lower_bound``."""
 
 
 class Policy:
     """A rule that chooses a worker.
 
     Most policies are a ``cost``: the worker of least cost is chosen, in a fleet of any size, by a look at every worker. One
-    that is to serve thousands of workers adds ``rank`` and ``at_least``, and few are looked at. One that isn't the least cost
-    of all workers has a ``choose`` of its own.
+    that is to serve thousands of workers adds ``rank`` and ``lower_bound``, and few are looked at. One that isn't the least
+    cost of all workers has a ``choose`` of its own.
 
     See ``docs/how-to/write-a-routing-policy.md``. ``RoutingInput`` is the request: ``num_tokens``, ``blocks``
     (full blocks of the prompt), ``now`` (nanoseconds), ``rng``, the ``workers`` that may be chosen, and ``matches``. A
@@ -85,20 +85,20 @@ class Policy:
         """
         raise NotImplementedError
 
-    def at_least(self, match: Match, bucket: int, figure: float) -> float:
+    def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
         """A lower bound: no worker of ``match`` in ``bucket`` costs less whose figure is ``figure`` or more. It doesn't fall
         from one bucket to the next for a figure of 0.
         """
         return -inf
 
     def costs(self, routing: RoutingInput) -> CostModel:
-        """Return the cost model for this request; by default the policy's own ``cost`` and ``at_least``."""
+        """Return the cost model for this request; by default the policy's own ``cost`` and ``lower_bound``."""
         return self
 
     def choose(self, routing: RoutingInput) -> Choice:
         """One of ``routing.workers``: that of least cost. Changes nothing; ``routed`` does."""
         costs = self.costs(routing)
-        bound = costs.at_least if self.ranked else None
+        bound = costs.lower_bound if self.ranked else None
         return routing.cheapest(costs.cost, self.why, None, bound, self.same_rank_same_cost)
 
     def hold(self, routing: RoutingInput, full: int) -> tuple[int, float] | None:

@@ -30,4 +30,4 @@ class Kv(Policy):
         if config.temperature and len(routing.workers) > 1:
             return drawn(routing, costs, config.temperature)
         exact = self._is_exact and not size & size - 1
-        return routing.cheapest(costs.cost, self.why, None, costs.at_least if self.ranked else None, exact)
+        return routing.cheapest(costs.cost, self.why, None, costs.lower_bound if self.ranked else None, exact)

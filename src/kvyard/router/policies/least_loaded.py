@@ -16,5 +16,5 @@ class LeastLoaded(Policy):
     def rank(self, worker: WorkerLoad) -> tuple[int, float]:
         return 0, load_of(self.config.load, worker)
 
-    def at_least(self, match: Match, bucket: int, figure: float) -> float:
+    def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
         return figure

@@ -68,9 +68,9 @@ class CrowdedCost:
         room = max(0, capacity * worker.block_size - others)
         return cost + self._weight * worker.pace.prefill(max(0, self._tokens - room))
 
-    def at_least(self, match: Match, bucket: int, figure: float) -> float:
+    def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
         """A lower bound: crowding costs nothing, or more."""
-        return self._base.at_least(match, bucket, figure)
+        return self._base.lower_bound(match, bucket, figure)
 
 
 class Program(LeastTime):

@@ -79,7 +79,7 @@ class RequestFlow:
         await self._news.wait()
         self._news.clear()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """No reply reads the choices any more: drop them once they have ended. They refer to us, and would wait for a search
         for garbage otherwise.
         """

@@ -45,7 +45,7 @@ class RankWatcher(Watcher):
             flow.dirty = False
             flow.tell()
             if flow.unread:
-                flow.let_go()
+                flow.release()
 
     def _more(self, choice: MockChoice, count: int, end: int) -> None:
         choice.produced += count

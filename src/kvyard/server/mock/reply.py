@@ -50,7 +50,7 @@ class MockReply(Response):
         finally:
             if not self._flow.done:
                 self._gone(self._flow)
-            self._flow.let_go()
+            self._flow.release()
 
     async def _whole(self, request: HttpRequest) -> None:
         flow = self._flow

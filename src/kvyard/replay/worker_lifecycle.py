@@ -1,7 +1,7 @@
-"""The lives of workers: they start, drain, stop and fail, as planned in the config or as an autoscaler decides."""
+"""Lifecycle of workers: they start, drain, stop and fail, as planned in the config or as an autoscaler decides."""
 
 from kvyard.index.runs import RunIndexer
-from kvyard.replay.agenda import PASS_END, REROUTING, WORKER_LIFE, Agenda
+from kvyard.replay.agenda import PASS_END, REROUTING, WORKER_CHANGE, Agenda
 from kvyard.replay.config import AutoscaleConfig
 from kvyard.replay.placement import Placement
 from kvyard.replay.pulls import FleetPulls
@@ -10,8 +10,8 @@ from kvyard.replay.seen import Seen
 from kvyard.replay.worker import Worker
 
 
-class WorkerLives:
-    """Of one fleet."""
+class WorkerLifecycle:
+    """Starts, drains, stops and failures of one fleet's workers."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class WorkerLives:
         self._keeps_caches = autoscale is not None and autoscale.warm
 
     def plan(self, worker: Worker, start: int, drain: int | None, fail: int | None) -> None:
-        """Plan the life of ``worker``, which takes requests from the beginning if it is alive."""
+        """Plan the changes of ``worker``, which takes requests from the beginning if it is alive."""
         if worker.alive:
             self._open(worker)
         for when, what in ((start, "start"), (drain, "drain"), (fail, "fail")):
             if when:
-                self._agenda.put(when, WORKER_LIFE, len(self.planned))
+                self._agenda.put(when, WORKER_CHANGE, len(self.planned))
                 self.planned.append((worker, what))
 
     def carry_out(self, which: int, now: int) -> None:
