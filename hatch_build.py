@@ -33,7 +33,7 @@ MODULES = {
     "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
     "stores policies/chunks policies/maker policies/mixed timing/polynomial_model",
     "events": "batcher",
-    "hashing": "chain digest_keys stretches",
+    "hashing": "chain digest_keys prefix_tree",
     "index": "bits chains dedup digests memory roster rows runs",
     "replay": "agenda arrivals fleet gaps handovers index_sync intake jobs listeners loop passes placement recorder seen "
     "split_placement worker worker_pool",

@@ -1,7 +1,7 @@
 """What scheduling costs: CPU microseconds per request, per pass, per run and per block, and how that grows with the batch.
 
 Requests come in a backlog, so that the batch is as large as it may be: 2,048 prompt tokens, half of them shared with others,
-and 128 to answer with. *Runs* are the stretches of blocks that entered the cache, *blocks* the blocks in them; both are counted
+and 128 to answer with. *Runs* are the runs of blocks that entered the cache, *blocks* the blocks in them; both are counted
 with a listener first, and then the time is taken without. Every figure is the median of fresh processes.
 ``steps`` computes one pass at a time, which is what a plan saves; ``bulk`` takes the blocks of many passes at once.
 

@@ -80,4 +80,4 @@ def test_nothing_is_left_of_what_everybody_let_go():
     for place, run in ((0, chain), (1, fork), (2, chain)):
         index.remove_run(place, run, 0, 40)
         index.check_integrity()
-    assert index.usage().blocks == 0 and not index._stretches
+    assert index.usage().blocks == 0 and not index._nodes

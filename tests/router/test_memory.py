@@ -267,8 +267,8 @@ def test_keys_that_are_packed_stay_packed_where_stretches_are_joined() -> None:
     for at, one in enumerate(keys):
         memory.remember(0, one, memory.tree.find(one), at * SECOND)
     memory.expire(10 * SECOND)
-    (stretch,) = memory.tree.walk()
-    assert stretch.keys == keys[1] and isinstance(stretch.keys, array)
+    (node,) = memory.tree.walk()
+    assert node.keys == keys[1] and isinstance(node.keys, array)
     memory.check_integrity()
 
 
@@ -277,6 +277,6 @@ def test_keys_that_are_packed_in_different_ways_are_joined_too() -> None:
     for at, one in enumerate(keys):
         memory.remember(0, one, memory.tree.find(one), at * SECOND)
     memory.expire(10 * SECOND)
-    (stretch,) = memory.tree.walk()
-    assert list(stretch.keys) == list(keys[1])
+    (node,) = memory.tree.walk()
+    assert list(node.keys) == list(keys[1])
     memory.check_integrity()

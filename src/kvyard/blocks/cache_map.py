@@ -14,7 +14,7 @@ from kvyard.blocks.extent import Extent, Marks, Node
 from kvyard.blocks.spans import Spans
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
-from kvyard.hashing.stretches import agree_until
+from kvyard.hashing.prefix_tree import agree_until
 
 __all__ = ["CacheMap", "Node"]
 

@@ -14,7 +14,7 @@ from kvyard.blocks.host_pages import HostPages, PageCopy
 from kvyard.blocks.request import Request
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages, part_of
-from kvyard.hashing.stretches import agree_until
+from kvyard.hashing.prefix_tree import agree_until
 
 
 class RadixGroup(Group):

@@ -71,7 +71,7 @@ class Mirror:
         """Return a clear, then everything held: place by place, parents first, each run of one announcement as one Stored."""
         out: list[Event] = [Cleared()]
         for place in sorted(self._held, key=lambda place: (-1 if place[0] is None else place[0], place[1])):
-            out += _parents_first(_stretches(self._held[place]))
+            out += _parents_first(_runs(self._held[place]))
         return out
 
     def _store(self, event: Stored) -> None:
@@ -97,7 +97,7 @@ class Mirror:
             self._held.pop(place, None)
 
 
-def _stretches(found: dict[Key, _Announcement]) -> Iterator[Stored]:
+def _runs(found: dict[Key, _Announcement]) -> Iterator[Stored]:
     """Yield every held block once, in consecutive runs of the event it came with, events in order of their first block."""
     for said in dict.fromkeys(found.values()):
         hashes = said.hashes
@@ -127,12 +127,12 @@ def _slice(said: _Announcement, start: int, stop: int) -> Stored:
     )
 
 
-def _parents_first(stretches: Iterable[Stored]) -> list[Stored]:
-    """Reorder ``stretches`` so that a run whose parent is in another comes after it.
+def _parents_first(runs: Iterable[Stored]) -> list[Stored]:
+    """Reorder ``runs`` so that a run whose parent is in another comes after it.
 
     They are runs of paths in a tree, so there is no cycle among them.
     """
-    waiting = list(stretches)
+    waiting = list(runs)
     home = {key: index for index, event in enumerate(waiting) for key in event.hashes}
     out: list[Stored] = []
     done = [False] * len(waiting)

@@ -310,7 +310,7 @@ class TraceChain(Chain):
         self.trace.num_tokens += num_tokens
 
     def hashes(self, start: int, stop: int) -> list[Key]:
-        return self.trace.stretch(start, stop)
+        return self.trace.keys_between(start, stop)
 
 
 class _TraceKeys:
@@ -341,7 +341,7 @@ class _TraceKeys:
         # Negative, so that it can't meet an id's key, and unique, so that no other request hits it.
         return ~((self.own << 40) | index)
 
-    def stretch(self, start: int, stop: int) -> list[Key]:
+    def keys_between(self, start: int, stop: int) -> list[Key]:
         """All of ``start`` to ``stop`` at once."""
         ids, size, step = self.ids, self.id_block_size, self.block_size
         prompt = min(stop, self.num_prompt_tokens // step)
@@ -372,7 +372,7 @@ class _SpacedTraceKeys(_TraceKeys):
         key = super().__getitem__(index)
         return key if key < 0 else xxhash.xxh3_64_intdigest(key.to_bytes(16, "little"), self.space)
 
-    def stretch(self, start: int, stop: int) -> list[Key]:
+    def keys_between(self, start: int, stop: int) -> list[Key]:
         return [self[i] for i in range(start, stop)]
 
 

@@ -12,7 +12,7 @@ from bisect import bisect_right
 
 from kvyard.hashing import Chain, Key, TokenChain
 from kvyard.hashing.keys import Keys
-from kvyard.hashing.stretches import agree_until, paint
+from kvyard.hashing.prefix_tree import agree_until, paint
 from kvyard.index.backend import Rows, Usage
 from kvyard.index.rows import joined
 
@@ -26,23 +26,23 @@ class WholeChain(TokenChain):
         return self
 
 
-class _Stretch:
+class _ChainNode:
     """Blocks ``start`` to ``stop`` of ``chain``, where nothing branches off, and who holds which of them."""
 
     __slots__ = ("chain", "children", "masks", "parent", "start", "stop", "stops")
 
-    def __init__(self, chain: Chain, start: int, stop: int, parent: "_Stretch | None") -> None:
+    def __init__(self, chain: Chain, start: int, stop: int, parent: "_ChainNode | None") -> None:
         self.chain = chain
         self.start = start
         self.stop = stop
         self.parent = parent
-        self.children: dict[int, _Stretch] | None = None
+        self.children: dict[int, _ChainNode] | None = None
         """Nodes that follow it, by ``id``, as there may be thousands: a split needs them."""
         # Rows by runs: where each ends, counted from the chain's start, and its places.
         self.stops = [stop]
         self.masks = [0]
 
-    def follow(self, child: "_Stretch") -> None:
+    def follow(self, child: "_ChainNode") -> None:
         """``child`` follows it, too."""
         if self.children is None:
             self.children = {id(child): child}
@@ -59,7 +59,7 @@ class _Stretch:
             self.stops[-1] = stop
 
 
-def _hold(found: _Stretch, start: int, stop: int, bit: int, repeated: list[tuple[int, int]]) -> None:
+def _hold(found: _ChainNode, start: int, stop: int, bit: int, repeated: list[tuple[int, int]]) -> None:
     """Set ``bit`` for the blocks ``start`` to ``stop``, as far as they lie in ``found``; notes in ``repeated`` which had it."""
     low = start if start > found.start else found.start
     for begin, stopped, before in paint(found.stops, found.masks, found.start, low, stop, bit, 0):
@@ -71,9 +71,9 @@ class ChainIndex:
     """Rows of chains. ``place`` is a small number, as everywhere in the index."""
 
     def __init__(self) -> None:
-        self._stretches: dict[Key, _Stretch] = {}
+        self._nodes: dict[Key, _ChainNode] = {}
         """By the key of the first block."""
-        self._removed: dict[int, _Stretch] = {}
+        self._removed: dict[int, _ChainNode] = {}
         """Node from which each place last removed something: a cache evicts a chain from its end, block by block."""
 
     # -- changes ----------------------------------------------------------------------------------------------------
@@ -85,11 +85,11 @@ class ChainIndex:
             return repeated
         bit = 1 << place
         keys = chain.keys
-        stretches = self._stretches
-        last: _Stretch | None = None
+        nodes = self._nodes
+        last: _ChainNode | None = None
         block = 0
         while block < stop:
-            node = stretches.get(keys[block])
+            node = nodes.get(keys[block])
             if node is None:
                 break
             if last is not None and block > start:
@@ -109,11 +109,11 @@ class ChainIndex:
             last.lengthen(stop)
             paint(last.stops, last.masks, last.start, block if block > start else start, stop, bit, 0)
             return repeated
-        new = _Stretch(chain, block, stop, last)
+        new = _ChainNode(chain, block, stop, last)
         paint(new.stops, new.masks, block, block if block > start else start, stop, bit, 0)
         if last is not None:
             last.follow(new)
-        self._stretches[keys[block]] = new
+        self._nodes[keys[block]] = new
         return repeated
 
     def remove_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
@@ -141,11 +141,11 @@ class ChainIndex:
         """``place`` holds nothing any more. Looks at everything."""
         bit = 1 << place
         self._removed.pop(place, None)
-        for found in self._stretches.values():
+        for found in self._nodes.values():
             paint(found.stops, found.masks, found.start, found.start, found.stop, 0, bit)
-        for key, found in list(self._stretches.items()):
+        for key, found in list(self._nodes.items()):
             # Letting go of one may have let go of those before it.
-            if key in self._stretches and not found.masks[-1] and not found.children:
+            if key in self._nodes and not found.masks[-1] and not found.children:
                 self._shorten(found)
 
     # -- questions --------------------------------------------------------------------------------------------------
@@ -166,41 +166,41 @@ class ChainIndex:
     def usage(self) -> Usage:
         """Return size and counters."""
         blocks = rows = 0
-        for found in self._stretches.values():
+        for found in self._nodes.values():
             for start, stop, mask in zip([found.start, *found.stops], found.stops, found.masks):
                 if mask:
                     blocks += stop - start
                     rows += 1
-        return Usage(blocks=blocks, rows=rows, bytes=600 * len(self._stretches) + 100 * rows)
+        return Usage(blocks=blocks, rows=rows, bytes=600 * len(self._nodes) + 100 * rows)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless the index agrees with itself."""
         children: dict[int, set[int]] = {}
-        for key, node in self._stretches.items():
-            assert node.chain.keys[node.start] == key, "a stretch is filed under another's key"
-            assert node.start < node.stop == node.stops[-1], "a stretch is out of shape"
+        for key, node in self._nodes.items():
+            assert node.chain.keys[node.start] == key, "a node is filed under another's key"
+            assert node.start < node.stop == node.stops[-1], "a node is out of shape"
             assert node.stops == sorted(set(node.stops)) and node.stops[0] > node.start, "runs are out of order"
             assert all(a != b for a, b in zip(node.masks, node.masks[1:], strict=False)), "equal rows side by side"
             assert node.children or node.masks[-1], "a dead end is kept"
             if node.parent is None:
-                assert node.start == 0, "a stretch hangs in the air"
+                assert node.start == 0, "a node hangs in the air"
             else:
-                assert node.parent.stop == node.start, "a stretch doesn't follow its parent"
+                assert node.parent.stop == node.start, "a node doesn't follow its parent"
                 children.setdefault(id(node.parent), set()).add(id(node))
-        for node in self._stretches.values():
+        for node in self._nodes.values():
             assert set(node.children or ()) == children.get(id(node), set()), "children are miscounted"
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _along(self, keys: Keys, stop: int, start: int = 0) -> list[tuple[_Stretch, int, int]]:
+    def _along(self, keys: Keys, stop: int, start: int = 0) -> list[tuple[_ChainNode, int, int]]:
         """Return the nodes along a prompt's path up to block ``stop``, each with the blocks that are the prompt's. Nodes
         that end by ``start`` are left out.
         """
-        stretches = self._stretches
-        path: list[tuple[_Stretch, int, int]] = []
+        nodes = self._nodes
+        path: list[tuple[_ChainNode, int, int]] = []
         block = 0
         while block < stop:
-            node = stretches.get(keys[block])
+            node = nodes.get(keys[block])
             if node is None:
                 break
             end = node.stop if node.stop < stop else stop
@@ -214,9 +214,9 @@ class ChainIndex:
                 path.append((last, low, high))
         return path
 
-    def _split(self, found: _Stretch, at: int) -> None:
+    def _split(self, found: _ChainNode, at: int) -> None:
         """Split ``found`` at ``at``, where another chain branches off."""
-        rest = _Stretch(found.chain, at, found.stop, found)
+        rest = _ChainNode(found.chain, at, found.stop, found)
         rest.children, found.children = found.children, {id(rest): rest}
         run = bisect_right(found.stops, at - 1)
         rest.stops, rest.masks = found.stops[run:], found.masks[run:]
@@ -227,11 +227,11 @@ class ChainIndex:
         if rest.children:
             for other in rest.children.values():
                 other.parent = rest
-        self._stretches[rest.chain.keys[at]] = rest
+        self._nodes[rest.chain.keys[at]] = rest
 
-    def _shorten(self, found: _Stretch) -> None:
+    def _shorten(self, found: _ChainNode) -> None:
         """Free the end of ``found``, which no place holds and nothing follows, and ancestors that this leaves empty."""
-        node: _Stretch | None = found
+        node: _ChainNode | None = found
         while node is not None and not node.masks[-1] and not node.children:
             if len(node.masks) > 1:
                 node.stops.pop()
@@ -239,7 +239,7 @@ class ChainIndex:
                 node.stop = node.stops[-1]
                 return
             gone = node
-            del self._stretches[node.chain.keys[node.start]]
+            del self._nodes[node.chain.keys[node.start]]
             node.stop = node.start  # a place that last removed from it finds nothing in it
             node = node.parent
             if node is not None and node.children is not None:

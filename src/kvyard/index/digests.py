@@ -144,7 +144,7 @@ class DigestIndex(ChainIndex):
         """As ``ChainIndex``; and the numbers are those of what is held."""
         super().check_integrity()
         counts: dict[tuple[int, int], int] = {}
-        for node in self._stretches.values():
+        for node in self._nodes.values():
             for block in range(node.start, node.stop):
                 mask = node.masks[_run_of(node.stops, block)]
                 number = fingerprint(node.chain.keys[block], self.span)

@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 from typing import TypeAlias
 
 from kvyard.errors import KvyardError
-from kvyard.hashing.stretches import paint, parting, repaint
+from kvyard.hashing.prefix_tree import paint, parting, repaint
 from kvyard.index.backend import Rows, Usage
 from kvyard.index.bits import bits
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from kvyard.engine.job import Job
 from kvyard.hashing import TraceChain
-from kvyard.hashing.stretches import paint, parting
+from kvyard.hashing.prefix_tree import paint, parting
 
 Ids: TypeAlias = "array[int] | list[int]"
 
@@ -62,7 +62,7 @@ class _Lines:
         """The position behind its last id."""
         return self.bases[line] + self.offsets[line + 1] - self.offsets[line]
 
-    def stretches(self, line: int) -> tuple[list[int], list[int]]:
+    def runs(self, line: int) -> tuple[list[int], list[int]]:
         """Return the ends of runs, and the workers of each."""
         found = self.split.get(line)
         return ([self.stop(line)], [self.masks[line]]) if found is None else found
@@ -89,7 +89,7 @@ class _Lines:
 
     def note(self, line: int, low: int, high: int, worker: int) -> None:
         """A worker, given by its bit, has computed positions ``low`` to ``high``."""
-        stops, masks = self.stretches(line)
+        stops, masks = self.runs(line)
         paint(stops, masks, self.bases[line], low, high, worker, 0)
         if len(stops) > 1:
             self.split[line] = (stops, masks)
@@ -116,7 +116,7 @@ class Seen:
         for line in range(len(lines.bases)):
             start = lines.bases[line]
             shift = lines.offsets[line] - start
-            for stop, workers in zip(*lines.stretches(line)):
+            for stop, workers in zip(*lines.runs(line)):
                 if workers & bit:
                     for name in lines.ids[start + shift : stop + shift]:
                         off[name] = off.get(name, 0) | bit

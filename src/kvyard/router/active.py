@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kvyard.router.ranking import Ranking
 from kvyard.router.request import RouteRequest
-from kvyard.router.tree import Path, PrefixTree, PromptStretch
+from kvyard.router.tree import Path, PrefixTree, PromptNode
 from kvyard.router.worker import WorkerLoad
 
 
@@ -29,7 +29,7 @@ class Active:
     )
 
     def __init__(
-        self, worker: WorkerLoad, tail: PromptStretch | None, num_tokens: int, blocks: int, prefill: int, since: int
+        self, worker: WorkerLoad, tail: PromptNode | None, num_tokens: int, blocks: int, prefill: int, since: int
     ) -> None:
         self.worker = worker
         self.tail = tail
@@ -158,7 +158,7 @@ class ActiveLoads:
             self.idle ^= 1 << slot
         worker.blocks -= entry.output_blocks
         node = entry.tail
-        last: PromptStretch | None = None
+        last: PromptNode | None = None
         while node is not None and node is not tree.root:
             parent = node.parent
             count = node.held[slot]
@@ -216,4 +216,4 @@ class ActiveLoads:
         for node in self.tree.walk():
             below = sum(sum(child.held.values()) for child in node.children.values())
             ends = sum(1 for entry in self.active.values() if entry.tail is node)
-            assert sum(node.held.values()) == below + ends, "requests and stretches differ"
+            assert sum(node.held.values()) == below + ends, "requests and nodes differ"

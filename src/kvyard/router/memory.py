@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kvyard.router.tree import Path, PrefixTree, PromptStretch
+from kvyard.router.tree import Path, PrefixTree, PromptNode
 
 _FEW = 8
-_Sent: TypeAlias = tuple[int, int, int, PromptStretch, int]
+_Sent: TypeAlias = tuple[int, int, int, PromptNode, int]
 """A prompt that was sent: its number, when, the slot, where it ends, and how many of its blocks counted there already."""
 
 
@@ -102,7 +102,7 @@ class RoutedMemory:
             known |= mask
         self._strike(node, known & node.mask)
 
-    def _strike(self, node: PromptStretch, known: int) -> None:
+    def _strike(self, node: PromptNode, known: int) -> None:
         # Their entries stay until their time has come; only the bits go. A stem of many branches isn't worth the search.
         while known and node.parent is not None and len(node.children) <= _FEW:
             for child in node.children.values():

@@ -13,29 +13,29 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from kvyard.hashing.stretches import parting
+from kvyard.hashing.prefix_tree import parting
 
 
-class PromptStretch:
+class PromptNode:
     """Blocks ``start`` to ``stop`` of some prompt, where nothing branches off."""
 
     __slots__ = ("base", "children", "held", "keys", "mask", "parent", "start", "stop")
 
-    def __init__(self, parent: "PromptStretch | None", keys: Sequence[int], base: int, start: int, stop: int) -> None:
+    def __init__(self, parent: "PromptNode | None", keys: Sequence[int], base: int, start: int, stop: int) -> None:
         self.parent = parent
         self.keys = keys
         """Holds at least this run; its first key is that of block ``base``."""
         self.base = base
         self.start = start
         self.stop = stop
-        self.children: dict[int, PromptStretch] = {}
+        self.children: dict[int, PromptNode] = {}
         self.held: dict[int, int] = {}
         """The number per worker."""
         self.mask = 0
         """Workers that count, as bits."""
 
 
-Path: TypeAlias = tuple[list[PromptStretch], int]
+Path: TypeAlias = tuple[list[PromptNode], int]
 """The nodes on a prompt's path, the last perhaps only in part; and the number of blocks of the prompt that they cover."""
 
 
@@ -43,13 +43,13 @@ class PrefixTree:
     """Nodes by the blocks before them."""
 
     def __init__(self) -> None:
-        self.root = PromptStretch(None, (), 0, 0, 0)
+        self.root = PromptNode(None, (), 0, 0, 0)
         self.size = 0
         """Blocks in the tree, each once per worker that has it."""
 
     def find(self, keys: Sequence[int]) -> Path:
         """Return the known part of a prompt as nodes."""
-        path: list[PromptStretch] = []
+        path: list[PromptNode] = []
         count = len(keys)
         children = self.root.children
         block = 0
@@ -67,7 +67,7 @@ class PrefixTree:
             children = node.children
         return path, block
 
-    def extend(self, keys: Sequence[int], found: Path) -> list[PromptStretch]:
+    def extend(self, keys: Sequence[int], found: Path) -> list[PromptNode]:
         """Make the whole prompt a path and return it; ``found`` is the result of ``find``. The new node has no workers yet."""
         path, covered = found
         if path and covered < path[-1].stop:
@@ -76,27 +76,25 @@ class PrefixTree:
         if covered < count:
             parent = path[-1] if path else self.root
             if isinstance(keys, list | array):
-                node = PromptStretch(parent, keys[covered:], covered, covered, count)
+                node = PromptNode(parent, keys[covered:], covered, covered, count)
             else:
-                node = PromptStretch(
-                    parent, keys, 0, covered, count
-                )  # made on demand: nothing to copy, nothing to save
+                node = PromptNode(parent, keys, 0, covered, count)  # made on demand: nothing to copy, nothing to save
             parent.children[keys[covered]] = node
             path.append(node)
         return path
 
-    def leave(self, node: PromptStretch, slot: int) -> None:
+    def leave(self, node: PromptNode, slot: int) -> None:
         """Remove ``slot`` from this node. The owner goes from the end of a path towards the root."""
         del node.held[slot]
         node.mask ^= node.mask & 1 << slot  # no complement: these may have thousands of bits
         self.size -= node.stop - node.start
         if not node.held:
             parent = node.parent
-            assert parent is not None and not node.children, "a stretch outlived the one before it"
+            assert parent is not None and not node.children, "a node outlived the one before it"
             del parent.children[node.keys[node.start - node.base]]
             node.parent = None
 
-    def settle(self, node: PromptStretch) -> None:
+    def settle(self, node: PromptNode) -> None:
         """Join ``node`` with its child, if it has just one and both have equal workers."""
         if node.parent is None or len(node.children) != 1:
             return
@@ -142,7 +140,7 @@ class PrefixTree:
         for node in list(self.walk()):
             self.settle(node)
 
-    def walk(self) -> Iterator[PromptStretch]:
+    def walk(self) -> Iterator[PromptNode]:
         """Yield every node, each after its parent."""
         waiting = list(self.root.children.values())
         while waiting:
@@ -155,9 +153,9 @@ class PrefixTree:
         size = 0
         for node in self.walk():
             parent = node.parent
-            assert parent is not None, "a stretch without one before it"
+            assert parent is not None, "a node without one before it"
             assert node.start == parent.stop < node.stop, f"{node.start} to {node.stop} doesn't follow {parent.stop}"
-            assert parent.children.get(node.keys[node.start - node.base]) is node, "a stretch under another's key"
+            assert parent.children.get(node.keys[node.start - node.base]) is node, "a node under another's key"
             assert node.held and not node.mask & ~sum(1 << slot for slot in node.held), "a bit without a number"
             if parent is not self.root:
                 assert node.held.keys() <= parent.held.keys(), "a worker has an end without its start"
@@ -165,11 +163,11 @@ class PrefixTree:
             size += (node.stop - node.start) * len(node.held)
         assert size == self.size, f"{self.size} blocks are counted, {size} are there"
 
-    def _split(self, node: PromptStretch, at: int) -> PromptStretch:
+    def _split(self, node: PromptNode, at: int) -> PromptNode:
         """Cut a node in two; ``node`` stays the latter part, since what ends there ends there still."""
         parent = node.parent
         assert parent is not None
-        head = PromptStretch(parent, node.keys, node.base, node.start, at)
+        head = PromptNode(parent, node.keys, node.base, node.start, at)
         parent.children[node.keys[node.start - node.base]] = head
         head.children[node.keys[at - node.base]] = node
         head.held = node.held.copy()
@@ -179,7 +177,7 @@ class PrefixTree:
         return head
 
 
-def _joined_keys(node: PromptStretch, child: PromptStretch) -> Sequence[int]:
+def _joined_keys(node: PromptNode, child: PromptNode) -> Sequence[int]:
     first, then = _keys(node), _keys(child)
     if isinstance(first, array) and isinstance(then, array) and first.typecode == then.typecode:
         first.extend(then)  # a copy, and packed: as a list, a long prompt would take five times as much and far longer
@@ -187,7 +185,7 @@ def _joined_keys(node: PromptStretch, child: PromptStretch) -> Sequence[int]:
     return [*first, *then]
 
 
-def _keys(node: PromptStretch) -> Sequence[int]:
+def _keys(node: PromptNode) -> Sequence[int]:
     """Copy a node's own keys."""
     start, stop, keys = node.start - node.base, node.stop - node.base, node.keys
     return keys[start:stop] if isinstance(keys, list | array) else [keys[at] for at in range(start, stop)]

@@ -228,7 +228,7 @@ def _kept(hit: Hit) -> dict[Node, tuple[int, int]]:
 def whole_chain(node: Node) -> Chain:
     """A chain that answers for everything up to the end of ``node``.
 
-    What stays cached after its request keeps no more of the chain than its own stretch. The stretches before it are in the
+    What stays cached after its request keeps no more of the chain than its own run. The runs before it are in the
     tree as well, as nodes with or without copies, each with its own hashes; so the way up gives the whole prefix back.
     """
     return node.chain if node.chain.reaches(0) else PathChain(node)
@@ -251,7 +251,7 @@ class PathChain(Chain):
         self.keys = _PathKeys(self._starts, [ancestor.keys for ancestor in path], node.stop)
 
     def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
-        """The chain of the stretch itself, where one node has it all."""
+        """The chain of the run itself, where one node has it all."""
         at = bisect_right(self._starts, start) - 1
         if at + 1 == len(self._starts) or stop <= self._starts[at + 1]:
             return self._chains[at]

@@ -26,7 +26,7 @@ from kvyard.blocks.use import Use
 from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Chain, Key, Keys, Run
-from kvyard.hashing.stretches import agree_until
+from kvyard.hashing.prefix_tree import agree_until
 from kvyard.integers import ceil_div
 
 

@@ -25,7 +25,7 @@ from kvyard.hashing import wire_hash
 from kvyard.server.gateway.recording import ArrivedRequest, TrafficRecorder
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
 from kvyard.vllm.recording_file import RecordingFile
-from kvyard.vllm.stretches import Stretches
+from kvyard.vllm.token_runs import TokenRuns
 
 log = logging.getLogger("vllm.kvyard")
 
@@ -344,7 +344,7 @@ class EngineRecorder:
         """A request's own line, and the line of its end."""
         if self._decisions is None or self._decisions.ended:
             return
-        text = Stretches(self._ids, self._size, end.hashes, end.prompt_tokens + end.output_tokens)
+        text = TokenRuns(self._ids, self._size, end.hashes, end.prompt_tokens + end.output_tokens)
         complete = request.reason == "length"
         more = 0 if complete else max(0, end.max_tokens - end.output_tokens)
         asked = {

@@ -20,7 +20,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from kvyard.hashing.stretches import parting
+from kvyard.hashing.prefix_tree import parting
 
 
 class _IdRange(msgspec.Struct, eq=False):

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvyard.hashing.stretches import paint, parting, repaint
+from kvyard.hashing.prefix_tree import paint, parting, repaint
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5), st.integers(0, 5))

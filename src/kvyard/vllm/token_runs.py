@@ -11,7 +11,7 @@ from kvyard.integers import ceil_div
 from kvyard.server.gateway.recording.prefix_ids import PrefixIds
 
 
-class Stretches:
+class TokenRuns:
     """The ids of one sequence."""
 
     def __init__(self, ids: PrefixIds, size: int, hashes: Sequence[bytes], num_tokens: int) -> None:
