@@ -108,29 +108,18 @@ def shared_prefix(workload: Mapping[str, Any], seed: int = 0) -> list[TraceReque
     return requests
 
 
-def conversations(workload: Mapping[str, Any], seed: int = 0) -> list[TraceRequest]:
-    """Conversations over a long private document, so many at a time, with a pause between turns."""
-    draw, ids, requests = random.Random(seed), Ids(), []
-    least, most = workload["think_s"]
-    for number in range(workload["conversations"]):
-        parts: list[tuple[object, int]] = [("shared", workload["shared"]), (f"own {number}", workload["private"])]
-        for turn in range(workload["turns"]):
-            parts.append((f"asked {turn}", workload["question"]))
-            made, length = ids.of(*parts)
-            delay = round(draw.uniform(least, most) * SECOND) if turn else None
-            requests.append(
-                TraceRequest(
-                    f"0:{number}.{turn}",
-                    0,
-                    length,
-                    workload["answer"],
-                    made,
-                    BLOCK,
-                    session=f"c{number}",
-                    delay=delay,
-                )
-            )
-            parts.append((f"answered {turn}", workload["answer"]))
+def conversations(workload: Mapping[str, Any]) -> list[TraceRequest]:
+    """inference-perf's conversations over a long private document: the first turn of all, then the second of all, and so on.
+    A slot of the client has any conversation's next turn, and is held for the pause after an answer, too.
+    """
+    ids, requests = Ids(), []
+    for turn in range(workload["turns"]):
+        for number in range(workload["conversations"]):
+            parts: list[tuple[object, int]] = [("shared", workload["shared"]), (f"own {number}", workload["private"])]
+            for earlier in range(turn):
+                parts += [(f"asked {earlier}", workload["question"]), (f"answered {earlier}", workload["answer"])]
+            made, length = ids.of(*parts, (f"asked {turn}", workload["question"]))
+            requests.append(TraceRequest(f"0:{number}.{turn}", 0, length, workload["answer"], made, BLOCK))
     return requests
 
 
@@ -215,8 +204,10 @@ def aibrix(rates: Mapping[str, list[dict[str, float]]], descending: bool) -> Ite
     before = []
     for user in range(1, 401):
         for turn in range(2):
+            # A user's second question is sent when the first is answered, at the client's next tick.
+            more = {"after": (before[-1],), "delay": round(0.05 * SECOND)} if turn else {}
             before.append(f"w:{user}.{turn}")
-            yield request(before[-1], user, 21073 + 129 * turn, 100, user * 0.5 + turn * 0.5)
+            yield request(before[-1], user, 21073 + 129 * turn, 100, user * 0.5, **more)
     order = list(reversed(RATES)) if descending else list(RATES)
     for rate in order:
         gate = f"g:{rate}"

@@ -197,6 +197,7 @@ def read_llmd(name: str, manifest: Mapping[str, Any], path: Path) -> Iterable[Ru
             yield Run(name, arm, dict(enumerate(table[arm])), settings, alone(lengths))
         else:
             settings["concurrency"] = workload["concurrency"]
+            settings["turnaround"] = f"{fmean(workload['think_s']):g}s"
             for cell in table[arm]:
                 yield Run(name, arm, {0: cell}, settings, conversations(workload))
 

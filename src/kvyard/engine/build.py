@@ -74,7 +74,7 @@ def make_core(
     clock = VirtualClock()
     manager = make_manager(config, clock.now, batcher, alone=peer is None and source is None)
     timing_config = config.timing
-    if ahead and isinstance(timing_config, HostTiming):
+    if config.overlaps_host and isinstance(timing_config, HostTiming):
         timing_config = msgspec.structs.replace(timing_config, overlap=True)
     timing = make_timing(timing_config, config.capacity_tokens)
     offload: Offload | None = None

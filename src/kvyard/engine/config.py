@@ -153,11 +153,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return true if passes are decided on while the ones before them run."""
         if self.async_scheduling is not None:
             return self.async_scheduling
-        real = type(self.timing).__struct_config__.tag in REAL_TIMINGS and self.role == "both"
+        return self.overlaps_host and self.role == "both" and (self.tiers is None or self.backend == "sglang")
+
+    @property
+    def overlaps_host(self) -> bool:
+        """True if the host prepares a pass while the card computes the one before it.
+
+        Engines do so on a GPU with roles and lower tiers, too, where deciding ahead itself isn't modelled.
+        """
+        if self.async_scheduling is not None:
+            return self.async_scheduling
         usual = self.backend in ("vllm", "sglang") or (
             self.backend == "trtllm" and not (self.trtllm and self.trtllm.mocker)
         )
-        return real and usual and (self.tiers is None or self.backend == "sglang") and self.speculative is None
+        real = type(self.timing).__struct_config__.tag in REAL_TIMINGS
+        return real and usual and self.speculative is None
 
     @property
     def capacity_tokens(self) -> int:

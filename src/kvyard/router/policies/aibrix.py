@@ -1,16 +1,20 @@
 """``aibrix``: the least loaded while loads are far apart; else by falling match, the first that isn't busier than most.
 
-Source: AIBrix, ``prefix-cache``, with its defaults: a difference of 8 requests, and the mean plus one standard deviation.
+Source: AIBrix, ``prefix-cache``, with its defaults: a difference of 8 requests, and the mean plus one standard deviation; of
+equals any. AIBrix itself knows caches by what it routed (``approximate=1``) unless engines' events are configured.
 """
 
 from math import sqrt
 from typing import ClassVar
 
 from kvyard.registry import Option, Options
+from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
+from kvyard.router.memory import RoutedMemory
 from kvyard.router.policies import Policy
 from kvyard.router.request import Choice
+from kvyard.router.search import Cost
 from kvyard.router.worker import WorkerLoad
 
 
@@ -19,21 +23,26 @@ class Aibrix(Policy):
     OPTIONS: ClassVar[Options] = {
         "imbalance": Option(8, "Difference in requests beyond which the least loaded worker is taken."),
         "deviations": Option(1.0, "Standard deviations above the mean up to which a worker is taken for its match."),
+        "approximate": Option(0, "1: caches are known by what was routed there, not by events.", most=1),
     }
+
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(config)
+        if self.options["approximate"]:
+            self.needs_index = False
+            self.memory = RoutedMemory(None, config.remembered_blocks)
 
     def choose(self, routing: RoutingInput) -> Choice:
         running = [worker.requests for worker in routing.workers]
         if max(running) - min(running) <= self.options["imbalance"]:
             most = self._most(running)
             fits = [
-                (match.cached_tokens, -worker.requests, worker.slot)
+                match
                 for match in routing.matches
-                if match.cached_tokens
-                for worker in routing.workers_of([match])
-                if worker.requests <= most
+                if match.cached_tokens and any(worker.requests <= most for worker in routing.workers_of([match]))
             ]
             if fits:
-                return Choice(max(fits)[2], 0.0, 1, "match")
+                return routing.cheapest(_by_match(most), "match", fits)
         return routing.cheapest(_requests, "load")
 
     def _most(self, running: list[int]) -> float:
@@ -45,3 +54,12 @@ class Aibrix(Policy):
 
 def _requests(worker: WorkerLoad, match: Match) -> float:
     return float(worker.requests)
+
+
+def _by_match(most: float) -> Cost:
+    """Cost of a worker with at most ``most`` requests by its match first, and by its requests among equals."""
+
+    def cost(worker: WorkerLoad, match: Match) -> float:
+        return float("inf") if worker.requests > most else worker.requests - 1e9 * match.cached_tokens
+
+    return cost

@@ -3,17 +3,33 @@
 Source: llm-d's scorers before August 2026, with weights 3, 2, 2, 2. An engine's queue is taken to be its requests without a
 first token, and its cache's use what active prompts hold: the router asks no engine. Where the size of a cache isn't known,
 all count as equally free.
+
+llm-d itself reads both from engines' metrics, every 50 ms, and an engine's change as its passes end. Between two readings all
+prompts go to the same worker (``refresh_ms=50``).
 """
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from kvyard.clock import MS
 from kvyard.registry import Option, Options
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
 from kvyard.router.policies import Policy
 from kvyard.router.request import Choice
+from kvyard.router.search import Cost
 from kvyard.router.worker import WorkerLoad
+
+PASS_TOKENS = 8192
+"""Prompt tokens that an engine computes in a pass, before its metrics change."""
+
+
+class Reading(NamedTuple):
+    """One worker's metrics, as they were last read."""
+
+    at: int
+    waiting: int
+    blocks: int
 
 
 class LlmdBlend(Policy):
@@ -25,23 +41,29 @@ class LlmdBlend(Policy):
         "queue": Option(2.0, "Weight of a short queue."),
         "cache": Option(2.0, "Weight of free blocks."),
         "no_hit": Option(2.0, "Weight of the time since the worker's last prompt without a hit."),
+        "weighted": Option(0, "1: workers are drawn by their scores, instead of the highest.", most=1),
+        "refresh_ms": Option(0.0, "Milliseconds between two readings of a worker's metrics; 0: the router's own books."),
     }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
         self._cold: dict[int, int] = {}
         """Slots by when they last got a prompt that no worker had any of, oldest first."""
+        self._readings: dict[int, Reading] = {}
+        """By slot."""
 
     def choose(self, routing: RoutingInput) -> Choice:
         weights, workers, tokens = self.options, routing.workers, routing.num_tokens
-        queued = [worker.queued for worker in workers]
+        readings = {worker.slot: self._read(worker, routing.now) for worker in workers}
+        queued = [reading.waiting for reading in readings.values()]
         fewest, longest = min(queued), max(queued)
         turns = self._turns(routing) if _is_cold(routing) else {}
 
         def cost(worker: WorkerLoad, match: Match) -> float:
-            queue = (longest - worker.queued) / (longest - fewest) if longest > fewest else 1.0
+            reading = readings[worker.slot]
+            queue = (longest - reading.waiting) / (longest - fewest) if longest > fewest else 1.0
             capacity = worker.pace.capacity
-            free = 1.0 - min(1.0, worker.blocks / capacity) if capacity else 1.0
+            free = 1.0 - min(1.0, reading.blocks / capacity) if capacity else 1.0
             return -(
                 weights["prefix"] * match.cached_tokens / tokens
                 + weights["queue"] * queue
@@ -49,6 +71,16 @@ class LlmdBlend(Policy):
                 + weights["no_hit"] * turns.get(worker.slot, 0.5)
             )
 
+        return self._draw(routing, cost) if weights["weighted"] else routing.cheapest(cost, "cost")
+
+    def _draw(self, routing: RoutingInput, cost: Cost) -> Choice:
+        """A worker by chance, in proportion to its score, as llm-d's weighted-random-picker has it."""
+        scored = [(-cost(worker, match), worker.slot) for match in routing.matches for worker in routing.workers_of([match])]
+        left = routing.rng.random() * sum([score for score, _ in scored])
+        for score, slot in scored:
+            left -= score
+            if left < 0:
+                return Choice(slot, -score, 1, "cost")
         return routing.cheapest(cost, "cost")
 
     def routed(self, routing: RoutingInput, choice: Choice) -> None:
@@ -58,6 +90,21 @@ class LlmdBlend(Policy):
 
     def gone(self, slot: int) -> None:
         self._cold.pop(slot, None)
+        self._readings.pop(slot, None)
+
+    def _read(self, worker: WorkerLoad, now: int) -> Reading:
+        """Return the worker's metrics: its books, or what was read of them last."""
+        refresh = self.options["refresh_ms"] * MS
+        if not refresh:
+            return Reading(now, worker.queued, worker.blocks)
+        known = self._readings.get(worker.slot)
+        if known is not None:
+            in_pass = worker.pace.prefill(min(PASS_TOKENS, worker.prefill_tokens)) * MS
+            if now < known.at + refresh or (worker.queued and now < worker.computing_since + in_pass):
+                return known
+        # The prompt that is being computed doesn't wait.
+        known = self._readings[worker.slot] = Reading(now, max(0, worker.queued - 1), worker.blocks)
+        return known
 
     def _turns(self, routing: RoutingInput) -> dict[int, float]:
         """By slot, from 1 to 0: those that never got a cold prompt first, then those whose last one is longest ago."""
