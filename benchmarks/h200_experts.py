@@ -120,7 +120,9 @@ def main() -> None:
         sys.path.insert(0, str(Path(asked.packages).resolve()))
     began = time.monotonic()
     with (Path(os.environ.get("OUT", ".")) / "experts.jsonl").open("w") as out:
-        out.write(json.dumps({"kind": "device", "name": torch.cuda.get_device_name(), "torch": torch.__version__}) + "\n")
+        out.write(
+            json.dumps({"kind": "device", "name": torch.cuda.get_device_name(), "torch": torch.__version__}) + "\n"
+        )
         for row in shapes(Kernels()):
             print(row, f"{time.monotonic() - began:.0f} s", flush=True)
             out.write(json.dumps({"kind": "experts", **row}) + "\n")

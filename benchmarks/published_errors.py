@@ -269,7 +269,7 @@ PAGE_TEXT = """# How sure a prediction is
 
 <!-- written by benchmarks/published_errors.py -->
 
-A report states a range beside its times: "TTFT mean 210 ms, 180–260 (80 % of comparable published runs)". The range
+A report states a range beside its times: "TTFT mean 210 ms; range 180–260 ms (80 % of comparable published runs)". The range
 comes from {runs} published measurements of other people's fleets that no constant of kvyard was fitted to.
 `benchmarks/published.py` and, for closed loops of aiconfigurator-core's rows, `benchmarks/silicon.py` replay each with
 the flags that it names. The range holds 80 % of measured / predicted among

@@ -140,6 +140,16 @@ def test_it_is_on_where_timing_is_a_real_engines():
     assert not replace(real, speculative=SpeculativeConfig(num_speculative_tokens=1)).decides_ahead
 
 
+def test_the_host_overlaps_with_roles_and_tiers_too():
+    real = EngineConfig(timing=ProfileTiming(name="h200-llama3-8b"))
+    tiers = OffloadConfig(tiers=(TierConfig(num_blocks=10),))
+    for config in (replace(real, role="prefill"), replace(real, role="decode"), replace(real, tiers=tiers)):
+        assert config.overlaps_host and not config.decides_ahead
+        assert not replace(config, async_scheduling=False).overlaps_host
+    assert real.overlaps_host and not SMALL.overlaps_host
+    assert not replace(real, speculative=SpeculativeConfig(num_speculative_tokens=1)).overlaps_host
+
+
 def test_what_it_is_not_modelled_with_is_refused():
     with pytest.raises(ConfigError, match="async_scheduling is not modelled with draft tokens"):
         make_core(replace(AHEAD, speculative=SpeculativeConfig(num_speculative_tokens=1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.router.policies.scene import Scene, pick, policy
 
+from kvyard.clock import MS
 from kvyard.errors import KvyardError
 from kvyard.router import POLICIES, RouterConfig
 from kvyard.router.policies import make_policy
@@ -52,6 +53,25 @@ def test_the_blend_adds_its_scores() -> None:
 def test_the_blend_gives_new_prompts_to_who_had_none_for_longest() -> None:
     one = policy("llm-d-blend")
     assert sorted(Scene(first_key=at).choice(one).slot for at in range(3)) == [0, 1, 2]
+
+
+def test_the_blend_reads_metrics_now_and_then() -> None:
+    stale = policy("llm-d-blend", {"refresh_ms": 50.0, "no_hit": 0.0})
+    idle = Scene(held=(0, 100, 100))
+    assert idle.choice(stale).slot == 0
+    # What it was given since shows at the next reading, and not before the pass that computes it has ended.
+    busy = {"held": (900, 100, 100), "requests": (1, 0, 0), "prefill": (300, 0, 0)}
+    assert Scene(**busy, now=20 * MS).choice(stale).slot == 0
+    assert Scene(**busy, now=299 * MS).choice(stale).slot == 0
+    assert Scene(**busy, now=301 * MS).choice(stale).slot != 0
+
+
+def test_the_blend_may_draw_by_scores() -> None:
+    drawn = policy("llm-d-blend", {"weighted": 1, "prefix": 0.0, "queue": 0.0, "no_hit": 0.0})
+    scenes = [Scene(held=(1000, 750, 500), seed=seed) for seed in range(300)]
+    slots = [scene.choice(drawn).slot for scene in scenes]
+    assert 0 not in slots, "it has no free block, and no score"
+    assert 70 <= slots.count(1) <= 130, "a third of the scores"
 
 
 def test_cache_aware_leaves_the_cache_when_loads_are_far_apart() -> None:
@@ -112,6 +132,16 @@ def test_aibrix_takes_the_best_match_that_is_not_too_busy() -> None:
     assert pick("aibrix", cached=(50, 60, 0), requests=(2, 6, 1)) == 0
     assert pick("aibrix", cached=(0, 60, 0), requests=(2, 9, 0)) == 2
     assert pick("aibrix", cached=(0, 60, 0), requests=(1, 4, 0)) == 2
+
+
+def test_aibrix_takes_any_of_equals() -> None:
+    assert {Scene(cached=(60, 60, 60), seed=seed).choice(policy("aibrix")).slot for seed in range(40)} == {0, 1, 2}
+
+
+def test_aibrix_may_go_by_what_it_routed() -> None:
+    assert policy("aibrix").needs_index and policy("aibrix").memory is None
+    one = policy("aibrix", {"approximate": 1})
+    assert not one.needs_index and one.memory is not None
 
 
 def test_dualmap_chooses_between_two_and_keeps_to_the_cache_within_its_promise() -> None:

@@ -42,7 +42,9 @@ class LlmdBlend(Policy):
         "cache": Option(2.0, "Weight of free blocks."),
         "no_hit": Option(2.0, "Weight of the time since the worker's last prompt without a hit."),
         "weighted": Option(0, "1: workers are drawn by their scores, instead of the highest.", most=1),
-        "refresh_ms": Option(0.0, "Milliseconds between two readings of a worker's metrics; 0: the router's own books."),
+        "refresh_ms": Option(
+            0.0, "Milliseconds between two readings of a worker's metrics; 0: the router's own books."
+        ),
     }
 
     def __init__(self, config: RouterConfig) -> None:
@@ -75,7 +77,9 @@ class LlmdBlend(Policy):
 
     def _draw(self, routing: RoutingInput, cost: Cost) -> Choice:
         """A worker by chance, in proportion to its score, as llm-d's weighted-random-picker has it."""
-        scored = [(-cost(worker, match), worker.slot) for match in routing.matches for worker in routing.workers_of([match])]
+        scored = [
+            (-cost(worker, match), worker.slot) for match in routing.matches for worker in routing.workers_of([match])
+        ]
         left = routing.rng.random() * sum([score for score, _ in scored])
         for score, slot in scored:
             left -= score
@@ -100,7 +104,7 @@ class LlmdBlend(Policy):
         known = self._readings.get(worker.slot)
         if known is not None:
             in_pass = worker.pace.prefill(min(PASS_TOKENS, worker.prefill_tokens)) * MS
-            if now < known.at + refresh or (worker.queued and now < worker.computing_since + in_pass):
+            if now < max(known.at + refresh, worker.computing_since + in_pass):
                 return known
         # The prompt that is being computed doesn't wait.
         known = self._readings[worker.slot] = Reading(now, max(0, worker.queued - 1), worker.blocks)
