@@ -82,7 +82,7 @@ class AfterHits(WriteThrough):
 
 
 class OnEviction(WriteThrough):
-    """Nothing at the end of a pass: blocks are copied when they come near the head of the free line (``ahead.py``)."""
+    """Stores nothing at the end of a pass: blocks are copied when they come near the head of the free list (``Cleaner``)."""
 
     ahead: ClassVar[bool] = True
 

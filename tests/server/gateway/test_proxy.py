@@ -52,7 +52,7 @@ def test_the_openai_client(both: tuple[Gated, Served]) -> None:
 
 
 def test_answers_are_the_engines(both: tuple[Gated, Served]) -> None:
-    """The same request, once directly and once through the gateway. How odd bytes pass is in ``test_odd.py``."""
+    """One request, once directly and once through the gateway."""
     gated, served = both
     headers = {"x-request-id": "same"}
     body = {"prompt": "Tell me", "max_tokens": 6}
