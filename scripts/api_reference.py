@@ -31,8 +31,9 @@ PACKAGES = (
 )
 HEAD = """# Python API
 
-What packages export, generated from the source. What isn't listed here may change without notice. How the parts fit together is
-told by [the architecture](../explain/architecture.md); how to add your own by [extending](../how-to/extending.md).
+What packages export, generated from the source; anything else may change without notice. See
+[architecture](../explain/architecture.md) and
+[extending](../how-to/extending.md).
 """
 
 
