@@ -356,3 +356,12 @@ def test_five_of_many_malformed_messages_are_shown() -> None:
         checker.message([b""] * frames)
     (finding,) = [one for one in judge(checker.facts(), "auto").findings if one.code == "message"]
     assert finding.count == 8 and len(finding.examples) == 5
+
+
+def test_a_tier_that_never_removes():
+    again = [[stored(*range(1, 21)), stored(*range(101, 121), medium="CPU")]] * 3
+    report = check(*again, [removed(*range(1, 21))])
+    (finding,) = [one for one in report.findings if one.code == "never-removes"]
+    assert finding.severity is Severity.PROBLEM and "20 of 20 blocks of the host tier" in finding.seen
+    assert "never-removes" not in found(check(*again[:2])), "two copies may be made at the same time"
+    assert "never-removes" not in found(check(*again, [removed(*range(1, 21)), removed(101, medium="CPU")]))

@@ -35,7 +35,7 @@ def seen(faults: Mapping[str, Any], told: Mapping[str, object] = {}, **more: obj
     rows: list[TraceRequest] = []
     cached: dict[str, int] = {}
     with (
-        FleetServer(faults=faults, speed=1000, **SETTINGS, **more) as fleet,  # type: ignore[arg-type]
+        FleetServer(faults=faults, speed=1000, **{**SETTINGS, **more}) as fleet,  # type: ignore[arg-type]
         httpx.Client(base_url=fleet.url, trust_env=False) as client,
     ):
         for at, prompt in enumerate(prompts()):
@@ -73,6 +73,13 @@ def test_healthy_mock() -> None:
 def test_fault_is_named(faults: dict[str, Any], cause: str) -> None:
     found = seen(faults)
     assert found.cause == cause and found.fault, (found.sentence, found.different)
+
+
+def test_a_tier_that_stores_and_never_loads() -> None:
+    small = {"num_gpu_blocks": 64, "host_blocks": 400}
+    for faults, cause in (({"store_only": True}, "store-only"), ({}, "")):
+        found = seen(faults, small, **small)
+        assert found.cause == cause, (found.sentence, found.different)
 
 
 def test_block_size_that_was_told_wrongly() -> None:

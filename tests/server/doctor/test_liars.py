@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from random import Random
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
@@ -16,12 +18,17 @@ from tests.cli.test_doctor import Seen
 from tests.server.gateway.support import Gated, eventually, fleet, front
 from tests.server.mock.support import Served
 
+from kvyard.events.check import Checker, judge
+from kvyard.events.transport import fetch_replay
 from kvyard.server.gateway.promises import ENOUGH_ANSWERS, RecentPhantoms
 from kvyard.server.mock.faults import MockFaults, changed
 
 pytestmark = pytest.mark.zmq
 SMALL: dict[str, Any] = {"engine": {"num_gpu_blocks": 64, "block_size": 16}}
 """A pool for three of the prompts below."""
+LARGE: dict[str, Any] = {"engine": {"num_gpu_blocks": 2000, "block_size": 16}}
+BY_EVENTS: dict[str, Any] = {"policy": "kv", "predicted_ttl_s": 0}
+"""No credit for what was sent a moment ago and isn't announced."""
 
 
 def prompts(count: int, seed: int = 1) -> list[str]:
@@ -57,17 +64,92 @@ def test_a_source_that_never_removes(capsys: pytest.CaptureFixture[str]) -> None
         assert seen.says("gateway-stream", "announce blocks that it doesn't have")
 
 
+def empty(served: Served) -> None:
+    """The engine's cache is reset, as by POST /reset_prefix_cache of vLLM."""
+    assert httpx.post(f"{served.url}/reset_prefix_cache", trust_env=False).content == b""
+
+
+def view(gate: Gated) -> Any:
+    return gate.client.get("/dashboard/view").json()
+
+
 def test_a_cache_that_was_emptied_without_an_event(capsys: pytest.CaptureFixture[str]) -> None:
-    with front(1, mock={"engine": {"num_gpu_blocks": 1000, "block_size": 16}}, router={"policy": "kv"}) as (
-        gate,
-        served,
-    ):
-        texts = prompts(4)
+    with front(1, mock=LARGE, router=BY_EVENTS) as (gate, served):
+        texts = prompts(40)
+        drive(gate, texts, 2)
+        assert distrusted(gate) == 0
+        set_faults(served, never_clears=True)
+        empty(served)
         drive(gate, texts, 1)
-        set_faults(served, never_clears=True, salt_per_request=True)  # whatever it had, it finds nothing of it again
-        drive(gate, texts, 6)
-        seen = Seen(capsys, ("--gateway", gate.url))
-        assert "gateway-promises" in seen.broken and distrusted(gate) > 0
+        assert distrusted(gate) > 0
+        assert Seen(capsys, ("--gateway", gate.url)).says("gateway-stream", "announce blocks that it doesn't have")
+
+
+def test_a_clear_that_was_announced_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    with front(1, mock=LARGE, router=BY_EVENTS) as (gate, served):
+        texts = prompts(20)
+        drive(gate, texts, 1)
+        before = view(gate)["streams"][0]["batches"]
+        empty(served)
+        eventually(lambda: view(gate)["streams"][0]["batches"] > before)
+        drive(gate, texts, 1)
+        assert distrusted(gate) == 0 and view(gate)["totals"]["promises"]["broken"] == 0
+
+
+def test_a_restart_without_a_clear() -> None:
+    """A new process publishes from batch 0 on and never clears what the old one announced: its blocks are forgotten."""
+    with front(1, mock=LARGE, router=BY_EVENTS) as (gate, served):
+        texts = prompts(20)
+        drive(gate, texts, 1)
+        assert httpx.post(f"{served.url}/admin/kill", json={"worker": 0, "seconds": 0.2}, trust_env=False).is_success
+        eventually(lambda: served.fleet.workers[0].deaths == 1 and served.fleet.workers[0].alive)
+        eventually(lambda: gate.client.get("/health").status_code == 200)
+        gate.complete("a prompt that none had", max_tokens=1)  # its events begin again at 0
+        eventually(lambda: view(gate)["streams"][0]["restarts"] == 1)
+        drive(gate, texts, 1)
+        assert distrusted(gate) == 0 and view(gate)["totals"]["promises"]["missing"].get("phantom", 0) == 0
+
+
+def checked(endpoint: object) -> set[str]:
+    """Codes of what a checker of the stream finds, normal or not."""
+    checker = Checker()
+    for frame in fetch_replay(str(endpoint), 0):
+        checker.frame(frame)
+    return {finding.code for finding in judge(checker.facts()).findings}
+
+
+def test_blocks_that_are_announced_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stored twice and removed once, a block seems to be there still."""
+    for faults, wrong in (({"repeat_events": True}, True), ({}, False)):
+        with front(1, mock=SMALL, router=BY_EVENTS) as (gate, served):
+            set_faults(served, **faults)
+            drive(gate, prompts(8), 6)
+            assert ("repeated-store" in checked(served.fleet.states()[0].streams[0].replay_endpoint)) == wrong
+            assert ("gateway-promises" in Seen(capsys, ("--gateway", gate.url)).broken) == wrong
+
+
+def test_a_stream_that_never_removes_shows_by_itself() -> None:
+    for faults, wrong in (({"never_removes": True}, True), ({}, False)):
+        with fleet(workers=1, **SMALL) as served:
+            (state,) = served.fleet.states()
+            set_faults(served, **faults)
+            for _ in range(4):
+                for text in prompts(8):
+                    body = {"prompt": text, "max_tokens": 1}
+                    httpx.post(f"{served.url}/v1/completions", json=body, trust_env=False).raise_for_status()
+            assert ("never-removes" in checked(state.streams[0].replay_endpoint)) == wrong
+
+
+def test_crossed_by_the_mock_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with front(2, mock=LARGE, router={"policy": "kv"}) as (gate, served):
+        set_faults(served, crossed_events=True)
+        seeds = count(2)
+
+        def named() -> bool:
+            drive(gate, prompts(12, next(seeds)), 1)
+            return Seen(capsys, ("--gateway", gate.url)).says("gateway-crossed", "worker0, worker1")
+
+        eventually(named)
 
 
 def test_a_healthy_engine_keeps_its_trust(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,8 @@ from kvyard.events.wire import Decoder, EngineGuess
 from kvyard.hashing import Key
 
 MAX_EXAMPLES = 5
+AGAIN = 3
+"""Announcements of a block from which it must have been evicted in between: two may be copies made at the same time."""
 
 
 class StreamFacts(msgspec.Struct, kw_only=True):
@@ -116,6 +118,12 @@ class Facts(msgspec.Struct):
     problem_examples: dict[str, str] = msgspec.field(default_factory=dict)
     unknown_kinds: Counter[str] = msgspec.field(default_factory=Counter)
     partial_blocks: int = 0
+    removed_tiers: Counter[str] = msgspec.field(default_factory=Counter)
+    """Removed blocks by tier."""
+    recurring: Counter[str] = msgspec.field(default_factory=Counter)
+    """By tier, blocks that were announced a third time while two announcements stood."""
+    held_tiers: Counter[str] = msgspec.field(default_factory=Counter)
+    """``held`` by tier."""
     held: int = 0
     """Blocks held at the end, by count of copies."""
     forgotten: int = 0
@@ -202,12 +210,13 @@ class Checker:
         """Return the facts gathered so far."""
         facts = self._facts
         facts.held = facts.forgotten = facts.partial_blocks = 0
-        facts.unknown_kinds = Counter()
+        facts.unknown_kinds, facts.held_tiers = Counter(), Counter()
         facts.orphans.explain_by_size(facts.block_sizes)
         for stream in self._streams.values():
             for place, copies in stream.copies.items():
                 held = {key for key, count in copies.items() if count > 0}
                 facts.held += len(held)
+                facts.held_tiers[place[2].name] += len(held)
                 facts.forgotten += len(held - stream.plain.get(place, set()))
             stats = stream.decoder.stats
             facts.partial_blocks += stats.partial_blocks
@@ -323,6 +332,7 @@ class Checker:
             if copies[key] > 0:
                 facts.repeated_stores.add(f"batch {stream.facts.last}: {_hash(key)}", False, Tier.G1, False)
             copies[key] += 1
+            facts.recurring[event.tier.name] += copies[key] == AGAIN
         stream.plain.setdefault(place, set()).update(event.hashes)
         if len(stream.known) < MAX_KNOWN:
             stream.known.update(event.hashes)
@@ -331,6 +341,7 @@ class Checker:
         facts, place = self._facts, (rank, event.group, event.tier)
         partial = any(word in stream.kinds.get(event.group, "") for word in NOT_FULL)
         facts.removed_blocks += len(event.hashes)
+        facts.removed_tiers[event.tier.name] += len(event.hashes)
         facts.single_removals += len(event.hashes) == 1
         if not event.hashes:
             facts.empty_removes.add(f"batch {stream.facts.last}", False, Tier.G1, False)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from kvyard.events.check.checker import Facts, Occurrences
+from kvyard.events.tier import Tier
 from kvyard.events.wire import WIRES, StreamRules
 from kvyard.events.wire.format import UNKNOWN
 
@@ -93,6 +94,8 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
         return not any(finding.broken for finding in self.findings)
 
 
+MANY = 16
+"""Blocks that come back before it is said of a tier that it never removes."""
 _PROBLEM, _NORMAL, _NOTE = Severity
 _said = Texts(Path(__file__).with_name("texts.toml")).finding
 _UNKNOWN_ENGINE = "an engine we can't tell", StreamRules(single_removals=True)
@@ -253,6 +256,15 @@ def _capacity(stream: _JudgedStream) -> Iterator[Finding]:
             yield _said("over-capacity", severity, over=", ".join(over))
 
 
+def _removals(stream: _JudgedStream) -> Iterator[Finding]:
+    """A tier whose blocks are announced again and again, and never taken back, evicts without an event."""
+    facts = stream.facts
+    for tier, blocks in facts.recurring.items():
+        if not facts.removed_tiers[tier] and blocks >= MANY and 4 * blocks >= facts.held_tiers[tier]:
+            severity = _NORMAL if stream.normal.removals_incomplete else _PROBLEM
+            yield _said("never-removes", severity, blocks, tier=Tier[tier].label, held=facts.held_tiers[tier])
+
+
 def _explained(
     name: str,
     tally: Occurrences,
@@ -296,4 +308,5 @@ RULES: list[Callable[[_JudgedStream], Iterator[Finding]]] = [
     _announcements,
     _shapes,
     _capacity,
+    _removals,
 ]

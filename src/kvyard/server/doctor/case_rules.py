@@ -104,7 +104,17 @@ def _asked_space(case: Case) -> str:
 STORM = 6.0
 """Clears a minute that no operator makes by hand."""
 MORE = "`kvyard events check` says more about such streams."
-SHOWN = ("encoding", "gap", "ranks", "restart", "orphan-parent", "repeated-remove", "empty-remove", "over-capacity")
+SHOWN = (
+    "encoding",
+    "gap",
+    "ranks",
+    "restart",
+    "orphan-parent",
+    "repeated-remove",
+    "empty-remove",
+    "over-capacity",
+    "never-removes",
+)
 """Findings about the stream that matter when a prompt doesn't match."""
 MEANT = {"message": "encoding", "unknown-kind": "encoding", "bad-gap": "gap", "bad-restart": "restart"}
 """Where there is no need to tell them apart."""

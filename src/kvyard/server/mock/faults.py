@@ -15,6 +15,7 @@ from kvyard.events.tier import Tier
 from kvyard.events.types import Cleared, Event, Removed, Stored
 from kvyard.hashing import Namespace
 from kvyard.hashing.namespace import Media
+from kvyard.tiers.config import OffloadConfig
 
 HEADER = "x-mock-fault"
 STATUSES = (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
@@ -52,6 +53,8 @@ class MockFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Each worker's block hashes have a seed of its own, whatever ``hash_seed`` of the fleet is; from its next start on."""
     pool_share: float = 1.0
     """The share of the reported blocks that a worker has; from its next start on."""
+    store_only: bool = False
+    """Lower tiers store and announce blocks, and none is ever loaded; from its next start on."""
     told_block_size: int = 0
     """The block size that metrics report, if not the real one."""
     choices: int = 1
@@ -66,6 +69,8 @@ class MockFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Events never report that a cache was cleared."""
     wrong_tier: bool = False
     """Events name host memory where a block is on the device, and the other way round."""
+    crossed_events: bool = False
+    """Events are published at the endpoint of the next worker."""
     repeat_events: bool = False
     """Every stored block is announced twice."""
 
@@ -128,6 +133,13 @@ def as_received(
     if faults.image_per_request and len(prompt) > 2 * FRONT:
         namespace = msgspec.structs.replace(namespace, media=(Media(f"image{serial}", FRONT, FRONT),))
     return prompt, namespace
+
+
+def as_loaded(faults: MockFaults, tiers: OffloadConfig | None) -> OffloadConfig | None:
+    """``tiers`` as an engine with ``faults`` uses them: with ``store_only`` no prompt is long enough to be worth a load."""
+    if tiers is None or not faults.store_only:
+        return tiers
+    return msgspec.structs.replace(tiers, load_policy="threshold", load_options={"tokens": float(1 << 40)})
 
 
 def as_published(faults: MockFaults, events: Sequence[Event]) -> list[Event]:

@@ -74,6 +74,8 @@ class MockFleet(AsyncService):
             MockWorker(number, config, self.clock, None if journal is None else journal(number), recent, join)
             for number in range(config.workers)
         ]
+        for worker, following in zip(self.workers, [*self.workers[1:], *self.workers[:1]], strict=True):
+            worker.neighbour = following
         self.dashboard = Dashboard(partial(fleet_view, self, wall, wall.now() / SECOND), token, guard=guard)
         self._apps = [build(worker, self, tokenizer, token, guard) for worker in self.workers]
         for app in self._apps:

@@ -27,7 +27,7 @@ from kvyard.server.mock.answers import MadeAnswer
 from kvyard.server.mock.choice import MockChoice, RequestFlow
 from kvyard.server.mock.config import Lora, MockConfig
 from kvyard.server.mock.driver import EngineDriver, Journal
-from kvyard.server.mock.faults import as_published, as_received, is_lost
+from kvyard.server.mock.faults import as_loaded, as_published, as_received, is_lost
 from kvyard.server.mock.handovers import Join
 from kvyard.server.mock.incoming import IncomingPrompt
 from kvyard.server.mock.measures import MockMetrics, RankMeasures
@@ -66,6 +66,8 @@ class MockWorker:
         self.cores: list[EngineCore] = []
         self.watchers: list[RankWatcher] = []
         self.publishers: list[Publisher] = []
+        self.neighbour: MockWorker | None = None
+        """The worker after it, at whose endpoint events are published by mistake if that fault is asked for."""
         self.streams: list[EventStream] = []
         """Endpoints of its ranks, also of the time before it died: it comes back there."""
         self._places: dict[int, tuple[str, str | None]] = {}
@@ -106,7 +108,12 @@ class MockWorker:
                 )
             self.cores.append(
                 make_core(
-                    msgspec.structs.replace(config.engine, role=self.role, num_gpu_blocks=blocks),
+                    msgspec.structs.replace(
+                        config.engine,
+                        role=self.role,
+                        num_gpu_blocks=blocks,
+                        tiers=as_loaded(faults, config.engine.tiers),
+                    ),
                     name=f"{self.name}@{rank}",
                     batcher=batcher,
                     plans=False,
@@ -377,7 +384,9 @@ class MockWorker:
             return
         if faults.never_removes or faults.never_clears or faults.wrong_tier or faults.repeat_events:
             batch = msgspec.structs.replace(batch, events=as_published(faults, batch.events))
-        self.publishers[rank].publish(batch, now)
+        sender = self.neighbour if faults.crossed_events and self.neighbour is not None else self
+        if sender.publishers:
+            sender.publishers[rank].publish(batch, now)
 
     def _withheld(self, batch: EventBatch) -> bool:
         rank = batch.rank or 0
