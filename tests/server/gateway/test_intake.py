@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,21 @@ def test_a_name_that_somebody_guessed_is_not_given_again() -> None:
         finally:
             held.set()
             thread.join(PATIENCE)
+        gate.idle()
+
+
+def test_requests_with_the_same_name_that_are_read_at_the_same_time(tmp_path: Path) -> None:
+    """A long body is read in several turns, in which another request may bring the same name."""
+    with ScriptedEngine(plain) as engine, gated(engine, record=str(tmp_path / "recording.jsonl")) as gate:
+        gate.ready(1)
+        with ThreadPoolExecutor(8) as threads:
+            for _ in threads.map(
+                lambda at: gate.complete(f"{at}" * 300_000, headers={"x-request-id": "same"}), range(8)
+            ):
+                pass
+        assert (
+            len({head.lower().partition("x-request-id: ")[2].partition("\r\n")[0] for head, _ in engine.requests}) > 1
+        )
         gate.idle()
 
 

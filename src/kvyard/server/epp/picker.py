@@ -14,12 +14,12 @@ import msgspec
 from kvyard.clock import SECOND
 from kvyard.index import Holder
 from kvyard.index.metrics import Sample
-from kvyard.router import Decision, RouteRequest
+from kvyard.router import Decision
 from kvyard.server.epp.config import EppConfig
 from kvyard.server.epp.endpoints import Endpoints
 from kvyard.server.gateway.access import AccessKey
 from kvyard.server.gateway.gateway import Gateway
-from kvyard.server.gateway.intake import RequestIntake, Routed
+from kvyard.server.gateway.intake import RequestIntake, Routed, session_name, unread
 from kvyard.server.gateway.pool import Engine, EnginePool, Placement
 from kvyard.server.gateway.proxied_request import ProxiedRequest
 from kvyard.server.health import HealthReason
@@ -92,8 +92,8 @@ class EndpointPicker:
     async def pick(self, asked: PickRequest) -> Picked:
         """The engine for a request; its ``proxied.end`` must be called. Raises ``Refusal`` where there is none."""
 
-        async def find(key: AccessKey | None) -> Routed:
-            routed = await self._route(asked)
+        async def find(id_: str, key: AccessKey | None) -> Routed:
+            routed = await self._route(asked, id_)
             self._restrict(routed, asked)
             if asked.sheddable and self._would_wait(routed.pool, routed.place):
                 raise Refusal(
@@ -130,14 +130,14 @@ class EndpointPicker:
             engine = min(self._eligible(pool, place), key=lambda one: one.in_flight)
         return Picked(proxied=proxied, engine=engine, decision=decision, endpoints=self._named(engine, pool, place))
 
-    async def _route(self, asked: PickRequest) -> Routed:
+    async def _route(self, asked: PickRequest, id_: str) -> Routed:
         """Return the engines that may get a request. Raises ``Refusal`` for unknown models."""
         if asked.unread:
             self._open(asked.unread)
         elif asked.body is not None and asked.method == "POST":
             try:
                 async with asyncio.timeout(self.config.read_seconds):
-                    return await self.intake.place_of(asked.path, asked.body, asked.headers)
+                    return await self.intake.place_of(asked.path, asked.body, asked.headers, id_)
             except TimeoutError:
                 self._open("late")
             except Refusal as refusal:
@@ -146,9 +146,9 @@ class EndpointPicker:
                 self._open("body")  # the engine says what is wrong with it
             except Exception as error:
                 self._open("read", error)
-        return self._by_load(asked)
+        return self._by_load(asked, id_)
 
-    def _by_load(self, asked: PickRequest) -> Routed:
+    def _by_load(self, asked: PickRequest, id_: str) -> Routed:
         """A request whose prompt isn't known, at any engine; a response that some engine keeps, there."""
         members, proxy = self.gateway.members, self.intake.proxy
         pools = [pool for pool in members.pools.values() if pool.engines]
@@ -160,10 +160,8 @@ class EndpointPicker:
         if not pools:
             raise Refusal(503, "no engine has been heard of yet", fix="try again later", Retry_After="1")
         pool = next((candidate for candidate in pools if any(map(_may_get, candidate.engines.values()))), pools[0])
-        id_ = proxy.traffic.name(asked.headers.get("x-request-id", ""))
         shut = frozenset() if home is None else pool.all_but(home.engine)
-        request = RouteRequest(id_, [], 0, asked.headers.get(self.config.session_header))
-        return Routed(id_, pool.model, pool, Placement(request=request, shut=shut))
+        return unread(id_, pool.model, pool, shut, session_name(asked.headers.get(self.config.session_header)))
 
     def _restrict(self, routed: Routed, asked: PickRequest) -> None:
         """Shut what may not be named to the data plane. Raises ``Refusal`` with 503 where no engine is left that is up."""

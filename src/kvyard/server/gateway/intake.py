@@ -64,12 +64,14 @@ LONG_SESSION = 128
 class Routed(NamedTuple):
     """Where a request may go."""
 
-    id: str
-    """The request's."""
     model: str
     """As the client named it."""
     pool: EnginePool
     place: Placement
+
+
+Find = Callable[[str, AccessKey | None], Awaitable[Routed]]
+"""Takes a request's id and its key; raises ``Refusal``."""
 
 
 class RequestIntake(msgspec.Struct, eq=False):
@@ -91,10 +93,10 @@ class RequestIntake(msgspec.Struct, eq=False):
     """Those that have a route of their own."""
 
     async def place_of(
-        self, path: str, body: bytes, headers: Mapping[str, str], key: AccessKey | None = None
+        self, path: str, body: bytes, headers: Mapping[str, str], id_: str = "", key: AccessKey | None = None
     ) -> Routed:
-        """Where a request may go, by its prompt. Raises ``Refusal`` for one that can't be routed, and with a ``key`` for one
-        that goes on from a response that isn't known to be its own.
+        """Where the request ``id_`` may go, by its prompt. Raises ``Refusal`` for one that can't be routed, and with a ``key``
+        for one that goes on from a response that isn't known to be its own.
         """
         asked = await self._read(path, body, self.reads_prompts)
         key_salt = None
@@ -117,8 +119,7 @@ class RequestIntake(msgspec.Struct, eq=False):
                 raise not_json(error) from None
             if pool.remote is not None and prompt.ids is not None and prompt.keys:
                 known = await pool.remote.ask(prompt.ids, Namespace(lora_name=lora, salt=salt or None))
-        id_ = self.proxy.traffic.name(headers.get("x-request-id", ""))
-        request = RouteRequest(id_, prompt.keys, prompt.tokens, _session(headers.get(self.config.session_header)))
+        request = RouteRequest(id_, prompt.keys, prompt.tokens, session_name(headers.get(self.config.session_header)))
         shut = pool.without(name)
         if isinstance(asked, PeekedResponses | PeekedContinuation) and asked.previous_response_id is not None:
             home = await self._home(asked.previous_response_id, key)
@@ -131,7 +132,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         if self.proxy.traffic.recorder is not None and prompt.single and not await too_heavy(body):
             place.hints = peek_hints(body, headers, prompt.tokens)
             place.tail = prompt.tail
-        return Routed(id_, name, pool, place)
+        return Routed(name, pool, place)
 
     def _flow_request(
         self, request: RouteRequest, asked: PeekedBody, headers: Mapping[str, str], key: AccessKey | None
@@ -142,7 +143,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         if isinstance(asked, PeekedPrompt) and type(asked.priority) is int:
             priority = max(-MOST_PRIORITY, min(MOST_PRIORITY, asked.priority))
         if key is None:
-            tenant = _session(headers.get(self.config.tenant_header)) or ""
+            tenant = session_name(headers.get(self.config.tenant_header)) or ""
         else:
             tenant = key.name
             session = None if session is None else f"{tenant}\0{session}"
@@ -155,7 +156,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         path: str,
         size: int,
         headers: Mapping[str, str],
-        find: Callable[[AccessKey | None], Awaitable[Routed]],
+        find: Find,
         *,
         method: str = "POST",
         estimate: int = 0,
@@ -168,14 +169,15 @@ class RequestIntake(msgspec.Struct, eq=False):
         traffic.counters.requests += 1
         key: AccessKey | None = None
         ticket: RateAdmission | None = None
+        id_ = traffic.reserve_id(headers.get("x-request-id", ""))
         try:
             if self.keys is not None:
                 key = self.keys.find(headers.get("authorization", ""))
-            id_, name, pool, place = await find(key)
+            name, pool, place = await find(id_, key)
             if key is not None:
                 ticket = await self._ticket(key, name, place.request.num_tokens or estimate)
         except BaseException as error:
-            traffic.unrouted(path, _status(error, headers), size, "" if key is None else key.name)
+            traffic.unrouted(path, _status(error, headers), size, "" if key is None else key.name, id_)
             raise
         proxied = ProxiedRequest(
             id=id_,
@@ -221,11 +223,9 @@ class RequestIntake(msgspec.Struct, eq=False):
     async def accept_stored(self, body: bytes | None, request: HttpRequest, path: str = "") -> Response:
         """Have the engine that keeps a response answer a request about it. Raises ``Refusal`` where none does."""
         path = path or request.path
-        return await self._accept_unread(path, body or b"", request, partial(self._home_of, path, request))
+        return await self._accept_unread(path, body or b"", request, partial(self._home_of, path))
 
-    async def _accept_unread(
-        self, path: str, body: bytes, request: HttpRequest, find: Callable[[AccessKey | None], Awaitable[Routed]]
-    ) -> Response:
+    async def _accept_unread(self, path: str, body: bytes, request: HttpRequest, find: Find) -> Response:
         """Have an engine answer a request without a prompt."""
         proxied = await self.begin(path, len(body), request, find, method=request.method)
         return await self._respond(Exchange, proxied, quote(path), body, request)
@@ -250,7 +250,7 @@ class RequestIntake(msgspec.Struct, eq=False):
 
     # -- where requests may go ------------------------------------------------------------------------------------------
 
-    async def _pool_of(self, body: bytes, request: HttpRequest, key: AccessKey | None) -> Routed:
+    async def _pool_of(self, body: bytes, request: HttpRequest, id_: str, key: AccessKey | None) -> Routed:
         """Any engine of the model that a body names, if it names one."""
         if key is not None:
             if key.models and await too_heavy(body):
@@ -261,7 +261,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         except Refusal:
             model = None  # it may be anything
         name, pool, _ = self.members.find(model)
-        return self._unread(name, pool, pool.without(name), request)
+        return unread(id_, name, pool, pool.without(name))
 
     async def _read(self, path: str, body: bytes, prompts: bool = True) -> PeekedBody:
         """``read_body``, with a turn of its own for each pass over a long body."""
@@ -272,18 +272,14 @@ class RequestIntake(msgspec.Struct, eq=False):
             await pause()
         return found
 
-    async def _home_of(self, path: str, headers: Mapping[str, str], key: AccessKey | None) -> Routed:
+    async def _home_of(self, path: str, id_: str, key: AccessKey | None) -> Routed:
         """The engine that keeps a response."""
-        id_ = path.removeprefix(STORED).partition("/")[0]
-        home = await self._home(id_, key)
+        response_id = path.removeprefix(STORED).partition("/")[0]
+        home = await self._home(response_id, key)
         pool = None if home is None else self.members.pools.get(home.model)
         if home is None or pool is None or home.engine not in pool.engines:
-            raise _no_response(id_, "response_id")
-        return self._unread(pool.model, pool, pool.all_but(home.engine), headers)
-
-    def _unread(self, model: str, pool: EnginePool, shut: frozenset[Holder], headers: Mapping[str, str]) -> Routed:
-        id_ = self.proxy.traffic.name(headers.get("x-request-id", ""))
-        return Routed(id_, model, pool, Placement(request=RouteRequest(id_, [], 0, None), shut=shut))
+            raise _no_response(response_id, "response_id")
+        return unread(id_, pool.model, pool, pool.all_but(home.engine))
 
     async def _home(self, id_: str, key: AccessKey | None) -> ResponseHome | None:
         """Where a response is, unless it is another key's."""
@@ -294,6 +290,11 @@ class RequestIntake(msgspec.Struct, eq=False):
         if self.rates is not None:
             return await self.rates.admit(key, model, tokens)
         return None if self.keys is None else self.keys.admit(key, model, tokens)
+
+
+def unread(id_: str, model: str, pool: EnginePool, shut: frozenset[Holder], session: str | None = None) -> Routed:
+    """Where a request may go whose prompt isn't read."""
+    return Routed(model, pool, Placement(request=RouteRequest(id_, [], 0, session), shut=shut))
 
 
 def _status(error: BaseException, headers: Mapping[str, str]) -> int:
@@ -308,7 +309,8 @@ def _no_response(id_: str, field: str) -> Refusal:
     return Refusal(404, f"Response with id '{id_[:200]}' not found.", field=field)
 
 
-def _session(given: str | None) -> str | None:
+def session_name(given: str | None) -> str | None:
+    """A session's name as it is kept: a digest in place of a long one."""
     if given is None or len(given) < LONG_SESSION:
         return given
     return hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

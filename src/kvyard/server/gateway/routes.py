@@ -103,7 +103,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         given = {} if body.session is None else {self.gateway.config.session_header: body.session}
         asked = msgspec.json.encode(body.body)
         key = self._explained(headers.get("authorization", ""))
-        _, name, pool, place = await self.intake.place_of(path, asked, given, key)
+        name, pool, place = await self.intake.place_of(path, asked, given, key=key)
         if key is not None and not key.allows(name):
             raise not_for_key(name)
         try:

@@ -185,16 +185,21 @@ class Traffic:
         self._active: set[str] = set()
         self._decisions = 0
 
-    def name(self, given: str) -> str:
-        """A request's id: the client's, where it is a proper one and not in use."""
+    def reserve_id(self, given: str) -> str:
+        """Return a request's id, the client's if it is a proper one and not in use. It is in use until the request is over:
+        ``unrouted`` or ``ended``.
+        """
         if given and len(given) <= 128 and given.isascii() and given.isprintable() and given not in self._active:
-            return given
-        while (made := f"{self._prefix}-{next(self._ids)}") in self._active:
-            pass  # a client has guessed it
-        return made
+            id_ = given
+        else:
+            while (id_ := f"{self._prefix}-{next(self._ids)}") in self._active:
+                pass  # a client has guessed it
+        self._active.add(id_)
+        return id_
 
-    def unrouted(self, path: str, status: int, size: int, key: str = "") -> None:
+    def unrouted(self, path: str, status: int, size: int, key: str = "", id_: str = "") -> None:
         """A request couldn't be routed; ``status`` is 0 where its client hung up before that."""
+        self._active.discard(id_)
         outcome = "refused" if status else "cancelled"
         setattr(self.counters, outcome, getattr(self.counters, outcome) + 1)
         if self.access_log is not None:
@@ -211,7 +216,6 @@ class Traffic:
 
     def began(self, proxied: RequestRecord, place: Placement, model: str | None) -> None:
         """A request that can be routed is here; ``model`` is given if there are several."""
-        self._active.add(proxied.id)
         self.counters.under_way += 1
         if self.recorder is None:
             return
