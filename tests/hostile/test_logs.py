@@ -133,7 +133,11 @@ def test_a_gateway_whose_log_is_not_read_answers_and_ends(to: str, tmp_path: Pat
             with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
                 eventually(lambda: client.get("/ready").status_code == 200)
                 for at in range(8000):
-                    reply = client.post("/v1/completions", json={"prompt": f"{at}", "max_tokens": -1})
+                    reply = client.post(
+                        "/v1/completions",
+                        json={"prompt": f"{at}", "max_tokens": -1},
+                        headers={"x-request-id": f"{at:0>128}"},  # lines that fill the pipe and the backlog soon
+                    )
                     assert reply.status_code == 400
                 lost = [line for line in client.get("/metrics").text.splitlines() if "access_log_lost_total " in line]
                 assert float(lost[-1].split()[1]) > 0

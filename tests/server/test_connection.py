@@ -22,7 +22,7 @@ from kvyard.server import connection as connections
 from kvyard.server.held import HeldBytes
 from kvyard.server.http import Bounds, Refusal
 from kvyard.server.request import ClientGone, HttpRequest
-from kvyard.server.running import HttpServer, listen
+from kvyard.server.running import HttpServer, TlsFiles, listen
 
 pytestmark = pytest.mark.zmq
 
@@ -199,18 +199,19 @@ class Echo:
                 request.respond(200, [], b"%b %b %b" % (request.method.encode(), request.path.encode(), body))
 
 
-def served(scenario: Callable[[Echo, HttpServer], Awaitable[None]]) -> None:
-    async def run() -> None:
-        app = Echo()
-        server = HttpServer(app, listen("127.0.0.1", 0), drain_seconds=0.1)
+def served(
+    scenario: Callable[[Echo, HttpServer], Awaitable[None]], tls: TlsFiles | None = None, app: Echo | None = None
+) -> None:
+    async def run(app: Echo) -> None:
+        server = HttpServer(app, listen("127.0.0.1", 0), drain_seconds=0.1, tls=tls)
         await server.start()
         try:
             await scenario(app, server)
         finally:
             await server.stop()
-        assert app.held.bytes == 0, "all that was held is given back"
+        assert (app.held.bytes, app.held.connection_bytes) == (0, 0), "all that was held is given back"
 
-    asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    asyncio.run(asyncio.wait_for(run(app or Echo()), PATIENCE))
 
 
 async def said(server: HttpServer, *parts: bytes) -> bytes:

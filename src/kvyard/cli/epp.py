@@ -36,7 +36,7 @@ def epp(
     except ImportError as error:
         raise KvyardError(f"the endpoint picker needs {error.name}: pip install 'kvyard[epp]'") from None
     from kvyard.server.garbage import settle, stay_settled
-    from kvyard.server.running import Running, allow_files, is_loopback, listen, tls_files
+    from kvyard.server.running import Running, is_loopback, listen, tls_files
 
     log_to_stderr(verbose)
     picker_config = gathered(
@@ -62,7 +62,6 @@ def epp(
         admin_token=admin_token,
         tls=tls,
     )
-    allow_files()
     bound = listen(picker_config.host, picker_config.http_port)
     if admin_token is None and not is_loopback(picker_config.host):
         typer.echo(f"warning: all who reach {picker_config.host} can change engines: give --admin-token-file", err=True)

@@ -34,7 +34,7 @@ def gateway(
         from kvyard.server.gateway.serving import GatewayServing
     except ImportError as error:
         raise KvyardError(f"the gateway needs {error.name}: pip install 'kvyard[server]'") from None
-    from kvyard.server.running import allow_files, listen
+    from kvyard.server.running import listen
 
     log_to_stderr(verbose)
     read = partial(
@@ -62,7 +62,6 @@ def gateway(
         index_token=read_token(gateway_config.index_token_file, None),
         admin_token=read_token(gateway_config.admin_token_file, ADMIN_VARIABLE),
     )
-    allow_files()
     bound = listen(gateway_config.host, gateway_config.port)
     warn_if_open(gateway_config.host, serving.token)
 

@@ -59,6 +59,17 @@ class RequestHandler(Protocol):
     def __call__(self, request: HttpRequest) -> Awaitable[None]: ...
 
 
+class ServedConnection(Protocol):
+    """A connection as its server sees it."""
+
+    transport: Any
+    request: HttpRequest | None
+
+    def shutdown(self) -> None: ...
+    def cut(self) -> None: ...
+    def abort(self) -> None: ...
+
+
 class ServerState:
     """What the connections of one server share."""
 
@@ -69,16 +80,24 @@ class ServerState:
         self.keep_alive_seconds = keep_alive_seconds
         self.ending = False
         """True once connections are to close after the request they have."""
-        self.connections: set[ClientConnection] = set()
+        self.connections: set[ServedConnection] = set()
         self.on_idle: Callable[[], None] = lambda: None
         """Called where the last connection has gone."""
+
+    def left(self, connection: ServedConnection) -> None:
+        """A connection has gone."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self.on_idle()
 
 
 class ClientConnection(asyncio.Protocol):
     """One connection of a client."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, below: asyncio.BaseTransport | None = None) -> None:
+        """``below`` is the transport under that of TLS."""
         self._state = state
+        self._below = below
         self._loop = asyncio.get_running_loop()
         self.transport: Any = None
         self.request: HttpRequest | None = None
@@ -104,8 +123,6 @@ class ClientConnection(asyncio.Protocol):
         """Bytes that are counted for what is inside the parser."""
         self._unread = 0
         """Bytes that are counted for answers that the client hasn't read."""
-        self._own_bytes = 0
-        """Bytes that are counted for the connection itself."""
         self._unparsed = 0
         """Bytes since the parser last found something: the rest is inside the parser."""
         self._in_head = False
@@ -130,16 +147,15 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        state, held = self._state, self._state.held
+        state = self._state
         state.connections.add(self)
-        size = CONNECTION_BYTES + (TLS_BYTES if transport.get_extra_info("ssl_object") is not None else 0)
-        if not held.has_room_for_connection(size):
-            self._give_up("connections")
+        if not state.held.admit(self, CONNECTION_BYTES + (TLS_BYTES if self._below is not None else 0)):
+            self.abort()
             return
-        self._own_bytes = size
-        held.connection_bytes += size
-        # What the system doesn't take of an answer is counted from its first byte.
-        self.transport.set_write_buffer_limits(0)
+        # What the system doesn't take of an answer is counted from its first byte. Not with a limit of 0: asyncio's TLS would
+        # pause at each write, and stay so.
+        for one in self._transports():
+            one.set_write_buffer_limits(1, 0)
         self._late = self._loop.call_later(HEAD_SECONDS, self._give_up, "late")
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -153,26 +169,23 @@ class ClientConnection(asyncio.Protocol):
         self._unparsed = 0
         self._hold_unparsed()
         self._hold_unread(0)
-        self._state.held.connection_bytes -= self._own_bytes
+        self._state.held.leave(self)
         for request in (*self._queue, *((self._arriving,) if self._arriving is not None else ())):
             if request is not self.request:
                 request.release()
         self._queue.clear()
         self._arriving = None
-        state = self._state
-        state.connections.discard(self)
-        if not state.connections:
-            state.on_idle()
+        self._state.left(self)
         if self.request is not None:
             self.request.disconnected()
         if self.writable is not None:
             self.writable.set()
-        untie(self.transport)
+        untie(self._below or self.transport)
 
     def pause_writing(self) -> None:
         if self.writable is None:
             self.writable = asyncio.Event()
-        self._hold_unread(self.transport.get_write_buffer_size())
+        self._hold_unread(self._unread_bytes())
         if not self._state.held.has_room(0):
             self._give_up("unread")
         elif self._stuck is None:
@@ -207,6 +220,13 @@ class ClientConnection(asyncio.Protocol):
                 self._hold(self._held + data)
             return
         self._feed(data)
+
+    def _transports(self) -> tuple[Any, ...]:
+        return (self.transport,) if self._below is None else (self.transport, self._below)
+
+    def _unread_bytes(self) -> int:
+        """Bytes of answers that the system hasn't taken."""
+        return sum(one.get_write_buffer_size() for one in self._transports())
 
     def _busy(self) -> bool:
         """True if what comes now has to wait for an answer, or for the client to read one."""
@@ -381,6 +401,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _start(self, request: HttpRequest) -> None:
         self.request = request
+        self._state.held.silent.pop(self, None)
         request.task = self._loop.create_task(self._run(request))
 
     async def _run(self, request: HttpRequest) -> None:
@@ -398,6 +419,7 @@ class ClientConnection(asyncio.Protocol):
         request.close()
         if request.gone or self.transport.is_closing():
             return
+        self._state.held.silent[self] = None
         if not request.finished:
             self.abort()
         elif not request.keep_alive or self._state.ending:
@@ -465,22 +487,25 @@ class ClientConnection(asyncio.Protocol):
     # -- its end --------------------------------------------------------------------------------------------------------
 
     def _close(self, linger: bool = False) -> None:
-        if not linger or self._state.ending or not self.transport.can_write_eof():
+        if not linger or self._state.ending:
             self.transport.close()
         else:
             self._overrun = True
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # not with TLS
+                self.transport.write_eof()
             self._lingering = self._loop.call_later(LINGER_SECONDS, self.transport.close)
         self._bound_closing()
 
     def _bound_closing(self) -> None:
         """End the connection if the client doesn't read the rest: a transport that closes waits for that without limit."""
-        if self._closing is None and self.transport.get_write_buffer_size():
+        if self._closing is None and self._unread_bytes():
             self._closing = self._loop.call_later(STUCK_SECONDS, self._give_up, "unread")
 
     def abort(self) -> None:
         """End the connection at once; what was written goes out if the client takes it now."""
         self.transport.abort()
+
+    make_way = abort
 
     def shutdown(self) -> None:
         """Close, once the request that is being answered is."""

@@ -20,12 +20,16 @@ import msgspec
 from kvyard.clock import pause
 from kvyard.errors import KvyardError
 from kvyard.server.connection import ClientConnection, RequestHandler, ServerState
+from kvyard.server.handshake import Handshake
+from kvyard.server.transports import shrink_tls_buffers
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""
+MOST_FILES = 1 << 20
+"""Files that a process may open where nothing else bounds them."""
 CUT_SECONDS = 1.0
 """How long requests that are cut off may take to say so to their clients."""
 
@@ -67,17 +71,21 @@ async def patiently(action: Callable[[], T]) -> T:
     return action()
 
 
-def allow_files() -> None:
-    """Let this process open as many files as it may, not as many as it is given: a proxy needs two for each request."""
+def allow_files() -> int:
+    """Let this process open as many files as it may, not as many as it is given: a proxy needs two for each request. Returns
+    that number.
+    """
     try:
         import resource
     except ImportError:
-        return  # not on this system
+        return MOST_FILES  # not on this system
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < most:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 class TlsFiles(msgspec.Struct):
@@ -168,6 +176,8 @@ class HttpServer:
         requests. With ``tls`` it speaks HTTPS. Raises ``KvyardError`` for files that can't be used.
         """
         self._tls = None if tls is None else tls.context()
+        if tls is not None:
+            shrink_tls_buffers()
         self.url = url_of(bound, "http" if tls is None else "https")
         self.port: int = bound.getsockname()[1]
         self.ending = False
@@ -187,8 +197,13 @@ class HttpServer:
     async def start(self) -> None:
         """Serve; returns once requests are answered."""
         self._loop = asyncio.get_running_loop()
+        state, tls, files = self._state, self._tls, allow_files()
+        # A proxy's request needs a second file, and as many connections as the backlog are accepted before any is counted.
+        state.held.connections = files // 2
         self._server = await self._loop.create_server(
-            lambda: ClientConnection(self._state), sock=self._bound, ssl=self._tls, backlog=BACKLOG
+            lambda: ClientConnection(state) if tls is None else Handshake(state, tls),
+            sock=self._bound,
+            backlog=max(1, min(BACKLOG, files // 8)),
         )
         self._ended = self._loop.create_task(self._end_when_asked())
         if self.ending:

@@ -1,7 +1,20 @@
-"""The one private part of asyncio that is used, on Python 3.11 alone, and why."""
+"""The private parts of asyncio that are used, and why."""
 
+import asyncio.sslproto
 import sys
 from typing import Any
+
+TLS_BUFFER = 32 << 10
+"""Bytes of a TLS connection's buffer: two records."""
+
+
+def shrink_tls_buffers() -> None:
+    """Let each TLS connection of this process have a buffer of ``TLS_BUFFER`` bytes, not of 256 KiB: idle connections would
+    hold most of a server's memory. No public call sets it.
+    """
+    kind: Any = asyncio.sslproto.SSLProtocol
+    if hasattr(kind, "max_size"):
+        kind.max_size = TLS_BUFFER
 
 
 def untie(transport: Any) -> None:

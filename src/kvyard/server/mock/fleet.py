@@ -16,6 +16,7 @@ from typing import Any
 from kvyard.clock import SECOND, WallClock, pause
 from kvyard.server.dashboard.routes import Dashboard
 from kvyard.server.guard import Guard
+from kvyard.server.held import HeldBytes
 from kvyard.server.http import picked
 from kvyard.server.mock import schemas
 from kvyard.server.mock.config import MockConfig
@@ -77,6 +78,8 @@ class MockFleet(AsyncService):
         for worker, following in zip(self.workers, [*self.workers[1:], *self.workers[:1]], strict=True):
             worker.neighbour = following
         self.dashboard = Dashboard(partial(fleet_view, self, wall, wall.now() / SECOND), token, guard=guard)
+        self.held = HeldBytes()
+        """Bytes and connections that clients make all workers hold."""
         self._apps = [build(worker, self, tokenizer, token, guard) for worker in self.workers]
         for app in self._apps:
             app.add(self.dashboard.operations())

@@ -406,6 +406,7 @@ def build(
         MockRoutes(worker, fleet, tokenizer).operations(),
         title="kvyard mock",
         bounds=worker.config.limits,
+        held=fleet.held,
         token=token,
         guard=guard,
         seen=worker.seen,

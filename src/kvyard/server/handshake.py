@@ -1,0 +1,84 @@
+"""A connection of a client that has to speak TLS first: it is counted and bounded from the moment it is accepted.
+
+asyncio's own way of accepting TLS tells nobody of a connection before its handshake is over, and lets it take a minute: silent
+clients would hold memory and files that nothing counts.
+"""
+
+import asyncio
+import ssl
+from typing import Any
+
+from kvyard.server.connection import ClientConnection, ServerState
+from kvyard.server.held import CONNECTION_BYTES, TLS_BYTES
+from kvyard.server.request import HttpRequest
+from kvyard.server.transports import untie
+
+HANDSHAKE_SECONDS = 10.0
+"""Until a handshake has to be over, from the moment a connection is accepted."""
+
+
+class Handshake(asyncio.Protocol):
+    """One connection until its handshake is over; then a ``ClientConnection`` takes its place."""
+
+    request: HttpRequest | None = None
+
+    def __init__(self, state: ServerState, context: ssl.SSLContext) -> None:
+        self.transport: Any = None
+        self._state = state
+        self._context = context
+        self._task: asyncio.Task[None] | None = None
+        self._received: list[bytes] = []
+        """Bytes that came with the handshake's end."""
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        if self._state.ending or not self._state.held.admit(self, CONNECTION_BYTES + TLS_BYTES):
+            self.abort()
+            return
+        self._state.connections.add(self)
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+
+    def data_received(self, data: bytes) -> None:
+        self._received.append(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self.transport.abort()
+
+    make_way = shutdown = cut = abort
+
+    async def _shake_hands(self) -> None:
+        state, below = self._state, self.transport
+        made: asyncio.Transport | None = None
+        try:
+            made = await asyncio.get_running_loop().start_tls(
+                below, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            )
+        except OSError as error:
+            error.__traceback__ = None  # its frames refer to it
+            if isinstance(error, ConnectionAbortedError):
+                state.held.refused["late"] += 1
+            elif not isinstance(error, ConnectionError):  # or the client hung up
+                state.held.refused["malformed"] += 1
+        finally:
+            state.held.leave(self)
+            if made is not None and not self._lost and not made.is_closing() and not state.ending:
+                self._hand_over(made)
+            else:
+                below.abort()
+                untie(below)
+            state.left(self)
+
+    def _hand_over(self, made: asyncio.Transport) -> None:
+        """Let a ``ClientConnection`` go on with what came so far."""
+        connection = ClientConnection(self._state, self.transport)
+        made.set_protocol(connection)
+        connection.connection_made(made)
+        for data in self._received:
+            if not made.is_closing():
+                connection.data_received(data)
+        self._received = []
