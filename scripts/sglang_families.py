@@ -585,6 +585,20 @@ _aborting("abort-retract", 16, "Aborts where answers outgrow the pool.", outgrow
 _aborting(
     "abort-mixed", 16, "Aborts, chunks and decodes in one batch.", chunked_prefill_size=64, enable_mixed_chunk=True
 )
+for _page in (1, 16):
+    _aborting(f"abort-overlap-p{_page}", _page, f"Aborts with overlap, pages of {_page}.", overlap=True)
+_aborting("abort-overlap-chunk", 16, "Aborts with overlap and chunks.", overlap=True, chunked_prefill_size=64)
+_aborting(
+    "abort-overlap-retract", 16, "Aborts with overlap where answers outgrow the pool.", overlap=True, outgrow=True
+)
+_aborting(
+    "abort-overlap-mixed",
+    16,
+    "Aborts with overlap, chunks and decodes in one batch.",
+    overlap=True,
+    chunked_prefill_size=64,
+    enable_mixed_chunk=True,
+)
 _aborting("abort-lpm", 16, "Aborts, longest prefix first.", schedule_policy="lpm")
 _aborting("abort-priority", 16, "Aborts, by priority, with preemption.", enable_priority_scheduling=True)
 _aborting("abort-off", 16, "Aborts without prefix caching.", disable_radix_cache=True, chunked_prefill_size=64)

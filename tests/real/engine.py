@@ -119,6 +119,10 @@ class RealEngine:
             ]
         return [*command, *settings.flags]
 
+    def facts(self) -> dict[str, Any]:
+        """Settings of a gateway about this engine that it can't be asked."""
+        return {}
+
     def environment(self) -> Mapping[str, str]:
         # PYTHONPATH would bring the caller's packages in, unless a test asks for it. With the tests' folder for bytecode, vLLM
         # would be compiled again, which takes longer than its start.

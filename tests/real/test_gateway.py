@@ -32,6 +32,7 @@ def gate(engines: Sequence[RealEngine], asks: type[Asker] = Asker, **settings: A
             "events": engine.endpoint,
             "replay": engine.replay_endpoint,
             "block_size": size,
+            **engine.facts(),
         }
         for number, engine in enumerate(engines)
     ]

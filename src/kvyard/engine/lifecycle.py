@@ -78,6 +78,8 @@ class Lifecycle:
         """Called for a job that has its last token, before its blocks are freed."""
         self.aborting: Callable[[Job], None] | None = None
         """Called for a running job that is cancelled, where that has one more token (``Job.aborted``)."""
+        self.parting: list[Job] = []
+        """With passes decided ahead: cancelled jobs that end with the pass in flight, though the next one has them."""
 
     @property
     def idle(self) -> bool:
@@ -363,15 +365,41 @@ class Lifecycle:
         for job in self.in_flight[0].ending if self.in_flight else ():
             if job.num_tokens < job.num_computed_tokens and not job.state.ended:
                 job.emit(job.num_computed_tokens - job.num_tokens)
-        for job in launched.ending:
+        parting = self._part(launched) if self.parting else []
+        for job in sorted([*launched.ending, *parting], key=_serial) if parting else launched.ending:
             if not job.state.ended:
-                job.emit(job.max_tokens - job.output)
+                if not job.aborted:
+                    job.emit(job.max_tokens - job.output)
                 if job.state is JobState.WAITING:  # it was preempted in the meantime
                     self.waiting.remove(job)
                     self.running[job.serial] = job
                 elif self.manager.caching:
                     self.manager.cache(job, job.num_computed_tokens)
                 self._finish(job, end)
+
+    def _part(self, done: InFlightPass) -> list[Job]:
+        """Return cancelled jobs that have their last token of the pass ``done`` though the pass in flight may compute another.
+        They are in no batch then. Those that had no token of it go on.
+        """
+        ending: list[Job] = []
+        batch, later = self.batch, self.in_flight
+        parting, self.parting = self.parting, []
+        batch.resting = bool(later) and not later[-1].decided.decoding
+        for job in parting:
+            if job.state is not JobState.DECODE or job in done.ending:
+                continue
+            if job not in done.first and (
+                not done.decided.decoding or any(job in launched.first for launched in later)
+            ):
+                self.parting.append(job)
+                continue
+            job.aborted = True
+            if job.end >= 0:  # otherwise the pass in flight has its last token
+                self.blocks.settle((job,))
+                batch.leave(job)
+            ending.append(job)
+        batch.resting = False
+        return ending
 
     def sit_out(self, job: Job) -> None:
         """``job`` has no token in the pass being formed; ``join`` lets it decode again."""

@@ -7,7 +7,7 @@ hashes without text for an event of the same stream that says what they name. A 
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ from kvyard.index.dedup import DedupFilter
 from kvyard.index.identity import Identity, IdentityError
 from kvyard.index.parts import CoveredBlocks, HeldParts, Parts
 from kvyard.index.places import Holder, Place, Places
+from kvyard.index.tree_windows import TreeWindows, tree_windows
 from kvyard.index.waiting import Nameless, Orphaned, Waiting
 
 log = logging.getLogger(__name__)
@@ -94,19 +95,50 @@ class Feed:
         """Group and tier of the latest store: most stores repeat them."""
         self._last = 0
         """The place that it meant."""
+        self._windows: TreeWindows | None = None
+        self._windows_of = -1
+        """The catalog's version that this follows from."""
 
     def apply(self, events: Iterable[Event], clear_all: bool = False) -> None:
         """Take in ``events`` in order. ``clear_all``: a clear that names no tier means every tier."""
         for event in events:
             try:
                 if isinstance(event, Stored):
-                    self._store(event)
+                    windows = self._tree_windows() if event.group is None else None
+                    for part in windows.stores(event) if windows is not None else (event,):
+                        self._store(part)
                 elif isinstance(event, Removed):
-                    self._remove(event)
+                    windows = self._tree_windows() if event.group is None else None
+                    for gone in windows.removals(event) if windows is not None else (event,):
+                        self._remove(gone)
                 else:
                     self.clear(None if event.tier is None and clear_all else event.tier or Tier.G1)
             except Exception as error:
                 self._give_up(event, error)
+
+    def _tree_windows(self) -> TreeWindows | None:
+        """How events that name no group are divided among the worker's groups; ``None`` where it has one."""
+        if self._windows_of != self._catalog.version:
+            self._windows_of = self._catalog.version
+            layout = self._catalog.layout(self.holder)
+            self._windows = tree_windows(layout, self._size, self.bridge, self._holds)
+        return self._windows
+
+    def computed(self, last: Callable[[int], Sequence[int]]) -> None:
+        """The holder has computed a prompt, of which ``last`` returns the keys of the last blocks, given their number. What it
+        has of windows at the end is stored, unless a new block is still to be announced. Blocks must be the size of ours.
+        """
+        windows = self._tree_windows()
+        layout = self._catalog.layout(self.holder)
+        if windows is None or isinstance(layout, str) or any(spec.block_size != self._size for spec in layout.specs):
+            return
+        full = [self._place(Tier.G1, group) for group in windows.full]
+        for group, reach in windows.windows:
+            keys, place = list(last(reach)), self._place(Tier.G1, group)
+            if all(self._backend.holds(number, key) for number in full for key in keys):
+                lacking = [key for key in keys if not self._backend.holds(place, key)]
+                if lacking:
+                    self._store_keys(place, lacking)
 
     def report(self, problems: Iterable[Problem]) -> None:
         """Count announcements that can't be used since they name a place that isn't known."""
@@ -301,6 +333,16 @@ class Feed:
             return True
         last = [] if rest else self.bridge.keys_between(span, block - 1, block)
         return bool(last) and any(self._backend.holds(number, last[0]) for number in self.places.values())
+
+    def _holds(self, tier: Tier, group: int, key: Key) -> bool:
+        """True if a place has all of a block, whose size is a multiple of ours."""
+        number, found = self.places.get((tier._value_, group)), self.bridge.find(key)
+        if number is None or found is None:
+            return False
+        span, at = found
+        block = (span.begin + (at + 1) * span.size) // self._size
+        last = self.bridge.keys_between(span, block - 1, block)
+        return bool(last) and self._backend.holds(number, last[0])
 
     def _place(self, tier: Tier, group: int | None) -> int:
         number = self.places.get((tier._value_, group))  # the plain attribute: ``value`` goes a long way round

@@ -4,7 +4,7 @@ A subscriber or a simulation calls ``apply``, a router calls ``score``. One thre
 or the caller takes turns. It knows no sockets, HTTP or clocks: the time comes with each call.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -55,6 +55,8 @@ class Indexer:
         self.streams: dict[tuple[str, str], FollowedStream] = {}
         """Every (stream, topic) seen so far."""
         self._topics: dict[str, list[FollowedStream]] = {}
+        self._windowed: dict[Holder, list[Feed]] = {}
+        """Feeds of workers whose sliding windows were configured."""
         """Followed streams by stream name."""
         self._sequencer = BatchSequencer()
         self._dirty = False
@@ -85,6 +87,7 @@ class Indexer:
         for key in [key for key in self.streams if key[0] == stream]:
             for holder, feed in self.streams.pop(key).feeds.items():
                 feed.clear()
+                self._windowed.pop(holder, None)
                 if not any(holder in other.feeds for other in self.streams.values()):
                     self.catalog.forget(holder)
                     self.places.retire(holder)
@@ -203,6 +206,14 @@ class Indexer:
             self._update_trust()
         return roster.reaches(keys, tokens)
 
+    def computed(self, worker: Holder, last: Callable[[int], Sequence[int]]) -> None:
+        """``worker`` has computed a prompt, of which ``last`` returns the keys of the last blocks, given their number. This is
+        for workers whose events don't tell all that changes then.
+        """
+        if self._windowed:
+            for feed in self._windowed.get(worker, ()):
+                feed.computed(last)
+
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""
         return self.explain_keys(self.identity.keys(tokens, namespace), len(tokens), worker, now)
@@ -259,6 +270,8 @@ class Indexer:
             if source.groups is not None and source.by_rank:
                 self.catalog.configure(holder, source.groups, source.alignment)
             stream.feeds[holder] = feed
+            if source.groups is not None and any(group.attention.is_window for group in source.groups):
+                self._windowed.setdefault(holder, []).append(feed)
             self._dirty = True
         stream.by_rank.update(dict.fromkeys(ranks, feed))
         return feed

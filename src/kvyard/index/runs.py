@@ -10,7 +10,7 @@ What it must not do is answer differently. ``tests/index/test_runs.py`` holds it
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TypeAlias
 
@@ -307,6 +307,9 @@ class RunIndexer:
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
         """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
         return roster.reaches(keys, tokens)
+
+    def computed(self, worker: Holder, last: Callable[[int], Sequence[int]]) -> None:
+        """A worker has computed a prompt. Events of a replay tell all that changes then."""
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all parts agree with themselves."""

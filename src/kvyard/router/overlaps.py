@@ -5,7 +5,7 @@ Or, for engines that announce nothing, from memory alone. A prediction ends when
 is up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from kvyard.events.types import Tier
@@ -29,6 +29,9 @@ class PrefixIndex(Protocol):
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
         """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
+
+    def computed(self, worker: Holder, last: Callable[[int], Sequence[int]]) -> None:
+        """A worker has computed a prompt, of which ``last`` returns the keys of the last blocks, given their number."""
 
 
 class Reach(NamedTuple):

@@ -6,6 +6,7 @@ the same seed give the same decisions.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
@@ -28,7 +29,7 @@ from kvyard.router.pace import Pace, PaceBook, pairs_of
 from kvyard.router.policies import load_of, make_policy
 from kvyard.router.ranking import lowest
 from kvyard.router.request import Candidate, Choice, Decision, Hold, RouteRequest
-from kvyard.router.tree import Path
+from kvyard.router.tree import Path, last_keys
 from kvyard.router.worker import NOBODY, WorkerLoad
 
 LARGE = 64
@@ -66,6 +67,7 @@ class Router:
             self.identity = index
         elif index is not None:
             indexer, self.identity = index, index.identity
+        self._indexer = indexer
         if self.identity is None and self.policy.needs_index:
             name = config.fallback if config.policy == "affinity" else config.policy
             raise KvyardError(f"the policy {name} routes by an index: give one, or choose approx")
@@ -263,6 +265,8 @@ class Router:
             began = max(entry.since, entry.worker.computing_since)
             self._paces.observe(entry.worker.slot, entry.prefill_tokens, (now - began) / MS, entry.pairs)
         self.loads.prefill_done(entry, now)
+        if self._indexer is not None and entry.tail is not None:
+            self._indexer.computed(entry.worker.name, partial(last_keys, entry.tail))
         if self._journal is not None:
             self._note(did.FirstToken, at=now, id=str(id_), seen=seen)
         return True

@@ -35,6 +35,17 @@ class PromptNode:
         """Workers that count, as bits."""
 
 
+def last_keys(end: PromptNode, count: int) -> list[int]:
+    """Keys of the last ``count`` blocks of the prompt that ends with ``end``, or of all."""
+    keys: list[int] = []
+    node: PromptNode | None = end
+    while node is not None and len(keys) < count:
+        low = max(node.start, node.stop - count + len(keys))
+        keys[:0] = node.keys[low - node.base : node.stop - node.base]
+        node = node.parent
+    return keys
+
+
 Path: TypeAlias = tuple[list[PromptNode], int]
 """The nodes on a prompt's path, the last perhaps only in part; and the number of blocks of the prompt that they cover."""
 

@@ -262,6 +262,10 @@ def _aborted_chunks_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SglangPasses, "_abort", abort)
 
 
+def _aborts_with_overlap_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lifecycle, "_part", lambda self, done: [])
+
+
 def _any_prefix_has_a_window(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WindowPages, "usable", lambda self, nodes: len(nodes))
 
@@ -423,6 +427,7 @@ def _write_back_copies_what_the_host_has(patch: pytest.MonkeyPatch) -> None:
         (_mixed_batches_keep_their_order, ["mixed-p64", "mixed-tight-p1", "mixed-tight-p16"]),
         (_aborts_take_effect_at_once, ["abort-p16"]),
         (_aborted_chunks_go_on, ["abort-chunk-p64"]),
+        (_aborts_with_overlap_are_forgotten, ["abort-overlap-p16"]),
         (_any_prefix_has_a_window, ["abort-swa"]),
         (_windows_slide_with_every_token, ["abort-swa"]),
         (_windows_are_not_locked, ["abort-swa"]),

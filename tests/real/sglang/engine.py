@@ -39,6 +39,15 @@ class SglangEngine(RealEngine):
             *settings.flags,
         ]
 
+    def facts(self) -> dict[str, Any]:
+        """The attention groups of a model with windows: SGLang's events name none."""
+        config = json.loads((MODELS / self.settings.model / "config.json").read_text())
+        if config.get("sliding_window") is None:
+            return {}
+        size = self.settings.block_size
+        window = {"kind": "sliding_window", "block_size": size, "window": config["sliding_window"]}
+        return {"groups": [{"kind": "full", "block_size": size}, window]}
+
     def environment(self) -> Mapping[str, str]:
         found = dict(super().environment())
         return {**found, "PYTHONPATH": str(STAND_IN)}

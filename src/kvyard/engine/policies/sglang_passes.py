@@ -93,8 +93,7 @@ class SglangPasses(PassMaker):
         self._aborted: list[Job] = []
         """Running jobs that were cancelled since the last pass was formed."""
         jobs.finishing = self._finishing
-        if not self._ahead:
-            jobs.aborting = self._aborted.append
+        jobs.aborting = self._aborted.append
         jobs.blocks.headroom = self._tree is not None and self._page > 1
 
     @property
@@ -196,6 +195,8 @@ class SglangPasses(PassMaker):
             if job is self._chunked:
                 self._chunked, self._stash = None, 0
                 self.jobs.drop(job, now)
+            elif self._ahead:
+                self.jobs.parting.append(job)
             elif job.state is JobState.DECODE and not job.aborted:
                 self.jobs.batch.abort(job)
         self._aborted.clear()

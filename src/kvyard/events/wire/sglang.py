@@ -22,7 +22,8 @@ SGLANG = WireFormat(
         lower_tiers_in_chunks=True,
         cautions=(
             "Adapters and extra keys are not part of its hashes: two adapters with one prompt share them.",
-            "Groups aren't named: what a sliding window no longer has is announced as if all of it were there.",
+            "Groups aren't named: what a sliding window no longer has is announced as if all of it were there. Give the "
+            "engine's groups, and only the ends of runs count for its windows.",
         ),
     ),
 )

@@ -1,0 +1,85 @@
+"""Stores and removals of a stream that names no attention groups, divided among the groups that its worker is known to have.
+
+SGLang announces the pages of its radix tree, which are those of full attention. Of its window layers' pages it keeps those that
+the window reaches at the end of every run that a request inserts, and announces nothing of the others. So a run is stored
+whole for full attention, and its end for windows. A prompt whose pages are all there, but not its window, is computed again and
+announced by nothing: ``Feed.computed`` learns of it. Window pages that SGLang evicts before the others are not noticed.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from kvyard.events.types import Removed, Stored, Tier
+from kvyard.hashing import Key
+from kvyard.index.bridge import Bridge
+from kvyard.index.catalog import GroupLayout
+from kvyard.integers import ceil_div
+
+
+class TreeWindows:
+    """Groups of one worker: full attention, and sliding windows beside it."""
+
+    def __init__(self, layout: GroupLayout, bridge: Bridge, holds: Callable[[Tier, int, Key], bool]) -> None:
+        """``holds``: whether a tier has a block of a group."""
+        self._bridge = bridge
+        self._holds = holds
+        self.full: list[int] = []
+        self.windows: list[tuple[int, int]] = []
+        """Groups of windows, and the blocks at the end of a run that have them: a window's, and one more. SGLang keeps that one
+        of a prompt that fills its last block, which is never reused itself.
+        """
+        for group, spec in zip(layout.groups, layout.specs, strict=True):
+            assert group is not None
+            if spec.window is None:
+                self.full.append(group)
+            else:
+                self.windows.append((group, ceil_div(spec.window, spec.block_size) + 1))
+
+    def stores(self, event: Stored) -> Iterator[Stored]:
+        """What ``event`` stores in each group. Blocks that a window has already are left out."""
+        for group in self.full:
+            yield msgspec.structs.replace(event, group=group)
+        for group, reach in self.windows:
+            hashes = [key for key in self._end(event, reach) if not self._holds(event.tier, group, key)]
+            if hashes:
+                yield Stored(hashes=hashes, parent=None, tokens=None, block_size=0, group=group, tier=event.tier)
+
+    def removals(self, event: Removed) -> Iterator[Removed]:
+        """What ``event`` removes of each group."""
+        for group in self.full:
+            yield msgspec.structs.replace(event, group=group)
+        for group, _ in self.windows:
+            hashes = [key for key in event.hashes if self._holds(event.tier, group, key)]
+            if hashes:
+                yield msgspec.structs.replace(event, hashes=hashes, group=group)
+
+    def _end(self, event: Stored, reach: int) -> list[Key]:
+        """The last ``reach`` blocks of the prompt that ends with ``event``."""
+        found = list(event.hashes[-reach:])
+        before = event.parent
+        while len(found) < reach and before is not None:
+            known = self._bridge.find(before)
+            if known is None:
+                break
+            span, at = known
+            low = max(0, at + 1 - (reach - len(found)))
+            found[:0] = span.hashes[low : at + 1]
+            before = span.parent.hashes[-1] if not low and span.parent is not None else None
+        return found
+
+
+def tree_windows(
+    layout: GroupLayout | str, block_size: int, bridge: Bridge, holds: Callable[[Tier, int, Key], bool]
+) -> TreeWindows | None:
+    """How to divide events that name no group among those of ``layout``; ``None`` unless that is full attention with sliding
+    windows, in blocks that are made of the index's, which have ``block_size`` tokens.
+    """
+    if isinstance(layout, str) or len(layout.groups) < 2 or None in layout.groups:
+        return None
+    specs = layout.specs
+    if not all(spec.is_full or spec.attention.is_window for spec in specs) or not any(spec.is_full for spec in specs):
+        return None
+    if any(spec.block_size % block_size for spec in specs):
+        return None
+    return TreeWindows(layout, bridge, holds)
