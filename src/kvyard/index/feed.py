@@ -8,6 +8,7 @@ hashes without text for an event of the same stream that says what they name. A 
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -21,7 +22,7 @@ from kvyard.index.dedup import DedupFilter
 from kvyard.index.identity import Identity, IdentityError
 from kvyard.index.parts import CoveredBlocks, HeldParts, Parts
 from kvyard.index.places import Holder, Place, Places
-from kvyard.index.tree_windows import TreeWindows, tree_windows
+from kvyard.index.tree_windows import TreeWindows, computed, tree_windows
 from kvyard.index.waiting import Nameless, Orphaned, Waiting
 
 log = logging.getLogger(__name__)
@@ -124,19 +125,20 @@ class Feed:
             self._windows = tree_windows(layout, self._size, self.bridge, self._holds)
         return self._windows
 
-    def computed(self, last: Callable[[int], Sequence[int]]) -> None:
-        """The holder has computed a prompt, of which ``last`` returns the keys of the last blocks, given their number. What it
-        has of windows at the end is stored, unless a new block is still to be announced. Blocks must be the size of ours.
+    def computed(self, tokens: int, last: Callable[[int], Sequence[int]]) -> None:
+        """The holder has computed a prompt of ``tokens`` tokens, of which ``last`` returns the keys of the last whole blocks,
+        given their number. Store what it has of windows then and no event tells of. Blocks must be the size of ours.
         """
         windows = self._tree_windows()
         layout = self._catalog.layout(self.holder)
         if windows is None or isinstance(layout, str) or any(spec.block_size != self._size for spec in layout.specs):
             return
-        full = [self._place(Tier.G1, group) for group in windows.full]
+        holds, full = self._backend.holds, [self._place(Tier.G1, group) for group in windows.full]
         for group, reach in windows.windows:
-            keys, place = list(last(reach)), self._place(Tier.G1, group)
-            if all(self._backend.holds(number, key) for number in full for key in keys):
-                lacking = [key for key in keys if not self._backend.holds(place, key)]
+            place = self._place(Tier.G1, group)
+            ends = computed(last(reach + 2), not tokens % self._size, reach, partial(holds, place))
+            if all(holds(number, key) for number in full for key in ends):
+                lacking = [key for key in ends if not holds(place, key)]
                 if lacking:
                     self._store_keys(place, lacking)
 

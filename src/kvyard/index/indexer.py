@@ -206,13 +206,13 @@ class Indexer:
             self._update_trust()
         return roster.reaches(keys, tokens)
 
-    def computed(self, worker: Holder, last: Callable[[int], Sequence[int]]) -> None:
-        """``worker`` has computed a prompt, of which ``last`` returns the keys of the last blocks, given their number. This is
-        for workers whose events don't tell all that changes then.
+    def computed(self, worker: Holder, tokens: int, last: Callable[[int], Sequence[int]]) -> None:
+        """``worker`` has computed a prompt of ``tokens`` tokens, of which ``last`` returns the keys of the last whole blocks,
+        given their number. This is for workers whose events don't tell all that changes then.
         """
         if self._windowed:
             for feed in self._windowed.get(worker, ()):
-                feed.computed(last)
+                feed.computed(tokens, last)
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
         """Why a worker matches as much of a prompt as it does."""

@@ -308,7 +308,7 @@ class RunIndexer:
         """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
         return roster.reaches(keys, tokens)
 
-    def computed(self, worker: Holder, last: Callable[[int], Sequence[int]]) -> None:
+    def computed(self, worker: Holder, tokens: int, last: Callable[[int], Sequence[int]]) -> None:
         """A worker has computed a prompt. Events of a replay tell all that changes then."""
 
     def check_integrity(self) -> None:

@@ -2,11 +2,14 @@
 
 SGLang announces the pages of its radix tree, which are those of full attention. Of its window layers' pages it keeps those that
 the window reaches at the end of every run that a request inserts, and announces nothing of the others. So a run is stored
-whole for full attention, and its end for windows. A prompt whose pages are all there, but not its window, is computed again and
-announced by nothing: ``Feed.computed`` learns of it. Window pages that SGLang evicts before the others are not noticed.
+whole for full attention, and its end for windows. Where a run branches off, the window before it is there, too: the request
+went on from there, or computed it again and inserted that part first. A prompt whose pages are all there, but not its window,
+is announced by nothing: ``computed`` learns of it. Window pages that SGLang evicts before the others are not noticed.
+
+A window that ends with a whole page, as where runs branch off, has a page more than others: the last token's window is kept.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -26,22 +29,21 @@ class TreeWindows:
         self._holds = holds
         self.full: list[int] = []
         self.windows: list[tuple[int, int]] = []
-        """Groups of windows, and the blocks at the end of a run that have them: a window's, and one more. SGLang keeps that one
-        of a prompt that fills its last block, which is never reused itself.
-        """
+        """Groups of windows, and the blocks that a window reaches."""
         for group, spec in zip(layout.groups, layout.specs, strict=True):
             assert group is not None
             if spec.window is None:
                 self.full.append(group)
             else:
-                self.windows.append((group, ceil_div(spec.window, spec.block_size) + 1))
+                self.windows.append((group, ceil_div(spec.window, spec.block_size)))
 
     def stores(self, event: Stored) -> Iterator[Stored]:
         """What ``event`` stores in each group. Blocks that a window has already are left out."""
         for group in self.full:
             yield msgspec.structs.replace(event, group=group)
         for group, reach in self.windows:
-            hashes = [key for key in self._end(event, reach) if not self._holds(event.tier, group, key)]
+            ends = [*self._before(event.parent, reach + 1), *event.hashes[-reach:]]
+            hashes = [key for key in ends if not self._holds(event.tier, group, key)]
             if hashes:
                 yield Stored(hashes=hashes, parent=None, tokens=None, block_size=0, group=group, tier=event.tier)
 
@@ -54,10 +56,9 @@ class TreeWindows:
             if hashes:
                 yield msgspec.structs.replace(event, hashes=hashes, group=group)
 
-    def _end(self, event: Stored, reach: int) -> list[Key]:
-        """The last ``reach`` blocks of the prompt that ends with ``event``."""
-        found = list(event.hashes[-reach:])
-        before = event.parent
+    def _before(self, before: Key | None, reach: int) -> list[Key]:
+        """The last ``reach`` blocks up to ``before``, which is one of them."""
+        found: list[Key] = []
         while len(found) < reach and before is not None:
             known = self._bridge.find(before)
             if known is None:
@@ -67,6 +68,18 @@ class TreeWindows:
             found[:0] = span.hashes[low : at + 1]
             before = span.parent.hashes[-1] if not low and span.parent is not None else None
         return found
+
+
+def computed(keys: Sequence[int], whole: bool, reach: int, has: Callable[[int], bool]) -> Sequence[int]:
+    """Blocks with window pages at the end of a prompt that was computed, of ``keys``, its last blocks, of which there should be
+    two more than a window reaches. ``whole``: it ends with a block. ``has``: whether a block is known to have window pages.
+    """
+    if all(map(has, keys[-reach:])):
+        return keys[-reach - 1 :] if whole else ()  # it was announced
+    if whole:
+        # The block with the last token was computed, since it always is; what was there before it was inserted first.
+        return [*keys[:-1][-reach - 1 :], keys[-1]]
+    return keys[-reach - 1 :]
 
 
 def tree_windows(

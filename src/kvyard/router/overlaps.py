@@ -30,8 +30,10 @@ class PrefixIndex(Protocol):
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
         """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
 
-    def computed(self, worker: Holder, last: Callable[[int], Sequence[int]]) -> None:
-        """A worker has computed a prompt, of which ``last`` returns the keys of the last blocks, given their number."""
+    def computed(self, worker: Holder, tokens: int, last: Callable[[int], Sequence[int]]) -> None:
+        """A worker has computed a prompt of ``tokens`` tokens, of which ``last`` returns the keys of the last whole blocks,
+        given their number.
+        """
 
 
 class Reach(NamedTuple):

@@ -266,7 +266,7 @@ class Router:
             self._paces.observe(entry.worker.slot, entry.prefill_tokens, (now - began) / MS, entry.pairs)
         self.loads.prefill_done(entry, now)
         if self._indexer is not None and entry.tail is not None:
-            self._indexer.computed(entry.worker.name, partial(last_keys, entry.tail))
+            self._indexer.computed(entry.worker.name, entry.num_tokens, partial(last_keys, entry.tail))
         if self._journal is not None:
             self._note(did.FirstToken, at=now, id=str(id_), seen=seen)
         return True
