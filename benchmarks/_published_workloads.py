@@ -134,11 +134,24 @@ def alone(lengths: Sequence[int]) -> list[TraceRequest]:
     return requests
 
 
-def random_prompts(isl: int, mean: float, limit: int, count: int, seed: int = 0) -> list[TraceRequest]:
-    """Prompts that share nothing; answers by the flattest law from 1 to ``limit`` tokens with that mean."""
-    draw = random.Random(f"{seed} {isl} {limit}")
+def random_prompts(
+    isl: int, mean: float, limit: int, count: int, earlier: int = 0, seed: int = 0
+) -> list[TraceRequest]:
+    """Prompts that share nothing; answers by the flattest law from 1 to ``limit`` tokens with that mean. The same prompts
+    were sent by ``earlier`` runs before.
+    """
+    draw, ids = random.Random(f"{seed} {isl} {limit}"), Ids()
     lengths = answers(mean, limit, count, draw)
-    return [TraceRequest(f"0:{at}", 0, isl, length) for at, length in enumerate(lengths)]
+    prompts = [ids.of((at, isl))[0] for at in range(count)]
+    before = [
+        TraceRequest(f"w:{run}.{at}", 0, isl, 1, prompt, BLOCK)
+        for run in range(earlier)
+        for at, prompt in enumerate(prompts)
+    ]
+    return before + [
+        TraceRequest(f"0:{at}", 0, isl, length, prompt, BLOCK)
+        for at, (length, prompt) in enumerate(zip(lengths, prompts, strict=True))
+    ]
 
 
 def answers(mean: float, limit: int, count: int, draw: random.Random) -> list[int]:

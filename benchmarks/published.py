@@ -76,6 +76,8 @@ UNASKED = {
     "llmd docqa token-aware, by seed and means": (12, "they repeat the cells of seed 37 with other seeds"),
 }
 """Tables that can't be asked: how many cells, and why."""
+LOADS = (128, 64, 32)
+"""Concurrencies of dstack's runs in the order they were run, minutes apart, with the same prompts: vllm bench's seed is 0."""
 OWN_KEYS = ("half", "descending", "counted_output", "prefill", "reuse_pct")
 """Keys of an arm that aren't settings of a replay."""
 
@@ -170,7 +172,8 @@ def read_dstack(name: str, manifest: Mapping[str, Any], path: Path) -> Iterable[
         settings = dict(
             manifest["settings"], prefill=prefill, decode=decode, tensor_parallel_size=ranks, concurrency=concurrency
         )
-        requests = [] if broken else random_prompts(isl, made / completed, osl, completed)
+        earlier = LOADS.index(concurrency)
+        requests = [] if broken else random_prompts(isl, made / completed, osl, completed, earlier)
         yield Run(name, arm, {0: Cell(arm, load, theirs)}, settings, requests)
 
 

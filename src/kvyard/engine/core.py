@@ -258,7 +258,9 @@ class EngineCore:
         made = self._decided[0]
         begins = max(now, made.begins)
         durations = self._durations_of(made, begins)
-        durations[0] += begins - now
+        if begins > now:
+            durations = durations.copy()  # timing models may hand out the same array again
+            durations[0] += begins - now
         return durations
 
     def adopt(self, durations: Durations, now: int) -> None:

@@ -25,7 +25,9 @@ from kvyard.engine.models.planning import (
     TensorParallel,
     weight_dtypes,
 )
+from kvyard.engine.models.sglang_memory import context_bytes, static_share
 from kvyard.engine.models.weights import find_weight_dtype
+from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.timing import TimingConfig, parse_timing, timing_choices
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.host import HostTiming
@@ -417,6 +419,8 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
     if limits and "max_num_seqs" not in given:
         card["max_num_seqs"] = min(card["max_num_seqs"], card["max_num_batched_tokens"])
     memory = 2**60 if "num_gpu_blocks" in given else given.get("gpu_memory") or find_card(given["gpu"]).memory
+    if given.get("backend") == "sglang":
+        card = _sglang_memory(memory, card) | card
     model_plan = plan(find_config(given["model"]), memory, **card)
     options = model_plan.engine_options()
     options |= {"groups": model_plan.groups, "block_size": None}
@@ -425,6 +429,13 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
     if "num_gpu_blocks" in given:
         options["num_gpu_blocks"] = given["num_gpu_blocks"]
     return options
+
+
+def _sglang_memory(memory: int, card: Mapping[str, Any]) -> dict[str, Any]:
+    """SGLang's share of a card for weights and cache, and what it takes beside them."""
+    ranks = card.get("tensor_parallel_size", 1)
+    share = static_share(memory, SglangSettings().chunked_prefill_size, ranks)
+    return {"gpu_memory_utilization": share, "reserve": context_bytes(ranks)}
 
 
 def _keeps_windows(given: Mapping[str, Any]) -> bool:

@@ -1,0 +1,30 @@
+"""Memory that SGLang leaves beside weights and cache, by its own rule: unlike vLLM it measures no activations."""
+
+from __future__ import annotations
+
+from kvyard.engine.models.memory import GIB
+
+MIB = 2**20
+CONTEXT = GIB
+"""Of a card before weights are loaded: CUDA's context, and with several ranks NCCL's buffers on top (``CONTEXT_OF_RANKS``)."""
+CONTEXT_OF_RANKS = GIB // 2
+LARGE_CARD = 60 * GIB
+LEAST_ON_LARGE_CARDS = 10 * GIB
+DECODE_GRAPHS = 512 * MIB
+"""CUDA graphs of decode steps."""
+
+
+def context_bytes(ranks: int) -> int:
+    """Bytes of a card that are taken before SGLang looks at how much is free."""
+    return CONTEXT + (CONTEXT_OF_RANKS if ranks > 1 else 0)
+
+
+def static_share(memory: int, chunk: int, ranks: int) -> float:
+    """SGLang's default ``mem_fraction_static``: weights and cache, as a share of a card's memory.
+
+    Source: ``_handle_gpu_memory_settings`` of 0.5: 1.5 MiB for each token of a chunk, graphs, and an eighth of a GiB a rank.
+    """
+    left = 512 * MIB + int(1.5 * MIB) * max(chunk, 2048) + ranks * GIB // 8 + DECODE_GRAPHS
+    if memory > LARGE_CARD:
+        left = max(left, LEAST_ON_LARGE_CARDS)
+    return round(1 - left / memory, 3)
