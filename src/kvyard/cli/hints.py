@@ -56,7 +56,12 @@ def hints(
     if no_timing:
         if hint not in (None, [], ["session-end"]):
             raise KvyardError("--no-timing is for session-end: a time to live needs a clock")
-        present(quick_hints(trace, config=settings, **qualities, **reading), folder, quiet)
+
+        def judged(count: int, all_: int) -> None:
+            if not quiet:
+                typer.echo(f"{count} of {all_} qualities of the hint judged", err=True)
+
+        present(quick_hints(trace, config=settings, progress=judged, **qualities, **reading), folder, quiet)
         return
     with Bars(quiet) as bars:
         study = run(

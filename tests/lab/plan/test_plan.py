@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kvyard.lab.plan.view import paragraph, view
 from kvyard.lab.study.cost import Prices
 from kvyard.replay import replay
 from kvyard.replay.report.slo import parse_limits
+from kvyard.server.gateway.config import convert, own_part
 
 BASE: dict[str, Any] = {
     "limit": 60,
@@ -138,3 +140,5 @@ def test_a_page_and_settings(tmp_path: Path) -> None:
     page = (tmp_path / "plan.html").read_text()
     assert "USD an hour" in page and "vllm serve meta-llama/" in page
     assert replay(CONVERSATION, config=tmp_path / "plan.toml", limit=60).report.latency["ttft"].p90 <= 3000
+    taken = convert(own_part(tomllib.loads((tmp_path / "plan.toml").read_text()), "plan.toml"), "plan.toml")
+    assert done.answer is not None and taken.router.policy == done.settings(done.answer)["router"]

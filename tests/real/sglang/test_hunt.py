@@ -29,7 +29,7 @@ for kind in (paged.PagedTokenToKVPoolAllocator, token.TokenToKVPoolAllocator):
 
     kind.free = forgetful
 hunter = Hunter(ENGINE, "sglang broken", Path(sys.argv[1]), 0)
-hunter.search(20, print)
+hunter.search(45, print)
 print(hunter.findings, file=sys.stderr)
 sys.exit(not any(found["finding"]["kind"] in ("leak", "crash", "stuck") for found in hunter.findings))
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,13 @@ def quick_hints(
     falses: Sequence[float] = FALSES,
     seeds: Sequence[int] = (0, 1),
     config: Mapping[str, object] | None = None,
+    progress: Callable[[int, int], None] = lambda judged, all_: None,
     **reading: Any,
 ) -> Result:
     """Judge session ends by caches alone: no clock, no queues, no answers, each prompt to the cache with most of it.
 
-    Caches are as many and as large as the workers of ``config``. Raises ``KvyardError`` if the trace doesn't say what prompts
-    share.
+    ``progress`` receives how many qualities of the hint are judged, and of how many. Caches are as many and as large as the
+    workers of ``config``. Raises ``KvyardError`` if the trace doesn't say what prompts share.
     """
     replay_config = make_config(SETTINGS.merge(config, {}))
     source = open_trace(trace, limit=replay_config.limit, **reading)
@@ -115,6 +116,7 @@ def quick_hints(
             drawn = [[said.session_end for said in future.hints([hint], seed)] for seed in seeds]
             shares = [reuse_without_time(prompts, ends, caches, capacity) for ends in drawn]
             runs["session-end", recall, false] = [{"reuse": reuse} for reuse in shares]
+            progress(len(runs), len(_with_0(falses)) * len(_with_0(recalls)))
     setting = f"{caches} caches of {capacity:,} blocks of {prompts[0].block_size} tokens, longest match, no time"
     return view(Path(trace).name, setting, runs, future)
 
