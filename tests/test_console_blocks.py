@@ -12,13 +12,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from tests.ports import free_ports
 from tests.testing.support import OPTIONS
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -145,8 +145,5 @@ def _prepare(folder: Path, step: int) -> None:
 
 
 def _await_start(process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + 60
-    while b"serving" not in log.read_bytes():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.05)
+    eventually(lambda: b"serving" in log.read_bytes() or process.poll() is not None, log.read_text)
+    assert process.poll() is None, log.read_text()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
@@ -364,9 +365,7 @@ def _interrupted_after(seconds: float, out: Path) -> bool:
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
             try:
-                stop = time.monotonic() + 40
-                while not rank.publisher.counters().get("snapshots", 0) and time.monotonic() < stop:
-                    time.sleep(0.05)
+                eventually(lambda: rank.publisher.counters().get("snapshots", 0))
                 time.sleep(seconds)
                 process.send_signal(signal.SIGINT)
                 assert process.wait(60) == 0

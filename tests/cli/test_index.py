@@ -10,13 +10,14 @@ import sys
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.index.fleet import PRESETS
 from tests.server.indexer.test_routes import word_tokenizer
-from tests.server.support import LiveRank, Served, eventually
+from tests.server.support import LiveRank, Served
 from tests.server.wire import Wire
 
 from kvyard.cli.app import main

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from kvyard.cli.app import main
 from kvyard.cli.plain_stream import PlainStream
@@ -147,10 +147,8 @@ def test_an_option_that_is_no_number_is_refused_in_a_sentence() -> None:
 def test_an_end_by_sigterm_leaves_no_part_of_a_file(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvyard", "trace", "generate", str(tmp_path / "t.jsonl"), "--requests", "100m"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        stop = time.monotonic() + 60
-        while not any(path.stat().st_size for path in tmp_path.glob("*.part")):
-            assert process.poll() is None and time.monotonic() < stop
-            time.sleep(0.01)
+        eventually(lambda: process.poll() is not None or any(path.stat().st_size for path in tmp_path.glob("*.part")))
+        assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and b"Traceback" not in said

@@ -8,12 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
+from tests.waiting import eventually
 
 from kvyard.cli.app import main
 from kvyard.cli.replay import patient
@@ -259,9 +259,7 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + 100
-    while not seen.exists() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
+    eventually(lambda: seen.exists() or process.poll() is not None, seconds=100)
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 130, err

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -19,7 +20,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION
 from tests.server.mock.support import Served
-from tests.server.support import PATIENCE, eventually
+from tests.server.support import PATIENCE
 
 from kvyard.cli.app import main
 from kvyard.cli.replay import say_proof

@@ -6,10 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httpx", reason="needs kvyard[server]")
@@ -39,10 +39,8 @@ def test_files_are_there_while_requests_are_answered(tmp_path: Path, command: li
         stderr=subprocess.PIPE,
     )
     try:
-        until = time.monotonic() + PATIENCE
-        while not (ready.exists() and ready.read_text().startswith("{")):
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.02)
+        eventually(lambda: process.poll() is not None or (ready.exists() and ready.read_text().startswith("{")))
+        assert process.poll() is None
         found = json.loads(ready.read_text())
         assert found["pid"] == process.pid
         assert [url.rpartition(":")[2] for url in found["urls"]] == ports.read_text().split()

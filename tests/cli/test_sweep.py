@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION
+from tests.waiting import eventually
 
 from kvyard.cli.app import main
 from kvyard.replay.traces.writing import write_trace
@@ -109,18 +109,13 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(tmp_path: Path) -> Non
         start_new_session=True,
     )
     points = tmp_path / "s" / "points"
-    until = time.monotonic() + 100
-    while not list(points.glob("*.json")) and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
+    eventually(lambda: list(points.glob("*.json")) or process.poll() is not None, seconds=100)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 130, err
     assert "Traceback" not in err and "Interrupted with 2 points to go" in err
     assert [path.suffix for path in points.iterdir()] == [".json"]
-    until = time.monotonic() + 60  # Python's own tracker of resources ends a moment after the rest
-    while alive(process.pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not alive(process.pid)
+    eventually(lambda: not alive(process.pid))  # Python's own tracker of resources ends a moment after the rest
     with (tmp_path / "s" / "sweep.csv").open() as file:
         assert [row["error"] for row in csv.DictReader(file)] == ["", "not run yet", "not run yet"]
     assert "20000" in out

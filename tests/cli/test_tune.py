@@ -10,13 +10,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.test_app import modules_loaded_by
 from tests.replay.traces.support import CONVERSATION, ROOT
+from tests.waiting import eventually
 
 from kvyard.cli.app import main
 
@@ -133,9 +133,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     argv += ["--search", "workers=4..8,host_bytes=0..64GiB", "-j", "2", "--block-size", "64"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     points = tmp_path / "t" / "points"
-    until = time.monotonic() + 100
-    while len(list(points.glob("*.json"))) < 3 and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
+    eventually(lambda: len(list(points.glob("*.json"))) >= 3 or process.poll() is not None, seconds=100)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130, err

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("yaml", reason="needs PyYAML")
 pytest.importorskip("zmq", reason="needs kvyard[zmq]")
@@ -31,7 +32,6 @@ from tests.deploy.promql import asked
 from tests.deploy.support import DEPLOY, compose, containers, documents, kustomized
 from tests.index.redis.server import PROGRAM, RedisServer
 from tests.ports import free_ports
-from tests.server.support import eventually
 
 from kvyard.lab.expect.watch import NAMES as EXPECTED
 from kvyard.server.gateway.traffic import NAMES as GATEWAY

@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.server.read_process import ReadProcess
-from tests.server.support import PATIENCE, eventually
+from tests.server.support import PATIENCE
+from tests.waiting import eventually
 
 MIB = 1 << 20
 KINDS = ("gateway", "index", "mock")

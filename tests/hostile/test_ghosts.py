@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
@@ -19,7 +20,6 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 from tests.hostile.support import connect
 from tests.server.gateway.support import Gated
 from tests.server.mock.support import Served as MockServed
-from tests.server.support import eventually
 
 from kvyard.engine.timing import FixedTiming
 from kvyard.server.mock import schemas

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.hostile.support import ServerProcess, serving
-from tests.server.gateway.support import eventually
 from tests.server.support import PATIENCE
 
 from kvyard.server import line_writer

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("grpc", reason="needs kvyard[epp]")
@@ -17,7 +18,6 @@ import grpc
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, HttpHeaders
 from tests.hostile.support import MIB, MOST_HOLD_S, LoopHolds, ServerProcess, holds
 from tests.server.epp.support import Exchanged, PickerServed, config, headers, picking
-from tests.server.support import eventually
 
 __all__ = ["holds"]
 

@@ -7,6 +7,7 @@ import random
 import time
 
 import pytest
+from tests.waiting import eventually, retried
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
@@ -53,17 +54,13 @@ class Rank:
     def _begin(self, endpoint: str, replay: str | None) -> None:
         seed = 100 * ord(self.holder.name) + 10 * self.holder.rank + self.generation
         self.engine = Engine(str(self.holder), PRESETS[PRESET], seed=seed)
-        stop = time.monotonic() + PATIENCE
-        while True:
-            self.publisher = Publisher(endpoint, self.engine.batcher.resync, replay=replay)
-            try:
-                self.publisher.start()
-                return
-            except KvyardError:
-                # ZeroMQ gives an address back some time after its socket was closed.
-                if time.monotonic() > stop:
-                    raise
-                time.sleep(0.02)
+
+        def start() -> Publisher:
+            return Publisher(endpoint, self.engine.batcher.resync, replay=replay).start()
+
+        self.publisher = retried(
+            start, KvyardError
+        )  # ZeroMQ gives an address back some time after its socket was closed
 
     def restart(self) -> None:
         assert self.publisher is not None
@@ -111,9 +108,9 @@ def test_scores_over_sockets_with_loss_and_a_restart() -> None:
             if turn == 1:
                 ranks[0].restart()
                 ranks[0].step(prompts)
-            stop = time.monotonic() + PATIENCE
-            while not all(rank.right(prompts) for rank in ranks):
-                assert time.monotonic() < stop, [rank.subscriber.statuses() for rank in ranks]
-                time.sleep(0.01)
+            eventually(
+                lambda: all(rank.right(prompts) for rank in ranks),
+                lambda: [rank.subscriber.statuses() for rank in ranks],
+            )
             indexer.check_integrity()
         assert any(rank.engine.longest(prompt) for rank in ranks for prompt in prompts)

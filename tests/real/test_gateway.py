@@ -12,7 +12,8 @@ import pytest
 from tests.real.engine import DENSE, HYBRID, NAME, ROOT, Engines, RealEngine
 from tests.real.promises import ANNOUNCED, EVICTED, ON_THE_WAY, Asker
 from tests.real.watching import EventWatch
-from tests.server.gateway.support import Gated, eventually
+from tests.server.gateway.support import Gated
+from tests.waiting import eventually
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WORDS = (ROOT / "LICENSE").read_text().split()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.ports import free_ports
 from tests.server.mirror import FollowedRank, Listening, Place, differences
-from tests.server.support import eventually
+from tests.waiting import eventually
 
 from kvyard.events.types import Tier
 from kvyard.index import Holder

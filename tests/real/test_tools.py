@@ -14,7 +14,8 @@ import pytest
 from tests.real.engine import DENSE, HYBRID, NAME, TOPIC, Engines, RealEngine
 from tests.real.test_gateway import gate
 from tests.real.watching import EventWatch
-from tests.server.support import Served, eventually
+from tests.server.support import Served
+from tests.waiting import eventually
 
 from kvyard.cli.app import main
 from kvyard.replay.traces.generate import Workload, generate

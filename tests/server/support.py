@@ -6,12 +6,12 @@ import contextlib
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 from tests.index.fleet import Engine
+from tests.waiting import retried
 
 from kvyard.blocks import GroupSpec
 from kvyard.errors import KvyardError
@@ -28,22 +28,6 @@ PATIENCE = 40.0
 """Seconds that anything may take; the machine may be busy."""
 QUICK = {"reply_ms": 500, "cooldown_ms": 300, "probe_ms": 100, "probe_most_ms": 400}
 """Recovery without the pauses that are good manners in production."""
-
-
-def eventually(true: Callable[[], Any], why: Callable[[], object] = lambda: "") -> Any:
-    """Wait until ``true()`` is; fail with ``why()`` where it never becomes so. What it asks for may not be there yet."""
-    stop = time.monotonic() + PATIENCE
-    while True:
-        try:
-            found = true()
-        except LookupError:
-            if time.monotonic() >= stop:
-                raise
-            found = None
-        if found:
-            return found
-        assert time.monotonic() < stop, why()
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -154,16 +138,11 @@ class LiveRank:
         self.engine = Engine(
             f"{self.worker}@{self.rank}", self.groups, blocks=self._blocks, seed=self._seed + 1000 * self._generation
         )
-        stop = time.monotonic() + PATIENCE
-        while True:
-            publisher = Publisher(endpoint, self.engine.batcher.resync, replay=replay, hwm=self._hwm)
-            try:
-                return publisher.start()
-            except KvyardError:
-                # ZeroMQ gives an address back some time after its socket was closed.
-                if time.monotonic() > stop:
-                    raise
-                time.sleep(0.02)
+
+        def start() -> Publisher:
+            return Publisher(endpoint, self.engine.batcher.resync, replay=replay, hwm=self._hwm).start()
+
+        return retried(start, KvyardError)  # ZeroMQ gives an address back some time after its socket was closed
 
     def __enter__(self) -> LiveRank:
         return self

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.waiting import eventually, eventually_async
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -15,7 +16,6 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway import support
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked, connect, gated, plain
-from tests.server.gateway.support import eventually
 from tests.server.support import PATIENCE
 
 from kvyard.server import connection as connections
@@ -247,10 +247,9 @@ def test_what_is_pipelined_is_bounded_in_number_and_bytes() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(flood)
             await writer.drain()
-            while app.asked == asked:
-                await asyncio.sleep(0.001)
+            await eventually_async(lambda asked=asked: app.asked != asked)
             (connection,) = server._state.connections
-            await asyncio.sleep(0.05)
+            await eventually_async(lambda connection=connection: not connection.transport.is_reading())
             assert len(connection._queue) <= connections.PIPELINED_REQUESTS
             assert len(connection._held) <= connections.PIPELINED_BYTES
             app.go_on.set()
@@ -258,8 +257,7 @@ def test_what_is_pipelined_is_bounded_in_number_and_bytes() -> None:
             assert 1 <= answers.count(b"HTTP/1.1 200") <= connections.PIPELINED_REQUESTS + 1
             writer.close()
             app.go_on.clear()
-            while server._state.connections:
-                await asyncio.sleep(0.001)
+            await eventually_async(lambda: not server._state.connections)
 
     served(scenario)
 
@@ -270,9 +268,9 @@ def test_answers_that_are_not_read_hold_up_what_was_pipelined() -> None:
         writer.transport.pause_reading()
         for _ in range(20):  # a megabyte each, of which sockets keep some
             writer.write(request_of(b"x" * (1 << 20), more=""))
-        for _ in range(100):
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: server._state.connections)
         (connection,) = server._state.connections
+        await eventually_async(lambda: not connection.transport.is_reading())
         assert connection.transport.get_write_buffer_size() <= 3 << 20
         writer.transport.abort()
 
@@ -349,14 +347,12 @@ def test_a_hang_up_ends_a_request_at_every_stage(sent: bytes, half: bool) -> Non
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(sent)
         await writer.drain()
-        while not app.asked:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: app.asked)
         if half:
             writer.write_eof()
         else:
             writer.close()
-        while not app.gone:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: app.gone)
         assert app.asked == app.gone == 1
         writer.close()
 
@@ -396,8 +392,7 @@ def test_unfinished_bodies_are_counted_and_bounded_in_all() -> None:
         for _, writer in opened:
             writer.close()
         await asyncio.gather(*waiting)
-        while app.held.bytes:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: not app.held.bytes)
 
     served(scenario)
 
@@ -448,11 +443,9 @@ def test_unfinished_heads_are_counted_and_given_back() -> None:
     async def scenario(app: Echo, server: HttpServer) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * 200)
-        while app.held.bytes < 200 * connections.HEADER_OVERHEAD:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: app.held.bytes >= 200 * connections.HEADER_OVERHEAD)
         writer.close()
-        while app.held.bytes:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: not app.held.bytes)
         many = b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * 300 + b"\r\n"
         assert (await said(server, many)).startswith(b"HTTP/1.1 431")
 
@@ -487,8 +480,7 @@ def test_who_does_not_read_gets_few_answers() -> None:
         assert 0 < asked < 20, "the rest waits until answers are read"
         sending.cancel()
         before.close()
-        while app.held.bytes:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: not app.held.bytes)
 
     served(scenario)
 
@@ -500,8 +492,7 @@ def test_an_answer_goes_on_where_the_next_head_is_cut(monkeypatch: pytest.Monkey
         app.go_on.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"GET /long HTTP/1.1\r\nhost: a\r\n\r\nGET /x HT")
-        while not app.asked:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: app.asked)
         writer.write(b"TP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
         await asyncio.sleep(0.2)
         app.go_on.set()

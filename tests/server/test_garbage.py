@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import eventually_async
 
 from kvyard.server import garbage
 
@@ -33,12 +34,10 @@ def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: p
         collect = gc.collect
         monkeypatch.setattr(gc, "collect", lambda generation=2: searches.append(generation) or collect(generation))
         task = asyncio.create_task(garbage.stay_settled(lambda: not busy))
-        while gc.get_freeze_count() < aside + len(kept):
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: gc.get_freeze_count() >= aside + len(kept))
         assert searches and set(searches) == {1}, "all is left alone while something is under way"
         busy = False
-        while 2 not in searches:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: 2 in searches)
         # Busy, and the process has grown.
         busy = True
         monkeypatch.setattr(garbage, "SOONEST", 0)
@@ -46,8 +45,7 @@ def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: p
         sizes = map(lambda doublings: 1 << (40 + doublings), itertools.count())
         monkeypatch.setattr(garbage, "resident_bytes", lambda: next(sizes))
         searches.clear()
-        while 2 not in searches:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: 2 in searches)
         task.cancel()
         assert garbage.TIMES.count > len(searches) and 0 < garbage.TIMES.longest <= garbage.TIMES.total
 

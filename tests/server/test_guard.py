@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -17,7 +18,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.support import Gated, GatewayProcess
 from tests.server.mock.support import Served as MockServed
-from tests.server.support import Served, eventually
+from tests.server.support import Served
 from tests.server.tls import certificate
 
 from kvyard.errors import KvyardError

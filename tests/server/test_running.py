@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.server.tls import certificate
+from tests.waiting import eventually_async
 
 from kvyard.errors import KvyardError
 from kvyard.server.held import HeldBytes
@@ -58,8 +59,7 @@ def test_an_end_is_seen_at_once_and_so_is_the_last_client_that_goes() -> None:
         writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
         await app.asked.wait()
         threading.Thread(target=server.end).start()
-        while not server.ending:
-            await asyncio.sleep(0)
+        await eventually_async(lambda: server.ending)
         app.go_on.set()
         assert (await reader.read()).endswith(b"\r\n\r\nok"), "what was under way goes out"
         await server.wait()

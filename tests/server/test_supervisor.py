@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.waiting import eventually_async
 
 from kvyard.server import supervisor as module
 from kvyard.server.supervisor import Supervisor
@@ -75,8 +76,7 @@ def test_what_returns_is_over_and_what_is_begun_once_is_not_begun_again(caplog: 
         assert kept.task is not None
         await kept.task
         supervisor.begin("once", fail())
-        while runs < 2:
-            await asyncio.sleep(0)
+        await eventually_async(lambda: runs >= 2)
         await supervisor.stop()
         assert runs == 2 and not supervisor.tasks and supervisor.failures == 1
 

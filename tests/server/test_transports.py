@@ -7,6 +7,8 @@ import gc
 import sys
 import weakref
 
+from tests.waiting import eventually_async
+
 from kvyard.server.transports import untie
 
 
@@ -35,8 +37,7 @@ def left_behind(untied: bool) -> bool:
         server = await loop.create_server(lambda: made.append(Echo(untied, lost)) or made[0], "127.0.0.1", 0)
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.close()
-        while not made:
-            await asyncio.sleep(0)
+        await eventually_async(lambda: made)
         transport = weakref.ref(made[0].transport)
         await lost
         server.close()

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 import httpx
-from tests.server.support import eventually
 from tests.testing.support import OPTIONS
 
 from kvyard import testing

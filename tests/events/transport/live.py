@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 from tests.events.fake_map import FakeMap, token_chain
 from tests.events.transport.blocking import BlockingSubscriber
+from tests.waiting import eventually, retried
 
 from kvyard.errors import KvyardError
 from kvyard.events import Batcher, GroupMeta, Mirror, Tier
@@ -22,14 +22,6 @@ QUICK = Limits(reply=500_000_000, cooldown=300_000_000, probe=100_000_000, probe
 """Recovery without the pauses that are good manners in production."""
 
 
-def eventually(true: Callable[[], object]) -> None:
-    """Wait until ``true()`` is."""
-    stop = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < stop
-        time.sleep(0.01)
-
-
 class Engine:
     """A map of copies that announces itself."""
 
@@ -41,16 +33,8 @@ class Engine:
         self.now = 0
 
     def __enter__(self) -> "Engine":
-        stop = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self.publisher.start()
-                return self
-            except KvyardError:
-                # ZeroMQ gives an address back some time after its socket was closed.
-                if time.monotonic() > stop:
-                    raise
-                time.sleep(0.01)
+        retried(self.publisher.start, KvyardError)  # ZeroMQ gives an address back some time after its socket was closed
+        return self
 
     def __exit__(self, *_) -> None:
         self.publisher.close()
@@ -73,10 +57,7 @@ class Engine:
 
     def flush(self) -> None:
         """Wait until everything has left."""
-        stop = time.monotonic() + PATIENCE
-        while self.publisher._archive.last < self.batcher._seq - 1:
-            assert time.monotonic() < stop
-            time.sleep(0.001)
+        eventually(lambda: self.publisher._archive.last >= self.batcher._seq - 1)
 
     @property
     def endpoints(self) -> dict:

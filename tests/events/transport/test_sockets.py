@@ -5,8 +5,9 @@ import threading
 from random import Random
 
 import pytest
-from tests.events.transport.live import LOOPBACK, PATIENCE, QUICK, Engine, Reader, eventually, read_until
+from tests.events.transport.live import LOOPBACK, PATIENCE, QUICK, Engine, Reader, read_until
 from tests.ports import free_ports
+from tests.waiting import eventually
 
 from kvyard.errors import KvyardError
 from kvyard.events import Mirror, Tier

@@ -7,12 +7,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.ports import free_ports
+from tests.waiting import eventually
 
 PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
 PATIENCE = 60.0
@@ -39,13 +39,13 @@ class RedisServer:
 
     def wait(self) -> None:
         """Until it answers, with whatever."""
-        stop = time.monotonic() + PATIENCE
-        while time.monotonic() < stop:
+
+        def answers() -> str:
             with contextlib.suppress(OSError):
-                if self.ask("PING"):
-                    return
-            time.sleep(0.01)
-        raise AssertionError((self.folder / "log").read_text())
+                return self.ask("PING")
+            return ""
+
+        eventually(answers, (self.folder / "log").read_text)
 
     def ask(self, *words: str) -> str:
         """One command by hand, over a connection of its own; the raw answer."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.index.redis.server import RedisServer
+from tests.waiting import eventually
 
 from kvyard.index import Identity
 from kvyard.index.redis import RedisIndex, SharedIndexer
@@ -50,9 +51,7 @@ def shared(server: RedisServer, block_size: int = 4, **options: Any) -> Iterator
 def until(true: Callable[[], bool], what: Callable[[], object] = lambda: "") -> float:
     """Wait for something; how long that took, in seconds."""
     start = time.monotonic()
-    while not true():
-        assert time.monotonic() - start < PATIENCE, what()
-        time.sleep(0.005)
+    eventually(true, what)
     return time.monotonic() - start
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import retried
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
@@ -46,16 +47,13 @@ class Worker:
 
     def _begin(self, endpoint: str, replay: str) -> None:
         self.engine = Engine(self.name, PRESETS[PRESET], seed=self.generation)
-        stop = time.monotonic() + PATIENCE
-        while True:
-            self.publisher = Publisher(endpoint, self.engine.batcher.resync, replay=replay, hwm=50)
-            try:
-                self.publisher.start()
-                return
-            except KvyardError:
-                # ZeroMQ gives an address back some time after its socket was closed.
-                assert time.monotonic() < stop
-                time.sleep(0.02)
+
+        def start() -> Publisher:
+            return Publisher(endpoint, self.engine.batcher.resync, replay=replay, hwm=50).start()
+
+        self.publisher = retried(
+            start, KvyardError
+        )  # ZeroMQ gives an address back some time after its socket was closed
 
     def restart(self) -> None:
         assert self.replay is not None

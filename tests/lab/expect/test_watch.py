@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.lab.expect.support import ONE, counts, documents
 from tests.server.read_process import ReadProcess
-from tests.server.support import eventually
+from tests.waiting import eventually
 
 from kvyard.errors import KvyardError
 from kvyard.lab.expect.gateway_link import CpuBudget, GatewayLink

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import yaml
 from tests.ports import free_ports
-from tests.server.support import PATIENCE, eventually
+from tests.server.support import PATIENCE
+from tests.waiting import eventually
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "envoy"
 

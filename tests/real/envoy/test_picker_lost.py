@@ -18,7 +18,7 @@ from tests.real.envoy.proxy import Config, Envoy, PickerProcess
 from tests.server.epp.support import endpoints, picking
 from tests.server.gateway.support import fleet
 from tests.server.mock.support import PATIENCE, Served
-from tests.server.support import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.zmq
 

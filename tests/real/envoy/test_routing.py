@@ -14,7 +14,7 @@ from tests.real.envoy.proxy import DEPLOY, Config, Envoy
 from tests.server.epp.support import PickerServed, endpoints, picking
 from tests.server.gateway.support import together
 from tests.server.mock.support import Served
-from tests.server.support import eventually
+from tests.waiting import eventually
 
 from kvyard.engine.timing import FixedTiming
 

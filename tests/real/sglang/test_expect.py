@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.real.owed import Answered, Planned, compare, planned
 from tests.real.sglang.conftest import PAGES, SIZE
 from tests.real.sglang.engine import SglangEngine
-from tests.server.support import eventually
+from tests.waiting import eventually
 
 from kvyard.lab.expect.counted import Counted, read_page
 

@@ -16,7 +16,7 @@ from tests.real.promises import Asker
 from tests.real.sglang.engine import STAND_IN, SglangEngine
 from tests.real.test_gateway import Load, gate, judge
 from tests.real.test_tools import rows, run, workload
-from tests.server.gateway.support import eventually
+from tests.waiting import eventually
 
 ROUNDS = 54
 THREADS = 4

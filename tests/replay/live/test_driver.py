@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.replay.support import SECOND, most_at_once, request, sessions
-from tests.server.mock.support import Served, eventually
+from tests.server.mock.support import Served
 
 from kvyard.clock import MS
 from kvyard.errors import KvyardError

@@ -6,12 +6,13 @@ import base64
 import json
 import shutil
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import eventually
 
 BINARY = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 60
@@ -132,11 +133,10 @@ def browser(profile: Path) -> Iterator[Tab]:
 
 def _port(path: Path, process: subprocess.Popen[bytes]) -> int:
     """The port that the browser chose, once it says so."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
+
+    def lines() -> list[str]:
         assert process.poll() is None, "the browser ended at once"
         text = path.read_text() if path.exists() else ""
-        if "\n" in text:
-            return int(text.splitlines()[0])
-        time.sleep(0.05)
-    raise AssertionError("the browser opened no DevTools port")
+        return text.splitlines() if "\n" in text else []
+
+    return int(eventually(lines, lambda: "the browser opened no DevTools port")[0])

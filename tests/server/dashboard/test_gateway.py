@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.dashboard.support import watched
 from tests.server.gateway.support import Gated, front
-from tests.server.support import eventually
 
 from kvyard.server.dashboard import feed
 from kvyard.server.gateway import view as gateway_view

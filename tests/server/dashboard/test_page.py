@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tests.server.dashboard.support import HOSTILE, Fixed, Shown, everything
 from tests.server.gateway.support import Gated
 from tests.server.mock.support import LOOPBACK, Served
 from tests.server.support import PATIENCE
+from tests.waiting import eventually
 
 from kvyard.server.dashboard.view import Totals
 
@@ -42,11 +42,9 @@ def tab(chromium: Tab) -> Iterator[Tab]:
 
 def until(tab: Tab, expression: str) -> Any:
     """Wait until a JavaScript expression is true."""
-    end = time.monotonic() + PATIENCE
-    while not (found := tab.ask(expression)):
-        assert time.monotonic() < end, f"never true: {expression}; status {tab.ask(STATUS)}; {tab.errors}"
-        time.sleep(0.05)
-    return found
+    return eventually(
+        lambda: tab.ask(expression), lambda: f"never true: {expression}; status {tab.ask(STATUS)}; {tab.errors}"
+    )
 
 
 def live(tab: Tab, url: str, width: int = 1366, dark: bool = False) -> None:

@@ -12,7 +12,8 @@ import httpx
 import msgspec
 import pytest
 from tests.server.dashboard.support import Fixed, Shown, everything, watched
-from tests.server.support import PATIENCE, eventually
+from tests.server.support import PATIENCE
+from tests.waiting import eventually
 
 from kvyard.server.dashboard.routes import ASSETS
 from kvyard.server.dashboard.view import DecisionView, FleetView

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
@@ -14,7 +15,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 from tests.cli.test_doctor import Seen
 from tests.ports import free_ports
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated
-from tests.server.gateway.support import Gated, eventually, front
+from tests.server.gateway.support import Gated, front
 from tests.server.mock.support import Served
 
 from kvyard.cli.app import main

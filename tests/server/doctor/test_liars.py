@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.cli.test_doctor import Seen
-from tests.server.gateway.support import Gated, eventually, fleet, front
+from tests.server.gateway.support import Gated, fleet, front
 from tests.server.mock.support import Served
 
 from kvyard.events.check import Checker, judge

@@ -28,7 +28,8 @@ from google.protobuf import json_format
 from google.protobuf.struct_pb2 import Struct
 from tests.server.gateway.support import SWIFT, fleet
 from tests.server.mock.support import Served
-from tests.server.support import PATIENCE, eventually
+from tests.server.support import PATIENCE
+from tests.waiting import eventually
 
 from kvyard.server.epp.config import convert
 from kvyard.server.epp.messages import BUFFERED, NONE, STREAMED

@@ -25,8 +25,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.server.epp.support import DataPlane, Exchanged, PickerServed, config, headers, picking
 from tests.server.mock.support import Served
-from tests.server.support import PATIENCE, eventually
+from tests.server.support import PATIENCE
 from tests.server.tls import certificate
+from tests.waiting import eventually
 
 import kvyard
 from kvyard.cli.app import main

@@ -11,7 +11,7 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, HttpHeaders
 from tests.server.epp.support import DataPlane, Exchanged, PickerServed, config, endpoints, headers, metadata, picking
 from tests.server.mock.support import Served
-from tests.server.support import eventually
+from tests.waiting import eventually
 
 from kvyard.server.epp.messages import BUFFERED, NONE, PIECES, STREAMED
 from kvyard.server.epp.stream import PIECE_OVERHEAD

@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 from tests.server.mock.support import LOOPBACK, Served
 from tests.server.read_process import ReadProcess
-from tests.server.support import PATIENCE, QUICK, eventually
+from tests.server.support import PATIENCE, QUICK
+from tests.waiting import eventually
 
 from kvyard.server.gateway.config import convert
 from kvyard.server.gateway.processes.channel import Channel

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked
-from tests.server.gateway.support import Gated, eventually
+from tests.server.gateway.support import Gated
 
 from kvyard.clock import SECOND, VirtualClock
 from kvyard.errors import KvyardError

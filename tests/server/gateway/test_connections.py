@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.server.gateway.scripted_engine import answer
 from tests.server.gateway.support import PATIENCE
+from tests.waiting import eventually_async
 
 from kvyard.server.gateway import connections as module
 from kvyard.server.gateway.connections import IDLE_SECONDS, EngineAddress, EngineConnections
@@ -289,8 +290,7 @@ def test_an_engine_that_is_made_to_wait_is_not_silent() -> None:
         async with engine(says(answer("200 OK", b"x" * size)), silent=0.2) as (_, made, address):
             found = await made.take(address)
             await found.ask("GET", b"/", [], None)
-            while not found.paused:
-                await asyncio.sleep(0)
+            await eventually_async(lambda: found.paused)
             await asyncio.sleep(0.5)
             got = 0
             while part := await found.read():
@@ -363,8 +363,7 @@ def test_the_end_cancels_those_who_wait() -> None:
     async def scenario() -> None:
         async with engine(says()) as (server, connections, address):
             waiting = asyncio.create_task(whole(connections, address))
-            while not server.heads:
-                await asyncio.sleep(0)
+            await eventually_async(lambda: server.heads)
             connections.close()
             with pytest.raises(asyncio.CancelledError):
                 await waiting

@@ -15,13 +15,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.scripted_engine import MODELS, ScriptedEngine, answer, chunked
-from tests.server.gateway.support import PATIENCE, Gated, Served, cached, eventually, fleet
+from tests.server.gateway.support import PATIENCE, Gated, Served, cached, fleet
 
 from kvyard.errors import KvyardError
 from kvyard.openai import CHAT, COMPLETIONS

@@ -11,13 +11,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.ports import free_ports
-from tests.server.support import PATIENCE, eventually
+from tests.server.support import PATIENCE
 
 from kvyard.cli.app import build
 from kvyard.router import RouterConfig

@@ -11,12 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.server.gateway.support import PATIENCE, Gated, cached, eventually, fleet, front, together, worker_of
+from tests.server.gateway.support import PATIENCE, Gated, cached, fleet, front, together, worker_of
 from tests.server.mock.support import Process
 from tests.server.support import asking
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.ports import free_ports
-from tests.server.gateway.support import Gated, eventually
+from tests.server.gateway.support import Gated
 
 from kvyard.testing.servers import FleetServer
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
-from tests.server.gateway.support import Gated, eventually, front
+from tests.server.gateway.support import Gated, front
 from tests.server.support import asking
 
 pytestmark = pytest.mark.zmq

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.index.redis.server import PROGRAM, RedisServer
-from tests.server.gateway.support import Gated, eventually, fleet, front, worker_of
+from tests.server.gateway.support import Gated, fleet, front, worker_of
 
 from kvyard.engine.timing import FixedTiming
 from kvyard.index import Holder

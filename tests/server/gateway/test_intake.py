@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated, plain
-from tests.server.gateway.support import PATIENCE, eventually, front
+from tests.server.gateway.support import PATIENCE, front
 
 from kvyard.server.gateway.intake import LONG_SESSION
 

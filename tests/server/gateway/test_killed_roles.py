@@ -11,12 +11,13 @@ from itertools import count
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.server.gateway.support import PATIENCE, Gated, eventually
+from tests.server.gateway.support import PATIENCE, Gated
 from tests.server.gateway.support import fleet as mocks
 from tests.server.mock.support import Process
 

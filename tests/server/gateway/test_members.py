@@ -14,13 +14,14 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated, plain
-from tests.server.gateway.support import PATIENCE, Gated, cached, eventually, fleet, front, worker_of
+from tests.server.gateway.support import PATIENCE, Gated, cached, fleet, front, worker_of
 
 from kvyard.engine.timing import FixedTiming
 from kvyard.errors import KvyardError

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("openai", reason="needs the openai client")
 pytest.importorskip("tokenizers", reason="needs kvyard[tokenizers]")
 
 import openai
-from tests.server.gateway.support import PATIENCE, Gated, eventually, front
+from tests.server.gateway.support import PATIENCE, Gated, front
 from tests.server.mock.corpus import TOKENIZER
 
 from kvyard.server.gateway.usage import AnswerTokens, answer_tokens

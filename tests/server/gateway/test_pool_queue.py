@@ -6,12 +6,13 @@ import threading
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.server.gateway.support import PATIENCE, Gated, eventually, front, together
+from tests.server.gateway.support import PATIENCE, Gated, front, together
 from tests.server.support import asking
 
 from kvyard.engine.timing import FixedTiming

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.server.gateway.support import PATIENCE, Gated, GatewayProcess, eventually, fleet, front
+from tests.server.gateway.support import PATIENCE, Gated, GatewayProcess, fleet, front
 
 from kvyard.cli.app import main
 from kvyard.engine.timing import FixedTiming

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, chunked, gated
-from tests.server.gateway.support import Gated, cached, eventually, fleet, front
+from tests.server.gateway.support import Gated, cached, fleet, front
 from tests.server.mock.support import Served
 
 from kvyard.index import Holder

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.server.gateway.support import Gated, Served, cached, eventually, front, worker_of
+from tests.server.gateway.support import Gated, Served, cached, front, worker_of
 
 pytestmark = pytest.mark.zmq
 

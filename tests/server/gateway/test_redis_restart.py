@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -15,7 +16,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("redis", reason="needs kvyard[redis]")
 
 from tests.index.redis.server import PROGRAM, RedisServer
-from tests.server.gateway.support import Gated, eventually, fleet
+from tests.server.gateway.support import Gated, fleet
 
 from kvyard.errors import KvyardError
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer
-from tests.server.gateway.support import PATIENCE, GatewayProcess, eventually
+from tests.server.gateway.support import PATIENCE, GatewayProcess
 
 pytestmark = pytest.mark.zmq
 

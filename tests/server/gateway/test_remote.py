@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated, plain
-from tests.server.gateway.support import Gated, cached, eventually, fleet, worker_of
+from tests.server.gateway.support import Gated, cached, fleet, worker_of
 from tests.server.support import Served as Indexing
 
 pytestmark = pytest.mark.zmq

@@ -7,13 +7,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.ports import free_ports
-from tests.server.gateway.support import Gated, eventually
+from tests.server.gateway.support import Gated
 from tests.server.mock.support import Process
 
 pytestmark = pytest.mark.zmq

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated, plain
-from tests.server.gateway.support import eventually
 
 ODD = [b": hello\r\n\r\n", b"data:  {'not': json}\n", b"\n", b"id: 7\xc3\x28\ndata: x\n\n" * 3, b"data: [DONE]\r\n\r\n"]
 SERVER_ERROR = answer("500 Internal Server Error", b'{"error":{"message":"no","type":"x","param":null,"code":500}}')

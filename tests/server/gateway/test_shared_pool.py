@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 import httpx
-from tests.server.gateway.support import eventually, front
+from tests.server.gateway.support import front
 from tests.server.wire import Wire
 
 pytestmark = [pytest.mark.zmq, pytest.mark.slow]

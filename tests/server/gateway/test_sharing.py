@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually_async
 
 pytest.importorskip("redis", reason="needs kvyard[redis]")
 
@@ -86,9 +87,7 @@ def live(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def until(true: Callable[[], bool], what: Callable[[], object] = lambda: "") -> float:
     start = time.monotonic()
-    while not true():
-        assert time.monotonic() - start < PATIENCE, what()
-        await asyncio.sleep(0.005)
+    await eventually_async(true, what)
     return time.monotonic() - start
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually_async
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
@@ -163,8 +164,7 @@ def test_an_api_server_that_is_away_changes_nothing(monkeypatch: pytest.MonkeyPa
             api.status = 403
             api.events.put_nowait(None)
             following = asyncio.ensure_future(anext(changes))
-            while watch.failures < 2:
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: watch.failures >= 2)
             assert "403" in watch.reason and watch.addresses == frozenset(at("10.0.0.1"))
             api.items, api.status = [slice_of("a", 5, ("10.0.0.2", True, False))], 200
             assert await following == Change(at("10.0.0.2"), at("10.0.0.1")) and not watch.reason

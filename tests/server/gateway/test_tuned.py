@@ -6,13 +6,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.lab.tune.test_tune import searched
-from tests.server.gateway.support import PATIENCE, GatewayProcess, eventually, fleet
+from tests.server.gateway.support import PATIENCE, GatewayProcess, fleet
 
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.config import convert, own_part

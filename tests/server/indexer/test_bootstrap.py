@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.index.fleet import PRESETS, prompts_of
 from tests.server.indexer.test_service import right
-from tests.server.support import LOOPBACK, LiveRank, Served, eventually
+from tests.server.support import LOOPBACK, LiveRank, Served
 from tests.server.wire import Wire
 
 from kvyard.errors import KvyardError

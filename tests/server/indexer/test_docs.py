@@ -7,11 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -52,10 +52,7 @@ def test_try_it(tmp_path: Path) -> None:
         return subprocess.run(line, **common, capture_output=True, check=False, timeout=PATIENCE).stdout
 
     def until(line: str, words: str) -> None:
-        stop = time.monotonic() + PATIENCE
-        while words not in (said := run(line)):
-            assert time.monotonic() < stop, (line, said)
-            time.sleep(0.1)
+        eventually(lambda: words in run(line), lambda: (line, run(line)))
 
     try:
         engine, serve, register, query, ask, second = lines

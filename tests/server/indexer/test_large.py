@@ -7,11 +7,12 @@ import threading
 
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
-from tests.server.support import PATIENCE, Served, eventually
+from tests.server.support import PATIENCE, Served
 from tests.server.wire import Wire
 
 from kvyard.clock import pause

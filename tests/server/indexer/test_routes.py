@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import httpx
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
-from tests.server.support import Served, eventually
+from tests.server.support import Served
 from tests.server.wire import Wire
 
 from kvyard.index.metrics import NAMES

@@ -9,12 +9,13 @@ import threading
 import time
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.index.fleet import PRESETS, prompts_of
-from tests.server.support import PATIENCE, LiveRank, Served, eventually
+from tests.server.support import PATIENCE, LiveRank, Served
 from tests.server.wire import Wire
 
 from kvyard.events.faults import Faults

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -15,7 +16,7 @@ pytest.importorskip("redis", reason="needs kvyard[redis]")
 from tests.index.fleet import PRESETS, prompts_of
 from tests.index.redis.server import RedisServer, run_redis
 from tests.server.indexer.test_service import right
-from tests.server.support import LiveRank, Served, eventually
+from tests.server.support import LiveRank, Served
 
 pytestmark = [pytest.mark.zmq, pytest.mark.redis]
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 from tests.server.read_process import ReadProcess
-from tests.server.support import PATIENCE, eventually
+from tests.server.support import PATIENCE
+from tests.waiting import eventually
 
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.timing import FixedTiming

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
-from tests.server.mock.support import Served, eventually
+from tests.server.mock.support import Served
 from tests.server.support import asking
 
 from kvyard.engine.config import SpeculativeConfig

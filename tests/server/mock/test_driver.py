@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
-from tests.server.mock.support import ENGINE, LOOPBACK, Served, eventually
+from tests.server.mock.support import ENGINE, LOOPBACK, Served
 
 from kvyard.clock import WallClock
 from kvyard.engine.build import make_core

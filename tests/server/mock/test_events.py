@@ -9,13 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 import zmq
 from tests.events.transport.blocking import BlockingSubscriber
-from tests.server.mock.support import LOOPBACK, PATIENCE, Process, Served, eventually
+from tests.server.mock.support import LOOPBACK, PATIENCE, Process, Served
 
 from kvyard.clock import MS
 from kvyard.events.transport import Limits, State

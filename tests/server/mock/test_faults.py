@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
-from tests.server.mock.support import LOOPBACK, Served, eventually
+from tests.server.mock.support import LOOPBACK, Served
 from tests.server.support import asking
 
 from kvyard.errors import KvyardError

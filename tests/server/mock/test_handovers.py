@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.server.mock.support import PATIENCE, Process, Served, eventually
+from tests.server.mock.support import PATIENCE, Process, Served
+from tests.waiting import eventually
 
 from kvyard.engine.timing import FixedTiming
 from kvyard.errors import KvyardError

@@ -8,11 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.server.mock.support import PATIENCE, Served, eventually
+from tests.server.mock.support import PATIENCE, Served
 
 from kvyard.server.mock.measures import CATALOG, one_two_five
 from kvyard.tiers import OffloadConfig, TierConfig

@@ -13,6 +13,7 @@ import random
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
@@ -21,7 +22,6 @@ import aiohttp
 import httpx
 from tests.server.mirror import FollowedRank, Listening, differences, pool_of
 from tests.server.mock.support import LOOPBACK, Served
-from tests.server.support import eventually
 
 from kvyard.blocks import GroupSpec
 from kvyard.engine.timing import FixedTiming

@@ -9,17 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.waiting import eventually, retried
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.ports import free_ports
-from tests.server.mock.support import PATIENCE, Process, Served, eventually
+from tests.server.mock.support import PATIENCE, Process, Served
 
 from kvyard.cli.app import main
 
@@ -122,13 +123,8 @@ def test_the_page_s_commands(tmp_path: Path) -> None:
                 quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
                 running.append(subprocess.Popen(line.removesuffix("&"), **common, **quiet))
                 continue
-            stop = time.monotonic() + PATIENCE
-            while True:
-                done = subprocess.run(line, **common, capture_output=True, check=False, timeout=PATIENCE)
-                if done.returncode == 0:
-                    break
-                assert time.monotonic() < stop, (line, done.stdout, done.stderr)
-                time.sleep(0.2)
+            run = partial(subprocess.run, line, **common, capture_output=True, check=True, timeout=PATIENCE)
+            retried(run, subprocess.CalledProcessError)
         assert len(running) == 2 and len(lines) >= 6
     finally:
         for process in running:

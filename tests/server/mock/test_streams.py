@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
-from tests.server.mock.support import PATIENCE, Process, Served, eventually
+from tests.server.mock.support import PATIENCE, Process, Served
 
 from kvyard.engine.timing import FixedTiming
 

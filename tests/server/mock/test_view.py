@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.server.dashboard.support import Fixed, everything, watched
-from tests.server.mock.support import LOOPBACK, Served, eventually
+from tests.server.mock.support import LOOPBACK, Served
+from tests.waiting import eventually
 
 from kvyard.tiers import OffloadConfig, TierConfig
 

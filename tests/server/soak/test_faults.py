@@ -25,13 +25,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("redis", reason="needs kvyard[redis]")
 
 from tests.index.redis.server import PROGRAM, RedisServer
-from tests.server.gateway.support import GatewayProcess, eventually, fleet
+from tests.server.gateway.support import GatewayProcess, fleet
 from tests.server.mirror import pool_of
 from tests.server.mock.support import Served
 from tests.server.soak.accounted import PROMPTS, AccountedLoad, prompt_of

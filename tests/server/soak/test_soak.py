@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
@@ -20,7 +21,6 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 from tests.server.gateway.support import GatewayProcess
 from tests.server.mock.support import PATIENCE, Process
 from tests.server.soak.load import Load, Memory
-from tests.server.support import eventually
 
 SECONDS = float(os.environ.get("KVYARD_SOAK_SECONDS", "600"))
 STEP_MS = float(os.environ.get("KVYARD_SOAK_STEP_MS", "50"))

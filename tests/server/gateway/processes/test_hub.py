@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -21,7 +22,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.processes.support import several
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer
-from tests.server.gateway.support import PATIENCE, eventually
+from tests.server.gateway.support import PATIENCE
 
 from kvyard.clock import VirtualClock
 from kvyard.server.gateway.processes import channel as channels

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -23,7 +24,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
 from tests.server.gateway.processes.support import HubThread, joined, several
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer
-from tests.server.gateway.support import Gated, eventually, fleet, together
+from tests.server.gateway.support import Gated, fleet, together
 
 from kvyard.clock import VirtualClock
 from kvyard.engine.timing import FixedTiming

@@ -20,12 +20,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.server.gateway.support import PATIENCE, GatewayProcess, eventually, fleet, together
+from tests.server.gateway.support import PATIENCE, GatewayProcess, fleet, together
 from tests.server.tls import certificate
 
 from kvyard.cli.app import main

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("redis", reason="needs kvyard[redis]")
@@ -17,7 +18,7 @@ from tests.index.redis.server import RedisServer, run_redis
 from tests.server.gateway.processes.support import several
 from tests.server.gateway.processes.test_one_view import Held, booked
 from tests.server.gateway.scripted_engine import ScriptedEngine
-from tests.server.gateway.support import Gated, eventually
+from tests.server.gateway.support import Gated
 
 pytestmark = [pytest.mark.zmq, pytest.mark.redis, pytest.mark.slow]
 
