@@ -82,7 +82,7 @@ class Extent:
         self.refs = refs
         self.priority = priority
         self.account = 0
-        """Whose it is in the pool's ledger."""
+        """Owner in the pool's ledger."""
         self.expires: int | None = None
         """Nanoseconds for which a raised priority lasts once the extent is free; ``None`` for ever."""
         self.deadline: int | None = None

@@ -51,9 +51,9 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return share
 
     def weight(self, tenant: str) -> int:
-        """The same as a whole number, in which shares are compared without rounding."""
+        """Return the share as a whole number, so that shares are compared without rounding."""
         return max(1, round(self.share(tenant) * _UNIT))
 
     def limit(self, tenant: str, capacity: int) -> int | None:
-        """How many of ``capacity`` blocks ``tenant`` may have; ``None`` where it may borrow."""
+        """Return the blocks of ``capacity`` that ``tenant`` may have; ``None`` if it may borrow."""
         return None if self.mode == "borrowed" else int(self.share(tenant) * capacity)

@@ -17,7 +17,7 @@ class Table:
     def __init__(self) -> None:
         self.extents: list[Extent] = []
         self.account = 0
-        """Whose fresh blocks are, in the pool's ledger."""
+        """Owner of fresh blocks in the pool's ledger."""
         self.starts: list[int] = []
         """Start of each extent when the table got it."""
         self.length = 0

@@ -252,9 +252,9 @@ class RelativePace:
     """Usual pace of a fleet, times a factor for a worker that is clearly slower or faster.
 
     One worker's times to first token are few and noisy, and engines of one fleet are mostly alike: by its own times alone a
-    worker would seem slow whenever the machine was held up, and the others get what it had cached. So a difference counts
-    as far as it exceeds what chance does: two standard errors, of logarithms, so that one stall doesn't weigh more than
-    many usual times.
+    worker would seem slow whenever the machine was held up, and others would compute what it had cached. So a difference
+    counts as far as it exceeds what chance does: two standard errors, of logarithms, so that one stall doesn't weigh more
+    than many usual times.
     """
 
     _KEPT = 0.98

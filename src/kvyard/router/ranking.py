@@ -1,7 +1,7 @@
 """Workers in the order of a policy's rank, so that a search needn't visit all of them.
 
 A set of workers is an integer, as everywhere in the index: slots are bits. With ten thousand workers that is a few hundred
-machine words, so it isn't made for each of them. Most loads are one worker's alone, and such a slot stays a number; those that
+machine words, so it isn't made for each of them. Most loads are one worker's alone, and its slot stays a number; those that
 many have, idle ones above all, are sets. Loads lie side by side in arrays: a search looks at few places of memory.
 """
 

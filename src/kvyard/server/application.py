@@ -58,11 +58,11 @@ class Application:
         openai: bool = False,
         vllm: bool = False,
     ) -> None:
-        """``held`` bounds what requests may have in all. ``door`` takes the Authorization header and raises ``Refusal`` for
-        those who may not enter; with it, ``token`` isn't looked at. ``guard`` is asked about requests that no token protects.
-        ``unknown``, of any method, is for paths that no other is for. ``seen`` is told the path, status and seconds of every
-        answered request. With ``openai``, refusals are written as clients of OpenAI read them. With ``vllm``, routes that
-        aren't there and methods that aren't for them are answered as vLLM does, whose routes don't take HEAD.
+        """``held`` bounds the bytes of all requests. ``door`` takes the Authorization header and raises ``Refusal`` for
+        clients that may not enter; with it, ``token`` isn't checked. ``guard`` is asked about requests that no token
+        protects. ``unknown``, of any method, handles paths without an operation. ``seen`` receives the path, status and
+        seconds of every answered request. With ``openai``, refusals have the form of OpenAI's API. With ``vllm``, unknown
+        routes and methods are answered as by vLLM, whose routes don't take HEAD.
         """
         self.bounds = bounds
         self.held = held or HeldBytes()
@@ -77,7 +77,7 @@ class Application:
         """Operations by path and method."""
         self._paths = ", ".join(operation.path for operation in operations)
         self._patterns: list[tuple[re.Pattern[str], dict[str, Operation]]] = []
-        """Those of paths that have a part in braces."""
+        """Operations of paths with a part in braces."""
         secured = token is not None or door is not None
         described = document(operations, title=title, secured=secured, problem=ErrorBody if openai else RefusalBody)
 

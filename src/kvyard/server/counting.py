@@ -23,7 +23,7 @@ class Count:
 
 
 class BucketCounts:
-    """How many values were at most as large as each bound, and their sum."""
+    """Number of values at most as large as each bound, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 

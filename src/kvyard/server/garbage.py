@@ -1,14 +1,13 @@
-"""Memory that is free goes back to the system, and searches for cyclic garbage are made while nobody waits for them, or where
-memory is wasted.
+"""Returns free memory to the system, and collects cyclic garbage while no request waits, or where memory is wasted.
 
 Python looks for cycles whenever enough objects were made, among the young ones, and now and then among all: an index or a
-thousand streams then stand still for tens of milliseconds. What has lived for some seconds is mostly here to stay, so it is set
-aside (``gc.freeze``), and young ones are few.
+thousand streams then stand still for tens of milliseconds. What has lived for some seconds is mostly here to stay, so it is
+set aside (``gc.freeze``), and young ones are few.
 
-What is set aside and then becomes garbage in a circle waits for a search of all. Nothing that comes and goes with requests may
-be in one (``tests/server/gateway/test_garbage.py``; ``transports.untie`` is for what asyncio leaves). All is searched while
-nothing is under way, and at once where the process has grown by a tenth since the latest search: so searches are few, and what
-they might find is bounded.
+What is set aside and then becomes garbage in a circle waits for a search of all. Nothing that comes and goes with requests
+may be in one (``tests/server/gateway/test_garbage.py``; ``transports.untie`` is for what asyncio leaves). All is searched
+while no request is in flight, and at once where the process has grown by a tenth since the latest search: so searches are
+few, and what they might find is bounded.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ NEVER = 1 << 30
 INTERVAL = 5.0
 """Seconds after which what is there is set aside, and free memory given back."""
 WHOLE = 600 * SECOND
-"""Between two searches of all while nothing is under way."""
+"""Interval between two full collections while no request is in flight."""
 SOONEST = 20 * SECOND
 """Between two searches of all while the process grows."""
 GROWTH = 1.1
@@ -42,7 +41,7 @@ DRIFT = 0.005
 
 
 class SearchTimes:
-    """How long searches took, for metrics. The process stands still meanwhile."""
+    """Durations of collections, for metrics. The process stands still meanwhile."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -20,7 +20,7 @@ class Guard(msgspec.Struct, frozen=True):
     """Whom a server listens to."""
 
     host: str = ""
-    """Where it listens."""
+    """Host that it listens on."""
     hosts: tuple[str, ...] = ()
     """Names by which it may be called; empty: any where others than this machine reach it, else those of this machine."""
 

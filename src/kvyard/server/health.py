@@ -1,8 +1,8 @@
-"""How a server is: live, ready and degraded apart, with reasons.
+"""Health of a server: live, ready and degraded apart, with reasons.
 
-*Live* is a process that answers at all. *Ready* is one that can do what it is asked. *Degraded* is one that does so, and not as
-well as it was meant to: a cache that nothing is known of, a file that isn't written. Each trouble is a ``HealthReason`` with a
-code for machines and a sentence for people, and is said on stderr when it comes and when it is over.
+*Live* is a process that answers at all. *Ready* is one that can serve requests. *Degraded* is one that serves them, but not
+as well as it was meant to: a cache that nothing is known of, a file that isn't written. Each problem is a ``HealthReason``
+with a code for machines and a sentence for people, and is logged on stderr when it comes and when it is over.
 """
 
 import logging
@@ -28,18 +28,18 @@ class HealthReason(msgspec.Struct, frozen=True, kw_only=True, order=True):
     code: str
     """For machines, such as ``stream-stale``."""
     about: str = ""
-    """Which engine, stream or file."""
+    """Engine, stream or file."""
     why: str
     grade: Grade = "degraded"
 
 
 class Readiness(msgspec.Struct, kw_only=True):
-    """What /ready answers: 200 where it is ready, 503 where not."""
+    """Answer of /ready: 200 if ready, else 503."""
 
     live: bool = True
     ready: bool
     degraded: bool
-    """Whether anything is not as it should be, ready or not."""
+    """True if there is any problem, ready or not."""
     reasons: list[HealthReason] = []
 
 

@@ -42,7 +42,7 @@ class AskedHints(msgspec.Struct, frozen=True):
     answer: Retention | None = None
 
     def of(self, prompt_tokens: int) -> Hints:
-        """Those for a prompt of so many tokens."""
+        """Return the hints for a prompt of ``prompt_tokens`` tokens."""
         if self.answer is None:
             return self.hints
         wish = msgspec.structs.replace(self.answer, start=prompt_tokens)
@@ -61,7 +61,7 @@ def peek_hints(body: bytes, headers: Mapping[str, str], prompt_tokens: int) -> H
 
 
 def read_hints(body: HintFields, headers: Mapping[str, str]) -> AskedHints:
-    """What ``body`` and ``headers`` say. Raises ``Refusal`` for what makes no sense."""
+    """Read the hints of ``body`` and ``headers``. Raises ``Refusal`` for contradictions."""
     session, ends = _session(body, headers), False
     nvext, config = body.nvext, body.kv_cache_retention_config
     control = body.agent_hint.cache_control if body.agent_hint is not None else None
@@ -102,7 +102,8 @@ def _session(body: HintFields, headers: Mapping[str, str]) -> str:
 
 
 def session_name(said: str) -> str:
-    """What a session is called here: a long name is as good as its hash. Raises ``Refusal`` for one with a NUL in it."""
+    """Return the internal name of a session: a long name is replaced by its hash. Raises ``Refusal`` for one with a NUL in
+    it."""
     if "\0" in said:
         raise Refusal(400, "a session's name must not have a NUL in it.")
     return said if len(said) <= LONGEST_SESSION else xxhash.xxh3_128_hexdigest(said.encode())

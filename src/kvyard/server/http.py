@@ -32,7 +32,7 @@ class RefusalBody(msgspec.Struct, kw_only=True):
 
     error: str
     field: str = ""
-    """Where in the body; empty where it isn't about one field."""
+    """Path in the body; empty if it isn't about one field."""
     fix: str = ""
 
 
@@ -140,7 +140,7 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     body: Any = None
     """The type of its body; ``None`` where it has none."""
     raw: bool = False
-    """Whether the handler gets the body's bytes and reads them itself."""
+    """True if the handler gets the body's bytes and reads them itself."""
     reply: Any = None
     """The type of its answer; ``None`` where that isn't JSON."""
     status: int = 200
@@ -148,18 +148,17 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     refusals: tuple[int, ...] = ()
     """Statuses of its own refusals, beyond those that every route may answer with."""
     open: bool = False
-    """Whether it answers without a token."""
+    """True if it answers without a token."""
     token: str | None = None
     """Its own token, where it isn't the server's."""
     door: Callable[[str], None] | None = None
     """Takes the Authorization header and raises ``Refusal`` for those who may not ask; in place of all tokens."""
     as_vllm: bool = False
-    """Whether bodies are taken as vLLM takes them: only where they say that they are JSON, and with types that nearly fit."""
+    """True if bodies are accepted as by vLLM: only with a JSON content type, and with types that nearly fit."""
     guarded: bool = False
-    """Whether pages of other sites may not send it even where a token is wanted. Without one they never may, unless it is
-    ``open``."""
+    """True if pages of other sites may not send it even with a token. Without one they never may, unless it is ``open``."""
     abandoned_with_client: bool = False
-    """Whether its work ends where the client hangs up."""
+    """True if its work ends when the client disconnects."""
     closed: str = ""
     """Why it is answered with 403, whoever asks; empty where it isn't."""
 
@@ -177,7 +176,7 @@ def post(path: str, handler: Handler, body: Any, reply: Any = None, **more: Any)
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a single request may take."""
+    """Limits of a single request."""
 
     body_bytes: int = 16 << 20
     body_seconds: float = 30.0
@@ -251,7 +250,7 @@ _UNKNOWN = re.compile(r"unknown field `(.*)`")
 
 
 def explained(message: str, type_: Any) -> dict[str, str]:
-    """What msgspec says of a value that isn't a ``type_``, as error, field and fix."""
+    """Return msgspec's message about a value that isn't a ``type_``, as error, field and fix."""
     position = _AT.search(message)
     where = position[1] if position else ""
     what = message[: position.start()] if position else message

@@ -12,7 +12,7 @@ MOST = 5
 """Lines of one kind within a window."""
 WINDOW = 10 * SECOND
 KINDS = 1000
-"""Kinds that are kept apart; beyond that the oldest are forgotten."""
+"""Kinds that are kept apart; beyond that the oldest are evicted."""
 
 
 class LogLimit(logging.Filter):
@@ -27,7 +27,7 @@ class LogLimit(logging.Filter):
         """Per kind: when its window began, lines written in it, lines left out since the last that was written."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is to be written; says in it how many like it were not."""
+        """Return true if the line is to be written; adds the number of similar lines that were not."""
         now = self._clock.now()
         kind = (record.name, record.levelno, str(record.msg).partition("\n")[0][:200])
         seen = self._seen.get(kind)

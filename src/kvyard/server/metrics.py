@@ -29,7 +29,7 @@ class Metrics:
             raise KvyardError("serving needs prometheus-client: pip install 'kvyard[server]'") from None
         self.registry = CollectorRegistry(auto_describe=False)
         self.sources: list[Callable[[], Iterable[Sample]]] = []
-        """What is read at each scrape. Names that end in ``_total`` are counters, all others gauges."""
+        """Sources that are read at each scrape. Names that end in ``_total`` are counters, all others gauges."""
         self._texts = dict(texts)
         self._counted: list[ByLabels[Any]] = []
         self.registry.register(self)

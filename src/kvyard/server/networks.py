@@ -1,4 +1,5 @@
-"""Networks that a server may be told to connect to: who may register a worker could otherwise have it connect anywhere."""
+"""Networks that a server may connect to on request: otherwise a client that may register a worker could have it connect
+anywhere."""
 
 import asyncio
 import ipaddress

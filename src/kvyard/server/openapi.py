@@ -14,7 +14,7 @@ from kvyard import __version__
 from kvyard.server.http import JSON, Operation
 
 _EVERY_BODY = (400, 408, 413, 422)
-"""What any route with a body may refuse it with."""
+"""Statuses with which any route with a body may refuse it."""
 
 
 def document(operations: Sequence[Operation], *, title: str, secured: bool, problem: Any) -> dict[str, Any]:

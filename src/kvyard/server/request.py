@@ -233,7 +233,7 @@ class HttpRequest(Mapping[str, str]):
         self._held.bytes += size
 
     def release(self) -> None:
-        """Let go of what is held for it."""
+        """Release the bytes held for it."""
         self._body = []
         self._held.bytes -= self._holds
         self._holds = 0
@@ -369,7 +369,7 @@ class HttpRequest(Mapping[str, str]):
             self.task.cancel("the server ends")
 
     def close(self) -> None:
-        """Let go of what is held, and say that the request is over."""
+        """Release the bytes held, and report that the request is over."""
         self.release()
         ended, self.on_end = self.on_end, None
         if ended is not None:

@@ -1,8 +1,8 @@
-"""The supervisor: what runs beside requests for as long as a server does, and comes back when it fails.
+"""The supervisor: runs tasks beside requests for as long as a server runs, and restarts them when they fail.
 
-A task that fails is logged once, counted, and begun again after a pause that doubles up to ``LONGEST`` seconds; one that ran
-for a while starts over with the shortest pause. Its owner is told of each failure before the pause, so that what depends on it
-can be marked as not to be trusted meanwhile.
+A task that fails is logged once, counted, and begun again after a pause that doubles up to ``LONGEST`` seconds; one that
+ran for a while starts over with the shortest pause. Its owner receives each failure before the pause, so that it can mark
+what depends on the task as not to be trusted meanwhile.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ SHORTEST = 0.05
 """Seconds before a task that failed is begun again."""
 LONGEST = 5.0
 STEADY = 30 * SECOND
-"""How long a task must have run for its next failure to count as the first."""
+"""Time that a task must have run for its next failure to count as the first."""
 
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 """Makes what is to run, each time it is begun."""
@@ -50,14 +50,14 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.tasks: set[Supervised] = set()
-        """Those that are to run."""
+        """Tasks that are to run."""
         self.failures = 0
         """Of all tasks, those that are gone too."""
         self._clock = WallClock()
         self._passing: set[asyncio.Task[None]] = set()
 
     def keep(self, name: str, work: Work, failed: Failed | None = None) -> Supervised:
-        """Run ``work`` until it returns or is stopped, and again whenever it fails. ``failed`` is told of each failure."""
+        """Run ``work`` until it returns or is stopped, and again whenever it fails. ``failed`` receives each failure."""
         kept = Supervised(name)
         self.tasks.add(kept)
         kept.task = asyncio.get_running_loop().create_task(self._run(kept, work, failed), name=name)

@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
         """The text of ``ids``."""
 
     def word(self, token: int) -> str:
-        """What one id stands for by itself."""
+        """Return the text of one id by itself."""
 
     def pieces(self, ids: Sequence[int]) -> Iterator[str]:
         """Per id what it adds to the text; empty where a character isn't whole yet. Joined they are the text."""
@@ -77,7 +77,7 @@ class FileTokenizer:
         return found
 
     def splits(self, text: str, at: int) -> bool:
-        """Whether the rule by which it splits text into words ends one at ``at``."""
+        """Return true if the tokenizer's word splitting ends a word at ``at``."""
         rule = self._inner.pre_tokenizer
         return rule is not None and any(stop == at for _, (_, stop) in rule.pre_tokenize_str(text))
 

@@ -25,7 +25,7 @@ class BusLink(LinkBase[BusTransfer]):
     def __init__(
         self, config: LinkConfig, fabric: Fabric, worker: int, rank: int, landed: Callable[[int], None]
     ) -> None:
-        """Of a rank of a worker, by number in the ``fabric``. ``landed`` is told the time when something has. Raises
+        """Bus link of a rank of a worker, by number in the ``fabric``. ``landed`` receives the time of each landing. Raises
         ``ConfigError`` for a link that doesn't share.
         """
         if config.discipline != "fair":

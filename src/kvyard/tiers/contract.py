@@ -1,4 +1,4 @@
-"""What workers that share a tier must have in common."""
+"""Properties that workers which share a tier must have in common."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""How many copies went from one tier to the next in one direction, and how much they carried."""
+"""Copies from one tier to the next in one direction, and their size."""
 
 
 class CopyTotals:
@@ -15,4 +15,4 @@ class CopyTotals:
         """Of those that landed."""
         self.bytes = nbytes
         self.queued_ns = queued_ns
-        """How much later they landed, together, than they would have on idle links."""
+        """Sum of the delays of landings compared with idle links."""

@@ -1,4 +1,4 @@
-"""What an offload engine counts, for the report. Plain numbers since the start; nothing reads them to decide anything."""
+"""Counters of an offload engine, for the report. Plain numbers since the start; nothing reads them to decide anything."""
 
 import msgspec
 
@@ -20,7 +20,7 @@ class TierCounters(msgspec.Struct):
 
 
 class PullCounters(msgspec.Struct):
-    """What one worker pulled from others."""
+    """Pulls of one worker from others."""
 
     begun: int = 0
     landed: int = 0
@@ -32,7 +32,7 @@ class PullCounters(msgspec.Struct):
     ns: int = 0
     """From a pull's beginning until it had landed, of all together."""
     queued_ns: int = 0
-    """How much later they landed, together, than on an idle network."""
+    """Sum of the delays of landings compared with an idle network."""
     gone: int = 0
     """Pulls that found too little where the router had seen it, after one latency."""
     failed: int = 0
@@ -40,7 +40,7 @@ class PullCounters(msgspec.Struct):
     no_room: int = 0
     """Prompts computed because the first tier had no room."""
     busy: int = 0
-    """Prompts computed because too many pulls were under way."""
+    """Prompts computed because too many pulls were in flight."""
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     """Requests for which the load policy chose to compute, by the reason that it gave."""
 
@@ -57,7 +57,7 @@ class OffloadCounters(msgspec.Struct):
     hit_tokens: int = 0
     """Tokens that these loads bring."""
     pending_waits: int = 0
-    """Questions answered with: it is on its way, ask again."""
+    """Requests answered with: it is in flight, ask again."""
     no_device_room: int = 0
     """Loads that found no room on the device."""
     refused: int = 0
@@ -71,7 +71,7 @@ class OffloadCounters(msgspec.Struct):
     left_requests: int = 0
     """Requests that began without what lower tiers had of them, or with less than that."""
     left_tokens: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many tokens that was, by the reason that the load policy gave."""
+    """Tokens left, by the reason that the load policy gave."""
     pulls: PullCounters = msgspec.field(default_factory=PullCounters)
     cross_worker_blocks: int = 0
     """Blocks read from a shared tier that another worker had stored."""

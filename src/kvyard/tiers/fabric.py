@@ -1,8 +1,8 @@
-"""The fabric: what leads from each worker of a fleet to the others, and who is told when something has arrived.
+"""The fabric: connections between the workers of a fleet, and notifications of arrivals.
 
 A worker has a port out and a port in, and so has its node, where several share one. All that travels between workers goes
-through here, so prompts that are handed over and prefixes that are pulled share the same ports. A device may have a *bus*: one
-more port each way, for all that leaves it and comes to it, be it over the network or from its host (``BusLink``).
+through here, so prompts that are handed over and prefixes that are pulled share the same ports. A device may have a *bus*:
+one more port each way, for all that leaves it and comes to it, be it over the network or from its host (``BusLink``).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -48,12 +48,12 @@ class Fabric:
 
     @property
     def has_bus(self) -> bool:
-        """Whether what goes to and from a device shares a bus."""
+        """Return true if transfers to and from a device share a bus."""
         return self._bus_speeds is not None
 
     def ports(self, source: int, target: int, from_device: bool = True, to_device: bool = True) -> list[Hashable]:
-        """What a flow from one worker to another goes through, from the device or the host of the one to that of the other:
-        nothing for a worker to itself.
+        """Return the ports of a flow from one worker to another, from the device or the host of the one to that of the
+        other: none for a worker to itself.
         """
         if source == target:
             return []
@@ -70,7 +70,7 @@ class Fabric:
         return ports
 
     def alone_ms(self, nbytes: int) -> float:
-        """What ``nbytes`` take from one worker to another with no other flow there."""
+        """Return the time of ``nbytes`` from one worker to another with no other flow there."""
         speeds = (*self._speeds, *(self._node_speeds or ()), *(self._bus_speeds or ()))
         limits = [speed for speed in speeds if speed is not None]
         return self.network.latency / 1e6 + (nbytes / min(limits) * 1e3 if limits else 0.0)
@@ -89,7 +89,7 @@ class Fabric:
         return flow
 
     def cancel(self, now: int, flow: Flow) -> bool:
-        """Give ``flow`` up; returns whether it was under way. Then ``arrived`` is never called."""
+        """Cancel ``flow``; returns true if it was in flight. Then ``arrived`` is never called."""
         if self._arrivals.pop(flow.number, None) is None:
             return False
         self.network.cancel(now, flow)
@@ -100,7 +100,7 @@ class Fabric:
         return self.network.earliest()
 
     def land(self, now: int) -> None:
-        """What has arrived by ``now`` is told to those that sent it."""
+        """Report everything that has arrived by ``now`` to its senders."""
         landed: Sequence[Flow] = self.network.advance(now)
         for flow in landed:
             arrived = self._arrivals.pop(flow.number, None)

@@ -1,8 +1,7 @@
-"""How long a load would take as things stand: what it must wait for, what must be pulled or fetched first, and the way to the
-device.
+"""Forecast of a load's duration: waiting, pulls and fetches that come first, and the copy to the device.
 
-It asks the links themselves, on copies, so it is exact as long as nothing else is submitted. Other requests will submit more,
-which can't be known: a forecast may be too short, hardly too long.
+It asks the links themselves, on copies, so it is exact as long as nothing else is submitted. Other requests will submit
+more, which can't be known: a forecast may be too short, hardly too long.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +22,8 @@ def load_time(
     needs: Sequence[Need],
     now: int,
 ) -> Callable[[], int]:
-    """A function that says how many nanoseconds it takes from ``now`` on until ``needs`` are on the device, with tiers looked
-    at down to ``depth``. ``loading`` is what is on its way to the device for other requests. Ask it before anything changes.
+    """Return a function that forecasts the nanoseconds from ``now`` until ``needs`` are on the device, with tiers down to
+    ``depth``. ``loading`` is in flight to the device for other requests. Call it before anything changes.
     """
 
     def forecast() -> int:
@@ -78,6 +77,6 @@ def _all_pieces(copy: Copy) -> list[PageRange]:
 
 
 def _same(one: PageRange, other: PageRange) -> bool:
-    """Whether the two have a page in common."""
+    """Return true if the two have a page in common."""
     at = max(one.start, other.start)
     return one.group == other.group and at < min(one.stop, other.stop) and one.chain.keys[at] == other.chain.keys[at]

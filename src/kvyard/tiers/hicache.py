@@ -163,7 +163,7 @@ class HiCache(Offload):
     # -- reporting ----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
-        """What has come to the host."""
+        """Yield the contents of the host."""
         written = [copy for sent, copies in self._in_flight.items() if not sent.inward for copy in copies]
         pending = {extent for copy in (*self.pages.writes, *written) for extent in copy.host.settle()}
         nodes = [node for node in self.pages.map.nodes() if node.copies[0] not in pending]

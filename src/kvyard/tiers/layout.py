@@ -1,4 +1,4 @@
-"""How a manager's blocks map onto the pages of lower tiers: sizes, chains, and what a page's blocks are on the device.
+"""Mapping of a manager's blocks onto the pages of lower tiers: sizes, chains, and a page's blocks on the device.
 
 A page is ``blocks_per_chunk`` consecutive blocks of one group. All groups share one block size in bytes, as they share the
 device's pool. Positions count pages here, blocks in the manager, and tokens where the two meet.
@@ -56,7 +56,7 @@ class PageLayout:
         self.contract = Contract(specs, manager.geometry.hash_block_size, block_bytes, blocks_per_chunk)
 
     def pages(self, num_blocks: int) -> int:
-        """How many pages fit into ``num_blocks`` blocks. Raises ``ConfigError`` if none does."""
+        """Return the number of pages that fit into ``num_blocks`` blocks. Raises ``ConfigError`` if none does."""
         if num_blocks < self.chunk:
             raise ConfigError(f"a tier of {num_blocks} blocks doesn't hold a single chunk of {self.chunk}")
         return num_blocks // self.chunk
@@ -94,8 +94,8 @@ class PageLayout:
         return self.pool.hold(self.pool.cut(extents, piece.start * self.chunk, piece.stop * self.chunk))
 
     def demand(self, request: Request, hit: Hit | None, tokens: int, external: int = 0) -> int:
-        """How many blocks an allocation takes from the head of the line for ``external`` tokens to be loaded after ``hit``
-        and ``tokens`` after those. What it adopts is not taken.
+        """Return the number of blocks that an allocation takes from the head of the free list for ``external`` tokens to be
+        loaded after ``hit`` and ``tokens`` after those. Adopted blocks are not taken.
         """
         local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
         slots = local + external + tokens

@@ -1,8 +1,8 @@
-"""Load policies: whether what lower tiers have of a prompt is loaded, or left there and computed. Each is one of ``LOADS``.
+"""Load policies: they decide if a prefix in lower tiers is loaded, or left there and computed. Each is one of ``LOADS``.
 
 A load is slower than computing where the link is slow or crowded, or the prompt short. A policy is asked when a request is
-about to begin, and again whenever something has landed that it waits for; so a load that comes too late can be left as well. It
-knows neither links nor engines: it is told what there is and what each way would take.
+about to begin, and again whenever something has landed that it waits for; so a load that comes too late can be left as
+well. It knows neither links nor engines: it receives the offers and the time that each way would take.
 
 An installed package adds its own by an entry point of the group ``kvyard.loads``, a program by ``LOADS.register``.
 """
@@ -14,7 +14,7 @@ from kvyard.blocks.spec import ConfigError
 from kvyard.registry import Option, Options, Registry, defaults
 
 PrefillTime = Callable[[int, int], int]
-"""How long so many prompt tokens take to compute, in nanoseconds, after so many that are there."""
+"""Returns the nanoseconds to compute this many prompt tokens after this many computed ones."""
 
 REASONS = {
     "small": "too few to load",
@@ -25,13 +25,13 @@ REASONS = {
 
 
 class LoadOffer(NamedTuple):
-    """What the tiers down to ``depth``, the first being 1, have of a prompt."""
+    """Prefix of a prompt in the tiers down to ``depth``, the first being 1."""
 
     depth: int
     tokens: int
-    """So many beyond what the device has."""
+    """Tokens beyond those on the device."""
     load_ns: Callable[[], int]
-    """How long it takes to bring them, waiting included, if nothing else uses the links from now on."""
+    """Returns the time to load them, waiting included, if nothing else uses the links from now on."""
 
 
 class LoadQuestion(NamedTuple):
@@ -42,15 +42,15 @@ class LoadQuestion(NamedTuple):
     hit: int
     """Tokens that the device has,"""
     prompt: int
-    """of so many."""
+    """of this many tokens."""
     in_flight: int
-    """Requests of this worker that a load or fetch is under way for."""
+    """Requests of this worker with a load or fetch in flight."""
     backlog: int
     """Prompt tokens that running requests have still to compute here."""
 
 
 class LoadChoice(NamedTuple):
-    """Which of the offers is taken, by its number; -1 for none. ``why`` the rest is left: one of ``REASONS``, or words."""
+    """Chosen offer, by its number; -1 for none. ``why`` the rest is left: one of ``REASONS``, or words."""
 
     taken: int
     why: str = ""
@@ -62,9 +62,9 @@ class LoadPolicy:
     OPTIONS: ClassVar[Options] = {}
     """Numbers that people may set."""
     needs_times = False
-    """Whether it goes by how long computing takes, so that the engine must say."""
+    """True if it depends on the time to compute, so that the engine must supply it."""
     asks = False
-    """Whether it may leave anything."""
+    """True if it may leave anything."""
 
     def __init__(self, options: Mapping[str, float], prefill_ns: PrefillTime | None = None) -> None:
         """``options`` have been checked by ``LOADS``."""
@@ -72,7 +72,7 @@ class LoadPolicy:
         self.prefill_ns = prefill_ns
 
     def choose(self, question: LoadQuestion) -> LoadChoice:
-        """What to load. Changes nothing."""
+        """Choose an offer. Changes nothing."""
         return LoadChoice(len(question.offers) - 1)
 
 
@@ -94,7 +94,7 @@ class ThresholdLoads(LoadPolicy):
 
 
 class LeastTimeLoads(LoadPolicy):
-    """What gives the first token soonest: none of it loaded, or what the tiers down to one of them have.
+    """Earliest first token: nothing loaded, or the offer of the tiers down to one of them.
 
     Computing waits for the prompts that are being computed already. So does what is left to compute after a load, but that wait
     goes by while it loads.

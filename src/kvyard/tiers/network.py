@@ -1,11 +1,11 @@
 """A network: bandwidth that transfers between many ends share, max-min fair.
 
 A flow goes through several *ports*, each with a limit of its own: the sender's way out, the receiver's way in, and what
-several workers of a node share. Raise the rate of all flows alike until a port is full; those that go through it stay there,
-the others rise on. A ``Link`` has two ends and nested limits, and is quicker; ports may overlap in any way.
+several workers of a node share. Raise the rate of all flows alike until a port is full; those that go through it stay
+there, the others rise on. A ``Link`` has two ends and nested limits, and is quicker; ports may overlap in any way.
 
-Rates are exact fractions and change only when a flow begins, lands or is cancelled. So how often time is told makes no
-difference.
+Rates are exact fractions and change only when a flow begins, lands or is cancelled. So the number of ``advance`` calls
+makes no difference.
 """
 
 from collections.abc import Hashable, Iterable
@@ -32,7 +32,7 @@ class Flow:
         self.started = started
         """When its first byte moves."""
         self.alone_ns = 0
-        """How long its bytes would have taken with no other flow there."""
+        """Duration of its bytes with no other flow there."""
         self.ended: int | None = None
         """When it had landed, or was cancelled."""
         self.landed = False
@@ -59,7 +59,7 @@ class PortUse:
 
     def __init__(self) -> None:
         self.flows: dict[int, Flow] = {}
-        """Those that move through it now, by number."""
+        """Flows through it now, by number."""
         self.bytes = 0
         """Of what has landed."""
         self.busy_ns = 0
@@ -93,7 +93,7 @@ class Network:
         self._landed: list[Flow] = []
 
     def add_port(self, port: Hashable, limit: int | None) -> None:
-        """A port of so many bytes per second, ``None`` for no limit; one that is there already stays as it is. Raises
+        """Add a port with ``limit`` bytes per second, ``None`` for no limit; an existing port stays as it is. Raises
         ``ConfigError`` for a limit that isn't positive.
         """
         if limit is not None and limit <= 0:
@@ -104,7 +104,7 @@ class Network:
                 self._limits[port] = limit
 
     def takes_time(self, ports: Iterable[Hashable]) -> bool:
-        """Whether bytes through ``ports`` take any time at all."""
+        """Return true if bytes through ``ports`` take any time at all."""
         return self.latency > 0 or any(port in self._limits for port in ports)
 
     def submit(self, now: int, ports: Iterable[Hashable], nbytes: int, latency: int | None = None) -> Flow:
@@ -136,7 +136,7 @@ class Network:
         return True
 
     def earliest(self) -> int | None:
-        """When to look next: a flow lands then, or starts, if nothing else happens; ``None`` with no flow under way."""
+        """Return the next time at which a flow lands or starts, if nothing else happens; ``None`` with no flow in flight."""
         if self._landed:
             return self._now
         start = self._waiting[0][0] if self._waiting else None
@@ -160,7 +160,7 @@ class Network:
         return use.busy_ns + (self._now - use.since if use.flows else 0)
 
     def landing(self, flow: Flow) -> int:
-        """When ``flow``, which is under way, lands at the rate that it has now; others may change that."""
+        """Return the landing of ``flow``, which is in flight, at its current rate; others may change that."""
         if flow.rate:
             return self._at - int(-flow.left * SECOND // flow.rate)
         return flow.started + flow.alone_ns
@@ -171,7 +171,7 @@ class Network:
         return trial._landing(trial.submit(max(now, self._now), ports, nbytes, latency))
 
     def foresee_landing(self, flow: Flow) -> int:
-        """When ``flow``, which is under way, lands if nothing else is submitted. Changes nothing."""
+        """Return the landing of ``flow``, which is in flight, if nothing else is submitted. Changes nothing."""
         trial = self._trial()
         under_way = [*trial._moving.values(), *[one for _, _, one in trial._waiting]]
         return trial._landing(next(one for one in under_way if one.number == flow.number))
@@ -200,7 +200,7 @@ class Network:
 
     @property
     def under_way(self) -> int:
-        """How many flows have not landed."""
+        """Return the number of flows that have not landed."""
         return len(self._moving) + len(self._waiting)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Network:
         self._landed.append(flow)
 
     def _settle(self, now: int) -> None:
-        """Take off what has moved since the last change."""
+        """Subtract the amounts moved since the last change."""
         passed = now - self._at
         self._at = now
         if passed:

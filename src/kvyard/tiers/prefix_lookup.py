@@ -1,4 +1,4 @@
-"""What tiers have of one prompt, and what a load of it would need. Answers questions; changes nothing."""
+"""Prefix of one prompt in all tiers, and the needs of a load. Answers questions; changes nothing."""
 
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.spans import Spans, intersect, unite, without
@@ -9,7 +9,7 @@ from kvyard.tiers.store import PageRange
 
 
 class Need:
-    """What one group needs for a load."""
+    """Pages that one group needs for a load."""
 
     __slots__ = ("high", "low", "piece")
 
@@ -21,7 +21,7 @@ class Need:
 
 
 class GroupPages:
-    """Where one group's pages of the prompt are, as intervals."""
+    """Locations of one group's pages of the prompt, as intervals."""
 
     __slots__ = ("coming", "local", "tiers")
 
@@ -46,9 +46,9 @@ class PrefixLookup:
         self.limit = limit
         self.peer = peer
         self.own = len(state.tiers)
-        """How many of the tiers are the worker's, so that the peer's comes after them."""
+        """Number of tiers of the worker itself; the peer's comes after them."""
         self.depth = self.own if peer is None else self.own + 1
-        """How many of the tiers are looked at, closest first."""
+        """Number of tiers that are searched, closest first."""
         # A hit that ends inside a block can't be continued by a load: load it all, if that goes further.
         self.local = hit if all(hit.tokens % size == 0 for size in layout.block_sizes) else None
         self.groups: list[GroupPages] = []
@@ -66,7 +66,7 @@ class PrefixLookup:
             self.groups.append(GroupPages(here, coming, resident))
 
     def goes_on(self) -> bool:
-        """Whether each group has pages after the hit in some tier. If not, full attention can't use any of them."""
+        """Return true if each group has pages after the hit in some tier. If not, full attention can't use any of them."""
         hit = self.hit.tokens
         for pages, size in zip(self.groups, self.layout.page_tokens):
             last = pages.coming[-1][1] if pages.coming else 0
@@ -86,13 +86,13 @@ class PrefixLookup:
         return [unite(pages.local, *pages.tiers[:level]) for pages in self.groups]
 
     def longest(self, spans: list[list[tuple[int, int]]]) -> int:
-        """How many tokens of the prompt all groups can use of ``spans``."""
+        """Return the tokens of the prompt that all groups can use of ``spans``."""
         chain = self.request.chain
         return self.layout.agreement.longest(spans, self.limit, len(chain.keys) * chain.block_size)
 
     def needs(self, tokens: int, spans: list[list[tuple[int, int]]]) -> list[Need]:
-        """What groups need to resume after ``tokens``; nothing where that is no more than the hit, or where some group's rule
-        asks for more than there is in ``spans``.
+        """Return the groups' needs to resume after ``tokens``; none if that is no more than the hit, or if some group's
+        rule asks for more than there is in ``spans``.
         """
         pages: list[Need] = []
         if tokens <= self.hit.tokens:
@@ -110,7 +110,7 @@ class PrefixLookup:
         return pages
 
     def only_from(self, level: int, needs: list[Need]) -> list[PageRange]:
-        """What of ``needs`` tier ``level`` has and no closer one does."""
+        """Return the part of ``needs`` that tier ``level`` has and no closer one does."""
         pieces: list[PageRange] = []
         for need in needs:
             piece = need.piece
@@ -121,7 +121,7 @@ class PrefixLookup:
         return pieces
 
     def held_by(self, level: int, needs: list[Need]) -> list[PageRange]:
-        """What of ``needs`` tier ``level`` has."""
+        """Return the part of ``needs`` that tier ``level`` has."""
         pieces = [need.piece for need in needs]
         return [
             PageRange(piece.group, piece.chain, low, high)

@@ -24,23 +24,23 @@ from kvyard.tiers.store import PageRange, TierStore, hold_pages
 
 
 class Expectation(NamedTuple):
-    """What is believed of one request when its worker is chosen."""
+    """Expected source of one request when its worker is chosen."""
 
     source: str
     """The worker to pull from,"""
     tokens: int
-    """which has so many of the prompt, as far as can be seen."""
+    """with this many tokens of the prompt, as far as can be seen."""
 
 
 class PeerPages:
-    """What another worker has, as one sees it that pulls from it: the pages of a pool."""
+    """Another worker's pages, as seen by the one that pulls from it: the pages of a pool."""
 
     def __init__(self, pool: Pool, tokens: int, gone: bool = False) -> None:
         self.pool = pool
         self.expected = tokens
         """Tokens of the prompt that it should have."""
         self._gone = gone
-        """Whether the worker doesn't answer any more."""
+        """True if the worker doesn't answer any more."""
 
     def resident(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that it has."""
@@ -52,7 +52,7 @@ class PeerPages:
 
 
 class Pull:
-    """One on its way."""
+    """Pull in flight."""
 
     __slots__ = ("copy", "flow", "source", "target")
 
@@ -78,7 +78,7 @@ class Pulls:
     ) -> None:
         """Sources are read in their first tier, or on the ``device``. ``min_lead`` tokens are worth a pull at least, and no
         more than ``in_flight`` go into one worker at a time. ``settle(worker, now)`` must bring a worker up to date, and
-        ``changed(worker, now, by)`` is told that pages of it are held or free again because of worker ``by``.
+        ``changed(worker, now, by)`` is called when pages of it are held or free again because of worker ``by``.
         """
         self.fabric = fabric
         self.device = device
@@ -120,7 +120,7 @@ class Pulls:
             self.changed(pull.source.worker, now, pull.target.worker)
 
     def ports(self, source: "PeerTier", target: "PeerTier") -> list[Hashable]:
-        """What a pull goes through: it ends in a host tier."""
+        """Return the ports of a pull: it ends in a host tier."""
         return self.fabric.ports(source.worker, target.worker, from_device=self.device, to_device=False)
 
     def _arrived(self, flow: Flow) -> None:
@@ -132,7 +132,7 @@ class Pulls:
         self._end(pull, flow.ended)
 
     def _end(self, pull: Pull, now: int) -> None:
-        """The source lets go, and the target hears of it when it next ticks."""
+        """Release the source; the target receives the copy when it next ticks."""
         source, target, copy = pull.source, pull.target, pull.copy
         copy.ended = now
         if copy.far:
@@ -162,7 +162,7 @@ class Pulls:
         self.members[name].gone = False
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless everything under way holds both its ends (I6) and shares are fair (I7)."""
+        """Raise ``AssertionError`` unless every pull in flight holds both its ends (I6) and shares are fair (I7)."""
         self.fabric.network.check_integrity()
         for pull in self.under_way.values():
             assert pull in pull.target.incoming, "I6: a pull that its target doesn't know of"
@@ -178,11 +178,11 @@ class PeerTier:
         self._pulls = pulls
         self.worker = worker
         self.first = first
-        """Where pulls go."""
+        """Destination of pulls."""
         self.pool = pool
-        """Where others read."""
+        """Pool that others read."""
         self.gone = False
-        """Whether the worker doesn't answer others."""
+        """True if the worker doesn't answer others."""
         self.incoming: list[Pull] = []
         self.outgoing: list[Pull] = []
 
@@ -193,11 +193,11 @@ class PeerTier:
 
     @property
     def full(self) -> bool:
-        """Whether no more pulls may begin now."""
+        """Return true if no more pulls may begin now."""
         return len(self.incoming) >= self._pulls.in_flight
 
     def pages(self, request: Request, now: int) -> PeerPages | None:
-        """What the source of ``request`` has; ``None`` where there is none to pull from."""
+        """Return the pages of the source of ``request``; ``None`` if there is none to pull from."""
         expected = self._pulls.expected.get(request.id)
         if expected is None:
             return None
@@ -230,7 +230,8 @@ class PeerTier:
         return min([network.landing(pull.flow) for pull in self.incoming if pull.flow is not None], default=None)
 
     def held(self, pool: Pool) -> list[Table]:
-        """What pulls hold in ``pool``, the device's or the first tier's: those that come in, and those that read here."""
+        """Return the tables that pulls hold in ``pool``, the device's or the first tier's: those that come in, and those
+        that read here."""
         found: list[Table] = []
         if pool is self.first.pool:
             found += [held for pull in self.incoming for held in pull.copy.near]

@@ -1,4 +1,4 @@
-"""What the parts of one worker's offload engine share: its tiers, its counters, and a record per request."""
+"""Shared state of one worker's offload engine: its tiers, its counters, and a record per request."""
 
 from collections import deque
 from enum import Enum
@@ -18,14 +18,14 @@ from kvyard.tiers.store import TierStore, total_pages
 
 
 class LoadStep(Enum):
-    """What came of asking the lower tiers."""
+    """Outcome of asking the lower tiers."""
 
     NOTHING = "nothing"
     """They have nothing that the device lacks: go on without them."""
     STARTED = "started"
-    """A load is on its way and the request has its blocks: wait until ``tick`` returns it."""
+    """A load is in flight and the request has its blocks: wait until ``tick`` returns it."""
     WAITING = "waiting"
-    """What it needs is on its way up: look it up and ask again when something has landed."""
+    """Its pages are in flight to a closer tier: look it up and ask again when something has landed."""
     NO_ROOM = "no room"
     """The device has no room for the load: the same as a failed allocation."""
 
@@ -51,7 +51,7 @@ NO_ROOM = LoadAnswer(LoadStep.NO_ROOM)
 
 
 class RequestState:
-    """What the engine remembers of a request."""
+    """State of a request in the offload engine."""
 
     __slots__ = (
         "answer",
@@ -74,28 +74,28 @@ class RequestState:
         self.stored = [0] * num_groups
         """Pages per group that have been offered to the first tier."""
         self.tail: Extent | None = None
-        """Where the pages that were offered last end in the first tier, if they were all of one group."""
+        """End of the pages that were offered last in the first tier, if they were all of one group."""
         self.used = [0] * num_groups
-        """Pages per group that the policy was told of."""
+        """Pages per group that were reported to the policy."""
         self.due = 0
         """The number of computed tokens at which there is something to offer again."""
         self.fetch: Copy | None = None
-        """On its way from one lower tier to a closer one for this request."""
+        """Copy in flight from one lower tier to a closer one for this request."""
         self.fetched = [0] * num_tiers
         """Per tier, how many tokens of the coming load had to be fetched from it or from one below it."""
         self.keep: list[tuple[TierStore, Table]] = []
         """Pages kept for this request in lower tiers while the rest is fetched."""
         self.load: Copy | None = None
         self.pulled = 0
-        """How many tokens of the coming load another worker had."""
+        """Tokens of the coming load that another worker had."""
         self.pull_refused = False
-        """Whether there was a pull that it went without, which is counted once."""
+        """True if it went without a pull, which is counted once."""
         self.left = 0
         """Tokens that the load policy leaves in lower tiers, as of the last answer,"""
         self.why = ""
         """and for what reason."""
         self.asked: object = None
-        """What the last answer depended on."""
+        """State that the latest answer depended on."""
         self.answer: LoadAnswer | None = None
 
 
@@ -123,7 +123,7 @@ class OffloadState:
         self._learns = any(tier.store.pool.learner is not None for tier in tiers)
 
     def use_of(self, request: Request) -> Use | None:
-        """What tiers are told of ``request``; ``None`` where no eviction order learns and no tenant is charged."""
+        """Return the use of ``request`` for tiers; ``None`` if no eviction policy learns and no tenant is charged."""
         if self._learns or request.facts.tenant:
             return Use(request.id, request.num_tokens, request.facts)
         return None

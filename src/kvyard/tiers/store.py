@@ -1,11 +1,11 @@
-"""A tier's store: which ranges of which chains it holds, for which transfers, and what is on its way in.
+"""A tier's store: the runs of chains that it holds, the transfers that hold them, and pages in flight to it.
 
 Built from the block manager's own parts: a pool of pages and, per group, a map of copies. A page is ``blocks_per_chunk``
 blocks; a chunk is named by the hash of its last block, so the chains here are the request's chains seen at that size. An
-entry is *pending* from the moment a transfer towards it is planned until it lands: it can't be found, but it isn't stored or
-fetched again either. Then it is *resident*, is announced, and may be evicted whenever no transfer reads it.
+entry is *pending* from the moment a transfer towards it is planned until it lands: it can't be found, but it isn't stored
+or fetched again either. Then it is *resident*, is announced, and may be evicted whenever no transfer reads it.
 
-All work is per run. A store knows no links, no requests, and only the time it is told.
+All work is per run. A store knows no links, no requests, and only the time that it receives.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ class PageRange:
 
 
 def total_pages(pieces: Iterable[PageRange]) -> int:
-    """How many pages ``pieces`` have together."""
+    """Return the number of pages in ``pieces``."""
     total = 0
     for piece in pieces:
         total += piece.stop - piece.start
@@ -66,7 +66,7 @@ class PendingPages:
         self._starts: dict[int, dict[Key, PageRange]] = {}
 
     def add(self, piece: PageRange) -> None:
-        """``piece`` sets out. No part of it may be on its way already."""
+        """Add ``piece``. No part of it may be in flight already."""
         key = piece.chain.keys[piece.start]
         here = self._starts.get(piece.start)
         if here is None:
@@ -119,8 +119,9 @@ class TierStore:
         radix: str | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        """``sink`` is told what becomes resident and what leaves; ``states`` are the groups whose pages each stand for all that
-        comes before them. ``radix``, ``quotas``: see ``Pool``. Raises ``ConfigError`` for a store without a page.
+        """``sink`` receives pages that become resident and pages that leave; ``states`` are the groups whose pages each
+        stand for all that comes before them. ``radix``, ``quotas``: see ``Pool``. Raises ``ConfigError`` for a store
+        without a page.
         """
         if num_pages < 1:
             raise ConfigError(f"a {tier.name} store needs room for at least one page, got {num_pages}")
@@ -142,14 +143,14 @@ class TierStore:
         self._states = states
         self._by_recency = eviction == "lru" and quotas is None
         self.keeps_by_priority = self.pool.order.reads_priorities
-        """Whether what it evicts goes by priorities, which what is stored here has from its source."""
+        """True if evictions depend on priorities, which pages here have from their source."""
         self.pending = [PendingPages() for _ in range(num_groups)]
-        """What is on its way in and can't be found yet."""
+        """Pages in flight to the store, which can't be found yet."""
         self.reserved: dict[Table, PageRange] = {}
         """The pages that wait for it."""
         self._behind: dict[Table, Extent] = {}
-        """What they come right behind, where that was here or on its way when they were reserved: a place to look from when
-        they land."""
+        """Extent right before them, if it was here or in flight when they were reserved: a place to look from when they
+        land."""
         self._walked: tuple[Keys, int, int, int, int] | None = None
         """The latest walk (whose, how far, in which group, and what the map was like), since a store asks what is missing and
         then makes recent what is not,"""
@@ -160,7 +161,7 @@ class TierStore:
         self.evicted = 0
         """Pages evicted to make room."""
         self.reservations = 0
-        """Counts the times that room was made for something: it is on its way from then on, and something else may be gone."""
+        """Number of times that room was made: pages are in flight from then on, and others may be gone."""
 
     def tell_time(self, now: int) -> None:
         """It is ``now``: for eviction orders that go by it, and for the ledger. What goes by recency alone is not told."""
@@ -206,9 +207,10 @@ class TierStore:
     # -- using --------------------------------------------------------------------------------------------------------
 
     def touch(self, group: int, chain: Chain, limit: int, use: Use | None = None) -> int:
-        """A request matched these pages: what is here of the first ``limit`` becomes the most recently used, its head last.
+        """Make the first ``limit`` pages of ``chain`` that are here the most recently used, the head last: a request
+        matched them.
 
-        An eviction order that learns is told of its ``use``, if that is given. Returns how many of the pages are free to be
+        An eviction policy that learns receives its ``use``, if that is given. Returns how many of the pages are free to be
         evicted.
         """
         return self._make_recent(group, chain, self._first_copies(group, chain.keys, limit), use)
@@ -234,7 +236,7 @@ class TierStore:
             learner.used(held.settle(), use, chain.block_size, group in self._states)
 
     def _first_copies(self, group: int, keys: Keys, limit: int) -> list[Extent]:
-        """What is here of a chain's first ``limit`` pages, a copy of each, in order of position."""
+        """Return the copies of a chain's first ``limit`` pages that are here, one of each, in order of position."""
         nodes, at = self._walk(group, keys, limit)
         if nodes and nodes[-1].stop > at:
             nodes = [*nodes[:-1], self.pool.maps[group].split(nodes[-1], at)]
@@ -296,7 +298,7 @@ class TierStore:
         return tables
 
     def _account(self, use: Use | None) -> int:
-        """Who is charged for pages that are taken for ``use``."""
+        """Return the account that is charged for pages which are taken for ``use``."""
         if use is None or not use.facts.tenant:
             return NOBODY
         return self.pool.open_ledger().account(use.facts.tenant)
@@ -338,7 +340,7 @@ class TierStore:
             self.pool.end_hold(held)
 
     def cancel(self, piece: PageRange, held: Table) -> None:
-        """What was reserved won't come: the pages are free again."""
+        """Free the reserved pages of a copy that won't come."""
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
         self._behind.pop(held, None)
@@ -390,7 +392,7 @@ def hold_pages(pool: Pool, piece: PageRange) -> Table:
 
 
 def _leads_to(extent: Extent, piece: PageRange) -> bool:
-    """Whether ``extent``, which came right before ``piece`` once, is still a copy of something earlier on its chain."""
+    """Return true if ``extent``, which came right before ``piece`` once, is still a copy of something earlier on its chain."""
     node = extent.node
     return node is not None and node.stop <= piece.start and node.keys[node.stop - 1] == piece.chain.keys[node.stop - 1]
 
@@ -408,11 +410,11 @@ def enter_pages(pool: Pool, piece: PageRange, held: Table, before: Extent | None
 
 
 class ChunkSink:
-    """Passes on to ``sink`` what a store of chunks says, as runs of blocks of ``block_sizes`` tokens per group.
+    """Passes the events of a store of chunks on to ``sink``, as runs of blocks of ``block_sizes`` tokens per group.
 
     Two chunks of different texts may share their first blocks, when a common prefix ends inside a chunk; both list them, so
-    such a block is announced twice and removed twice, and readers must count (llm-d #680). Offload connectors of real
-    engines do the same.
+    that block is announced twice and removed twice, and readers must count (llm-d #680). Offload connectors of real engines
+    do the same.
     """
 
     def __init__(self, sink: Sink, block_sizes: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""The time line: what a fleet's workers share below and between their devices, in one object that the fleet owns.
+"""The time line: state that a fleet's workers share below and between their devices, in one object that the fleet owns.
 
-A shared store, its link and the copies under way are one state for all workers. A copy can be found by all of them from the
+A shared store, its link and the copies in flight are one state for all workers. A copy can be found by all of them from the
 instant it lands and not before; the worker that asked for it does its own side of it when it next ticks. A shared tier is
 announced once, through the time line's own sink. A link between two workers is here too, since its landings concern both.
 
@@ -29,13 +29,13 @@ class Timeline:
     """Shared tiers, and links between workers. The first worker to join fixes what all others must have in common with it."""
 
     def __init__(self, sink: Sink | None = None) -> None:
-        """``sink`` is told what shared tiers hold."""
+        """``sink`` receives changes of shared tiers."""
         self._sink = sink
         self._contract: Contract | None = None
         self.members: list[str] = []
-        """Who has joined, in that order."""
+        """Workers that have joined, in that order."""
         self.tiers: dict[Tier, LinkedTier] = {}
-        """Those that are shared."""
+        """Shared tiers."""
         self._configs: dict[Tier, TierConfig] = {}
         self._private: list[LinkedTier] = []
         """The members' own tiers, in the order in which they joined."""
@@ -120,7 +120,7 @@ class Timeline:
                 queue.advance(at)
 
     def fail(self, worker: str, now: int) -> None:
-        """``worker`` has failed: what is under way on its links to other workers is cancelled, and both ends let go."""
+        """Cancel copies in flight on the links of ``worker``, which has failed, to other workers; both ends are released."""
         for ends, link in self._worker_links.items():
             if worker in ends:
                 link.cancel_all(now)

@@ -1,7 +1,7 @@
 """vLLM's schedulers for ``--scheduler-cls``: with kvyard's block manager in the place of vLLM's, or with vLLM's own.
 
-Scheduling stays vLLM's. Its constructor makes its own manager; ours takes that one's place before the first request. All of
-them record on request.
+Scheduling stays vLLM's. Its constructor makes its own manager; ours replaces it before the first request. All of them
+record on request.
 """
 
 from typing import Any

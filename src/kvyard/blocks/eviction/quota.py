@@ -89,7 +89,7 @@ class QuotaOrder:
         return self._lines[account].head()
 
     def run(self, account: int, taker: int) -> int:
-        """How many blocks of ``account``, which is next, are evicted before another account is."""
+        """Return the blocks of ``account``, which is next, that are evicted before another account's."""
         if self.isolated and account == taker:
             return self.idle[account]
         other = self._leader(account)

@@ -207,8 +207,8 @@ class MockerPasses(PassMaker):
             yield waiting.peek()
 
     def _by_prefix(self) -> list[Job]:
-        """Return the longest cached prefix first, arrival among equals. Of prompts that begin alike, with none of it cached
-        yet, all but one go last: in a later pass they find what that one computed.
+        """Return waiting jobs by longest cached prefix, arrival among equals. Of prompts that begin alike, with none of it
+        cached yet, all but one go last: in a later pass they find what the first computed.
         """
         lookup = self.jobs.manager.lookup
         blocks = ceil_div(SAME_START, self._page)

@@ -9,28 +9,28 @@ from kvyard.blocks.spec import ConfigError
 
 
 class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the ``sglang`` backend admits requests. Names and defaults are SGLang's."""
+    """Admission of the ``sglang`` backend. Names and defaults are SGLang's."""
 
     schedule_policy: Literal["fifo", "lpm", "dfs-weight", "lof", "random", "hrrn", "shortest-prefill-first"] = "fifo"
-    """Who is next: the first to come (SGLang's fcfs), the one with the longest cached prefix, ..."""
+    """Order of waiting requests: first come (SGLang's fcfs), longest cached prefix, ..."""
     max_prefill_tokens: int = 16384
     """Prompt tokens in a pass, all requests together."""
     chunked_prefill_size: int = 8192
     """Prompt tokens in a pass that requests can be cut at; -1 never cuts them."""
     enable_mixed_chunk: bool = False
-    """Whether requests decode in passes that compute prompts."""
+    """True if requests decode in passes that compute prompts."""
     prefill_max_requests: int | None = None
     """Requests whose prompts are in a pass."""
     ignore_eos: bool = False
-    """Whether answers are known to have all their tokens, so that room is set aside for all of them."""
+    """True if answers are known to have all their tokens, so that room is set aside for all of them."""
     radix_eviction_policy: Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"] = "lru"
-    """Which leaves of the radix tree are evicted first."""
+    """Order in which leaves of the radix tree are evicted."""
     enable_priority_scheduling: bool = False
-    """Whether those with a higher priority go first."""
+    """True if requests with a higher priority go first."""
     schedule_low_priority_values_first: bool = False
-    """Whether a lower value is a higher priority."""
+    """True if a lower value is a higher priority."""
     disable_priority_preemption: bool = False
-    """Whether nobody is preempted for one with a higher priority."""
+    """True if no request is preempted for one with a higher priority."""
     priority_scheduling_preemption_threshold: int = 10
     """By how much a priority must be higher for that."""
     clip_max_new_tokens: int = 4096
@@ -40,8 +40,8 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     schedule_conservativeness: float = 1.0
     """Above 1, more room is set aside for the output of running requests; below, less."""
     books_sampled: bool = False
-    """Whether a token has its page booked as soon as it is sampled, a pass before it is computed. SGLang doesn't; the Dynamo
-    mocker does, and its results are met to the millisecond with it.
+    """True if a token has its page booked as soon as it is sampled, a pass before it is computed. SGLang doesn't; the
+    Dynamo mocker does, and its results are met to the millisecond with it.
     """
 
     def check(self, block_size: int) -> None:

@@ -1,7 +1,8 @@
-"""What SGLang admits prompts by: tokens of the pools, of a batch, and the share of output that is set aside.
+"""Admission of prompts in SGLang: tokens of the pools, of a batch, and the share of output that is set aside.
 
-A prompt gets in if it fits whole, with its answer and a page to spare, into what is free after a share of the output that
-running requests may still produce is set aside (``NewTokenRatio``), even where only a chunk of it is computed at first.
+A prompt is admitted if it fits whole, with its answer and a page to spare, into what is free after a share of the output
+that running requests may still produce is set aside (``NewTokenRatio``), even where only a chunk of it is computed at
+first.
 """
 
 from kvyard.blocks import Hit
@@ -45,7 +46,7 @@ class NewTokenRatio:
 
 
 class Budget:
-    """Tokens that one batch of prompts may still take: ``PrefillAdder`` and its ``PrefillBudget``."""
+    """Tokens that one batch of prompts may still take, as in ``PrefillAdder``."""
 
     def __init__(self, free: int, page: int, aside: float, inputs: int, chunk: int | None, mixed: int) -> None:
         """``free`` tokens could be had at once, of which ``aside`` are for the answers of running requests; ``mixed`` of these
@@ -180,7 +181,7 @@ class WindowBudget(Budget):
         return max(allocated - window, 0) + min(tokens + answer, window) + self.page
 
     def continued(self) -> int:
-        """What is free, and nothing if that is nothing."""
+        """Return the free tokens, at least 0."""
         assert self.chunk is not None
         return max(0, min(self.chunk, int(self.free - self.total), self.window_room - self.page))
 

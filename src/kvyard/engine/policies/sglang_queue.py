@@ -17,7 +17,7 @@ class WaitingQueue:
         self.processed = 0
         """Prompt tokens computed so far, the axis by which ``hrrn`` ages requests."""
         self.arrivals: dict[Job, int] = {}
-        """Those that had been computed when each job came."""
+        """Jobs that had been computed when each job came."""
 
     def push(self, job: Job) -> None:
         self._note(job)

@@ -1,4 +1,4 @@
-"""How long a pass takes: a registry of kinds, each a pure function from a batch to whole nanoseconds."""
+"""Durations of passes: a registry of timing models, each a pure function from a batch to whole nanoseconds."""
 
 from kvyard.engine.timing.fixed import FixedTiming
 from kvyard.engine.timing.model import Durations, SharedExperts, TimingModel

@@ -47,7 +47,7 @@ STORED = {
     "modelopt_fp8": ("fp8_static", "fp8"),
     "modelopt_nvfp4": ("nvfp4", "nvfp4"),
 }
-"""How checkpoints are quantised to their names of it, for matrices and for experts."""
+"""Quantisations of checkpoints to their names there, for matrices and for experts."""
 SHAPE = (
     "num_hidden_layers",
     "hidden_size",
@@ -126,7 +126,7 @@ def _shape(config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _stored(config: Mapping[str, Any]) -> str:
-    """How a checkpoint is quantised, in a word of ``STORED``; empty for one that isn't."""
+    """Return the quantisation of a checkpoint, a word of ``STORED``; empty for one without."""
     own = config.get("quantization_config")
     if isinstance(own, Mapping):
         method = str(own.get("quant_method", "")).lower()
@@ -139,7 +139,7 @@ def _stored(config: Mapping[str, Any]) -> str:
 
 
 def _stored_cache(config: Mapping[str, Any]) -> str:
-    """What type the checkpoint has been calibrated to keep its cache in; empty where it says nothing of it."""
+    """Return the cache type that the checkpoint was calibrated for; empty if it has none."""
     beside = config.get("hf_quant_config")
     inner = beside.get("quantization") if isinstance(beside, Mapping) else None
     return str(inner.get("kv_cache_quant_algo") or "").lower() if isinstance(inner, Mapping) else ""
@@ -254,7 +254,7 @@ class _Handle:
 
     @property
     def coverage(self) -> str:
-        """Which operators were measured and which follow from others."""
+        """Describe which operators were measured and which follow from others."""
         return f"measured: {_names(self._measured)}; estimated by it: {_names(self._derived - self._measured)}"
 
     def prompt(self, new: int, past: int) -> float:
@@ -272,7 +272,7 @@ class _Handle:
         return _micros(row for row in rows if "attention" not in row[0] and "logits" not in row[0])
 
     def experts(self, tokens: int) -> float:
-        """Experts, and the exchanges before and after them, for so many tokens of each data rank."""
+        """Return the time of experts, and the exchanges before and after them, for ``tokens`` tokens of each data rank."""
         return _micros(row for row in self._context(tokens, 0) if "moe" in row[0])
 
     def _context(self, new: int, past: int) -> list[Any]:

@@ -32,7 +32,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def split(self) -> Parallelism:
-        """How the model is split."""
+        """Return the split of the model."""
         return Parallelism(
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
@@ -45,14 +45,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return find_config(self.model)
 
     def operators(self) -> Operators:
-        """What a pass computes on one rank. Raises ``KvyardError`` for a model that can't be split so."""
+        """Return the operators of a pass on one rank. Raises ``KvyardError`` for a model that can't be split."""
         return make_operators(
             self.config(), self.split, weight_dtype=self.weight_dtype, kv_cache_dtype=self.kv_cache_dtype
         )
 
     @property
     def caveat(self) -> str:
-        """What makes its times less than what is known of their error, after a comma; empty for most.
+        """Return a caveat beyond the known error of its times, after a comma; empty for most.
 
         Engines have several batches in a pipeline at once, which isn't modelled.
         """

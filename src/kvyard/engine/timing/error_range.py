@@ -1,8 +1,8 @@
-"""How far predicted times are off, by published runs of comparable fleets.
+"""Error of predicted times, by published runs of comparable fleets.
 
-``published_errors.json`` is made by ``benchmarks/published_errors.py`` from every published measurement that no constant was
-fitted to. It has ranges of measured / predicted by class of run. A class is named from coarse to fine: load, kind of model,
-engine, type of weights, card. Where a class has too few runs, the next coarser one answers.
+``published_errors.json`` is made by ``benchmarks/published_errors.py`` from every published measurement that no constant
+was fitted to. It has ranges of measured / predicted by class of run. A class is named from coarse to fine: load, kind of
+model, engine, type of weights, card. Where a class has too few runs, the next coarser one answers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ENGINE_WORDS = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
 class RunClass(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is compared by."""
+    """Properties that runs are compared by."""
 
     card: str
     dtype: str
@@ -93,7 +93,7 @@ class PublishedRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the ratio of two arms of one table was from ours: errors that both arms share cancel in it."""
+    """Distance between the published ratio of two arms of one table and ours: errors that both arms share cancel in it."""
 
     metric: str
     load: str

@@ -30,22 +30,22 @@ LEAST = 4
 """Passes with prompts, and passes with decode steps, below which a fit would be guessing."""
 FOLDS = 64
 MANY = 512
-"""Beyond so many measurements ``FEW_FOLDS`` tell as much."""
+"""Number of measurements beyond which ``FEW_FOLDS`` are sufficient."""
 FEW_FOLDS = 8
 ALIKE = 32
-"""Passes that are alike count as so many at most."""
+"""Most weight of passes that are alike."""
 KEPT = 2 * ALIKE
-"""And so many of them are looked at."""
+"""Most passes of a kind that are used."""
 SCALE = 0.05
 """Relative errors well above this count as stalls."""
 HOLD = 1e-3
-"""How firmly a coefficient is held to its first guess, compared with one measurement."""
+"""Weight of a coefficient's first guess, compared with one measurement."""
 PINNED = 1e9
-"""The same for one that isn't fitted."""
+"""Weight for a coefficient that isn't fitted."""
 NONE = 1e-12
-"""What that one is meanwhile."""
+"""Value of that coefficient meanwhile."""
 CURVE_HOLD = 0.3
-"""The same for the factors of the curve."""
+"""Weight of the first guess for the factors of the curve."""
 WORTH = 0.9
 """A curve is kept where errors on unseen passes fall below this share of those without."""
 GOOD = 0.01
@@ -131,7 +131,7 @@ def _enough(rows: Sequence[Measurement]) -> Sequence[Measurement]:
 
 
 def errors_by_kind(rows: Sequence[Measurement], errors: Sequence[float]) -> dict[str, KindError]:
-    """How large ``errors`` are, for each kind in ``rows`` and for ``all`` of them."""
+    """Return the size of ``errors``, for each kind in ``rows`` and for ``all`` of them."""
     sizes = np.abs(np.array(errors))
     found = {}
     for kind in (*KINDS, "all"):
@@ -161,16 +161,16 @@ class _Rows(msgspec.Struct, frozen=True):
     part_of: npt.NDArray[np.int64]
     """Of each pass, which measurement it belongs to."""
     times: Floats
-    """How many of that pass are in it."""
+    """Number of passes of that kind in it."""
     ms: Floats
     host: Floats
     """0 where it isn't known."""
     hosted: Marks
-    """Where it is."""
+    """Mask of measurements with host time."""
     weight: Floats
     fold: npt.NDArray[np.int64]
     kept: Marks
-    """Those that a search looks at."""
+    """Mask of measurements that a search uses."""
 
     @classmethod
     def of(cls, rows: Sequence[Measurement]) -> "_Rows":
@@ -201,11 +201,11 @@ class _Rows(msgspec.Struct, frozen=True):
 
     @property
     def apart(self) -> bool:
-        """Whether host time is known apart from the device's, of some."""
+        """Return true if some measurements have host time apart from the device's."""
         return bool(self.hosted.any())
 
     def only(self, keep: Marks) -> "_Rows":
-        """Those that ``keep`` marks."""
+        """Return the rows that ``keep`` marks."""
         passes = keep[self.part_of]
         number = np.cumsum(keep) - 1
         part_of = number[self.part_of[passes]]
@@ -228,7 +228,7 @@ def _kind_of(row: Measurement) -> Hashable:
 
 
 def _folds(rows: Sequence[Measurement], kinds: Sequence[Hashable]) -> npt.NDArray[np.int64]:
-    """Those left out together."""
+    """Return the fold of each row: rows that are left out together."""
     if all(row.group is not None for row in rows):
         named: Sequence[Hashable] = [row.group for row in rows]
     else:
@@ -290,7 +290,7 @@ def _host(data: _Rows) -> Floats:
 
 
 def _host_ms(host: Floats, data: _Rows) -> Floats:
-    """What the host adds to each measurement that has its time apart."""
+    """Return the host's addition to each measurement that has its time apart."""
     if not data.apart:
         return np.zeros(len(data.ms))
     at = data.features

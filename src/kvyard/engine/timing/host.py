@@ -27,7 +27,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """and tokenizing, of each token of its prompt."""
 
     def alone_us(self, sequences: int) -> float:
-        """What a pass takes beyond its kernels, if those take long enough to hide what can be hidden."""
+        """Return the time of a pass beyond its kernels, if those take long enough to hide what can be hidden."""
         if self.overlap:
             return self.exposed_us + self.exposed_sequence_us * sequences
         return self.step_us + self.sequence_us * sequences
@@ -63,10 +63,10 @@ that were cached took 50 ms to their first token (AIBrix's plain stack), of whic
 
 
 class HostTiming(TimingConfig, frozen=True, kw_only=True):
-    """What timing has that knows kernels alone: an engine's host. ``None`` stands for that engine's default."""
+    """Host of an engine, for timing that knows kernels alone. ``None`` stands for that engine's default."""
 
     engine: str = "vllm"
-    """Whose kernels and host: vllm, sglang or trtllm."""
+    """Engine of the kernels and host: vllm, sglang or trtllm."""
     host_us: float | None = None
     """Host work of a pass."""
     host_sequence_us: float | None = None

@@ -89,7 +89,7 @@ class DecodeKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one engine on one card: products and experts by dtype, attention by head dimension."""
+    """Measurements of one engine on one card: products and experts by dtype, attention by head dimension."""
 
     products: dict[str, ProductKernel] = {}
     experts: dict[str, ExpertKernel] = {}
@@ -126,7 +126,7 @@ a cold L2 and pay each its ramp: AIBrix's plain stack has 12.6 ms a token of Lla
 STAND_INS = {"rtx4090": "l40s", "l4": "l40s", "mi300x": "h100"}
 """Cards without tables, and the one whose constants they have instead."""
 WIDENED = {"fp8": "int8", "fp4": "int4", "mxfp4": "int4"}
-"""By what weights are stored in: whose constants stand in on a card without such arithmetic, where they are widened first."""
+"""By stored type of weights: the constants that stand in on a card without that arithmetic, where they are widened first."""
 OTHERS = ("vllm", "trtllm", "sglang")
 """Engines in whose tables one looks for what another's lack."""
 

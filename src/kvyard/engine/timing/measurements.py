@@ -43,11 +43,11 @@ class Measurement(msgspec.Struct, frozen=True):
     longest: int
     ms: float
     host_ms: float | None = None
-    """What the host added, where that was measured: ``ms`` is then the device's alone."""
+    """Time that the host added, if measured: ``ms`` is then the device's alone."""
     others: tuple[tuple[float, PassShape], ...] = ()
     """Other passes that ``ms`` holds, and how many of each, where several were timed as one."""
     group: int | None = None
-    """Those of one group were measured together, and are left out of a fit together."""
+    """Measurements of one group were taken together, and are left out of a fit together."""
 
     @property
     def shape(self) -> PassShape:
@@ -72,9 +72,9 @@ class Measurements(msgspec.Struct, frozen=True):
     lone: tuple[Measurement, ...] = ()
     """Prompts that an engine computed alone, with all that their clients waited for beyond the pass."""
     request_ms: float | None = None
-    """What clients waited for beyond passes, where that was measured."""
+    """Clients' waiting beyond passes, if measured."""
     notes: tuple[str, ...] = ()
-    """What a reader of the fit should know."""
+    """Notes for readers of the fit."""
 
 
 def read_measurements(path: str | Path) -> Measurements:
@@ -87,7 +87,7 @@ def read_measurements(path: str | Path) -> Measurements:
 
 
 def parse_measurements(text: str, source: str) -> Measurements:
-    """The same of lines that were read already. ``source`` is named in refusals."""
+    """Parse lines that were read already. ``source`` is named in refusals."""
     rows, faults, device = [], [], None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

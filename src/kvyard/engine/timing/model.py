@@ -1,4 +1,4 @@
-"""What the scheduler asks of a timing model, and the arithmetic that all models share.
+"""Interface of a timing model for the scheduler, and the arithmetic that all models share.
 
 A model is a pure function from a batch to whole nanoseconds: the same batch takes the same time, whether the pass is asked
 for alone or as one of many in a plan. It knows nothing of requests, blocks or the clock.
@@ -23,10 +23,10 @@ class TimingModel(Protocol):
     """Durations of passes. Both verbs agree to the nanosecond."""
 
     needs_longest: ClassVar[bool]
-    """Whether ``longest`` matters here. Where it doesn't, it isn't worked out and is 0."""
+    """True if ``longest`` matters here. Otherwise it isn't computed and is 0."""
 
     def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
-        """How long one pass takes.
+        """Return the duration of one pass.
 
         ``prefills`` are the (new, past) tokens of each request that computes prompt tokens. ``decode_batch`` requests
         compute one token each, and ``decode_context`` is the sum of their contexts, the token being computed included;
@@ -34,7 +34,7 @@ class TimingModel(Protocol):
         """
 
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
-        """How long each of ``passes`` passes takes that only decode ``batch`` requests, beginning at ``context``.
+        """Return the duration of each of ``passes`` passes that only decode ``batch`` requests, beginning at ``context``.
 
         Each context grows by one each pass: element i equals ``pass_ns((), batch, context + i * batch, longest + i)``.
         """
@@ -45,7 +45,7 @@ class SharedExperts(Protocol):
     """A timing model of ranks that share experts. Its passes suppose that all ranks compute as many tokens."""
 
     def uneven_ns(self, tokens: int, of_all: Sequence[int]) -> int:
-        """What a pass of ``tokens`` on this rank takes longer (or less long, below 0) where the ranks compute ``of_all``."""
+        """Return the extra time of a pass of ``tokens`` on this rank (negative for less) if the ranks compute ``of_all``."""
 
 
 def scaled(ns: int, ratio: float) -> int:
@@ -54,7 +54,7 @@ def scaled(ns: int, ratio: float) -> int:
 
 
 def scaled_many(ns: npt.NDArray[np.float64], ratio: float) -> Durations:
-    """The same for whole nanoseconds held as floats."""
+    """Like ``scaled`` for whole nanoseconds held as floats."""
     return (ns if ratio == 1.0 else np.rint(ns / ratio)).astype(np.int64)
 
 

@@ -1,4 +1,5 @@
-"""What a pass computes on one rank, as sizes: matrix products, attention, experts, collectives, and the small kernels between.
+"""Operators of a pass on one rank, as sizes: matrix products, attention, experts, collectives, and the small kernels
+between.
 
 Made from a model's config and how it is split over cards. It knows shapes and bytes, and nothing of how fast anything is.
 """
@@ -59,7 +60,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     chance: float
     """The chance that a token of this pass, or of another data rank's, calls a given expert."""
     tokens: int
-    """How many data ranks' tokens come here."""
+    """Number of data ranks whose tokens come here."""
     expert_bytes: float
     """Weights of one expert on this rank."""
     pair_flops: int
@@ -93,9 +94,9 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     hops: int
     """Hand-overs between pipeline stages."""
     dtype: str
-    """What matrices are stored in: a name of ``WEIGHT_BITS``."""
+    """Stored type of matrices: a name of ``WEIGHT_BITS``."""
     expert_dtype: str
-    """What experts are stored in."""
+    """Stored type of experts."""
     ranks: int
     """Tensor ranks."""
     data_ranks: int
@@ -120,7 +121,7 @@ def make_operators(
 
 
 def weight_types(fields: Fields, weight_dtype: str | None = None) -> tuple[str, str]:
-    """What matrices and experts are stored in, names of ``WEIGHT_BITS``: ``weight_dtype``, or as the checkpoint says."""
+    """Return the stored types of matrices and experts, names of ``WEIGHT_BITS``: ``weight_dtype``, or the checkpoint's own."""
     if weight_dtype is not None:
         name = find_weight_dtype(weight_dtype)
         return ("bf16" if name == "mxfp4" else name), name
@@ -263,7 +264,7 @@ class _Counter:
             self._indexer(queries)
 
     def _indexer(self, queries: int) -> None:
-        """What finds the tokens that sparse attention reads: it looks at all of them, on every rank."""
+        """Add the indexer, which finds the tokens that sparse attention reads: it reads all of them, on every rank."""
         fields, hidden = self._fields, self._hidden
         heads, width = fields.integer("index_n_heads"), fields.integer("index_head_dim")
         self._product(heads * width, queries)

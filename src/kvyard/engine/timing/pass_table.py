@@ -74,9 +74,9 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
 
     format: str = FORMAT
     source: str
-    """Where the numbers come from, with versions: for reports."""
+    """Source of the numbers, with versions: for reports."""
     coverage: str = ""
-    """What was measured and what stands in for measurements: for reports."""
+    """Measured parts and stand-ins for measurements: for reports."""
     tokens: Curve
     """Everything but attention and the output layer, by tokens of the pass."""
     sequences: Curve

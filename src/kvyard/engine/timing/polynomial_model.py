@@ -26,7 +26,7 @@ _MOST: Final = 1 << 26
 
 
 class DecodeSteps:
-    """How long a decode pass takes by its context, for caches of one size: worked out once, where it is asked for.
+    """Duration of a decode pass by its context, for caches of one size: computed once, on demand.
 
     A plan's passes have contexts at equal distances, so their durations are a slice. It keeps 8 bytes per token of the cache,
     of pages that were asked for.

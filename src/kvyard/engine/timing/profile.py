@@ -54,21 +54,21 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     launch: float
     """Launching a pass with prompt tokens; 0 if the engine captures those too."""
     past_launch: float
-    """What past adds to that."""
+    """Addition of past to that."""
     context: float
     """Per token of context of a decoding sequence."""
     mixed_launch: float = 0.0
-    """What decode steps beside prompts add to launching."""
+    """Addition of decode steps beside prompts to launching."""
     mixed_decode: float = 1.0
-    """How many times as much that is in a pass with prompt tokens."""
+    """Factor of that in a pass with prompt tokens."""
     skew: float = 0.0
-    """What share of the way from the mean context of a batch to its longest counts."""
+    """Share of the way from the mean context of a batch to its longest that counts."""
     host: float = 0.0
     """Host work of a pass, which comes on top of everything."""
     host_sequence: float = 0.0
-    """The same per sequence of the pass."""
+    """Host time per sequence of the pass."""
     host_prompts: float = 0.0
-    """The same of a pass with prompt tokens."""
+    """Host time of a pass with prompt tokens."""
 
 
 NAMES = Coefficients.__struct_fields__
@@ -82,7 +82,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     factors: tuple[float, ...] = ()
 
     def factor(self, tokens: float) -> float:
-        """What the work before attention is multiplied by in a pass of so many tokens; logarithms are linear in between."""
+        """Return the factor of the work before attention in a pass of ``tokens`` tokens; logarithms are linear in between."""
         if not self.tokens:
             return 1.0
         return exp(float(np.interp(log2(tokens), np.log2(self.tokens), np.log(self.factors))))
@@ -143,7 +143,7 @@ def pass_ms(
 
 
 def base_ms(form: Form, tokens: int, sequences: int) -> float:
-    """What a pass over this many tokens takes before any attention."""
+    """Return the time of a pass over this many tokens before any attention."""
     of = form.coefficients
     blend = of.blend
     work = float((of.weights**blend + (of.token * tokens) ** blend) ** (1.0 / blend))
@@ -157,7 +157,7 @@ def counted(of: Coefficients, batch: int, context: int, longest: int) -> float:
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What the formula needs of many passes: sums over each pass's sequences, one array element a pass."""
+    """Inputs of the formula for many passes: sums over each pass's sequences, one array element a pass."""
 
     tokens: Floats
     sequences: Floats
@@ -167,7 +167,7 @@ class Features(msgspec.Struct, frozen=True):
     launched: Floats
     with_past: Floats
     with_decode: Floats
-    """Whether decode steps are launched beside prompts."""
+    """True if decode steps are launched beside prompts."""
     context: Floats
     behind: Floats
     """By how much contexts fall short of the longest, summed."""
@@ -250,7 +250,7 @@ class FitError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a profile file says."""
+    """Content of a profile file."""
 
     format: str = FORMAT
     name: str
@@ -261,7 +261,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     curve: dict[int, float] = {}
     """By tokens of a pass, what the work before attention is multiplied by."""
     request_ms: float = 0.0
-    """What a client waits for once per request on top of passes. The engine doesn't: a replay leaves it out."""
+    """Clients' waiting once per request on top of passes. The engine doesn't wait for it: a replay leaves it out."""
     held_out: dict[str, float] = {}
     """By latency (``ttft``, ``tpot``, ``e2e``), the error of the mean in time of the measured run that was held out of the fit
     and replayed, as a share without sign. Empty where the measurements have no requests."""
@@ -350,7 +350,8 @@ class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
 
     @classmethod
     def parse(cls, text: str, speedup_ratio: float, deployment: Deployment | None = None) -> Self:
-        """A shipped profile's name or a path, which is read now, so that one that isn't there is refused here."""
+        """Return the config for a shipped profile's name or a path, which is read now, so that a missing one is refused
+        here."""
         if not text:
             raise KvyardError("timing is 'profile': write profile:NAME (kvyard profile list)")
         own = text not in shipped() and Path(text).exists()

@@ -19,7 +19,7 @@ from kvyard.registry import Registry
 
 
 class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every kind has: how much faster than the model says the engine runs."""
+    """Fields of every timing model: the factor by which the engine runs faster than the model."""
 
     speedup_ratio: float = 1.0
     """Divides every duration."""
@@ -38,7 +38,7 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         raise NotImplementedError
 
     def describe(self) -> str:
-        """What the times of a run are worth, in a few words for its report: where they come from, and how far off they are."""
+        """Describe the source and the error of a run's times in a few words for its report."""
         return str(self.__struct_config__.tag)
 
     def error(self) -> float | None:
@@ -54,16 +54,16 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None
 
     def request_ms(self) -> float:
-        """What a client waits for once per request, on top of passes: HTTP, tokenizing. 0 where it wasn't measured."""
+        """Return the clients' waiting once per request, on top of passes: HTTP, tokenizing. 0 if it wasn't measured."""
         return 0.0
 
     def front_end_ns(self, tokens: int) -> int:
-        """What a request with a prompt of ``tokens`` takes before and after the engine, if a replay is to add it."""
+        """Return the time of a request with a prompt of ``tokens`` before and after the engine, if a replay is to add it."""
         return 0
 
     @classmethod
     def usage(cls) -> str:
-        """How it is written as one word, such as ``fixed:PREFILL_MS,DECODE_MS``: its name, then the values of its fields."""
+        """Return its form as one word, such as ``fixed:PREFILL_MS,DECODE_MS``: its name, then the values of its fields."""
         return ":".join(filter(None, (str(cls.__struct_config__.tag), ",".join(cls._own()).upper())))
 
     @classmethod
@@ -99,7 +99,7 @@ TIMINGS: Registry[type[TimingConfig]] = Registry(
 
 
 def timing_choices() -> str:
-    """How each kind is written as one word, for help and refusals; just the name of one that can't be loaded."""
+    """Return the form of each timing model as one word, for help and refusals; just the name of one that can't be loaded."""
     usages = []
     for name in TIMINGS.names():
         try:
@@ -110,7 +110,7 @@ def timing_choices() -> str:
 
 
 def parse_timing(text: str, speedup_ratio: float = 1.0, deployment: Deployment | None = None) -> TimingConfig:
-    """The config that one word such as ``fixed:50,8`` stands for. Raises ``KvyardError``, saying how to write it, if none.
+    """Return the config of one word such as ``fixed:50,8``. Raises ``KvyardError`` with the right form if it is none.
 
     ``deployment`` is the model and the card, for the kinds that are made from them.
     """

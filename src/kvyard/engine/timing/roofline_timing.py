@@ -108,7 +108,7 @@ class RooflineTiming(HostTiming, frozen=True, kw_only=True, tag="roofline"):
 
 
 def parse_calibration(text: str) -> Calibration:
-    """``ttft=120@2048,itl=14@32``: milliseconds of a prompt of so many tokens, and of a step of so many requests.
+    """Parse ``ttft=120@2048,itl=14@32``: milliseconds of a prompt of this many tokens, and of a step of this many requests.
 
     Either may be left out. Raises ``KvyardError`` for anything else.
     """

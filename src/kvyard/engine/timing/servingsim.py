@@ -23,7 +23,7 @@ ONCE = ("embedding", "final_layernorm")
 TWICE = ("layernorm",)
 HEAD = ("lm_head", "sampler")
 DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
-"""What layers have instead of experts, in models that have both."""
+"""Operators of layers without experts, in models that have both."""
 NEEDED = ("dense.csv", "per_sequence.csv", "attention.csv")
 
 
@@ -43,7 +43,8 @@ class Mixture(NamedTuple):
     """Ranks over which every expert is cut."""
 
     def us(self, measured: Plane, tokens: float) -> float:
-        """What a layer of them takes on one rank, for ``tokens`` of all sources: of those, this rank has its share of pairs."""
+        """Return the time of a layer of experts on one rank, for ``tokens`` of all sources: of those, this rank has its
+        share of pairs."""
         called = self.experts / self.holders * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
         return measured.value(tokens / self.holders, called) / self.slices
 
@@ -58,9 +59,9 @@ def read_servingsim(
 ) -> PassTable:
     """Compile the tables in ``folder`` (that of one ``tp`` size) for a model of ``layers`` layers.
 
-    ``collective_us`` says what one layer's collectives over tensor ranks take for so many tokens, ``exchange_us`` what it
-    takes to gather and scatter tokens of all data ranks in a layer of experts. Raises ``KvyardError`` for a folder that lacks
-    a file or rows.
+    ``collective_us`` returns the time of one layer's collectives over tensor ranks for a number of tokens, ``exchange_us``
+    the time to gather and scatter tokens of all data ranks in a layer of experts. Raises ``KvyardError`` for a folder that
+    lacks a file or rows.
     """
     missing = [name for name in NEEDED if not (folder / name).is_file()]
     if missing:

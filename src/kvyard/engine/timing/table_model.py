@@ -164,7 +164,7 @@ class _Row:
         return us
 
     def steps(self, means: Times, longest: int) -> Times:
-        """The same for contexts that grow by one each step, the longest from ``longest`` on."""
+        """Like ``step`` for contexts that grow by one each step, the longest from ``longest`` on."""
         us = self._means(means)
         if self.skew and longest > means[0]:
             # Both grow by one each step, so that the longest stays the longer one.

@@ -24,7 +24,7 @@ from kvyard.lab.conform.recorder import VllmRecorder
 ABOUT_VLLM = ("vllm", "coordinator", "managers")
 """Fields of a configuration's result that name vLLM's own parts."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What lines with other fields than a log's, or with other values in them, make of a replay."""
+"""Exceptions of a replay for lines with other fields than a log's, or with other values in them."""
 
 Record = dict[str, Any]
 
@@ -268,7 +268,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How one log compares."""
+    """Result of comparing one log."""
 
     name: str
     operations: int

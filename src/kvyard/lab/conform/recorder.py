@@ -1,8 +1,8 @@
 """A recorder that makes vLLM's events from ours: for comparing with vLLM's own logs, and for vLLM itself.
 
-vLLM announces every copy, one store per registration (even an empty one) and one removal per hash. Our sink is told of
-runs; this turns them back into what vLLM would have said, in the field order of its wire. ``kvyard.vllm`` derives from it
-to make vLLM's own objects.
+vLLM announces every copy, one store per registration (even an empty one) and one removal per hash. Our sink receives runs;
+this turns them back into vLLM's events, in the field order of its wire. ``kvyard.vllm`` derives from it to make vLLM's own
+objects.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class VllmRecorder:
     def __init__(self, hashes_as_bytes: bool = False) -> None:
         self._hashes_as_bytes = hashes_as_bytes
         self.events: list[Any] = []
-        """What happened since ``take`` was called last."""
+        """Events since the latest call of ``take``."""
         self._open: tuple[Request, Group, int, int] | None = None
         self._entered: list[int] = []
         self._groups: list[Group] = []

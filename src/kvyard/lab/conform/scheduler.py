@@ -1,12 +1,12 @@
 """Conformance of scheduling: logs of a real vLLM scheduler, replayed through our engine and compared step by step.
 
-A log has a configuration with vLLM's names, the requests, what the scheduler decided in each step, and how each request ended.
-It is run twice. One pass at a time, everything is compared: who computes how many tokens and in which order, hits,
-preemptions, ends, instants, and the order of the free blocks. With plans, what can be seen of them is: passes,
-admissions, preemptions and ends.
+A log has a configuration with vLLM's names, the requests, what the scheduler decided in each step, and how each request
+ended. It is run twice. One pass at a time, everything is compared: who computes how many tokens and in which order, hits,
+preemptions, ends, instants, and the order of the free blocks. With plans, what can be seen of them is: passes, admissions,
+preemptions and ends.
 
 A log of an engine at work (``kvyard.vllm`` records them) has no formula for its times: passes take what they took, which no
-plan could know, so it is run one pass at a time only. It may end while requests are under way.
+plan could know, so it is run one pass at a time only. It may end while requests are in flight.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class LogModel:
 
 
 class RecordedTiming(TimingConfig, frozen=True, kw_only=True, tag="scheduler-log-recorded"):
-    """What the passes of a log took, one after the other."""
+    """Durations of a log's passes, one after the other."""
 
     durations: tuple[int, ...]
 
@@ -128,7 +128,7 @@ class SchedulerLog:
     format: ClassVar[str] = FORMAT
 
     def __init__(self, path: Path) -> None:
-        """Raises ``LogError`` for a file that can't be read or isn't such a log."""
+        """Raises ``LogError`` for a file that can't be read or isn't a log of a scheduler."""
         self.name = path.name.removesuffix(".xz").removesuffix(".gz").removesuffix(".jsonl")
         lines = read_lines(path)
         try:
@@ -161,7 +161,7 @@ class SchedulerLog:
         return engine_config(config, timing)
 
     def scripts(self) -> dict[str, LoadScript] | None:
-        """What a connector has of each request, if there was one."""
+        """Return a connector's blocks of each request, if there was one."""
         if not self.header["config"].get("connector"):
             return None
         made = {}
@@ -193,7 +193,7 @@ def read_lines(path: Path) -> list[Record]:
 
 
 def is_scheduler_log(path: Path) -> bool:
-    """Whether the first line of a file, plain or packed, says so; also false for one that can't be read."""
+    """Return true if the first line of a file, plain or compressed, is a log's header; false for one that can't be read."""
     first = read_first_line(path)
     return isinstance(first, dict) and "format" in first
 
@@ -257,7 +257,7 @@ class LoggedRun(Watcher):
 
     def __init__(self, log: SchedulerLog | SglangLog, *, plans: bool, batcher: EventBatcher | None = None) -> None:
         self.steps: list[Record] = []
-        """What was decided, in the shape of the log's steps. Of a plan, its first pass."""
+        """Decisions, in the form of the log's steps. Of a plan, its first pass."""
         self.passes: list[tuple[int, int, int]] = []
         """When each pass started, how long it took, and its tokens."""
         self.first_tokens: dict[str, int] = {}
@@ -276,15 +276,15 @@ class LoggedRun(Watcher):
         self._has_line = log.has_line
         self._log = log
         self._boundary = -1
-        """When the pass under way started."""
+        """Start of the pass in flight."""
         self._over = 0
         """Steps that are over."""
         self._given_up: list[Job] = []
-        """In the pass under way."""
+        """Jobs cancelled in the pass in flight."""
         self._arrived: set[str] = set()
-        """In the pass under way: vLLM doesn't know of them before it ends."""
+        """Jobs that arrived in the pass in flight: vLLM doesn't know of them before it ends."""
         self._next: Record = {}
-        """What is to be written down with the next step."""
+        """Fields to be recorded with the next step."""
         speculative = self.core.scheduler.jobs.speculative
         if speculative is not None:
             holds = {request["request"]: request["holds"] for request in log.requests}
@@ -420,7 +420,7 @@ class LoggedRun(Watcher):
 
 
 def _stretches(output: list[Any]) -> list[list[int]]:
-    """The tokens of an answer as [first id, count] each; most logs have one such stretch, and say it without a list."""
+    """Return the tokens of an answer as [first id, count] each; most logs have one run, and write it without a list."""
     return output if not output or isinstance(output[0], list) else [output]
 
 
@@ -484,7 +484,7 @@ def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
 
 
 def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> Difference | None:
-    """What a run with plans shows against one without, which was found to be the log's."""
+    """Compare a run with plans with one without, which was found to be the log's."""
     for at, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if single != of_plan:
             return _difference(log, at, "planned pass", single, of_plan)

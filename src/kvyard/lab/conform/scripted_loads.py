@@ -19,14 +19,14 @@ from kvyard.engine.queue import Queue
 
 
 class LoadScript(NamedTuple):
-    """What there is elsewhere of one request, and what becomes of its blocks."""
+    """Blocks of one request elsewhere, and what becomes of its own."""
 
     tokens: int
-    """How many of its first tokens are there."""
+    """Number of its first tokens there."""
     load_ns: int | None
-    """How long they take to come, while others run; ``None``: they come with the pass that needs them."""
+    """Time that they take to come, while others run; ``None``: they come with the pass that needs them."""
     send_ns: int | None
-    """How long its blocks are read after its last token; ``None``: not at all."""
+    """Time for which its blocks are read after its last token; ``None``: not at all."""
 
 
 class HoldersFirst:
@@ -73,7 +73,7 @@ class HoldersFirst:
 
 
 class ScriptedLoads(LoadSource):
-    """What a script has, for the jobs of one engine."""
+    """Loads by a script, for the jobs of one engine."""
 
     def __init__(self, manager: BlockManager, config: EngineConfig, scripts: Mapping[str, LoadScript]) -> None:
         """``scripts`` has every job's, by id."""
@@ -129,8 +129,8 @@ class ScriptedLoads(LoadSource):
         return job.loaded
 
     def reserved(self) -> int:
-        """How many blocks a load in the background must leave free, since its own can't be taken from it: those that unfinished
-        prompts and other loads still need.
+        """Return the blocks that a load in the background must leave free, since its own can't be taken from it: those that
+        unfinished prompts and other loads still need.
         """
         return sum(
             self._manager.remaining(holder)
@@ -153,7 +153,7 @@ class ScriptedLoads(LoadSource):
         return min([*self._loads.values(), *self._sends.values()], default=None)
 
     def receive(self, job: Job) -> None:
-        """What was loaded is registered only now, and of a whole prompt the last token is computed again."""
+        """Register loaded blocks; of a whole prompt the last token is computed again."""
         if job.id in self._landed:
             self._landed.remove(job.id)
             self._manager.cache(job, job.num_computed_tokens)
@@ -196,5 +196,5 @@ def scripted(
 
 
 def _due(transfers: dict[str, int], now: int) -> list[str]:
-    """Those that are done by ``now``, the first to be done first."""
+    """Return the transfers that are done by ``now``, in order of their ends."""
     return sorted([id_ for id_, end in transfers.items() if end <= now], key=transfers.__getitem__)

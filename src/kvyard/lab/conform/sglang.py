@@ -122,7 +122,7 @@ class EventNumbers:
             self._events.append(("removed", tier.label, None, hashes, []))
 
     def cleared(self, tier: Tier | None = None) -> None:
-        """A log has no such event."""
+        """Ignore clears: a log has no event for them."""
 
     def end_iteration(self, now: int) -> EventBatch | None:
         return None
@@ -161,7 +161,7 @@ class SglangLog:
     has_line = False
 
     def __init__(self, path: Path) -> None:
-        """Raises ``LogError`` for a file that can't be read or isn't such a log."""
+        """Raises ``LogError`` for a file that can't be read or isn't a log of SGLang."""
         self.name = path.name.removesuffix(".xz").removesuffix(".jsonl")
         lines = read_lines(path)
         try:
@@ -298,7 +298,7 @@ def conform(path: Path) -> Verdict:
 
 
 def is_sglang_log(path: Path) -> bool:
-    """True if the first line of a file, plain or packed, is the header of such a log."""
+    """Return true if the first line of a file, plain or compressed, is the header of a log of SGLang."""
     header = read_first_line(path)
     return isinstance(header, dict) and header.get("format") == FORMAT
 
@@ -346,7 +346,7 @@ def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
 
 
 def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> Difference | None:
-    """What a run with plans shows against one without, which was found to be the log's."""
+    """Compare a run with plans with one without, which was found to be the log's."""
     for at, (alone, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if alone != of_plan:
             return _difference(log, at, "planned pass", alone, of_plan)

@@ -77,6 +77,6 @@ def conform(path: Path) -> Verdict:
 
 
 def is_trtllm_log(path: Path) -> bool:
-    """True if the first line of a file, plain or packed, is the header of such a log."""
+    """Return true if the first line of a file, plain or compressed, is the header of a log of TensorRT-LLM."""
     header = read_first_line(path)
     return isinstance(header, dict) and header.get("format") == FORMAT

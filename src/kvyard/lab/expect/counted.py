@@ -43,7 +43,7 @@ class Counted(msgspec.Struct, kw_only=True):
     """Tokens loaded by a connector, which vLLM counts apart."""
     by_request: dict[str, int] = {}
     facts: dict[str, str] = {}
-    """What the engine reports of its cache: block_size, num_gpu_blocks, enable_prefix_caching, ..."""
+    """Engine's description of its cache: block_size, num_gpu_blocks, enable_prefix_caching, ..."""
     asleep: bool = False
     """True if vllm:engine_sleep_state isn't awake."""
     notes: list[str] = []

@@ -11,7 +11,7 @@ from kvyard.replay.live.facts import EngineFacts, engine_facts, metrics_page
 
 
 class EngineVisit(msgspec.Struct, kw_only=True):
-    """What a running engine reported."""
+    """Answers of a running engine."""
 
     facts: EngineFacts
     settings: dict[str, object]

@@ -29,7 +29,7 @@ from kvyard.replay.record import Record
 TOLERANCE = 0.02
 """Share of prompt tokens by which counts may differ from what is owed."""
 LARGE = 1 / 3
-"""Share of what prompts share that one limit may cost before it is named."""
+"""Share of reuse that one limit may cost before it is named."""
 LEAST = 0.02
 """Share of prompt tokens below which a limit isn't worth a sentence."""
 FEW = 20
@@ -60,7 +60,7 @@ class OwedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expectation(msgspec.Struct, kw_only=True):
-    """What an engine owes a traffic, and what it counted. Figures are prompt tokens."""
+    """Hits that an engine owes a traffic, and those it counted. Figures are prompt tokens."""
 
     kind: str = "kvyard expectation"
     version: int = 1
@@ -172,7 +172,8 @@ def expect(
 
 
 def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: Granularity) -> list[tuple[str, Tokens]]:
-    """What each request can find, from the most to what it is owed; each level by the name of what it takes away."""
+    """Return the hits of each request, from the most to what it is owed; each level has the name of the limit that lowers
+    it."""
     requests, config = traffic.requests, replayed.run.fleet.config
     plain = requests
     if traffic.media:

@@ -49,7 +49,7 @@ class GatewayLink:
 
 
 class CpuBudget:
-    """How long a watcher pauses so that its processor time stays a share of the gateway's."""
+    """Pauses of a watcher that keep its processor time at a share of the gateway's."""
 
     def __init__(self, share: float = CPU_SHARE) -> None:
         self.share = share

@@ -135,7 +135,7 @@ def with_answer(request: TraceRequest) -> TraceRequest | None:
 
 
 class Granularity(msgspec.Struct, frozen=True, kw_only=True):
-    """Where hits of an engine can end."""
+    """Positions at which hits of an engine can end."""
 
     block_size: int
     """Tokens that hits are multiples of."""

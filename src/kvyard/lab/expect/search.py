@@ -89,7 +89,7 @@ class Difference:
         return int(np.abs(known - self.counts).sum()) if self.by_request else abs(int(known.sum()) - self.total)
 
     def replay(self, **changed: object) -> Tokens | None:
-        """Hits with other settings; ``None`` where such an engine can't be."""
+        """Return hits with other settings; ``None`` if they are impossible."""
         try:
             return replay_traffic(self.traffic.requests, {**self.settings, **changed}).hits
         except KvyardError:

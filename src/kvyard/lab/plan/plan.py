@@ -34,7 +34,7 @@ FOUND = {
 
 
 class Planned(msgspec.Struct):
-    """What a plan found so far."""
+    """Result of a plan so far."""
 
     trace: str
     folder: Path

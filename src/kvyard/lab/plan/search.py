@@ -31,7 +31,7 @@ SURE = 0.6
 GROW = 1.5
 """Each further try of a first fleet has this times the workers of the last."""
 HELPS = 0.03
-"""If so many more workers reduce the violation by less than this share, more of them don't help."""
+"""If the next step of workers reduces the violation by less than this share, more of them don't help."""
 FINE = 0.03
 """Numbers of workers within this share of each other aren't told apart."""
 MOST_WORKERS = 4096
@@ -78,7 +78,7 @@ class Ruled(msgspec.Struct, frozen=True):
     shape: Shape
     why: str
     floor: float = 0.0
-    """By which share of its limit the worst metric is missed at best; 0 if there can't be such a worker."""
+    """Share of its limit by which the worst metric is missed at best; 0 if a worker of this shape is impossible."""
 
 
 Steps = Generator[FleetOption, FleetOption, None]

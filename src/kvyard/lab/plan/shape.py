@@ -26,7 +26,7 @@ SAMPLED = 2_000
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What one worker is."""
+    """Shape of one worker."""
 
     gpu: str
     tensor_parallel_size: int = 1
@@ -58,7 +58,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Alone(msgspec.Struct, frozen=True):
-    """What a worker of a shape can't go below: no other request is in its way, and its cache has every prefix ever seen."""
+    """Lower bounds of a worker of a shape: no other request delays it, and its cache has every prefix ever seen."""
 
     engine: EngineConfig
     ttft_ms: Sequence[float]
@@ -88,7 +88,7 @@ class Alone(msgspec.Struct, frozen=True):
 
 
 def alone(shape: Shape, base: Mapping[str, object], traffic: Traffic, itl_limit_ms: float | None) -> Alone:
-    """Return what a worker of ``shape`` can do at best. Raises ``KvyardError`` if there can't be such a worker."""
+    """Return the best that a worker of ``shape`` can do. Raises ``KvyardError`` if that worker is impossible."""
     config = make_config({**base, **shape.settings(), "workers": 1})
     engine = config.workers[0].engine
     timing = make_timing(engine.timing, engine.capacity_tokens)

@@ -1,4 +1,4 @@
-"""What a trace asks of a fleet, before any replay: lengths, rate, and prompt tokens that no cache can save."""
+"""Demand of a trace on a fleet, before any replay: lengths, rate, and prompt tokens that no cache can save."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What a plan found, in one paragraph, a table, a page and files."""
+"""Result of a plan, in one paragraph, a table, a page and files."""
 
 from __future__ import annotations
 

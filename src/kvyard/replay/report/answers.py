@@ -1,10 +1,10 @@
-"""What a report says in plain words: where the time of a request goes, what limits the fleet, and what to try next.
+"""A report in plain words: the parts of a request's time, the limit of the fleet, and what to try next.
 
-Nothing that the figures don't say. Each resource is asked the same question: how much sooner would answers (or first tokens)
-come if it were relieved: prefill or decode twice as fast, links twice as wide, a cache that loses nothing, a router that finds
-what any worker has. Waiting goes to what was short while requests waited, by the samples of the run. Work that is saved
-shortens waits by more than its share, so a share f of work counts 1 - (1 - f)² of the wait for it. These are estimates to rank
-by, and only their order is told.
+Nothing that the figures don't show. Each resource is asked the same question: how much sooner would answers (or first
+tokens) come if it were relieved: prefill or decode twice as fast, links twice as wide, a cache that loses nothing, a router
+that finds every cached prefix. Waiting is assigned to what was short while requests waited, by the samples of the run. Work
+that is saved shortens waits by more than its share, so a share f of work counts 1 - (1 - f)² of the wait for it. These are
+estimates to rank by, and only their order is reported.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from kvyard.replay.report.words import latency
 Resource = Literal["prefill", "decode", "cache", "link", "router"]
 
 HALF = 0.5
-"""What doubling a speed saves of the time spent at it."""
+"""Share of the time that doubling a speed saves."""
 SPARE = 0.1
 """The share of free device blocks below which a request that waits is taken to wait for blocks, or what a long prompt (p90)
 needs if that is more: long ones wait longest, and others behind them."""
@@ -43,13 +43,13 @@ NAMES: dict[Resource, str] = {
     "router": "Routing limits",
 }
 LEVERS: tuple[Resource, ...] = ("router", "cache", "link")
-"""What can be had without more cards, in the order of what it costs."""
+"""Remedies without more cards, cheapest first."""
 IDLE = 0.5
 """A fleet whose busiest worker is busy for less of the time has room."""
 
 
 class TimeParts(NamedTuple):
-    """Where the mean request's milliseconds go; they add up to its end-to-end latency."""
+    """Parts of the mean request's milliseconds; they add up to its end-to-end latency."""
 
     waiting: float
     loading: float
@@ -69,7 +69,7 @@ class TimeParts(NamedTuple):
 
 
 class Savings(NamedTuple):
-    """What relieving each resource would save of a mean request, in milliseconds, at a guess."""
+    """Milliseconds that relieving each resource would save a mean request, as an estimate."""
 
     first: dict[Resource, float]
     """Until the first token."""
@@ -86,7 +86,7 @@ class Savings(NamedTuple):
 
 
 def time_parts(report: Report) -> TimeParts | None:
-    """Where time goes; ``None`` where nothing finished, or a client can't see it."""
+    """Return the parts of the time; ``None`` if nothing finished, or a client can't see it."""
     e2e, ttft, queue = (report.latency.get(key) for key in ("e2e", "ttft", "queue"))
     if e2e is None or ttft is None or queue is None or not e2e.count:
         return None
@@ -103,7 +103,7 @@ def time_parts(report: Report) -> TimeParts | None:
 
 
 def limits(report: Report, parts: TimeParts) -> Savings:
-    """What relieving each resource would save."""
+    """Return the savings of relieving each resource."""
     waits = _waits(report)
     computed = 1 - report.reuse["all"].value
     evicted, elsewhere = (share / computed if computed else 0.0 for share in _avoidable(report))
@@ -125,7 +125,7 @@ def limits(report: Report, parts: TimeParts) -> Savings:
 
 
 def _waits(report: Report) -> dict[str, float]:
-    """What requests waited for, as shares: by samples of workers with a queue, each by its length."""
+    """Return the causes of waiting, as shares: by samples of workers with a queue, each by its length."""
     found = {"prefill": 0.0, "decode": 0.0, "cache": 0.0, "router": 0.0}
     values = report.timeline.values
     waiting, running, held = (values.get(key, []) for key in ("waiting", "running", "device"))
@@ -204,7 +204,7 @@ def _where(parts: TimeParts) -> str:
 
 
 def _live(report: Report) -> list[str]:
-    """What can be told of a run that was watched from outside."""
+    """Return sentences about a run that was observed from outside."""
     e2e, ttft = report.latency.get("e2e"), report.latency.get("ttft")
     if report.live is None or e2e is None or ttft is None or not e2e.count:
         return []
@@ -233,7 +233,7 @@ def _why(resource: Resource, report: Report, parts: TimeParts) -> str:
 
 
 def _lacks_room(report: Report, parts: TimeParts) -> bool:
-    """Whether blocks are short for running requests, more than for what might be reused."""
+    """Return true if blocks are short for running requests, more than for reuse."""
     return _waits(report)["cache"] * parts.waiting > _avoidable(report)[0] * parts.first
 
 
@@ -264,7 +264,7 @@ def _evicted_text(report: Report) -> str:
 
 
 def _next(resource: Resource, report: Report, parts: TimeParts) -> str:
-    """What to try."""
+    """Return the next thing to try."""
     engine = _engine(report)
     workers, blocks = len(report.workers), engine.get("num_gpu_blocks", 0)
     more = f"--workers {workers * 2}"

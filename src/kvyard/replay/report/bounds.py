@@ -1,8 +1,8 @@
-"""What caches could have reached at best on the requests of a run: the yardstick beside its reuse.
+"""Upper bounds of reuse on the requests of a run: the yardstick beside its reuse.
 
-It looks at the trace a second time and holds all its ids, so it is made only when asked for. Bounds are in tokens: a cache may
-keep any tokens at all, so long as they fit, and prompts are computed the instant they come. A real one keeps whole blocks, and
-running requests take room in it. So each is a bound, and none can be reached quite.
+It reads the trace a second time and holds all its ids, so it is made only when asked for. Bounds are in tokens: a cache may
+keep any tokens at all that fit, and prompts are computed the instant they come. A real one keeps whole blocks, and running
+requests take room in it. So each is a bound, and none can be reached quite.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ BOUNDS = {
     "routed_infinite": "Endless cache per worker, routed as it was",
     "routed_belady": "Ideal eviction per worker, routed as it was",
 }
-"""What is bounded, in words; caches are as large as the tiers of a worker together."""
+"""Bounds, in words; caches are as large as the tiers of a worker together."""
 PLAIN = {
     "pooled": "This eviction, one cache as large as all together",
     "routed": "This eviction per worker, routed as it was",
 }
-"""What a cache of the same kind would have found in which nothing runs. It bounds nothing; it tells a loss by eviction from one
-by routing."""
+"""Caches of the same kind in which nothing runs. They bound nothing; they distinguish a loss by eviction from one by
+routing."""
 WORDS = BOUNDS | PLAIN
 
 
 def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: int | None = None) -> dict[str, Share]:
     """The ``BOUNDS`` and ``PLAIN`` caches of what ``fleet`` has run, ``requests`` being its trace once more.
 
-    Prompts are looked up in the order of their first admissions. Traces of tokens are cut into blocks of ``token_block``, the
-    fleet's own size if left out, and their answers can be reused too. What such a fleet has no answer to is left out
-    (``absent_levels``). Raises ``KvyardError`` for ids that aren't cumulative.
+    Prompts are looked up in the order of their first admissions. Traces of tokens are cut into blocks of ``token_block``,
+    the fleet's own size if left out, and their answers can be reused too. Bounds without a meaning for this fleet are left
+    out (``absent_levels``). Raises ``KvyardError`` for ids that aren't cumulative.
     """
     config = fleet.config
     plainly, absent = plainly_lru(config), absent_levels(config)
@@ -133,7 +133,7 @@ class _PromptLookups:
         self._answers = 0
         """Tokens found again only because a prompt is touched once more with its answer."""
         self._answered: set[int] = set()
-        """Look-ups that were such touches."""
+        """Look-ups that were touches of that kind."""
         self._per_id = 1
 
     def add(self, ids: Sequence[int], answered: Sequence[int], per_id: int, length: int) -> None:
@@ -150,7 +150,7 @@ class _PromptLookups:
         return infinite(self._accesses).tokens - self._answers
 
     def lru(self, tokens: int) -> int:
-        """Tokens that a cache of so many reuses which evicts the least recently used first."""
+        """Return the tokens that a cache of ``tokens`` tokens reuses which evicts the least recently used first."""
         accesses, room = self._accesses, tokens // self._per_id
         return sum(
             length
@@ -159,7 +159,7 @@ class _PromptLookups:
         )
 
     def ideal(self, tokens: int) -> int:
-        """The most tokens that a cache of so many could reuse: Belady's bound with tokens for blocks."""
+        """Return the most tokens that a cache of ``tokens`` tokens could reuse: Belady's bound with tokens for blocks."""
         view = copy.copy(self._accesses)
         view.length = view.length_tokens
         return belady(view, [tokens])[0] - self._answers

@@ -61,7 +61,7 @@ def _sources(rows: Rows) -> dict[str, Counts]:
 
 
 def points(wanted: int, workers: int) -> int:
-    """How many points in time a quantity of so many workers may have."""
+    """Return the number of points in time for a quantity of ``workers`` workers."""
     return max(min(wanted, FEWEST), min(wanted, CELLS // max(1, workers)))
 
 
@@ -203,7 +203,7 @@ class Observations:
 
 
 def _balance(workers: Sequence[WorkerReport]) -> dict[str, float]:
-    """How evenly work was spread, among those that compute prompts."""
+    """Return the balance of work among workers that compute prompts."""
     computing = [worker for worker in workers if worker.role != "decode" or worker.input_tokens]
     loads = np.array([worker.input_tokens for worker in computing], dtype=np.float64)
     mean = float(loads.mean())

@@ -32,7 +32,7 @@ COLORS = {
     "unknown": "grey2",
 }
 PROMPT_PARTS = SOURCES | {key: f"Computed: {text.lower()}" for key, text in REASONS.items()}
-"""What prompt tokens are told apart by, in words."""
+"""Parts of prompt tokens, in words."""
 RUN_COLORS = ("blue", "orange", "aqua", "violet", "yellow", "magenta", "green", "red")
 """Of runs side by side, in order."""
 POINTS = 150
@@ -54,7 +54,7 @@ def line(name: str, y: Sequence[float | None], color: str, **more: object) -> Fi
 
 
 def time_axis(seconds: float) -> tuple[float, Figure]:
-    """What times are divided by on an axis of this length, and its title and unit."""
+    """Return the divisor of times on an axis of this length, and its title and unit."""
     by, name = next((by, name) for least, by, name in UNITS if seconds >= least)
     return by, {"xTitle": f"{name} since the first arrival", "xUnit": name}
 
@@ -142,7 +142,7 @@ def queues(report: Report) -> Figure:
 
 
 def cache_use(report: Report) -> Figure:
-    """How full caches were, along time: means over workers."""
+    """Return the occupancy of caches over time: means over workers."""
     names = {"device": ("device: held by requests", "blue"), "filled": ("device: held or cached", "yellow")}
     names |= {tier.label: (tier.label, tier.entry.color) for tier in LOWER_TIERS if tier.label in report.tiers}
     return _sampled(report, names, True, "share of blocks", "Cache use by tier") | SHARE | {"yMax": 1}
@@ -202,7 +202,7 @@ def within_slo(report: Report) -> Figure:
 
 
 def composition_over_time(report: Report) -> Figure:
-    """Where prompt tokens came from, along time."""
+    """Return the sources of prompt tokens over time."""
     prompts = report.series.prompts
     series = [line(words, prompts[key], COLORS[key]) for key, words in PROMPT_PARTS.items() if key in prompts]
     title = "Where prompt tokens came from, over time"
@@ -211,7 +211,7 @@ def composition_over_time(report: Report) -> Figure:
 
 
 def composition(reports: Sequence[Report], names: Sequence[str]) -> Figure:
-    """Where prompt tokens came from, a bar per run; the bounds where there is one run."""
+    """Return the sources of prompt tokens, a bar per run; with the bounds if there is one run."""
     rows, seen = [], set()
     for report, name in zip(reports, names, strict=False):
         parts = []
@@ -246,8 +246,8 @@ FALLS = {
 
 
 def waterfalls(reports: Sequence[Report], names: Sequence[str]) -> Figure:
-    """Where the reuse went, a bar per run that has bounds, as long as what an endless cache would have found. A step that was a
-    gain is taken off the losses after it.
+    """Return the losses of reuse, a bar per run that has bounds, as long as the reuse of an endless cache. A step that was
+    a gain is subtracted from the losses after it.
     """
     rows, seen = [], set()
     for report, name in zip(reports, names, strict=False):

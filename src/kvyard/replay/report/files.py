@@ -160,11 +160,11 @@ def write_requests(records: Iterable[Record], path: str | Path, is_whole: IsWhol
 def request_rows(
     path: str | Path, is_whole: IsWhole = always, *, levels: int = 0
 ) -> Iterator[Callable[[Sequence[Record]], None]]:
-    """What writes a row for each of some requests, call after call, as the name says: ``.jsonl`` or ``.parquet``. To stdout,
-    pipes and devices go JSON lines. A file has its name when this ends; where ``is_whole`` denies it then, it has another
-    (``kvyard.files.whole_file``).
+    """Yield a function that writes a row for each of some requests, in the format of the name: ``.jsonl`` or ``.parquet``.
+    To stdout, pipes and devices go JSON lines. A file has its name when this ends; if ``is_whole`` denies it then, it has
+    another (``kvyard.files.whole_file``).
 
-    Raises ``KvyardError`` for another name, where the file can't be written, and for Parquet without pyarrow.
+    Raises ``KvyardError`` for another name, if the file can't be written, and for Parquet without pyarrow.
     """
     path = Path(path)
     if path.suffix == ".jsonl" or not (path.suffix == ".parquet" or is_regular(path)):

@@ -1,6 +1,4 @@
-"""What a fleet with roles says beyond others: where time went between prefill and decode, the network, and the cost of each
-role.
-"""
+"""Report of a fleet with roles: the time between prefill and decode, the network, and the cost of each role."""
 
 from collections.abc import Iterable
 
@@ -13,7 +11,7 @@ from kvyard.tiers.network import Network
 
 
 def make_handovers(fleet: Fleet, totals: RecordTotals, duration: int) -> HandoverReport | None:
-    """What happened between the roles of ``fleet``; ``None`` without roles. ``duration`` is the run's, in nanoseconds."""
+    """Report on the roles of ``fleet``; ``None`` without roles. ``duration`` is the run's, in nanoseconds."""
     placement = fleet.placement
     if not isinstance(placement, SplitPlacement):
         return None

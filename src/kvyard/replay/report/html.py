@@ -74,7 +74,7 @@ class Page:
         return card(title, text, self.chart(figure), wide)
 
     def chart(self, figure: Figure) -> str:
-        """Where a chart is drawn, for a card of its own making."""
+        """Return the element in which a chart is drawn."""
         self._figures.append(figure)
         return f'<div class="chart" data-figure="{len(self._figures) - 1}"></div>'
 
@@ -103,7 +103,7 @@ class Page:
 """
 
     def _contents(self) -> str:
-        """Links to the sections, where there are so many that one would scroll for long."""
+        """Return links to the sections, if there are enough of them to scroll for long."""
         if len(self._sections) < MANY:
             return ""
         links = "".join(f'<a href="#{name}">{esc(title)}</a>' for name, title in self._sections.items())
@@ -124,8 +124,8 @@ def head(title: str, text: str, notes: Iterable[str] = (), times: str = "") -> s
 
 
 def answer(sentences: Sequence[str], met: bool | None = None, verdict: str = "") -> str:
-    """What the page says in plain words; nothing where there is nothing to say. ``met`` is said above it, in letters that
-    can't be overlooked: whether the SLO is met, if there is one; by ``verdict`` if that says more.
+    """Return the page's answer in plain words; empty without sentences. ``met`` is shown above it in large letters: the SLO
+    is met or not; by ``verdict`` if that is given.
     """
     said = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)
     if met is not None:

@@ -1,4 +1,4 @@
-"""How long requests take on an idle fleet: the workers' own timing models, with no other request in any pass."""
+"""Durations of requests on an idle fleet: the workers' own timing models, with no other request in any pass."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def make_report(
     bounds: Mapping[str, Share] | None = None,
     slo: Slo | None = None,
 ) -> Report:
-    """What ``fleet`` did, once it has run. ``bounds`` are those of ``make_bounds``, which takes a second look at the trace."""
+    """Make the report of ``fleet`` once it has run. ``bounds`` are those of ``make_bounds``, which reads the trace a second
+    time."""
     size = min(spec.block_size for spec in fleet.config.workers[0].engine.specs)
     now = fleet.now if fleet.interrupted else None
     seen = Observations(fleet.records, simulated=True, now=now, slo=slo, block_size=size)
@@ -119,7 +120,7 @@ def make_report(
 
 
 def _sessions(fleet: Fleet, end: int, duration: int) -> SessionsReport | None:
-    """What became of sessions; ``None`` in a run without any."""
+    """Report on sessions; ``None`` in a run without any."""
     records = fleet.records
     if not records.sessions.names:
         return None
@@ -134,7 +135,7 @@ def _sessions(fleet: Fleet, end: int, duration: int) -> SessionsReport | None:
 
 
 def _flow(fleet: Fleet, requests: int) -> FlowReport | msgspec.UnsetType:
-    """What flow control did."""
+    """Report on flow control."""
     flow, most = fleet.flow, fleet.config.engine_requests
     if flow is None or most is None:
         return msgspec.UNSET
@@ -150,7 +151,7 @@ def _flow(fleet: Fleet, requests: int) -> FlowReport | msgspec.UnsetType:
 
 
 def make_timings(config: ReplayConfig) -> list[TimingReport]:
-    """Where the times of a fleet come from, a line for each of its timings."""
+    """Return the sources of a fleet's times, a line for each of its timings."""
     found: dict[str, TimingReport] = {}
     for kind in config.workers:
         timing = kind.engine.timing
@@ -289,7 +290,7 @@ def _speed(link: Link, direction: Direction) -> int | None:
 
 
 def make_transfers(fleet: Fleet) -> dict[str, TransferReport]:
-    """What moved, by kind; kinds that can't occur are left out."""
+    """Return transfers by kind; kinds that can't occur are left out."""
     totals: dict[str, list[CopyTotals]] = {}
     for core in _cores(fleet):
         tiers = core.offload.counters.tiers if core.offload is not None else []
@@ -312,7 +313,7 @@ def make_transfers(fleet: Fleet) -> dict[str, TransferReport]:
 
 
 def make_left(fleet: Fleet) -> dict[str, Any]:
-    """What load policies left in lower tiers, as fields of a report."""
+    """Return the tokens that load policies left in lower tiers, as fields of a report."""
     counters = [core.offload.counters for worker in fleet.workers for core in worker.cores if core.offload is not None]
     tokens: Counter[str] = Counter()
     for one in counters:
@@ -321,7 +322,7 @@ def make_left(fleet: Fleet) -> dict[str, Any]:
 
 
 def make_pulls(fleet: Fleet, totals: RecordTotals) -> PullReport | None:
-    """What workers pulled from each other; ``None`` where they may not."""
+    """Report on pulls between workers; ``None`` if they don't pull."""
     config = fleet.config.peer_pull
     if config is None:
         return None

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How values spread. All zero where there are none."""
+    """Distribution of values. All zero if there are none."""
 
     count: int = 0
     mean: float = 0.0
@@ -34,7 +34,7 @@ def spread(values: Sequence[float] | npt.NDArray[np.generic], scale: float = 1.0
 
 
 def weighted(values: npt.NDArray[np.generic], weights: npt.NDArray[np.int64], scale: float = 1.0) -> Spread:
-    """The same where ``values[i]`` occurs ``weights[i]`` times."""
+    """Return the distribution of ``values`` of which each ``values[i]`` occurs ``weights[i]`` times."""
     total = int(weights.sum())
     if not total:
         return Spread()
@@ -62,12 +62,12 @@ def weighted(values: npt.NDArray[np.generic], weights: npt.NDArray[np.int64], sc
 
 
 def rank_of(share: float, count: int) -> int:
-    """Which of ``count`` values in order, from 0 on, is the percentile."""
+    """Return the index of the percentile among ``count`` values in order."""
     return math.ceil(share * (count - 1) - 0.5)
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """How often values of each size occurred, in steps of equal ratio. The distribution function is exact at their ends."""
+    """Counts of values by size, in steps of equal ratio. The distribution function is exact at their ends."""
 
     zeros: int = 0
     """Values below ``SMALLEST``."""
@@ -77,7 +77,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ends(self) -> list[float]:
-        """Where steps begin and end: one more than there are counts."""
+        """Return the bounds of steps: one more than there are counts."""
         if not self.counts:
             return []
         return [2.0 ** ((self.first + at) / STEPS) for at in range(-1, len(self.counts))]

@@ -83,12 +83,12 @@ def _chain(row: TraceRequest, size: int, own: int) -> TraceChain | TokenChain:
 
 
 def all_full(config: ReplayConfig) -> bool:
-    """Whether every worker has attention over all earlier tokens alone."""
+    """Return true if every worker has attention over all earlier tokens alone."""
     return all(spec.attention.is_full for kind in config.workers for spec in kind.engine.specs)
 
 
 def plainly_lru(config: ReplayConfig) -> bool:
-    """Whether all caches evict the least recently used block of one group: then none need be simulated."""
+    """Return true if all caches evict the least recently used block of one group: then none need be simulated."""
     engines = [kind.engine for kind in config.workers]
     orders = {engine.eviction for engine in engines}
     orders |= {tier.eviction for engine in engines if engine.tiers is not None for tier in engine.tiers.tiers}
@@ -98,7 +98,7 @@ def plainly_lru(config: ReplayConfig) -> bool:
 
 
 def absent_levels(config: ReplayConfig) -> dict[str, str]:
-    """Levels of the waterfall that such a fleet's bounds leave out, and why."""
+    """Return the levels of the waterfall that this fleet's bounds leave out, and why."""
     absent: dict[str, str] = {}
     engines = [kind.engine for kind in config.workers]
     if not all(any(spec.attention.is_full for spec in engine.specs) for engine in engines):

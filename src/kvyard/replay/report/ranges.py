@@ -13,7 +13,7 @@ RANGED = ("ttft", "itl", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99")
 RATES = ("requests_per_s", "output_tokens_per_s")
 PUBLISHED, HELD_OUT, PASSES = "published", "held-out", "passes"
-"""What a range rests on: published runs, a run's own time that was held out of a fit, errors of single passes."""
+"""Basis of a range: published runs, a run's own time that was held out of a fit, errors of single passes."""
 
 
 def make_ranges(

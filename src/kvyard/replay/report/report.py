@@ -22,7 +22,7 @@ LATENCIES = {
     "e2e": "End-to-end latency",
     "queue": "Queue time",
 }
-"""What is measured of each request, in milliseconds, in the order of all tables."""
+"""Latencies of each request, in milliseconds, in the order of all tables."""
 CAUSES = {
     "queue": "Queue",
     "load": "Loads from lower tiers",
@@ -32,7 +32,7 @@ CAUSES = {
     "tool": "Tools",
     "think": "Think time",
 }
-"""What a session's time goes to."""
+"""Causes of a session's time."""
 LENGTHS = {"input": "Input length", "output": "Output length"}
 TIERS = tuple(tier.label for tier in Tier)
 MOVES = {
@@ -59,7 +59,7 @@ def share(part: int, whole: int, of: str) -> Share:
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a good request is, in milliseconds; what is left out doesn't count."""
+    """Limits of a good request, in milliseconds; missing ones don't count."""
 
     ttft: float | None = None
     itl: float | None = None
@@ -69,7 +69,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Of the whole run, by names such as ``ttft_p99``."""
 
     def limit(self, name: str) -> float | None:
-        """What one request may take: its own limit, or the largest that a percentile of it has."""
+        """Return the limit of one request: its own, or the largest of a percentile."""
         own: float | None = getattr(self, name)
         if own is not None or self.percentiles is msgspec.UNSET:
             return own
@@ -96,7 +96,7 @@ class PercentileLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """What was served within an SLO."""
+    """Requests served within an SLO."""
 
     slo_ms: Slo
     requests: Share
@@ -106,11 +106,11 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
     output_tokens_per_s: float
     percentiles: dict[str, PercentileLimit] | msgspec.UnsetType = msgspec.UNSET
-    """Where the SLO has some, by the same names."""
+    """Percentile limits of the SLO, by the same names."""
 
 
 class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the times of some workers' passes come from."""
+    """Source of the times of some workers' passes."""
 
     kind: str
     """Of timing, such as ``roofline``."""
@@ -127,7 +127,7 @@ class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatedRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a figure of this run would lie if it was measured."""
+    """Range in which a figure of this run would lie if it was measured."""
 
     low: float
     high: float
@@ -149,7 +149,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     bytes: int
     waiting_ms: float
-    """How much later they landed, together, than they would have on idle links."""
+    """Sum of the delays of landings compared with idle links."""
 
 
 class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +188,7 @@ class WaterfallStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the reuse went: from an endless cache to what was delivered."""
+    """Losses of reuse: from an endless cache to what was delivered."""
 
     steps: list[WaterfallStep] = msgspec.field(default_factory=list)
     absent: dict[str, str] = msgspec.field(default_factory=dict)
@@ -196,7 +196,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the router did, and what it left on the table."""
+    """Decisions of the router, and the reuse that it missed."""
 
     policy: str
     decisions: int
@@ -205,7 +205,7 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
     regret: Share
     best: Share
     belief: Share
-    """Whether what it believed was still true when it mattered."""
+    """Share of expected prefixes that were still cached when needed."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +213,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     role: str = "both"
-    """What it does of a request."""
+    """Part of a request that it computes."""
     requests: int
     input_tokens: int
     output_tokens: int
@@ -224,7 +224,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens computed, those computed again after a preemption included. This and what follows is null where only the
     engine knows: in a live run."""
     busy: float | None = None
-    """Share of the run in which a pass was under way."""
+    """Share of the run in which a pass was in flight."""
     preemptions: int | None = None
     passes: int | None = None
     evicted_blocks: int | None = 0
@@ -237,13 +237,13 @@ class RoleReport(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int
     worker_seconds: float
-    """What they cost: workers times the duration of the run."""
+    """Cost: workers times the duration of the run."""
     busy: Share
     """Of that time."""
 
 
 class HandoverReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened between prefill and decode workers."""
+    """Hand-overs between prefill and decode workers."""
 
     decider: str
     protocol: str
@@ -253,17 +253,17 @@ class HandoverReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Sent, of those."""
     waiting_ms: float
-    """How much later their blocks came, together, than they would have on an idle network."""
+    """Sum of the delays of their blocks compared with an idle network."""
     network: dict[str, LinkUse] = msgspec.field(default_factory=dict)
     """By way."""
     roles: dict[str, RoleReport] = msgspec.field(default_factory=dict)
 
 
 class PullReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers pulled from each other."""
+    """Pulls between workers."""
 
     source: str
-    """Where it was read: ``host`` or ``device``."""
+    """Tier that was read: ``host`` or ``device``."""
     tokens: Share
     """Of all prompt tokens, those that another worker had."""
     begun: int
@@ -275,7 +275,7 @@ class PullReport(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     """Pulls whose source failed."""
     busy: int
-    """Prompts that were computed because too many pulls were under way,"""
+    """Prompts that were computed because too many pulls were in flight,"""
     no_room: int
     """or because the first tier had no room."""
     refused: dict[str, int] = msgspec.field(default_factory=dict)
@@ -294,7 +294,7 @@ class ScalingCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an autoscaler did, and what that did to caches."""
+    """Decisions of an autoscaler, and their effect on caches."""
 
     policy: str
     startup_s: float
@@ -335,7 +335,7 @@ class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     computed_tokens: int
-    """What it cost the fleet: prompt tokens that had to be computed, and tokens of answers."""
+    """Cost for the fleet: prompt tokens that had to be computed, and tokens of answers."""
     reused: Share
     held_token_s: float
     """Token-seconds that its requests held on devices: a prompt from admission to the end, an answer as it grew. What requests
@@ -373,7 +373,7 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     longest: int
     """Requests that waited at a time, at most."""
     overtaken: int
-    """How often a request that waited saw a later one go first."""
+    """Number of times that a later request went before a waiting one."""
     refused: dict[str, int]
     """Requests that weren't let in: the queue was ``full``, its tenant had its ``share`` of it, or it was ``shed``."""
 
@@ -486,7 +486,7 @@ class SessionsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in equal windows of time, from the first arrival to the last end."""
+    """Totals in equal windows of time, from the first arrival to the last end."""
 
     window_s: float = 1.0
     arrived: list[int] = msgspec.field(default_factory=list)
@@ -513,20 +513,20 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What only a run against a live endpoint has. Times are milliseconds of the endpoint's time."""
+    """Part of a run against a live endpoint. Times are milliseconds of the endpoint's time."""
 
     endpoint: str
     model: str | None = None
     speed: float = 1.0
-    """How many times as fast as real its time passed."""
+    """Factor by which its time passed faster than real time."""
     lateness: Spread = Spread()
-    """How much later than due requests were sent. Latencies count from when they were due."""
+    """Delay of sending after the due time. Latencies count from the due time."""
     errors: dict[str, int] = msgspec.field(default_factory=dict)
     """Why requests have no answer, the most frequent reason first."""
     inexact: int = 0
     """Finished requests whose answer had another length than was asked for."""
     absent: list[str] = msgspec.field(default_factory=list)
-    """What this report lacks because no client can see it."""
+    """Parts that this report lacks because no client can see them."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -542,11 +542,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Of the requests' ids and lengths: runs with the same had the same to do."""
     config: dict[str, object] = msgspec.field(default_factory=dict)
     timing: list[TimingReport] = msgspec.field(default_factory=list)
-    """What the times are worth: one for each kind of timing in the fleet. Empty where a clock was read: in a live run."""
+    """Accuracy of the times: one for each kind of timing in the fleet. Empty in a live run, where a clock was read."""
     ranges: dict[str, StatedRange] = msgspec.field(default_factory=dict)
     """By metric, such as ``ttft_mean``, the range that comparable runs were measured in; a metric without evidence has none."""
     complete: bool = True
-    """Whether the run went to the end of its trace."""
+    """True if the run went to the end of its trace."""
     duration_s: float
     """From the first arrival to the last end."""
     requests: dict[str, int]
@@ -558,9 +558,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     latency: dict[str, Spread]
     """Milliseconds: ``ttft``, ``itl``, ``tpot``, ``e2e``, ``queue``."""
     percentiles: PercentileError | msgspec.UnsetType = msgspec.UNSET
-    """How far percentiles may be off, of requests and of loads; left out where they are exact. Those of ``itl`` always are."""
+    """Error bound of percentiles, of requests and of loads; left out if they are exact. Those of ``itl`` always are."""
     histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
-    """The same, for drawing."""
+    """``latency`` as histograms, for drawing."""
     lengths: dict[str, Spread] = msgspec.field(default_factory=dict)
     """Tokens: ``input``, ``output``."""
     reuse: dict[str, Share]
@@ -572,12 +572,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Why prompt tokens had to be computed. With ``reuse`` they are all there are."""
     goodput: Goodput | None = None
     balance: dict[str, float]
-    """How evenly work was spread: coefficient of variation and maximum over mean, of prompt tokens by worker, and the least
-    and the most busy worker's share of time. What isn't known is left out."""
+    """Balance of work: coefficient of variation and maximum over mean, of prompt tokens by worker, and the least and the
+    most busy worker's share of time. Unknown values are left out."""
     router: RouterReport | None = None
     preemptions: int | None = None
     tiers: dict[str, TierReport] = msgspec.field(default_factory=dict)
-    """Those of ``TIERS`` that there are."""
+    """Existing tiers of ``TIERS``."""
     transfers: dict[str, TransferReport] = msgspec.field(default_factory=dict)
     """By a name of ``MOVES``."""
     loading: Spread = Spread()
@@ -585,13 +585,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     left_requests: int = 0
     """Requests that began without something that lower tiers had: the load policy left it there."""
     left_tokens: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many tokens that was, by reason. Requests that were preempted count each time they begin."""
+    """Tokens left, by reason. Requests that were preempted count each time they begin."""
     handovers: HandoverReport | None = None
     """Of a fleet with prefill and decode workers."""
     pulls: PullReport | None = None
-    """Where workers may pull from each other."""
+    """Pulls, if workers may pull from each other."""
     scaling: ScalingReport | None = None
-    """Where workers come and go by what there is to do."""
+    """Scaling, if there is an autoscaler."""
     sessions: SessionsReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where the trace has no sessions."""
     tenants: dict[str, TenantReport] | msgspec.UnsetType = msgspec.UNSET
@@ -601,11 +601,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     flow: FlowReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where no request was held back before the router."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)
-    """What caches could have reached at best, where it was asked for."""
+    """Upper bounds of reuse, if they were asked for."""
     waterfall: Waterfall = Waterfall()
-    """Where the reuse went, where bounds were asked for."""
+    """Losses of reuse, if bounds were asked for."""
     prefill_ms_per_token: float | None = None
-    """What a prompt token takes in a full pass, on a worker of the first kind."""
+    """Milliseconds of a prompt token in a full pass, on a worker of the first kind."""
     workers: list[WorkerReport]
     series: Series = Series()
     timeline: Samples = Samples()

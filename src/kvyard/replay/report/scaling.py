@@ -1,4 +1,4 @@
-"""What a fleet that scales reports beyond others: what it cost, what was done when, and what that did to caches and the SLO."""
+"""Report of a fleet that scales: its cost, its changes over time, and their effect on caches and the SLO."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ SIZES = ("smallest quarter", "second quarter", "third quarter", "largest quarter
 
 
 def summary(sessions: SessionsReport) -> str:
-    """How many sessions there were, and how many finished."""
+    """Return the number of sessions, and of those that finished."""
     text = f"{sessions.finished:,} of {sessions.count:,} sessions finished, {sessions.requests:,} requests in all"
     if sessions.jain is not None:
         text += f"; Jain's index of their slowdowns {sessions.jain:.3f}"
@@ -34,7 +34,7 @@ def _spread_row(name: str, spread: Spread, scale: float = 1.0) -> list[str]:
 
 
 def cause_rows(sessions: SessionsReport) -> list[list[str]]:
-    """Where the mean session's time went: cause, time, share of completion time."""
+    """Return the causes of the mean session's time: cause, time, share of completion time."""
     whole = sessions.completion.mean
     return [
         [name, say.latency(ms), say.percent(ms / whole)]

@@ -1,7 +1,7 @@
-"""Sessions of a run: how long they took and why, from the rows of their requests.
+"""Sessions of a run: their durations and causes, from the rows of their requests.
 
-The time of a session is followed back from its end: the request that ended last, then the one that ended last before that one
-came, and so on. What lies between two of them is a tool's time or a person's. So causes add up to the completion time, also
+The time of a session is followed back from its end: the request that ended last, then the one that ended last before that
+one came, and so on. The time between two of them is a tool's or a person's. So causes add up to the completion time, also
 where sub-agents run side by side.
 """
 

@@ -1,8 +1,8 @@
-"""What a great many values come to, in little room: exact while there are at most ``MOST_EXACT``, beyond that by a sketch.
+"""Summary of many values in little memory: exact while there are at most ``MOST_EXACT``, beyond that by a sketch.
 
 The sketch counts values in steps of equal ratio, so that a percentile is off by at most ``RELATIVE_ERROR`` of itself,
-whatever the values are. Count, smallest and largest stay exact, and so do histograms; mean and deviation are off by rounding
-alone.
+whatever the values are. Count, smallest and largest stay exact, and so do histograms; mean and deviation are off by
+rounding alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEP = float(np.log(_RATIO))
 
 
 class PercentileError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far percentiles of a report may be off that has more requests than are kept one by one."""
+    """Error bound of a report's percentiles if it has more requests than are kept one by one."""
 
     relative_error: float = RELATIVE_ERROR
     exact_up_to: int = MOST_EXACT
@@ -67,7 +67,7 @@ class Values:
             self._first, self._steps = _added(self._first, self._steps, low, np.bincount(steps - low))
 
     def spread(self) -> Spread:
-        """How they spread."""
+        """Return the distribution."""
         if self._exact:
             return spread(self._all(), self._scale)
         if not self._count:
@@ -95,7 +95,7 @@ class Values:
         )
 
     def histogram(self) -> Histogram:
-        """How often values of each size occurred."""
+        """Return the counts by size."""
         return histogram(self._all(), None, self._scale) if self._exact else self._histogram
 
     def _all(self) -> npt.NDArray[np.float64]:

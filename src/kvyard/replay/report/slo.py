@@ -22,7 +22,7 @@ from kvyard.settings import TIMES, number
 OF_A_REQUEST = ("ttft", "itl", "e2e")
 SESSION = "session"
 SESSIONS = (SESSION, "session_service", "session_slowdown")
-"""What is measured of each session."""
+"""Metrics of each session."""
 OF_A_RUN = tuple(
     f"{kind}_{part}" for kind in (*OF_A_REQUEST, "tpot", SESSION) for part in STATISTICS if part.startswith("p")
 )
@@ -187,7 +187,7 @@ def kept(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
 
 
 class Verdict(NamedTuple):
-    """Whether a run meets its SLO."""
+    """Verdict of a run's SLO."""
 
     met: bool
     why: str

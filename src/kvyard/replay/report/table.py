@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 ROOMY = 104
 """Columns from which metrics have their full names."""
 SPREADS_LEFT_OUT = ("std", "min", "p95", "p90", "max")
-"""What a narrow terminal does without, first to last."""
+"""Columns that a narrow terminal does without, first to last."""
 PLAIN_WIDTH = 110
-"""Where the width isn't known: in a file or a pipe."""
+"""Width where it isn't known: in a file or a pipe."""
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -92,7 +92,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 
 def report_text(report: Report, width: int = PLAIN_WIDTH) -> str:
-    """What ``print_report`` prints, without colours."""
+    """Return the text of ``print_report`` without colours."""
     from io import StringIO
 
     from rich.console import Console
@@ -103,7 +103,7 @@ def report_text(report: Report, width: int = PLAIN_WIDTH) -> str:
 
 
 def plain_console() -> Console:
-    """Where to print by default."""
+    """Return the default console."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""What the records of a run come to, in one pass over their rows: sums, counts and lots of values, for a report."""
+"""Totals of a run's records in one pass over their rows: sums, counts and lots of values, for a report."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RecordTotals:
         self.levels = records.levels
         """Number of lower tiers that requests may have been loaded from."""
         self.exact = self.count <= MOST_EXACT
-        """Whether percentiles are, too."""
+        """True if percentiles are exact, too."""
         self.start, self.end = 0, 0
         """Nanoseconds: the first arrival, and the last that happened to a request."""
         self.statuses: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class RecordTotals:
         self.admitted: Counter[str] = Counter()
         """... and over those that were admitted, of which ``requests`` is how many there are."""
         self.told: Counter[str] = Counter()
-        """The same over those of which it is known how much was cached."""
+        """``sums`` over requests whose cached tokens are known."""
         self.good: Counter[str] = Counter()
         """Finished requests within the SLO, and their ``output``."""
         names = ("ttft", "tpot", "e2e", "queue", "loading")

@@ -1,8 +1,8 @@
-"""Where the reuse went: from an endless cache to what was delivered, step by step, each with what it cost.
+"""Losses of reuse: from an endless cache to what was delivered, step by step, each with its cost.
 
-The steps add up: each is the difference of two levels, and the last level is the report's own reuse. A step may be a gain, as
-where more was found at admission than the router knew of. Milliseconds are what computing that many prompt tokens takes in full
-passes on a worker of the first kind.
+The steps add up: each is the difference of two levels, and the last level is the report's own reuse. A step may be a gain,
+as where more was found at admission than the router knew of. Milliseconds are what computing that many prompt tokens takes
+in full passes on a worker of the first kind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEVELS = {
     "kept": "still there at admission",
     "delivered": "found at admission",
 }
-"""Where each step leads, in words."""
+"""Levels, in words."""
 LOSSES = {
     "belady": "too little room",
     "pooled": "eviction without foresight",
@@ -35,13 +35,13 @@ LOSSES = {
     "kept": "gone before it was admitted",
     "delivered": "no room beside running ones",
 }
-"""What each step is a loss by."""
+"""Loss of each step, in words."""
 GAINS = {
     "routed": "apart from what evicts it",
     "believed": "expected of running ones",
     "delivered": "there without being known",
 }
-"""What each step is a gain by."""
+"""Gain of each step, in words."""
 
 
 def make_waterfall(
@@ -106,7 +106,7 @@ def step_cells(step: WaterfallStep, report: Report) -> list[str]:
 
 
 def prefill_time(ms: float) -> str:
-    """So many milliseconds of computing, in milliseconds up to ten seconds."""
+    """Format the time of computing, in milliseconds up to ten seconds."""
     return span(ms / 1e3) if ms >= 10_000 else f"{ms:,.0f} ms"
 
 

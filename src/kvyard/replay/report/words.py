@@ -32,7 +32,7 @@ SOURCES = {
     **{tier.label: f"Loaded from {tier.place}" for tier in LOWER_TIERS},
     "cached": "Cached, as the endpoint says",
 }
-"""Where prompt tokens came from that were not computed."""
+"""Sources of prompt tokens that were not computed."""
 REASONS = {
     "never_seen": "Never seen before",
     "other_worker": "Only on another worker",
@@ -54,7 +54,7 @@ SHORT = {
 }
 MET, NOT_MET = "SLO met", "SLO NOT met"
 LATE_MS = 100.0
-"""How late the latest 1 % may leave before a reader is warned."""
+"""Delay of the latest 1 % of sends from which on a reader is warned."""
 COLUMNS = ("mean", "min", "max", "p50", "p90", "p95", "p99", "std")
 
 
@@ -65,7 +65,7 @@ def measured(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """The same where there is little room."""
+    """Format a value where there is little room."""
     size = abs(value)
     return f"{value / 1000:,.0f}k" if size >= 100_000 else f"{value:,.0f}" if size >= 1000 else measured(value)
 
@@ -90,7 +90,7 @@ def amount(nbytes: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A stretch of time."""
+    """Format a duration."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -114,7 +114,7 @@ def limit_time(ms: float) -> str:
 
 
 def limits(slo: Slo) -> str:
-    """What a good request is."""
+    """Format the limits of a good request."""
     given = ((name, slo.limit(name)) for name in ("ttft", "itl", "e2e"))
     return ", ".join(f"{name.upper()} ≤ {limit_time(ms)}" for name, ms in given if ms is not None) or "no limit"
 
@@ -133,7 +133,7 @@ def verdicts(goodput: Goodput) -> list[tuple[str, str, str]]:
 
 
 def name_of(report: Report) -> str:
-    """What to call a run: its label, or its trace."""
+    """Return the name of a run: its label, or its trace."""
     return report.label or str(report.trace.get("name") or "") or "replay"
 
 
@@ -163,7 +163,7 @@ UNKNOWN = "no published run is comparable, so how far off they are isn't known"
 
 
 def timing_text(one: TimingReport) -> str:
-    """Where times come from, and the error that was found for them alone."""
+    """Describe the source of times, and their own known error."""
     if one.held_out:
         each = ", ".join(f"{SHORT[name]} {error * 100:.2g}%" for name, error in one.held_out.items())
         return f"{one.source}: {each} off in time that was held out of the fit"
@@ -171,7 +171,7 @@ def timing_text(one: TimingReport) -> str:
 
 
 def times(report: Report) -> str:
-    """Where times of a run come from, and how sure they are, in a sentence or two; empty where a clock was read."""
+    """Describe the sources of a run's times, and their certainty, in a sentence or two; empty if a clock was read."""
     if not report.timing:
         return ""
     if len(report.timing) == 1:
@@ -191,7 +191,7 @@ def how_sure(report: Report) -> str:
 
 
 def basis_text(stated: StatedRange) -> str:
-    """What a range rests on."""
+    """Describe the basis of a range."""
     if stated.basis == "published":
         sources = "1 source" if stated.sources == 1 else f"{stated.sources} sources"
         return f"{LEVEL:.0%} of comparable published runs: {stated.of}; {stated.runs} runs of {sources}"
@@ -231,7 +231,7 @@ def range_rows(report: Report) -> list[list[str]]:
 
 
 def range_note(report: Report) -> str:
-    """What ranges of a report rest on, each class of runs once."""
+    """Describe the bases of a report's ranges, each class of runs once."""
     by: dict[str, list[str]] = {}
     for key in RANGED:
         for name, words in (("mean", ""), ("p99", " p90 and p99")):
@@ -242,7 +242,7 @@ def range_note(report: Report) -> str:
 
 
 def common_times(runs: Sequence[str], reports: Sequence[Report]) -> str:
-    """What a comparison of runs can say of their times, as a sentence or two."""
+    """Describe the times of compared runs in a sentence or two."""
     simulated = [(run, report) for run, report in zip(runs, reports, strict=False) if report.timing]
     if not simulated:
         return ""
@@ -271,7 +271,7 @@ def transfer_rows(report: Report) -> list[list[str]]:
 
 
 def left_loads(report: Report) -> str:
-    """What load policies left in lower tiers, and why."""
+    """Describe the tokens that load policies left in lower tiers, and why."""
     why = ", ".join(f"{WHY_LEFT.get(name, name)} {tokens:,}" for name, tokens in report.left_tokens.items())
     tokens = sum(report.left_tokens.values())
     who = "1 request" if report.left_requests == 1 else f"{report.left_requests:,} requests"
@@ -279,7 +279,7 @@ def left_loads(report: Report) -> str:
 
 
 def pulled(pulls: PullReport) -> str:
-    """What came of pulls, in a sentence."""
+    """Describe pulls in a sentence."""
     tokens = pulls.tokens
     words = (
         f"{tokens.part:,} tokens ({percent(tokens.value)} of prompts) were pulled from other workers' {pulls.source}"
@@ -334,7 +334,7 @@ def role_rows(handovers: HandoverReport) -> list[list[str]]:
 
 
 def handed_over(handovers: HandoverReport) -> str:
-    """What the decider chose, and what others' transfers cost, in a sentence."""
+    """Describe the split policy's choices, and the cost of others' transfers, in a sentence."""
     share = handovers.handed_over
     waited = handovers.waiting_ms / max(1, handovers.stages["transfer"].count)
     return (
@@ -381,7 +381,7 @@ def tenant_rows(tenants: Mapping[str, TenantReport], times: Mapping[str, CacheTi
 
 
 def held_back(flow: FlowReport) -> str:
-    """What flow control did, in a sentence or two."""
+    """Describe flow control in a sentence or two."""
     text = f"{flow.policy}: {flow.held.part:,} of {flow.held.whole:,} requests waited before the router"
     if flow.waited.count:
         text += f", {latency(flow.waited.mean)} on average, p99 {latency(flow.waited.p99)}"
@@ -395,7 +395,7 @@ def held_back(flow: FlowReport) -> str:
 
 
 def scaled(scaling: ScalingReport) -> list[str]:
-    """What an autoscaler did, in sentences."""
+    """Describe an autoscaler's decisions in sentences."""
     hours = []
     for role, seconds in scaling.worker_seconds.items():
         kind = "" if role == "both" else f"{role} "
@@ -417,7 +417,7 @@ def scaled(scaling: ScalingReport) -> list[str]:
 
 
 def flapping(scaling: ScalingReport, ups: int) -> str:
-    """How many of ``ups`` scale-ups were soon undone, in a sentence."""
+    """Describe how many of ``ups`` scale-ups were soon undone, in a sentence."""
     within = f"{scaling.flap_s / 60:g} minutes"
     if not scaling.flaps:
         return f"It doesn't flap: no scale-up was undone within {within}."
@@ -433,12 +433,12 @@ def card_hours(scaling: ScalingReport) -> str:
 
 
 def money(cost: ScalingCost) -> str:
-    """What cards cost, with the currency."""
+    """Format the cost of cards, with the currency."""
     return f"{cost.amount:,.2f} {cost.currency}"
 
 
 def price_text(cost: ScalingCost) -> str:
-    """What the cost is made from."""
+    """Describe the prices that the cost is made of."""
     cards = ", ".join(f"{card.upper()} at {price:g}" for card, price in cost.cards.items())
     return f"{cards} an hour, prices of {cost.prices_of}"
 
@@ -475,7 +475,7 @@ def what_ifs(report: Report) -> list[str]:
 
 
 def notes(report: Report) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """Return the caveats of the figures."""
     found = []
     if not report.complete:
         found.append("The run was interrupted: figures cover what had happened until then.")

@@ -1,13 +1,13 @@
-"""What a cache could have kept of a sequence of prompts: with endless room, with LRU, and at best (Belady). It knows no clock.
+"""Reuse of a sequence of prompts in an ideal cache: with endless room, with LRU, and at best (Belady). It knows no clock.
 
-The model: prompts are looked up one after the other; a hit is the longest prefix that is resident; then the prompt's blocks are
-touched front to back, and LRU evicts what was touched longest ago. Belady's bound may keep any blocks at all, so long as they
-fit, and knows the future.
+The model: prompts are looked up one after the other; a hit is the longest prefix that is resident; then the prompt's blocks
+are touched front to back, and LRU evicts what was touched longest ago. Belady's bound may keep any blocks at all that fit,
+and knows the future.
 
-It works on stretches rather than blocks. Ids are cumulative, so prompts that share a block share all before it. Of what a
-prompt touched, the part that wasn't touched since is therefore always its tail, and a new prompt takes over whole stretches:
-the front from the latest prompt that shares anything with it, the next from an older one that shares more, and so on. All
-blocks of a stretch were last used by the same prompt and are used next by the same prompt.
+It works on runs rather than blocks. Ids are cumulative, so prompts that share a block share all before it. Of what a prompt
+touched, the part that wasn't touched since is therefore always its tail, and a new prompt takes over whole runs: the front
+from the latest prompt that shares anything with it, the next from an older one that shares more, and so on. All blocks of a
+run were last used by the same prompt and are used next by the same prompt.
 """
 
 import heapq
@@ -26,7 +26,7 @@ Numbers = Sequence[int]
 
 
 class Hits(NamedTuple):
-    """How much was hit, of how much."""
+    """Hits, and the total."""
 
     blocks: int
     all_blocks: int
@@ -45,7 +45,7 @@ class Hits(NamedTuple):
 
 
 class Accesses:
-    """Prompts in the order of their look-ups, reduced to the stretches that they shared with earlier ones."""
+    """Prompts in the order of their look-ups, reduced to the runs that they shared with earlier ones."""
 
     def __init__(self) -> None:
         self.prompts = 0
@@ -55,9 +55,9 @@ class Accesses:
         """Different blocks."""
         # One entry per stretch, in order of the prompts that used it again.
         self.prompt = array("q")
-        """Who used it again."""
+        """Prompt that used it again."""
         self.before = array("q")
-        """Who used it last before that."""
+        """Prompt that used it last before that."""
         self.length = array("q")
         """In blocks."""
         self.length_tokens = array("q")
@@ -109,12 +109,12 @@ class Accesses:
 
 
 def infinite(accesses: Accesses) -> Hits:
-    """What a cache with room for everything hits."""
+    """Return the hits of a cache with room for everything."""
     return Hits(sum(accesses.length), accesses.blocks, sum(accesses.length_tokens), accesses.tokens)
 
 
 def lru(accesses: Accesses, capacities: Iterable[int]) -> list[Hits]:
-    """What LRU hits with each capacity, in blocks."""
+    """Return the hits of LRU with each capacity, in blocks."""
     import numpy
 
     distances, lengths, tokens = (
@@ -131,9 +131,9 @@ def lru(accesses: Accesses, capacities: Iterable[int]) -> list[Hits]:
 
 
 def belady(accesses: Accesses, capacities: Iterable[int]) -> list[int]:
-    """The most blocks that any cache of each capacity could hit, however it chooses what to keep.
+    """Return the most blocks that any cache of each capacity could hit, however it chooses what to keep.
 
-    A stretch that is kept from one use to the next takes room between them. Whenever there is too little, whatever is used
+    A run that is kept from one use to the next takes room between them. Whenever there is too little, the run that is used
     again last of all goes, which no other choice beats.
     """
     import numpy
@@ -165,7 +165,7 @@ def _most_held(ends: Numbers, lengths: Numbers, begins: Numbers, firsts: Numbers
 def _belady(ends: Numbers, lengths: Numbers, begins: Numbers, firsts: Numbers, capacity: int) -> int:
     kept = array("q", bytes(8 * len(ends)))
     heap: list[int] = []
-    """Numbers of stretches, negated: what has the largest is used again last of all."""
+    """Numbers of runs, negated: the one with the largest is used again last of all."""
     push, pop = heapq.heappush, heapq.heappop
     room, hit, due = capacity, 0, 0
     for begin, i in zip(firsts, begins, strict=True):

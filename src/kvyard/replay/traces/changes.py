@@ -77,7 +77,7 @@ def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
 
 
 _APART: Final = 1 << 40
-"""What the ids of one copy are apart from those of the next: more than any recorder has numbered so far."""
+"""Distance between the ids of one copy and the next: more than any recorder has numbered so far."""
 _64_BITS: Final = (1 << 64) - 1
 """Ids that are hashes have all of these, and those of copies must fit too."""
 
@@ -200,7 +200,7 @@ class _Slice(msgspec.Struct):
                 return
 
     def _wanted(self, one: TraceRequest) -> bool:
-        """Whether it belongs to one of the sessions taken; a request without one counts as one."""
+        """Return true if it belongs to one of the sessions taken; a request without one counts as one."""
         root = one.root or one.session or f"\0{one.id}"
         if root not in self.roots:
             if len(self.roots) == self.sessions:

@@ -12,8 +12,8 @@ from kvyard.replay.traces.identity import TOKEN_BLOCK, prefix_ids
 from kvyard.replay.traces.request import TraceRequest
 
 WAYS = 16
-"""A block that prompts go on from in so many ways is common to conversations. Within one, answers that are asked for again and
-turns that end inside a block make a few: 11 at most in Mooncake's conversation trace, where the common block has 7,373."""
+"""Number of continuations from which on a block is common to conversations. Within one, answers that are asked for again
+and turns that end inside a block make a few: 11 at most in Mooncake's conversation trace, where the common block has 7,373."""
 
 
 def conversations(requests: Iterable[TraceRequest], token_block: int = TOKEN_BLOCK) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is wrong with a trace, and where."""
+"""Errors of a trace, with their place."""
 
 from pathlib import Path
 

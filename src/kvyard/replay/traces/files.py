@@ -52,7 +52,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def is_cut_off(path: Path, record: bytes) -> bool:
-    """Whether a record is a line without its end: the last one of a file whose writer was killed."""
+    """Return true if a record is a line without its end: the last one of a file whose writer was killed."""
     return not record.endswith(b"\n") and not path.is_dir() and not _is_document(path)
 
 

@@ -28,7 +28,7 @@ MAX_LENGTH = 10_000_000
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What to make up. Laws are written as ``name:value,...`` or ``name:key=value,...``; see ``laws``."""
+    """Workload to generate. Laws are written as ``name:value,...`` or ``name:key=value,...``; see ``laws``."""
 
     requests: Annotated[int, Setting("How many requests.", flag=True)]
     """In all; the last session is cut short if need be."""

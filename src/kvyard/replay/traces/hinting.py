@@ -1,11 +1,12 @@
 """Hints made from a trace's own future, as good as a client of a given quality would give them.
 
-What a client can know is told by what comes later in the trace: a conversation's last request is where it could have said that
-it is over, and a request that calls a tool is where it could have said for how long to wait. ``recall`` is the share of such
-requests that say it; ``false`` is the share of all others that say it too. Draws are nested: what is said at a lower recall is
-said at a higher one as well.
+A client's knowledge follows from the rest of the trace: a conversation's last request is where it could have said that it
+is over, and a request that calls a tool is where it could have said for how long to wait. ``recall`` is the share of these
+requests that do; ``false`` is the share of all others that do so too. Draws are nested: hints at a lower recall are given
+at a higher one as well.
 
-The end of a trace cuts conversations off, so its last part has more ends than were true (right-censoring): that flatters hints.
+The end of a trace cuts conversations off, so its last part has more ends than were true (right-censoring): that flatters
+hints.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ class MadeHint(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     """The time to live."""
     then: str = "ordinary"
-    """What blocks are after that."""
+    """Priority of blocks after that."""
 
     def __post_init__(self) -> None:
         for name in ("recall", "false"):
@@ -86,14 +87,14 @@ def _made(kind: str, text: str) -> MadeHint:
 
 
 class TraceFuture(msgspec.Struct, frozen=True):
-    """What a client could have known at each request of a trace, in its order."""
+    """Knowledge of a client at each request of a trace, in its order."""
 
     names: list[str]
     """Of conversations."""
     ends: list[bool]
-    """Whether no request of its conversation comes later."""
+    """True if no request of its conversation comes later."""
     calls: list[bool]
-    """Whether its session is back soon: it called a tool, or, in traces that don't tell, any request but the last."""
+    """True if its session is back soon: it called a tool, or, in traces without that, any request but the last."""
 
     @classmethod
     def of(cls, trace: Iterable[TraceRequest]) -> "TraceFuture":

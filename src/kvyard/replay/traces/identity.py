@@ -15,7 +15,7 @@ TOKEN_BLOCK = 16
 
 _64_BITS = (1 << 64) - 1
 _SHORT = 64
-"""Up to so many ids of a prompt are compared one by one: that takes less than to find out which are known."""
+"""Ids of a prompt up to which a comparison one by one is quicker than a look-up."""
 
 
 def chained(hashes: Sequence[int]) -> list[int]:
@@ -39,9 +39,9 @@ def token_ids(tokens: Sequence[int], block_size: int) -> list[int]:
 
 
 def cumulative(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """``requests``, as they are. Raises ``TraceError`` at one whose ids name single blocks and not whole prefixes.
+    """Yield ``requests`` as they are. Raises ``TraceError`` at one whose ids name single blocks and not whole prefixes.
 
-    Only the first ``CHECKED`` are looked at: such ids give themselves away long before, and a trace may be endless.
+    Only the first ``CHECKED`` are checked: wrong ids show long before, and a trace may be endless.
     """
     index = PromptPrefixes()
     before: dict[int, int | None] = {}

@@ -1,4 +1,4 @@
-"""What is in a trace: how many requests, how long, how fast, and what a cache could make of it. One pass over it."""
+"""Contents of a trace: number of requests, lengths, rate, and the reuse that a cache could have. One pass over it."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000)
 CURVE_POINTS = 60
 BEST_POINTS = 15
 WINDOWS = 120
-"""How many stretches of time the rate is counted in."""
+"""Number of windows in which the rate is counted."""
 
 
 class LengthSpread(msgspec.Struct, frozen=True):
-    """How a number is spread over requests."""
+    """Distribution of a number over requests."""
 
     total: int
     mean: float
@@ -38,7 +38,7 @@ class LengthSpread(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What a cache of a given size hits. Shares are of all prompt blocks."""
+    """Hits of a cache of a given size. Shares are of all prompt blocks."""
 
     blocks: int
     lru: float
@@ -46,7 +46,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Reuse(msgspec.Struct, frozen=True):
-    """What prompts share, by the clockless model of ``bounds``."""
+    """Shared parts of prompts, by the clockless model of ``bounds``."""
 
     block_size: int
     """Tokens to a block."""
@@ -61,9 +61,9 @@ class Reuse(msgspec.Struct, frozen=True):
     curve: list[tuple[int, float]]
     """LRU's share of hits by cache size in blocks, up to where it gains nothing more."""
     best: list[tuple[int, float]]
-    """The same at best, for fewer sizes."""
+    """Best possible shares, for fewer sizes."""
     distances: list[tuple[int, float]]
-    """Of the blocks used again, the share with at most so many different blocks touched in between."""
+    """Share of the blocks used again with at most this many different blocks touched in between."""
     median_session_tokens: float | None = None
     """The middle session's share of prompt tokens hit, where there are sessions."""
     unknown: int = 0
@@ -189,7 +189,7 @@ def describe(
 
 
 def spread(values: Sequence[int]) -> LengthSpread:
-    """How numbers are spread. Percentiles are interpolated between neighbours. Raises ``ValueError`` for none."""
+    """Return the distribution of numbers. Percentiles are interpolated between neighbours. Raises ``ValueError`` for none."""
     import numpy
 
     found = numpy.asarray(values, dtype=numpy.int64)

@@ -21,14 +21,15 @@ T = TypeVar("T")
 
 
 class Law(NamedTuple):
-    """How a law is written: its parameters, with what they are if left out (None: they may not be)."""
+    """Form of a law: its parameters, with their defaults (None: required)."""
 
     parameters: Mapping[str, float | None]
     make: Callable[[Mapping[str, float]], object]
 
 
 def number_law(text: str, field: str, empirical: Callable[[str], array[int]] | None = None) -> Draw:
-    """What draws numbers by a law. ``empirical`` gives the numbers of a named file. Raises ``KvyardError``."""
+    """Return a function that draws numbers by a law. ``empirical`` gives the numbers of a named file. Raises
+    ``KvyardError``."""
     name, _, rest = text.partition(":")
     if name == "empirical":
         if empirical is None or not rest:
@@ -39,7 +40,7 @@ def number_law(text: str, field: str, empirical: Callable[[str], array[int]] | N
 
 
 def arrival_law(text: str) -> Gaps:
-    """What draws gaps between arrivals by a law. Raises ``KvyardError``."""
+    """Return a function that draws gaps between arrivals by a law. Raises ``KvyardError``."""
     return _made(text, "arrivals", ARRIVALS)  # type: ignore[return-value]
 
 

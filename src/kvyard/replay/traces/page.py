@@ -92,7 +92,8 @@ def _lengths(counted: Sequence[tuple[float, int]], what: str, color: str) -> Fig
 
 
 def _few(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """So many as can be seen: the last of each of ``POINTS`` steps along a logarithmic axis, and the first."""
+    """Thin out ``points`` to those that can be seen: the last of each of ``POINTS`` steps along a logarithmic axis, and the
+    first."""
     if len(points) <= POINTS:
         return list(points)
     first, last = max(1, points[0][0]), max(2, points[-1][0])

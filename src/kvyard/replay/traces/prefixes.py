@@ -1,7 +1,7 @@
-"""What prompts have in common, by stretches: a look-up costs as many steps as there are stretches, not blocks.
+"""Shared prefixes of prompts, by runs: a look-up costs as many steps as there are runs, not blocks.
 
-Ids are cumulative: prompts that share one share all before it, and an id alone says where it is. So stretches are found by
-their first ids, wherever they branch off. A stretch was last touched, as a whole, by one prompt; where a prompt touches only
+Ids are cumulative: prompts that share one share all before it, and an id alone determines its position. So runs are found
+by their first ids, wherever they branch off. A run was last touched, as a whole, by one prompt; where a prompt touches only
 the front of one, it is split, and neighbours that are touched together become one again.
 """
 
@@ -17,17 +17,17 @@ class PromptPrefixes:
 
     def __init__(self) -> None:
         self._ids = array("Q")
-        """Of all stretches, one after the other."""
+        """Ids of all runs, one after the other."""
         self._at: dict[int, int] = {}
-        """The number of the stretch that an id begins."""
+        """Number of the run that an id begins."""
         self._begin = array("q")
-        """By number of a stretch: where its ids are, how many, and who touched them last."""
+        """By number of a run: position of its ids, their count, and the prompt that touched them last."""
         self._count = array("q")
         self._owner = array("q")
 
     def touch(self, ids: Sequence[int], owner: int, exactly: bool = False) -> tuple[list[tuple[int, int, int]], int]:
-        """Have ``owner`` touch a prompt. Returns who touched which part of it last, front to back as owner, start and end,
-        and how many ids were there. With ``exactly`` all ids are compared, not only the last of a stretch.
+        """Have ``owner`` touch a prompt. Returns the latest owner of each part of it, front to back as owner, start and
+        end, and the number of known ids. With ``exactly`` all ids are compared, not only the last of a run.
         """
         known, at, begin, counts, owners = self._ids, self._at, self._begin, self._count, self._owner
         found: list[tuple[int, int, int]] = []
@@ -61,7 +61,7 @@ class PromptPrefixes:
         return found, start
 
     def _split(self, number: int, count: int) -> None:
-        """Leave ``count`` ids to a stretch, and make the others one of their own."""
+        """Leave ``count`` ids to a run, and make the others one of their own."""
         first = self._begin[number] + count
         self._at[self._ids[first]] = len(self._begin)
         self._begin.append(first)
@@ -70,7 +70,7 @@ class PromptPrefixes:
         self._count[number] = count
 
     def _append(self, ids: Sequence[int], start: int, owner: int, before: int) -> None:
-        """Add the ids from ``start`` on, behind the stretch ``before`` if that is the last in memory."""
+        """Add the ids from ``start`` on, behind the run ``before`` if that is the last in memory."""
         first = len(self._ids)
         new = ids[start:] if start else ids
         if isinstance(new, array) and new.itemsize == self._ids.itemsize:
@@ -87,5 +87,5 @@ class PromptPrefixes:
 
 
 def _common(known: Sequence[int], first: int, ids: Sequence[int], start: int, most: int) -> int:
-    """How many of the ids that are known from ``first`` on are at ``start``; the first is, and not all ``most`` are."""
+    """Return how many of the ids that are known from ``first`` on are at ``start``; the first is, and not all ``most`` are."""
     return bisect_left(range(most), True, 1, most, key=lambda at: known[first + at] != ids[start + at])

@@ -16,16 +16,16 @@ COMMON_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 """Tokens an id usually stands for, for hints."""
 
 LONGEST_TIME = 1 << 62
-"""Nanoseconds, from 1970 too: sums of two such times still fit into 64 bits."""
+"""Nanoseconds, from 1970 too: sums of two of these times still fit into 64 bits."""
 MOST_TOKENS = (1 << 31) - 1
 """Of a prompt or an answer."""
 
 KEPT = 5
-"""How many of the skipped rows are remembered in words."""
+"""Number of skipped rows that are kept in words."""
 
 
 class ReadingTally(msgspec.Struct):
-    """What a pass left out."""
+    """Rows that a pass left out."""
 
     skipped: int = 0
     """Bad rows, with ``skip_bad``."""
@@ -35,13 +35,13 @@ class ReadingTally(msgspec.Struct):
     """Rows that aren't bad and aren't requests to replay either, by reason."""
 
     def notes(self) -> list[str]:
-        """The same in words."""
+        """Return the counts in words."""
         skipped = [f"{self.skipped:,} bad rows skipped, the first: {self.examples[0]}"] if self.skipped else []
         return skipped + [f"{count:,} rows left out: {reason}" for reason, count in self.left_out.items()]
 
 
 class Reading:
-    """What a reader of a format works with. A new one is made for each pass."""
+    """Helper for a reader of a format. A new one is made for each pass."""
 
     __slots__ = ("_names", "_numbered", "_start", "_time", "block_size", "path", "skip_bad", "tally", "unordered")
 
@@ -53,12 +53,12 @@ class Reading:
         """Tokens an id stands for; 0 where the format or its rows say it."""
         self.skip_bad = skip_bad
         self.unordered = unordered
-        """Whether times may go back, because rows are sorted afterwards."""
+        """True if times may go back, because rows are sorted afterwards."""
         self.tally = tally
         self._start: int | None = None
         self._time = 0
         self._names: set[str] | None = None
-        """Those taken; ``None`` while all rows are called by their numbers."""
+        """Names taken; ``None`` while all rows are called by their numbers."""
         self._numbered = 0
         """The latest of those."""
 
@@ -103,7 +103,7 @@ class Reading:
         return time - self._start
 
     def offset(self, time: int) -> int:
-        """The same for a request that waits for others: no order is asked of it."""
+        """Return the offset of a request that waits for others: it needs no order."""
         found = time - (self._start or 0)
         return found if self.unordered else max(0, found)
 
@@ -122,7 +122,7 @@ class Reading:
         return name
 
     def has_name(self, name: str) -> bool:
-        """Whether an earlier row is called so."""
+        """Return true if an earlier row has this name."""
         if self._names is None:
             return name.isdecimal() and name == str(int(name)) and 0 < int(name) <= self._numbered
         return name in self._names

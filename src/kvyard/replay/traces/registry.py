@@ -23,12 +23,12 @@ class Head(NamedTuple):
     """The first record of a file, as far as it can be made out."""
 
     value: dict[str, Any]
-    """What it says, if it is a JSON object."""
+    """Its value, if it is a JSON object."""
     columns: tuple[str, ...]
     """Its fields, if it is a line of CSV, stripped and in lower case."""
 
     def has(self, *fields: str) -> bool:
-        """Whether it is an object with all these fields."""
+        """Return true if it is an object with all these fields."""
         return all(field in self.value for field in fields)
 
 
@@ -39,11 +39,11 @@ class Format(NamedTuple):
     summary: str
     """One line for people: what it is and where it comes from."""
     recognise: Callable[[Head], bool]
-    """Whether a file that begins like this is one."""
+    """Return true if a file that begins like this is of the format."""
     read: Callable[[Reading], Iterator[TraceRequest]]
     """The requests of one pass."""
     grouped: bool = False
-    """Whether each session comes as a whole, on a clock of its own, before the next begins."""
+    """True if each session comes as a whole, on a clock of its own, before the next begins."""
 
 
 HOME = "kvyard.replay.traces.formats"
@@ -67,9 +67,10 @@ FORMATS: Registry[Format] = Registry("trace format", "kvyard.traces", OURS)
 
 
 def detect(path: Path) -> Format:
-    """The format of a file by its first record; those added from outside are tried first, the latest before the others.
+    """Return the format of a file by its first record; those added from outside are tried first, the latest before the
+    others.
 
-    Raises ``TraceError`` where it can't be told.
+    Raises ``TraceError`` if it is unclear.
     """
     record = first_record(path)
     if not record:
@@ -94,7 +95,7 @@ def detect(path: Path) -> Format:
 
 
 def look(record: bytes) -> Head:
-    """What a first record says of itself."""
+    """Return the description of a first record."""
     try:
         value = msgspec.json.decode(record)
         return Head(value if isinstance(value, dict) else {}, ())

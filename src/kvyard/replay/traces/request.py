@@ -26,8 +26,8 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     output_length: int
     """Tokens that were generated. 0 in a few recordings; an engine makes at least one."""
     ids: Sequence[int] | None = None
-    """What the prompt shares with others: one id per ``id_block_size`` tokens, the last block perhaps partial. Each names the
-    prompt up to and including its block, so equal ids mean equal prefixes. None where nothing is known: share nothing."""
+    """Shared prefixes of the prompt: one id per ``id_block_size`` tokens, the last block perhaps partial. Each names the
+    prompt up to and including its block, so equal ids mean equal prefixes. None if unknown: share nothing."""
     id_block_size: int = 0
     tokens: Sequence[int] | None = None
     """The prompt's real tokens, where the trace has them. They say what is shared as ``ids`` do."""
@@ -45,8 +45,8 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     root: str | None = None
     """Of a sub-agent: the session at the top of those that called it. None where ``session`` is that itself."""
     tool_call: bool = False
-    """Whether its answer ended in a call of a tool, so that its session waits for that and not for a person."""
+    """True if its answer ended in a call of a tool, so that its session waits for that and not for a person."""
     tenant: str | None = None
-    """Who it belongs to, where the trace says so."""
+    """Tenant, if the trace has it."""
     hints: Hints = NO_HINTS
-    """What its client knew about the later use of its blocks, for engines that heed hints or evict by priority."""
+    """Hints about the later use of its blocks, for engines that heed hints or evict by priority."""

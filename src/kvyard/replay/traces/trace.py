@@ -27,9 +27,9 @@ class Trace:
         """The file's name, or how the trace was made."""
         self.format = format
         self.grouped = grouped
-        """Whether each session comes as a whole, on a clock of its own, before the next begins."""
+        """True if each session comes as a whole, on a clock of its own, before the next begins."""
         self.tally = ReadingTally()
-        """What the latest pass left out so far."""
+        """Rows that the latest pass left out so far."""
         self.rows = rows
         """Starts a pass that notes in a tally what it leaves out, for traces made of traces."""
 
@@ -56,12 +56,12 @@ class Trace:
 
     @property
     def has_prefixes(self) -> bool:
-        """Whether it says what prompts share, going by the first request."""
+        """Return true if it has shared prefixes, going by the first request."""
         return self.first.ids is not None or self.first.tokens is not None
 
     @property
     def has_sessions(self) -> bool:
-        """Whether requests wait for others, going by the first request."""
+        """Return true if requests wait for others, going by the first request."""
         return self.first.session is not None
 
     def __repr__(self) -> str:
@@ -78,13 +78,12 @@ def open_trace(
     chain_ids: bool = False,
     limit: int | None = None,
 ) -> Trace:
-    """The trace in a file, packed or not, or in a directory of sessions. Only a look is taken at it here.
+    """Open the trace in a file, compressed or not, or in a directory of sessions. Only its beginning is read here.
 
-    ``format`` overrides what the first record looks like; ``trace_block_size`` how many tokens an id stands for. ``skip_bad``
-    counts bad rows in the trace's ``tally`` instead of raising at the first. ``sort`` puts requests in order of arrival,
-    for which it holds them all. ``chain_ids`` is for files whose ids name blocks and not prefixes. ``limit`` ends the trace
-    after so many requests. Raises ``KvyardError`` where the file can't be read, its format can't be told or an option makes
-    no sense.
+    ``format`` overrides the detected format; ``trace_block_size`` the tokens of an id. ``skip_bad`` counts bad rows in the
+    trace's ``tally`` instead of raising at the first. ``sort`` puts requests in order of arrival, for which it holds them
+    all. ``chain_ids`` is for files whose ids name blocks and not prefixes. ``limit`` is the number of requests after which
+    the trace ends. Raises ``KvyardError`` if the file can't be read, its format is unclear or an option makes no sense.
     """
     path = Path(path)
     for name, value in (("trace_block_size", trace_block_size), ("limit", limit)):

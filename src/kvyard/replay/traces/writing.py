@@ -20,11 +20,11 @@ from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace
 
 MOONCAKE_BLOCK = 512
-"""Tokens an id stands for in a Mooncake file unless its readers are told otherwise."""
+"""Tokens of an id in a Mooncake file, unless its readers are configured otherwise."""
 
 
 class Written(NamedTuple):
-    """What was written, and what a reader must know or won't find."""
+    """Result of writing, and caveats for readers."""
 
     rows: int
     notes: list[str]

@@ -1,7 +1,7 @@
 """``prefix-hash``: the worker that the first tokens hash to, or the next one on the ring that isn't overloaded.
 
-Source: SMG, policy ``prefix_hash``, with its defaults: 256 tokens, 1.25 times the mean of requests under way. It needs no
-index. A prompt that is shorter hashes by what it has; without a full block, all such prompts hash alike.
+Source: SMG, policy ``prefix_hash``, with its defaults: 256 tokens, 1.25 times the mean of requests in flight. It needs no
+index. A prompt that is shorter hashes by what it has; prompts without a full block all hash alike.
 """
 
 from typing import ClassVar

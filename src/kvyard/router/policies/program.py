@@ -31,7 +31,7 @@ _KEPT = 0.8
 
 
 class _Residence(msgspec.Struct, gc=False):
-    """Where a session lives."""
+    """Worker of a session."""
 
     slot: int
     tokens: int
@@ -94,7 +94,7 @@ class Program(LeastTime):
         """By slot, tokens of the sessions that live there."""
 
     def __len__(self) -> int:
-        """How many sessions are remembered."""
+        """Return the number of sessions kept."""
         return len(self._homes)
 
     def costs(self, routing: RoutingInput) -> CostModel:

@@ -29,7 +29,7 @@ CHARTED = ("queued", "requests", "finished", "failed", "prompt_tokens", "output_
 
 
 def point_of(view: FleetView) -> dict[str, Any]:
-    """What charts need of one look."""
+    """Return the data for charts of one look."""
     return {
         "at": view.at,
         "since": view.since,
@@ -49,7 +49,7 @@ IDLE_INTERVAL = 2.0
 
 
 class ViewFeed:
-    """What is shown to all viewers. Used on one event loop at a time."""
+    """Content for all viewers. Used on one event loop at a time."""
 
     def __init__(self, source: ViewSource, look: Callable[[], Awaitable[None]] | None = None) -> None:
         """``look`` is awaited before each look, where the source has to ask others."""
@@ -95,7 +95,7 @@ class ViewFeed:
             self._loop.call_soon_threadsafe(self._wake)
 
     def first(self) -> bytes:
-        """What a new viewer gets: the past, and the present."""
+        """Return the first message of a new viewer: the past, and the present."""
         return frame("history", list(self.history)) + self._whole
 
     async def next(self, seen: int) -> bytes:

@@ -26,7 +26,7 @@ _TIERS = [{"name": tier.name, **picked(tier.entry, "label place color")} for tie
 _MADE = {"tiers.js": b"export const TIERS = " + msgspec.json.encode(_TIERS) + b";\n"}
 """Files that follow from lists of ours."""
 ASSETS = {name: _TYPES[Path(name).suffix] for name in (*_FILES, *_MADE) if name != "page.html"}
-"""What the page loads."""
+"""Files that the page loads."""
 GUARDS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "

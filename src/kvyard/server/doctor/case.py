@@ -67,7 +67,7 @@ class Case:
         self.namespace = namespace
         self.topic = topic
         self.live = live
-        """Whether it is a socket and not a recording."""
+        """True if it is a socket and not a recording."""
         self.checker = Checker()
         self.subscription = Subscription(name, source=replay is not None and live, prefix=topic, limits=limits)
         self.topics: Counter[str] = Counter()
@@ -80,7 +80,7 @@ class Case:
         self.most = 0
         """The longest match at any time, in tokens."""
         self.replay_answers: bool | None = None
-        """Whether the replay endpoint answered, where it was asked apart from the stream."""
+        """True if the replay endpoint answered, if it was asked apart from the stream."""
         self.began = self.ended = 0
         self._held = 0
         self._seqs = 0
@@ -167,17 +167,17 @@ class Case:
 
     @property
     def block_size(self) -> int | None:
-        """The engine's smallest block size, as heard."""
+        """Return the engine's smallest block size, from its events."""
         return None if self._named is None else self._named.identity.block_size
 
     def matches(self) -> list[WorkerMatch]:
-        """How much of the prompt each rank holds."""
+        """Return each rank's match of the prompt."""
         if self._named is None or self.prompt is None:
             return []
         return list(self._named.score(self.prompt, self.namespace).workers.values())
 
     def blind_match(self) -> int:
-        """How many tokens would match if adapters, salts and media didn't matter."""
+        """Return the tokens that would match if adapters, salts and media didn't matter."""
         if self._blind is None or self.prompt is None:
             return 0
         return max((match.tokens for match in self._blind.score(self.prompt).workers.values()), default=0)
@@ -214,7 +214,7 @@ LIMITS = Limits(reply=SECOND, attempts=2, cooldown=2 * SECOND, probe=SECOND, pro
 """Less patient than a service: a person waits for the doctor."""
 
 LINGER = 200 * MS
-"""How long to listen at a time."""
+"""Time to listen at once."""
 
 BEYOND = (1 << 62) - 1
 """A sequence number that no stream has got to: the answer is that there is nothing, and that is an answer."""

@@ -28,7 +28,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None
     """Of the prompt."""
     engines: list[Visit] = []
-    """Those that were asked over HTTP, with all that they said."""
+    """Engines that were asked over HTTP, with all their answers."""
     gateway: GatewayVisit | None = None
     """The gateway that was asked, with all that it said."""
 
@@ -44,7 +44,7 @@ def diagnose(
     local: Local | None = None,
     gateway: GatewayVisit | None = None,
 ) -> Diagnosis:
-    """What is wrong, and what is good to know. Changes nothing."""
+    """Return faults and notes. Changes nothing."""
     findings = list(about_engines(visits, cases, expected, local or Local()))
     if gateway is not None:
         findings += about_gateway(gateway)

@@ -1,5 +1,5 @@
-"""What is wrong with engines, by what visits showed: each against what is expected, compared with each other, and with the
-streams that should tell of them.
+"""Faults of engines, from visits: each compared with expectations, with each other, and with the streams that should
+announce their blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ SKEW_S = 2.0
 
 
 class Local(msgspec.Struct, frozen=True, kw_only=True):
-    """The same texts in tokens, as made here; ``None`` where that wasn't asked for."""
+    """The texts in tokens, as made here; ``None`` if that wasn't asked for."""
 
     text_ids: list[int] | None = None
     bare_ids: list[int] | None = None
@@ -140,7 +140,7 @@ RULES: list[Callable[[Visit, Expected, Local], Iterator[Finding]]] = [
 
 
 def between(visits: Sequence[Visit]) -> Iterator[Finding]:
-    """How engines of one pool differ."""
+    """Yield differences between engines of one pool."""
     compared: dict[str, Callable[[Visit], object]] = {
         "models-differ": lambda seen: sorted(seen.models) or None,
         "tokenizers-differ": lambda seen: seen.text_ids,
@@ -156,7 +156,7 @@ def between(visits: Sequence[Visit]) -> Iterator[Finding]:
 
 
 def announced(visits: Sequence[Visit], cases: Sequence[Case]) -> Iterator[Finding]:
-    """Whether what engines computed was announced, by the right ones, and no more than they can have."""
+    """Yield findings about announcements of what engines computed: by the right ones, and no more than they can have."""
     listening = [case for case in cases if case.subscription.counters.connections]
     if not listening:
         return
@@ -176,7 +176,7 @@ def announced(visits: Sequence[Visit], cases: Sequence[Case]) -> Iterator[Findin
 
 
 def _tiers(case: Case, prompt: Sequence[int]) -> Iterator[Finding]:
-    """Whether what was just computed is announced on the device."""
+    """Yield a finding if newly computed blocks aren't announced on the device."""
     tiers = {text.tier for text in case.texts if text.size and text.tokens[: text.size] == tuple(prompt[: text.size])}
     if tiers and Tier.G1 not in tiers:
         yield broken("tier-named", case.name, stream=case.name, tier=min(tiers).place)

@@ -1,4 +1,5 @@
-"""What the doctor's rules share: the expectations they compare with, and their findings, whose texts are in ``texts.toml``."""
+"""Shared parts of the doctor's rules: the expectations they compare with, and their findings, whose texts are in
+``texts.toml``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ _TEXTS = Texts(Path(__file__).with_name("texts.toml"))
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller's router or index takes for granted."""
+    """Assumptions of the caller's router or index."""
 
     model: str | None = None
     block_size: int | None = None
@@ -21,7 +22,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int:
-    """Where two sequences of tokens part: how many both begin with."""
+    """Return the length of the common prefix of two sequences of tokens."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

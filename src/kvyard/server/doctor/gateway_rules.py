@@ -1,5 +1,5 @@
-"""What is wrong with a gateway, by what it says of its fleet: its engines, their streams, its policy, and whether what it
-promises of caches is found there.
+"""Faults of a gateway, from its view of the fleet: its engines, their streams, its policy, and promised prefixes that
+engines lack.
 """
 
 from collections.abc import Iterator
@@ -137,7 +137,7 @@ def promises(url: str, view: FleetView) -> Iterator[Finding]:
 
 
 def _of_phantoms(engine: str, view: FleetView) -> str:
-    """What an engine's streams show of why they announce blocks that it doesn't have."""
+    """Describe why an engine announces blocks that it doesn't have, from its streams."""
     streams = [stream for stream in view.streams if stream.worker == engine]
     stored, removed = sum(one.stored for one in streams), sum(one.removed for one in streams)
     return "never-removes" if stored and not removed else "phantom"

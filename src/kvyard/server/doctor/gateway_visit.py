@@ -11,7 +11,7 @@ PATIENCE = 10.0
 
 
 class GatewayVisit(msgspec.Struct, kw_only=True):
-    """What was seen of one gateway."""
+    """Observations of one gateway."""
 
     url: str
     problem: str = ""

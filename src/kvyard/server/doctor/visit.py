@@ -21,7 +21,7 @@ from kvyard.replay.live.facts import cache_labels
 from kvyard.server.http_client import HttpClient, HttpReply, NoAnswer
 
 TEXT = "The quick brown fox – naïve, 中文, 🙂 –\n\tjumps over  12345 lazy dogs.\n\n"
-"""What tokenizers differ in: case, spaces, digits, accents, other scripts."""
+"""Text in which tokenizers differ: case, spaces, digits, accents, other scripts."""
 MESSAGES: tuple[dict[str, Any], ...] = (
     {"role": "user", "content": "Say ok."},
     {"role": "assistant", "content": "ok"},
@@ -37,15 +37,15 @@ _HITS = re.compile(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", re.MULTIL
 
 
 class Questions(msgspec.Struct, frozen=True, kw_only=True):
-    """What all engines are asked."""
+    """Questions to all engines."""
 
     model: str | None = None
     """Left out, or not there, the first that an engine names."""
     messages: Sequence[dict[str, Any]] = MESSAGES
     probe: bool = True
-    """Whether to send requests at all, and not only ask."""
+    """True if requests are sent, and not only questions."""
     block_size: int = 16
-    """What is expected: prompts must fill a few."""
+    """Expected block size: prompts must fill a few."""
     common: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
     """A text that all engines get."""
 
@@ -57,7 +57,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Visit(msgspec.Struct, kw_only=True):
-    """What was seen of one engine. What it didn't say is ``None`` or empty."""
+    """Observations of one engine. Missing answers are ``None`` or empty."""
 
     url: str
     problem: str = ""
@@ -71,7 +71,7 @@ class Visit(msgspec.Struct, kw_only=True):
     round_trip_ms: float | None = None
     """The median of a few."""
     skew_s: float | None = None
-    """How far its clock is ahead of ours."""
+    """Seconds by which its clock is ahead of ours."""
     cache: dict[str, str] = {}
     """Labels of vllm:cache_config_info."""
     ranks: int = 1
@@ -91,11 +91,11 @@ class Visit(msgspec.Struct, kw_only=True):
     hits: float | None = None
     """By how much vllm:prefix_cache_hits_total grew the second time."""
     failed: dict[str, str] = {}
-    """What else was asked in vain, and the answer."""
+    """Other questions that failed, and the answers."""
 
     @property
     def told(self) -> bool:
-        """Whether it told anything."""
+        """Return true if it answered anything."""
         return not self.problem and not self.unauthorised
 
     @property
@@ -272,7 +272,7 @@ def _hits(page: str) -> float | None:
 SETTLE = 300 * MS
 """Until a subscription has reached a publisher that was just connected to; and until the last events are here."""
 FOR_LISTENERS = 3 * SECOND
-"""How long to wait for listeners before asking nevertheless."""
+"""Time to wait for listeners before asking nevertheless."""
 
 
 class Round(threading.Thread):

@@ -21,7 +21,7 @@ class AccessLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     id: str = ""
     path: str
     key: str = ""
-    """Whose it was, by the name of its key."""
+    """Name of its key."""
     model: str = ""
     status: int
     outcome: str

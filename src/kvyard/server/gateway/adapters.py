@@ -36,7 +36,7 @@ class AdapterChange(msgspec.Struct, kw_only=True):
 
 
 class AdapterRoutes(msgspec.Struct, eq=False):
-    """What is done for each request."""
+    """Handlers of the adapter routes."""
 
     members: Membership
     client: EngineClient

@@ -74,7 +74,7 @@ class EngineClient:
         return (await self._look(address, b"/health"))[0]
 
     async def models(self, address: EngineAddress) -> ListedModels:
-        """What an engine serves."""
+        """Return the models that an engine serves."""
         status, content = await self._look(address, b"/v1/models")
         if status != 200:
             raise EngineFailed(f"/v1/models answered {status}")
@@ -84,7 +84,8 @@ class EngineClient:
             raise EngineFailed("/v1/models can't be read") from None
 
     async def event_sources(self, url: str) -> dict[int, EventSource]:
-        """Where an engine's ranks publish their events; none where it doesn't tell, as before vLLM 0.32."""
+        """Return the endpoints on which an engine's ranks publish their events; none if it doesn't report them, as before
+        vLLM 0.32."""
         status, content = await self._get(f"{url}/kv_event_sources", self._config.health_timeout)
         if status != 200:
             return {}

@@ -1,4 +1,4 @@
-"""What is wrong with a gateway, as reasons for its health: engines, what is known of their caches, Redis, and files."""
+"""Health reasons of a gateway: engines, the knowledge of their caches, Redis, and files."""
 
 from collections.abc import Iterable, Iterator
 

@@ -18,12 +18,12 @@ from kvyard.server.gateway.failures import EngineFailed, unreachable
 from kvyard.server.transports import untie
 
 IDLE_SECONDS = 4.0
-"""How long a connection is kept between requests. Engines close idle ones after five seconds, most of them; ours must go first,
-or a request meets a closed one."""
+"""Seconds for which a connection is kept between requests. Most engines close idle ones after five seconds; ours must go
+first, or a request meets a closed one."""
 HIGH_WATER = 256 << 10
 """Bytes of an answer that wait for the client; an engine that sends more is made to wait."""
 HEAD_BYTES = 256 << 10
-"""What the head of an answer may have."""
+"""Most bytes in the head of an answer."""
 TOGETHER = 64 << 10
 """Bytes up to which a body is copied behind its head, so that both leave in one write."""
 LOOKED_AT = 4 << 20
@@ -32,7 +32,7 @@ CLOSED = "it closed the connection"
 
 
 class EngineAddress(msgspec.Struct, frozen=True):
-    """Where an engine is, taken apart."""
+    """Parsed address of an engine."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class EngineAddress(msgspec.Struct, frozen=True):
     authority: bytes
     """For the Host header."""
     base: bytes
-    """What comes before every path."""
+    """Prefix of every path."""
 
     @classmethod
     def of(cls, url: str) -> "EngineAddress":
@@ -68,7 +68,7 @@ class EngineConnection(asyncio.Protocol):
         self.content_type = b""
         """Of the answer, in small letters and without parameters."""
         self.complete = False
-        """Whether all of the answer came."""
+        """True if all of the answer came."""
         self.busy = False
         self.heard = 0.0
         """When it last said something, or was released."""
@@ -81,16 +81,16 @@ class EngineConnection(asyncio.Protocol):
         self._head = 0
         """Bytes that came before the head was whole."""
         self._begun = False
-        """Whether the answer's head is here."""
+        """True if the answer's head was received."""
         self._until_closed = False
-        """Whether the answer ends where the connection does."""
+        """True if the answer ends with the connection."""
         self._reusable = True
         self._surplus = False
-        """Whether more came than was asked for."""
+        """True if more came than was asked for."""
         self.aborted = False
-        """Whether it is this side that ended the connection."""
+        """True if this side ended the connection."""
         self.paused = False
-        """Whether the engine is made to wait, since the client is slower."""
+        """True if the engine is made to wait, since the client is slower."""
         self._sink: ChunkSink | None = None
         """Takes what comes, instead of the reader."""
         self._reader: asyncio.Future[None] | None = None
@@ -146,7 +146,7 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it isn't closed, and isn't about to be."""
+        """Return true if it isn't closed, and isn't about to be."""
         return not self._transport.is_closing()
 
     def release(self) -> None:

@@ -46,14 +46,14 @@ _REMOTE_DECODE = msgspec.Raw(
 )
 
 _SEVERAL = re.compile(rb'\[\s*["\[]')
-"""How a list begins that isn't of token ids: of prompts, though it be one."""
+"""Start of a list that isn't of token ids: of prompts, even if it has only one."""
 
 BodyFields = dict[str, msgspec.Raw]
 """A body's fields, each as it was sent."""
 
 
 class _SplitFields(msgspec.Struct, kw_only=True):
-    """What decides whether a request can be answered in two parts."""
+    """Fields that decide if a request can be answered in two parts."""
 
     n: Any = None
     best_of: Any = None
@@ -71,14 +71,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class PrefillAnswer(msgspec.Struct):
-    """What is read of a prefill engine's answer."""
+    """Fields of a prefill engine's answer that are read."""
 
     kv_transfer_params: msgspec.Raw = _NULL
 
 
 def divisible(path: str, body: bytes) -> bool:
-    """Whether a request can be answered in two parts: one prompt, one answer, nothing about the prompt itself, and a client
-    that doesn't do it on its own.
+    """Return true if a request can be answered in two parts: one prompt, one answer, nothing about the prompt itself, and a
+    client that doesn't do it on its own.
     """
     if path not in (COMPLETIONS, CHAT):
         return False
@@ -123,7 +123,8 @@ def decode_body(body: bytes, params: msgspec.Raw) -> bytes:
 
 
 def room_bodies(body: bytes, host: str, port: int, room: int) -> tuple[bytes, bytes]:
-    """Both parts for SGLang, which meet in ``room`` of the prefill engine: what that one gets, and the one that decodes."""
+    """Return both parts for SGLang, which meet in ``room`` of the prefill engine: the body for that engine, and for the one
+    that decodes."""
     fields = _fields.decode(body)
     for name, value in (("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", room)):
         fields[name] = msgspec.Raw(_encode(value))
@@ -142,7 +143,7 @@ class PrefillFailed(EngineFailed):
 
 
 def splits(pool: EnginePool, place: Placement, prefill: Placement) -> tuple[bool, Decision | None]:
-    """Whether a prefill engine is to compute a prompt, and which would, where the decider looked. Books nothing."""
+    """Return true if a prefill engine is to compute a prompt, and its decision, if the split policy looked. Books nothing."""
     side, config = pool.prefill, pool.config.disaggregation
     if side is None or pool.decider is None or not side.may_take(prefill):
         return False, None
@@ -161,8 +162,8 @@ def splits(pool: EnginePool, place: Placement, prefill: Placement) -> tuple[bool
 
 
 def would_split(pool: EnginePool, place: Placement, name: str) -> tuple[bool | None, Decision | None]:
-    """Whether a request for the model ``name`` would be handed over, and who would compute its prompt; ``None`` where engines
-    have no roles. Books nothing.
+    """Return true if a request for the model ``name`` would be handed over, and the engine that would compute its prompt;
+    ``None`` if engines have no roles. Books nothing.
     """
     side = pool.prefill
     if side is None:
@@ -183,9 +184,9 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
     _booked: Placed | None = None
     """The prefill engine that has the prompt, where it isn't through with it when the decode engine is asked."""
     _by: str = ""
-    """Who computed the prompt."""
+    """Engine that computed the prompt."""
     _room: bytes = b""
-    """What a prefill engine gets at the same time as the decode engine."""
+    """Body for a prefill engine at the same time as the decode engine."""
     _computed_at: int = 0
     _computing: asyncio.Task[bytes | None] | None = None
     """The prefill engine's part, where it was sent at the same time."""
@@ -206,7 +207,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
 
     @property
     def _must(self) -> bool:
-        """Whether the decode engine can't compute a prompt: SGLang's have no way to."""
+        """Return true if the decode engine can't compute a prompt: SGLang's have no way to."""
         return self.proxied.pool.config.disaggregation.transfer == "sglang"
 
     async def _before_placing(self, last: EngineFailed | None) -> None:

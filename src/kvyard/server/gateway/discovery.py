@@ -35,7 +35,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
 
 class Change(NamedTuple):
-    """What became of a name; each sorted."""
+    """Changes of a name's addresses; each sorted."""
 
     added: tuple[Address, ...] = ()
     removed: tuple[Address, ...] = ()
@@ -81,7 +81,7 @@ class DnsWatch(msgspec.Struct, eq=False):
 
     @property
     def addresses(self) -> frozenset[Address]:
-        """Who is there, as far as is known."""
+        """Return the known addresses."""
         return frozenset(self._missed)
 
     async def look(self) -> Change:
@@ -106,7 +106,7 @@ class DnsWatch(msgspec.Struct, eq=False):
         return self._take(found)
 
     async def watch(self) -> AsyncIterator[Change]:
-        """What changes: the first answer at once, whatever it is, and then each change, for ever."""
+        """Yield changes: the first answer at once, whatever it is, and then each change, for ever."""
         change = await self.look()
         yield change
         while True:

@@ -19,7 +19,7 @@ LONGEST_BACKOFF_SECONDS = 60.0
 
 
 class TokenizeRecord(msgspec.Struct):
-    """Questions that one engine was asked."""
+    """Requests to one engine's tokenizer."""
 
     in_flight: int = 0
     failures: int = 0

@@ -10,7 +10,7 @@ import aiohttp
 OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors of a connection that are no fault of its other end."""
 ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
-"""What the client library raises where an engine fails."""
+"""Exceptions of the client library if an engine fails."""
 
 
 class EngineFailed(Exception):
@@ -30,7 +30,7 @@ class EngineFailed(Exception):
 
     @property
     def busy(self) -> bool:
-        """Whether it only said that it has too much to do."""
+        """Return true if it only reported overload."""
         return self.answer is not None and self.answer[0] == 429
 
 

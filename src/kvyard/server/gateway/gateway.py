@@ -1,6 +1,6 @@
 """The gateway: its parts put together, started and stopped. It decides nothing itself, and no part holds it.
 
-``members`` knows who is there, ``traffic`` what becomes of requests; both are told and asked on one event loop.
+``members`` knows the engines, ``traffic`` the fate of requests; both are used on one event loop.
 """
 
 import asyncio
@@ -70,9 +70,9 @@ class Gateway(AsyncService):
         self.on_drain: list[Callable[[], None]] = []
         """Called when it begins to drain."""
         self.beside: dict[str, Work] = {}
-        """What runs from its start to its end, beside requests, by what it is called."""
+        """Tasks that run from its start to its end, beside requests, by name."""
         self.wrong_beside: list[Callable[[], Iterator[HealthReason]]] = []
-        """What else may be wrong, where it is part of something larger."""
+        """Further health reasons, if it is part of something larger."""
         self.joining: list[Callable[[], Awaitable[None]]] = []
         """Done at its start, once the engines of the configuration are taken in."""
         self._follows = False
@@ -163,13 +163,13 @@ class Gateway(AsyncService):
             self.traffic.access_log = ToldLog(config.access_log, partial(channel.send, FrameKind.LINES, HUB))
 
     def drain(self) -> None:
-        """Say at /health that we are ending; what is under way goes on. Any thread may call it."""
+        """Report at /health that the gateway is ending; requests in flight go on. Any thread may call it."""
         self.draining = True
         for callback in self.on_drain:
             callback()
 
     async def stop(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         await self.members.stop()
         await self.supervisor.stop()
         await self.index.stop()
@@ -203,7 +203,7 @@ class Gateway(AsyncService):
             yield from more()
 
     def samples(self) -> Iterator[Sample]:
-        """What its metrics say of itself."""
+        """Yield the gateway's own metrics."""
         yield P + "task_failures_total", {}, self.supervisor.failures
         yield P + "reloads_total", {}, self.reloading.reloads
         yield P + "degraded", {}, any(True for _ in self.conditions())
@@ -241,7 +241,7 @@ class Gateway(AsyncService):
             await pause(FLEET_SECONDS)
 
     async def _follow(self, name: NameConfig | ServiceConfig, watch: DnsWatch | SliceWatch) -> None:
-        """Take in and let go engines as the addresses of a name or a service come and go."""
+        """Add and remove engines as the addresses of a name or a service come and go."""
         # Where it failed half-way before, those that it had not taken in yet.
         for address in watch.addresses:
             if address.netloc not in self.members.engines:

@@ -13,9 +13,9 @@ REQUEST_ID = b"x-request-id"
 RANK = b"x-data-parallel-rank"
 
 PREFILL = b"x-kvyard-prefill"
-"""Who computed a prompt for the engine that answers."""
+"""Engine that computed a prompt for the engine that answers."""
 PREFILLER = b"x-prefiller-host-port"
-"""Where a decode engine's side-car fetches a prompt: the gateway says so, and no client."""
+"""Address from which a decode engine's side-car fetches a prompt: set by the gateway, and by no client."""
 _HOP = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
     *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
@@ -29,7 +29,7 @@ _NOT_TOLD = _NOT_DOWN | {DECISION.encode(), PREFILL}
 def upstream(
     headers: Pairs, id_: str, authorization: str | None, keep_authorization: bool
 ) -> list[tuple[bytes, bytes]]:
-    """What an engine is sent. ``authorization`` takes the place of the client's, which goes along only where it may."""
+    """Return the headers for an engine. ``authorization`` replaces the client's, which is passed on only if allowed."""
     out = [(REQUEST_ID, id_.encode())]
     if authorization is None and keep_authorization:
         out += _without_hop(headers, _NOT_UP)
@@ -54,7 +54,7 @@ def _without_hop(headers: Pairs, dropped: set[bytes]) -> list[tuple[bytes, bytes
 
 
 def downstream(headers: Pairs, decision: str | None) -> list[tuple[bytes, bytes]]:
-    """What the client is sent, with the decision unless it is ``None``: then also none that another gateway made."""
+    """Return the headers for the client, with the decision unless it is ``None``: then also none that another gateway made."""
     if decision is None:
         return _without_hop(headers, _NOT_TOLD)
     out = _without_hop(headers, _NOT_DOWN)

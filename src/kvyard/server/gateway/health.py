@@ -1,6 +1,6 @@
-"""How engines are: decided by looks at each, from time to time or at once where a request had trouble, and by requests.
+"""State of engines: decided by looks at each, from time to time or at once where a request had trouble, and by requests.
 
-A look asks /health, and now and then /v1/models, which says where the engine belongs and which adapters it has by now.
+A look asks /health, and now and then /v1/models, which has the engine's model and its current adapters.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ MODELS_EVERY = 5
 """Looks at a healthy engine between two questions for its models."""
 
 Finding = Literal["gone", "struck", "answered"]
-"""What requests find out: there is no process any more; it failed what another engine answered; it answered after that."""
+"""Findings of requests: there is no process any more; it failed what another engine answered; it answered after that."""
 Learn = Callable[[Engine, list[ListedModel]], Awaitable[None]]
 """Called with what an engine serves; raises ``KvyardError`` or ``Refusal`` where the engine can't be used."""
 

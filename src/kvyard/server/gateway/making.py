@@ -23,7 +23,7 @@ from kvyard.server.indexer.service import DEFAULT_BLOCK_SIZE, Service
 from kvyard.server.supervisor import Supervisor
 
 PREFILL_ROUTER = "prefill"
-"""What a journal calls the router among those that compute prompts for others."""
+"""Journal's name of the router over engines that compute prompts for others."""
 LOCAL = "default"
 """The tenant under which the index in this process keeps its models."""
 
@@ -121,7 +121,7 @@ class PoolMaker:
         return pool
 
     def make_side(self, pool: EnginePool) -> EnginePool:
-        """What ``pool`` lacks where engines have roles: those that compute prompts for others."""
+        """Make the prefill pool of ``pool``: the engines that compute prompts for others."""
         config = self._config
         mixed = any(engine.config.role == "both" for engine in pool.engines.values())
         policy, _ = router_pair(config.router, None, mixed)

@@ -81,7 +81,7 @@ class Membership(msgspec.Struct, eq=False):
             return engine
 
     async def remove(self, name: str) -> Engine:
-        """Forget an engine, its events and all they said. What it has under way goes on. Raises ``Refusal``."""
+        """Remove an engine, its events and all they announced. Its requests in flight go on. Raises ``Refusal``."""
         async with self._changing:
             engine = self.engine(name)
             await self._unwatch(name)
@@ -109,7 +109,7 @@ class Membership(msgspec.Struct, eq=False):
                     await pause(0.01)
 
     def drain(self, name: str) -> Engine:
-        """Send an engine nothing more; what it has under way goes on. Raises ``Refusal``."""
+        """Send an engine nothing more; its requests in flight go on. Raises ``Refusal``."""
         engine = self.engine(name)
         engine.draining = True
         if engine.pool is not None:
@@ -131,7 +131,7 @@ class Membership(msgspec.Struct, eq=False):
                 self.health.doubt(engine)
 
     def listeners(self, engine: Engine) -> list[Listener]:
-        """What follows an engine's events here."""
+        """Return the listeners to an engine's events here."""
         model = self.maker.index.models.get((engine.model, LOCAL))
         if model is None:
             return []

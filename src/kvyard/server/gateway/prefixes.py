@@ -1,9 +1,8 @@
-"""What is known of the beginnings of prompts: the names of their blocks, so that neither tokens nor names are made again.
+"""Cached beginnings of prompts: the names of their blocks, so that neither tokens nor names are made again.
 
-A prompt is cut into stretches at places that depend on nothing behind them. A stretch is known by a digest of all that comes
-before its end, so prompts that begin alike share stretches, in a conversation's next turn as well as under a system prompt
-of many. The memory is bounded in bytes, and forgets first what wasn't asked for the longest time, later stretches before
-those that they follow.
+A prompt is cut into runs at places that depend on nothing behind them. A run is known by a digest of all that comes before
+its end, so prompts that begin alike share runs, in a conversation's next turn as well as under a common system prompt. The
+cache is bounded in bytes, and evicts the least recently used first, later runs before those that they follow.
 """
 
 import os
@@ -15,16 +14,16 @@ import msgspec
 import xxhash
 
 STRETCH = 2048
-"""Bytes or characters of a prompt that a stretch has at least."""
+"""Least bytes or characters of a prompt in a run."""
 OVERHEAD = 400
-"""Bytes that a stretch takes beside its names and tokens."""
+"""Bytes of a run beside its names and tokens."""
 
 
 class KnownStretch(msgspec.Struct, frozen=True, gc=False):
-    """A stretch that was read before."""
+    """Run that was read before."""
 
     names: bytes
-    """Those of the blocks that end in it, eight bytes each as this machine writes them."""
+    """Names of the blocks that end in it, eight bytes each as this machine writes them."""
     tokens: int
     """Of the prompt up to its end."""
     rest: Sequence[int]
@@ -36,7 +35,7 @@ class KnownStretch(msgspec.Struct, frozen=True, gc=False):
 
 
 class KnownPrefixes:
-    """Stretches by their digests."""
+    """Runs by their digests."""
 
     def __init__(self, limit: int) -> None:
         """``limit`` is in bytes."""
@@ -64,7 +63,7 @@ class KnownPrefixes:
         return found
 
     def path(self, digests: Sequence[bytes]) -> list[KnownStretch]:
-        """The stretches from the beginning on that are known. They count as asked for."""
+        """Return the known runs from the beginning on. They count as used."""
         stretches = self._stretches
         found: list[KnownStretch] = []
         for digest in digests:
@@ -77,7 +76,7 @@ class KnownPrefixes:
         return found
 
     def add(self, digests: Sequence[bytes], fresh: Sequence[KnownStretch]) -> None:
-        """Remember stretches, in the order of the prompt."""
+        """Add runs, in the order of the prompt."""
         stretches = self._stretches
         for digest, stretch in zip(reversed(digests), reversed(fresh), strict=True):
             old = stretches.pop(digest, None)
@@ -90,7 +89,7 @@ class KnownPrefixes:
             self.held -= gone.size
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove everything."""
         self._stretches.clear()
         self.held = 0
 

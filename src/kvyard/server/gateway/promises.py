@@ -1,7 +1,7 @@
-"""Promises: what a decision took the chosen engine to have of a prompt, and what the engine then said that it found.
+"""Promises: the tokens of a prompt that a decision expected at the chosen engine, and those that the engine then found.
 
-Every promise ends once: delivered, or missing for one of ``CAUSES``. So by engine, once nothing is under way, tokens promised
-are tokens delivered and tokens missing. It changes no route.
+Every promise ends once: delivered, or missing for one of ``CAUSES``. So by engine, once nothing is in flight, tokens
+promised are tokens delivered and tokens missing. It changes no route.
 """
 
 import math
@@ -35,7 +35,7 @@ CAUSES = {
 
 
 class StreamMarks(NamedTuple):
-    """Where an engine's streams stand; two looks at it show what happened in between."""
+    """Positions of an engine's streams; two of them show what happened in between."""
 
     resets: int = 0
     removed: int = 0
@@ -62,7 +62,7 @@ class EngineStreams:
         self._streams: list[FollowedStream] = []
 
     def marks(self, indexer: Indexer | None) -> StreamMarks:
-        """Where they stand now."""
+        """Return the current positions."""
         if indexer is None:
             return NO_MARKS
         if indexer is not self._of or len(indexer.streams) != self._known:
@@ -111,7 +111,7 @@ class PromiseTally(msgspec.Struct):
 
 
 class AnnouncedElsewhere:
-    """Whose events rise when one engine alone computes a prompt: by requests that had the fleet to themselves."""
+    """Engines whose events rise when one engine alone computes a prompt: by requests that had the fleet to themselves."""
 
     def __init__(self) -> None:
         self.votes: dict[str, Counter[str]] = {}
@@ -149,7 +149,8 @@ class RecentPhantoms:
         self._latest: deque[bool] = deque(maxlen=2 * ENOUGH_ANSWERS)
 
     def add(self, phantom: bool) -> bool:
-        """One more. True if so many were phantoms that the engine's events can't be trusted; then counting starts anew."""
+        """Add an answer. True if most were phantoms, so that the engine's events can't be trusted; then counting starts
+        anew."""
         latest = self._latest
         latest.append(phantom)
         if len(latest) < ENOUGH_ANSWERS or 4 * sum(latest) < 3 * len(latest):
@@ -159,13 +160,13 @@ class RecentPhantoms:
 
 
 class Promise(msgspec.Struct, frozen=True, eq=False):
-    """What one decision promised of one engine."""
+    """Expectation of one decision at one engine."""
 
     decision: Decision
     block_size: int
     marks: StreamMarks
     downs: int
-    """How often the engine had gone down before."""
+    """Number of times that the engine had gone down before."""
 
     @property
     def tokens(self) -> int:
@@ -180,9 +181,9 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         announces: bool,
         block_size: int = 0,
     ) -> tuple[int, dict[str, int]]:
-        """How many tokens were delivered, and the missing ones by reason. The engine found ``cached`` tokens of a prompt of
-        ``prompt``; ``marks`` and ``downs`` are of now; ``announces``: its events are listened to, here or elsewhere.
-        ``block_size`` is the engine's as its answers show it, 0 where they don't yet.
+        """Return the tokens delivered, and the missing ones by reason. The engine found ``cached`` tokens of a prompt of
+        ``prompt``; ``marks`` and ``downs`` are of now; ``announces``: its events are received, here or elsewhere.
+        ``block_size`` is the engine's as its answers show it, 0 if they don't yet.
         """
         promised, size, decision = self.tokens, self.block_size, self.decision
         delivered = min(cached, promised)
@@ -206,7 +207,7 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
     def _cause(
         self, cached: int, prompt: int | None, marks: StreamMarks, downs: int, announces: bool, block_size: int
     ) -> str:
-        """What explains all that is missing, if anything does."""
+        """Return the cause of all that is missing, if there is one."""
         if prompt is not None and prompt != self.decision.num_tokens:
             return "tokens"
         if downs != self.downs or marks.resets > self.marks.resets:

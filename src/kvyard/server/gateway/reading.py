@@ -34,16 +34,16 @@ LONG_TEXT = 20_000
 TURN = 32_768
 """Tokens that are named before others have their turn."""
 SAMPLE = 256
-"""One in so many prompts that were read in stretches is read whole too."""
+"""One in this many prompts that were read in runs is also read whole."""
 FIRST = 4
-"""So many at the start are."""
+"""Number of prompts at the start that are also read whole."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="reading")
 _CUT = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z])")
 _DECODE_IDS = msgspec.json.Decoder(list[int]).decode
 
 
 class ReadPrompt(msgspec.Struct, frozen=True):
-    """What a prompt is to a router."""
+    """A prompt as the router sees it."""
 
     keys: Sequence[int] = ()
     tokens: int = 0
@@ -52,24 +52,24 @@ class ReadPrompt(msgspec.Struct, frozen=True):
     ids: Sequence[int] | None = None
     """All of them, where that was asked for."""
     single: bool = False
-    """Whether it is the only prompt of its request, and could be read."""
+    """True if it is the only prompt of its request, and could be read."""
 
 
 NOTHING = ReadPrompt()
 TooLong = Callable[[int], bool]
-"""Whether a prompt of so many tokens is longer than is worth a name."""
+"""Returns true if a prompt of this many tokens is too long to be named."""
 
 
 class TextCutter:
-    """Where texts may be cut for one tokenizer, and what the pieces are."""
+    """Cutting of texts for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._whole_bytes = isinstance(tokenizer, ByteTokenizer)
         self.cuts = self._whole_bytes or (isinstance(tokenizer, FileTokenizer) and by_words(tokenizer))
-        """Whether texts may be cut at all."""
+        """True if texts may be cut at all."""
         self._front: tuple[Sequence[int], Sequence[int]] = ((), ())
-        """What is put around a text, where special tokens are wanted."""
+        """Special tokens around a text."""
         if self.cuts and not self._whole_bytes:
             plain, special = tokenizer.encode("x", False), tokenizer.encode("x", True)
             at = next((at for at in range(len(special)) if special[at : at + len(plain)] == plain), None)
@@ -79,7 +79,7 @@ class TextCutter:
                 self._front = (special[:at], special[at + len(plain) :])
 
     def pieces(self, text: str, special: bool) -> tuple[list[bytes | memoryview], Callable[[int], Sequence[int]]]:
-        """The text in stretches and a last piece, as bytes; and what gives the tokens of one of them."""
+        """Return the text in runs and a last piece, as bytes; and a function for the tokens of each."""
         if self._whole_bytes:
             data = memoryview(text.encode("utf-8", "surrogatepass"))
             pieces: list[bytes | memoryview] = [data[at : at + STRETCH] for at in range(0, len(data), STRETCH)]
@@ -105,8 +105,8 @@ class TextCutter:
 
 
 def by_words(tokenizer: FileTokenizer) -> bool:
-    """Whether a tokenizer makes the same tokens of a text and of its parts, cut before the space before a word: because it
-    splits text into words by a rule first, as all byte-level ones do, and nothing that it does before or after looks further.
+    """Return true if a tokenizer makes equal tokens of a text and of its parts, cut before the space before a word: because
+    it splits text into words by a rule first, as all byte-level ones do, and no other step looks further.
     """
     described = tokenizer.described
     if (described.get("model") or {}).get("type") not in ("BPE", "WordPiece"):
@@ -139,21 +139,21 @@ class PromptReader:
     """Reads the prompts of one pool."""
 
     def __init__(self, prompting: Prompting, identity: Identity, limit: int) -> None:
-        """What is known of beginnings may take ``limit`` bytes."""
+        """``limit`` bounds the bytes of cached beginnings."""
         self.prompting = prompting
         self.known = KnownPrefixes(limit)
         self.differed = 0
-        """Prompts that read differently in stretches and whole."""
+        """Prompts that read differently in runs and whole."""
         self._identity = identity
         self._cutter = None if prompting.local is None else TextCutter(prompting.local)
         self._samples = self._chats = 0
         self._checking: set[asyncio.Task[None]] = set()
 
     async def read(self, ask: PeekedBody, namespace: Namespace, too_long: TooLong, whole: bool = False) -> ReadPrompt:
-        """What ``ask`` has for a prompt; nothing where it can't be read. Prompts that are ``too_long``, those for which engines
+        """Read the prompt of ``ask``; empty if it can't be read. Prompts that are ``too_long``, those for which engines
         read no cache, and those whose blocks can't be named get no names. ``whole``: with all its tokens.
 
-        Raises ``MsgspecError`` for what is no JSON after all.
+        Raises ``MsgspecError`` for invalid JSON.
         """
         reads = not isinstance(ask, PeekedPrompt) or ask.reads_cache
         direct, size = self._identity.direct, self._identity.block_size
@@ -242,8 +242,8 @@ class PromptReader:
         too_long: TooLong,
         by_thread: bool = False,
     ) -> ReadPrompt:
-        """The names of a prompt of these pieces, the last of which is no stretch. Tokens of much text are made in a thread.
-        Raises ``KvyardError`` where they are no token ids.
+        """Return the names of a prompt of these pieces, the last of which is no full run. Tokens of long texts are made in
+        a thread. Raises ``KvyardError`` if they are no token ids.
         """
         known, identity = self.known, self._identity
         size = identity.block_size
@@ -306,7 +306,7 @@ class PromptReader:
     # -- looking again --------------------------------------------------------------------------------------------------
 
     def _sample(self, local: Tokenizer, source: RawPrompt, namespace: Namespace, found: ReadPrompt) -> None:
-        """Now and then compare what was read in stretches with the whole, later and in a thread."""
+        """Compare a sample of prompts read in runs with the whole, later and in a thread."""
         self._samples += 1
         if self._samples > FIRST and self._samples % SAMPLE:
             return

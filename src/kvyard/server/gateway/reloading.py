@@ -1,7 +1,7 @@
 """Reading the configuration again while the gateway runs: by SIGHUP, and where a file has changed.
 
-A file that can't be used changes nothing; log and health say why. Of one that can, what may change while requests are under way
-is taken over: engines, keys and figures. All else needs a restart, and the log names it.
+A file that can't be used changes nothing; log and health say why. Of one that can, settings that may change while requests
+are in flight are applied: engines, keys and figures. All others need a restart, and the log names them.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ class Reloading:
 
     def __init__(self, config: GatewayConfig, members: Membership, keys: KeyRing | None) -> None:
         self.config = config
-        """What is in force."""
+        """Configuration in force."""
         self.error = ""
         """Why the files as they are now can't be used; empty where they can."""
         self.reloads = 0
-        """How often they were read again and taken over."""
+        """Number of successful reloads."""
         self.read: Callable[[], GatewayConfig] | None = None
         """Reads the configuration again, as it was read at the start. Raises ``KvyardError``."""
         self.files: list[str] = [] if config.keys_file is None else [config.keys_file]
@@ -112,7 +112,7 @@ class Reloading:
             self._keys.replace(keys)
 
     async def take_over(self, fresh: GatewayConfig) -> list[str]:
-        """Have ``fresh`` in force, as far as that can be while requests are under way. Returns the settings that changed."""
+        """Apply ``fresh``, as far as that is possible while requests are in flight. Returns the settings that changed."""
         names = GatewayConfig.__struct_fields__
         differing = [name for name in names if getattr(fresh, name) != getattr(self.config, name)]
         if fixed := [name for name in differing if name not in LIVE]:
@@ -138,7 +138,7 @@ class Reloading:
                     log.warning("%s can't be taken in: %s", name, error)
 
     def _stamp(self) -> Stamp:
-        """What tells whether files have changed."""
+        """Return the stamp by which changes of files are noticed."""
         found: list[tuple[int, int, int] | None] = []
         for path in self.files:
             try:
@@ -150,7 +150,7 @@ class Reloading:
 
 
 def live_settings(config: GatewayConfig) -> dict[str, Any]:
-    """Those that may change while requests are under way."""
+    """Return the settings that may change while requests are in flight."""
     return {name: getattr(config, name) for name in sorted(LIVE)}
 
 

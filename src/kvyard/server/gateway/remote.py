@@ -24,7 +24,7 @@ from kvyard.server.indexer.schemas import PromptScores, WorkerScore
 log = logging.getLogger(__name__)
 
 PAUSE = SECOND
-"""How long a service that failed isn't asked again, so that its trouble doesn't slow every request."""
+"""Time for which a service that failed isn't asked again, so that it doesn't slow every request."""
 
 
 class _RemoteScores(msgspec.Struct):
@@ -61,7 +61,7 @@ class RemoteIndex:
         self._decode = msgspec.json.Decoder(_RemoteScores).decode
 
     async def ask(self, tokens: Sequence[int], namespace: Namespace) -> Known | None:
-        """What the service says of a prompt; ``None`` where it doesn't."""
+        """Return the service's answer for a prompt; ``None`` if it has none."""
         if self._clock.now() < self._not_before:
             return None
         body = {

@@ -33,7 +33,7 @@ class RouteCandidate(msgspec.Struct, kw_only=True):
 
 
 class RouteExplained(msgspec.Struct, kw_only=True):
-    """What would be decided now."""
+    """Decision that would be taken now."""
 
     model: str
     pool: str
@@ -51,17 +51,17 @@ class RouteExplained(msgspec.Struct, kw_only=True):
     block_size: int
     candidates: list[RouteCandidate]
     said: str
-    """The same in words."""
+    """Explanation in words."""
     not_considered: dict[str, str]
     """Engines of the pool that can't be chosen, and why."""
     handed_over: bool | None = None
-    """Whether another engine would compute the prompt; ``None`` where engines have no roles, or the request can't be split."""
+    """True if another engine would compute the prompt; ``None`` if engines have no roles, or the request can't be split."""
     prefill_worker: str | None = None
-    """Which one."""
+    """Engine that would compute the prompt."""
 
 
 class NamedEngine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which engine."""
+    """Name of an engine."""
 
     engine: Name
 
@@ -85,7 +85,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
 
 
 class GatewayHealth(msgspec.Struct, kw_only=True):
-    """Whether requests can be answered."""
+    """Health of the gateway."""
 
     status: Literal["ok", "degraded", "no engine", "draining"]
     """One word: degraded is ready, and not as it was meant to be."""
@@ -93,9 +93,9 @@ class GatewayHealth(msgspec.Struct, kw_only=True):
     ready: bool
     degraded: bool
     reasons: list[HealthReason]
-    """What isn't as it should be, the worst first."""
+    """Problems, the worst first."""
     engines: dict[str, int]
-    """How many are in which state."""
+    """Number of engines by state."""
     streams: dict[str, int]
     under_way: int
     queued: int
@@ -105,4 +105,4 @@ class SessionClosed(msgspec.Struct, kw_only=True):
     """``POST /close_session``."""
 
     engines: list[str]
-    """Those that took notice: others have no such route, or are down."""
+    """Engines that took notice: others lack this route, or are down."""

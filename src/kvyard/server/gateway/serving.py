@@ -27,7 +27,7 @@ KEEP_ALIVE = 75
 
 
 class GatewayServing(msgspec.Struct, eq=False):
-    """What it takes to serve. Making it raises ``KvyardError`` for a certificate or keys that can't be used."""
+    """Parts needed to serve. Making it raises ``KvyardError`` for a certificate or keys that can't be used."""
 
     config: GatewayConfig
     read: Callable[[], GatewayConfig]
@@ -54,7 +54,7 @@ class GatewayServing(msgspec.Struct, eq=False):
         channel: Channel | None = None,
         times: int = 0,
     ) -> None:
-        """Serve in this process; ``ready`` is told the address, and how many engines there are. With a ``channel`` it is one
+        """Serve in this process; ``ready`` receives the address, and the number of engines. With a ``channel`` it is one
         process of several, of which ``times`` had its number before. Raises ``KvyardError``.
         """
 
@@ -103,8 +103,9 @@ class GatewayServing(msgspec.Struct, eq=False):
     def serve_by_processes(
         self, bound: socket.socket, ready: Callable[..., object], begun: Callable[[int], None]
     ) -> int:
-        """Serve by several processes at the address of ``bound``, which is closed. ``ready`` is told as by ``serve``, and their
-        ids as ``processes``; ``begun`` is called in each, with its number. Returns the exit code. Raises ``KvyardError``.
+        """Serve by several processes at the address of ``bound``, which is closed. ``ready`` is called as by ``serve``,
+        with their ids as ``processes``; ``begun`` is called in each, with its number. Returns the exit code. Raises
+        ``KvyardError``.
         """
         config = self.config
         url, port = url_of(bound, "http" if self._tls is None else "https"), bound.getsockname()[1]

@@ -27,7 +27,7 @@ from kvyard.server.gateway.discovery import Address, Change
 log = logging.getLogger(__name__)
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod finds its token, the API server's certificate and its namespace."""
+"""Path of a pod's token, the API server's certificate and its namespace."""
 WATCH_SECONDS = 290
 """After which the API server ends a watch, and it is begun again where it was."""
 PAUSES = (0.2, 1.0, 5.0)
@@ -37,7 +37,7 @@ GONE = 410
 
 
 class EndpointConditions(msgspec.Struct, frozen=True):
-    """How an endpoint is; what isn't said is taken for well."""
+    """State of an endpoint; missing conditions are taken for good."""
 
     ready: bool | None = None
     terminating: bool | None = None
@@ -58,7 +58,7 @@ class SlicePort(msgspec.Struct, frozen=True):
 
 
 class ObjectMetadata(msgspec.Struct, rename="camel", frozen=True):
-    """Which object, and which version of it."""
+    """Name and version of an object."""
 
     name: str = ""
     resource_version: str = ""
@@ -76,7 +76,7 @@ class EndpointSlice(msgspec.Struct, rename="camel", frozen=True):
 
 
 class EndpointSliceList(msgspec.Struct, frozen=True):
-    """What the API server lists."""
+    """List of the API server."""
 
     metadata: ObjectMetadata
     items: list[EndpointSlice] | None = None
@@ -97,7 +97,7 @@ class SliceWatch:
     """The endpoints of one service."""
 
     def __init__(self, session: aiohttp.ClientSession, config: ServiceConfig) -> None:
-        """Nothing is asked yet. Raises ``KvyardError`` where the API server, its certificate or the namespace can't be told."""
+        """Sends no request yet. Raises ``KvyardError`` if the API server, its certificate or the namespace are unknown."""
         self.config = config
         self.reason = ""
         """Why the API server couldn't be asked the last time; empty where it could."""
@@ -119,11 +119,11 @@ class SliceWatch:
 
     @property
     def addresses(self) -> frozenset[Address]:
-        """Who is there, as far as is known."""
+        """Return the known addresses."""
         return frozenset().union(*self._slices.values())
 
     async def watch(self) -> AsyncIterator[Change]:
-        """What changes, for ever; a failure changes nothing."""
+        """Yield changes, for ever; a failure changes nothing."""
         tries = 0
         while True:
             try:

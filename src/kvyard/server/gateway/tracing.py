@@ -16,12 +16,12 @@ from kvyard.router import Decision
 CONTEXT = (b"traceparent", b"tracestate")
 """Headers by which traces go on from one server to the next."""
 SEND_SECONDS = 2.0
-"""How long a collector may take, at the end of the gateway too."""
+"""Seconds that a collector may take, at the end of the gateway too."""
 Attributes = Mapping[str, str | int | float | bool]
 
 
 class RequestPart(msgspec.Struct, frozen=True):
-    """What happened to a request between two times, in nanoseconds since 1970."""
+    """Part of a request's life between two times, in nanoseconds since 1970."""
 
     name: str
     start: int

@@ -100,7 +100,7 @@ class UsageReader:
 
 
 def _find_last(data: bytes, end: int) -> int:
-    """Where the last field before ``end`` begins; -1 where there is none among the last names."""
+    """Return the start of the last field before ``end``; -1 if there is none among the last names."""
     at = end
     for _ in range(MOST_NAMES):
         at = data.rfind(_NAME, 0, at)

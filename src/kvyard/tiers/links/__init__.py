@@ -1,6 +1,6 @@
 """Links: both directions of a medium with finite bandwidth, between device and host, or host and shared storage.
 
-A link is told the time, is handed transfers, and says when they land. It knows neither blocks nor tiers, and reads no clock.
+A link receives the time and transfers, and reports when they land. It knows neither blocks nor tiers, and reads no clock.
 ``make_link`` builds one from a ``LinkConfig``; ``parse_link_config`` reads that from a file's keys or a preset's name.
 """
 

@@ -18,7 +18,7 @@ class LaneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     first_byte_ns: int = 0
     """From submission to the first byte. It passes without using the link."""
     piece_overhead: int = 0
-    """What each separate copy costs on top of its payload, as bytes that pass at the same speed."""
+    """Cost of each separate copy on top of its payload, as bytes that pass at the same speed."""
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,11 +27,11 @@ class FairTransfer(Transfer):
     """A transfer, and how far it has come."""
 
     left: int
-    """What still has to move, in billionths of a byte divided by ``scale``."""
+    """Amount that still has to move, in billionths of a byte divided by ``scale``."""
     scale: int
     """All denominators of the rates it has had divide this."""
     step: int
-    """What moves in one nanosecond, in the unit of ``left``."""
+    """Amount that moves in one nanosecond, in the unit of ``left``."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -62,7 +62,7 @@ class FairLink(LinkBase[FairTransfer]):
         self._earliest_known = False
 
     def _drop(self, flow: FairTransfer) -> None:
-        """What it had not moved yet is off the link, and its share goes to the others."""
+        """Take the unmoved rest of ``flow`` off the link; its share goes to the others."""
         if flow.step:
             self._settle(self._now)
             load = self._load(flow)
@@ -212,7 +212,7 @@ class FairLink(LinkBase[FairTransfer]):
         return self._try_starts()
 
     def _try_starts(self) -> int | None:
-        """The same by letting those that wait start, up to the first landing, and taking all of it back."""
+        """Like ``earliest``: let waiting transfers start, up to the first landing, and undo all of it."""
         at, landing, busy, present = self._at, self._next, self._busy.copy(), len(self._moving)
         before = [(flow, flow.left, flow.scale, flow.step) for flow in self._moving]
         coming = sorted(self._waiting)

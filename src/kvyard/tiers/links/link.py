@@ -1,10 +1,10 @@
 """A link: both directions of a medium with finite bandwidth; its transfers, and the account of each direction.
 
-The class here keeps the time, the transfers under way and the account. How bandwidth is shared is for the disciplines to say,
-``fair`` and ``fifo``, which derive from it.
+The class here keeps the time, the transfers in flight and the account. The disciplines ``fair`` and ``fifo``, which derive
+from it, share the bandwidth.
 
-A forecast is made on a copy of a link. Where this is compiled, classes can be copied if ``mypyc_attr`` says so, and then they
-must also allow interpreted subclasses: without that mypyc leaves out ``__init__``.
+A forecast is made on a copy of a link. Where this is compiled, classes can be copied if ``mypyc_attr`` says so, and then
+they must also allow interpreted subclasses: without that mypyc leaves out ``__init__``.
 """
 
 import copy
@@ -66,7 +66,7 @@ class Transfer:
 
 
 class LaneAccount:
-    """What one direction has carried so far; see ``LaneStats``."""
+    """Totals of one direction so far; see ``LaneStats``."""
 
     __slots__ = ("bytes", "cancelled", "landed", "queued_ns", "submitted")
 
@@ -83,8 +83,8 @@ T = TypeVar("T", bound=Transfer)
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class LinkBase(Generic[T]):
-    """Times are integer nanoseconds and never go back. Every verb that takes ``now`` raises ``ClockError`` for one earlier
-    than the last it was told, and changes nothing then.
+    """Base of links. Times are integer nanoseconds and never go back. Every verb that takes ``now`` raises ``ClockError``
+    for one earlier than the latest, and changes nothing then.
     """
 
     def __init__(self, config: LinkConfig, kind: type[T]) -> None:
@@ -155,9 +155,9 @@ class LinkBase(Generic[T]):
 
     @abstractmethod
     def earliest(self) -> int | None:
-        """When the next transfer lands if nothing else is submitted or cancelled; ``None`` when there is none.
+        """Return the time of the next landing if nothing else is submitted or cancelled; ``None`` if there is none.
 
-        If some have landed that ``advance`` hasn't reported yet, the last ``now`` the link was told: they are due at once.
+        If some have landed that ``advance`` hasn't reported yet, the link's current time: they are due at once.
         """
 
     def advance(self, now: int) -> list[Transfer]:
@@ -171,14 +171,14 @@ class LinkBase(Generic[T]):
         return landed
 
     def foresee(self, now: int, direction: Direction, nbytes: int, client: str = "", pieces: int = 1) -> int:
-        """When such a transfer would land, submitted at ``now`` or when the link was last told the time, if that is later, and
-        nothing after it. Changes nothing. Takes time by the transfers under way.
+        """Return the time at which this transfer would land, submitted at ``now`` or at the link's time, if that is later,
+        and nothing after it. Changes nothing. Takes time by the transfers in flight.
         """
         trial = self._trial()
         return trial._landing(trial.submit(max(now, self._now), direction, nbytes, client, pieces))
 
     def foresee_landing(self, transfer: Transfer) -> int:
-        """When ``transfer``, which is under way, lands if nothing else is submitted. Changes nothing."""
+        """Return the time at which ``transfer``, which is in flight, lands if nothing else is submitted. Changes nothing."""
         trial = self._trial()
         return trial._landing(trial._live[transfer.number])
 
@@ -187,7 +187,7 @@ class LinkBase(Generic[T]):
         return copy.deepcopy(self, {id(part): part for part in self._constants()})
 
     def _constants(self) -> list[object]:
-        """What a copy may share with this."""
+        """Return the objects that a copy may share with this."""
         return [self.config]
 
     def _landing(self, transfer: Transfer) -> int:
@@ -211,7 +211,7 @@ class LinkBase(Generic[T]):
 
     @property
     def accounts(self) -> tuple[LaneAccount, LaneAccount]:
-        """What each direction has carried so far."""
+        """Return the totals of each direction so far."""
         return self._accounts
 
     def leave_out_busy(self) -> None:
@@ -260,11 +260,11 @@ class LinkBase(Generic[T]):
         return now
 
     def _load(self, transfer: T) -> int:
-        """What it puts on the link, in bytes: its payload, and the overhead of its pieces."""
+        """Return its load on the link, in bytes: its payload, and the overhead of its pieces."""
         return transfer.nbytes + transfer.pieces * self._overheads[transfer.direction]
 
     def _alone_ns(self, transfer: T) -> int:
-        """How long it would move on an idle link."""
+        """Return its duration on an idle link."""
         alone = self._alone[transfer.direction]
         return 0 if alone is None else ceil_div(self._load(transfer) * SECOND, alone)
 

@@ -1,4 +1,4 @@
-"""What a link says it has carried, for reports and tests."""
+"""Totals of a link, for reports and tests."""
 
 import msgspec
 

@@ -43,7 +43,7 @@ Finding = dict[str, Any]
 
 
 class Memory:
-    """Which text each slot of each block holds: a number that stands for a token and all that came before it."""
+    """Text in each slot of each block: a number that stands for a token and all that came before it."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._groups = groups
@@ -103,7 +103,7 @@ class Requests:
 
 
 class World:
-    """One run: vLLM's scheduler, the clients, the memory, and transfers under way."""
+    """One run: vLLM's scheduler, the clients, the memory, and transfers in flight."""
 
     current: World
     """The run that vLLM's connector belongs to: vLLM makes connectors by itself."""
@@ -117,13 +117,13 @@ class World:
         self.loads: dict[str, dict[str, Any]] = {}
         self.sends: dict[str, dict[str, Any]] = {}
         self.asked: dict[str, int] = {}
-        """How often vLLM has asked the connector for what it has of a request."""
+        """Number of times that vLLM has asked the connector about a request."""
         self.loaded: dict[str, int] = {}
         """Loads of a request that have begun."""
         self.tables: dict[str, list[list[int]]] = {}
         self.outputs: dict[str, int] = {}
         self.undecided = False
-        """Whether the connector couldn't say yet what it has of a request, since this was last looked at."""
+        """True if the connector couldn't answer yet about a request, since this was last read."""
         self.executed = 0
         self.scheduled_tokens = 0
         self.preemptions: dict[str, int] = {}
@@ -180,7 +180,7 @@ class World:
 
     @property
     def _excused(self) -> int:
-        """Loads that failed at this step or later were reported after the step under way was scheduled."""
+        """Return the step from which on failed loads were reported after the step in flight was scheduled."""
         return self.executed - (1 if self.case["async_scheduling"] else 0)
 
     def _add(self, name: str) -> None:
@@ -209,7 +209,7 @@ class World:
     # -- a step -----------------------------------------------------------------------------------------------------
 
     def _execute(self, output: Any) -> Finding | None:
-        """What workers do with a step: read what was computed before, write what is new, sample, report transfers."""
+        """Do the work of a step: read what was computed before, write what is new, sample, report transfers."""
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
         self.executed += 1
@@ -263,7 +263,7 @@ class World:
         return None
 
     def _report(self) -> Finding | None:
-        """No step is under way: transfers that have ended are reported with an empty one."""
+        """Report transfers that have ended with an empty step: no step is in flight."""
         from vllm.v1.core.sched.output import SchedulerOutput
 
         return self._execute(SchedulerOutput.make_empty()) if self.scheduler.connector is not None else None
@@ -331,7 +331,7 @@ class World:
         return None
 
     def pressure(self) -> float:
-        """How near a case came to trouble: a search goes on from the nearest."""
+        """Return the nearness of a case to trouble: a search goes on from the nearest."""
         needed = sum(self.requests.prompt_tokens(name) for name in self.requests.by_name)
         return self.longest_idle + sum(self.preemptions.values()) + self.scheduled_tokens / max(1, needed)
 

@@ -1,8 +1,8 @@
-"""Who waited for whom in a recording of agents, from the times at which requests started and ended.
+"""Dependencies in a recording of agents, from the times at which requests started and ended.
 
 A turn waits for the turn before it in its session. A sub-agent's first request waits for the request of its caller that
-came before it. A request waits for those sub-agents of its session that had ended when it started. Everything else ran
-side by side in the recording, and may do so again.
+came before it. A request waits for those sub-agents of its session that had ended when it started. Everything else ran side
+by side in the recording, and may do so again.
 """
 
 from collections import defaultdict
@@ -21,11 +21,11 @@ class RecordedTurn(msgspec.Struct):
     parent: str | None = None
     """The session that called this one."""
     think: int | None = None
-    """What the recording says of the time after the turn before; None: the difference of times says it."""
+    """Recorded time after the turn before; None: the difference of times."""
 
 
 class Waits(msgspec.Struct):
-    """What one request waits for besides the turn before it, and for how long after all of them. None: for no other."""
+    """Requests that a request waits for besides the turn before it, and the delay after all of them. None: no other."""
 
     after: tuple[str, ...]
     delay: int | None

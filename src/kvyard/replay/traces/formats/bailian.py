@@ -33,7 +33,7 @@ class _Chat(msgspec.Struct):
     name: str
     session: str
     latest: bool = True
-    """Whether no request continued it so far."""
+    """True if no request continued it so far."""
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:

@@ -1,6 +1,6 @@
 """LMCache's agent transcripts: JSON lines with the whole text of prompt and answer, microseconds, and sessions.
 
-What prompts share follows from their texts. A tokenizer isn't at hand, so four bytes of text stand for a token: about what
+What prompts share follows from their texts. No tokenizer is available, so four bytes of text stand for a token: about what
 tokenizers make of English and code, and prompts that begin alike share exactly that. Rows aren't in order of their times in
 the published files, and a trace is a directory with one file a session: all rows are read, and then put in order.
 """

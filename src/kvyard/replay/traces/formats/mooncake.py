@@ -63,12 +63,12 @@ class _Kept(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _MooncakeSessions(msgspec.Struct):
-    """What earlier rows said, as far as later ones can refer to it."""
+    """State of earlier rows that later ones can refer to."""
 
     last: dict[str, int | None] = {}
     """The time of each session's latest turn."""
     timed: bool | None = None
-    """Whether rows that wait for no other have times: all of them, or none."""
+    """True if rows that wait for no other have times: all of them, or none."""
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
@@ -172,7 +172,7 @@ def _retention(given: int | tuple[_Kept, ...]) -> tuple[Retention, ...]:
 def _delay(
     reading: Reading, row: _MooncakeRow, time: int | None, session: str | None, sessions: _MooncakeSessions
 ) -> int | None:
-    """How long the row waits after those before it. None where it waits for no other."""
+    """Return the row's delay after those before it. None if it waits for no other."""
     for name in row.wait_for:
         if not reading.has_name(name):
             raise BadRow(f"it waits for {name!r}, which is no request_id of an earlier row")

@@ -41,7 +41,7 @@ LengthTables = dict[str, tuple[list[int], list[float]]]
 
 
 class RateWindow(NamedTuple):
-    """A stretch of time of one client."""
+    """Window of time of one client."""
 
     start: float
     end: float

@@ -24,7 +24,7 @@ BLOCK_SIZE = 64
 SLACK = 1 * SECOND
 """Times inside a sub-agent are whole seconds."""
 SHARE = 1 << 32
-"""How many ids a session has: those of its file below the middle, those of unshared ends above."""
+"""Number of ids of a session: those of its file below the middle, those of unshared ends above."""
 
 
 class _WekaRequest(msgspec.Struct, gc=False):
@@ -161,7 +161,7 @@ class _IdTexts:
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
+    """Return the length of the common prefix in bytes."""
     least, most = 0, min(len(one), len(other))
     if one[:most] == other[:most]:
         return most

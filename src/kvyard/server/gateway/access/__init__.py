@@ -1,4 +1,4 @@
-"""Who may ask, for what, and how much: keys from a file, and limits by key and by model."""
+"""Access: keys from a file, and limits by key and by model."""
 
 from kvyard.server.gateway.access.keys import AccessKey, KeyFile, KeyRing, read_keys
 from kvyard.server.gateway.access.rates import RateAdmission, RateTicket

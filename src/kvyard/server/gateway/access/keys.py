@@ -1,16 +1,10 @@
-"""Keys: whom the gateway answers, which models each may ask for, and at what rate. A TOML or JSON file says it:
+"""Keys: the gateway's clients, their models and their rates, in a TOML or JSON file:
 
-[[keys]]
-name = "search-team"
-key = "sk-..."                    # or sha256 = "...", of the key, so that the file gives nothing away
-models = ["llama", "tools-*"]     # left out: all
-explain = true                    # may ask /explain, and is told how each request was routed
-cache_salt = "..."                # its prompts share no cached prefix with those of other salts
-requests_per_minute = 600
-tokens_per_minute = 200_000
+[[keys]] name = "search-team" key = "sk-..." # or sha256 = "...", of the key, so that the file gives nothing away models =
+["llama", "tools-*"] # left out: all explain = true # may ask /explain, and is told how each request was routed cache_salt =
+"..." # its prompts share no cached prefix with those of other salts requests_per_minute = 600 tokens_per_minute = 200_000
 
-[models.llama]                    # for all keys together
-tokens_per_minute = 2_000_000
+[models.llama] # for all keys together tokens_per_minute = 2_000_000
 """
 
 import hashlib
@@ -49,7 +43,7 @@ class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"{len(self.cache_salt)}:{self.cache_salt}:{given}"  # no two pairs make the same
 
     def allows(self, model: str) -> bool:
-        """Whether it may ask for that model."""
+        """Return true if it may ask for that model."""
         return not self.models or any(fnmatchcase(model, one) for one in self.models)
 
     @property
@@ -68,11 +62,11 @@ class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What such a file says."""
+    """Content of a key file."""
 
     keys: Annotated[list[AccessKey], Meta(min_length=1)]
     models: dict[str, Rate] = {}
-    """What all keys together may have of a model or an adapter."""
+    """Rate of all keys together for a model or an adapter."""
 
 
 def read_keys(path: str) -> KeyFile:
@@ -95,7 +89,7 @@ def read_keys(path: str) -> KeyFile:
 
 
 def not_for_key(model: str) -> Refusal:
-    """The same whether a model isn't there or isn't for the key."""
+    """Return one refusal for a model that doesn't exist and for one that isn't for the key."""
     return Refusal(
         404, f"the model {model!r:.200} isn't there, or isn't for this key", field="model", fix="see /v1/models"
     )
@@ -137,7 +131,7 @@ class KeyRing:
         self._keys[self._token.digest] = self._token
 
     def find(self, authorization: str) -> AccessKey:
-        """Whose header this is. Raises ``Refusal`` where it is none's."""
+        """Return the key of this header. Raises ``Refusal`` for an unknown one."""
         scheme, _, given = authorization.partition(" ")
         # By its digest: how long a lookup takes says nothing of how near a guess was.
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogatepass")).hexdigest()
@@ -162,8 +156,8 @@ class KeyRing:
         return key
 
     def admit(self, key: AccessKey, model: str, tokens: int) -> RateTicket:
-        """Let a request in, of which so many tokens are known. Raises ``Refusal`` where its key may not ask for that model, or
-        a rate is used up.
+        """Admit a request with ``tokens`` known tokens. Raises ``Refusal`` if its key may not ask for that model, or a rate
+        is used up.
         """
         allowances = self.allowances(key, model)
         try:
@@ -173,7 +167,7 @@ class KeyRing:
             raise
 
     def allowances(self, key: AccessKey, model: str) -> list[Allowance]:
-        """What a request draws on. Raises ``Refusal`` where its key may not ask for that model."""
+        """Return the allowances that a request draws on. Raises ``Refusal`` if its key may not ask for that model."""
         if not key.allows(model):
             raise not_for_key(model)
         allowances = [self._by_key[key.name]] if key.name in self._by_key else []

@@ -1,8 +1,8 @@
-"""Rates: how many requests and tokens a minute may have, and what is left of them.
+"""Rates: requests and tokens per minute, and what is left of them.
 
-A rate is a bucket that fills evenly and holds a minute's worth. A request takes its prompt's tokens when it comes, where they
-are known, and the rest when it ends: how long an answer gets isn't known before. So a bucket of tokens may run into debt, by
-what was under way, and then nothing more is let in until that is paid.
+A rate is a bucket that fills evenly and holds a minute's worth. A request takes its prompt's tokens when it comes, if they
+are known, and the rest when it ends: the length of an answer isn't known before. So a bucket of tokens may run into debt,
+by the requests in flight, and then nothing more is admitted until that is paid.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ Now = Callable[[], int]
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one minute may have; ``None``: as much as there is."""
+    """Limits of one minute; ``None``: unlimited."""
 
     requests_per_minute: Figure | None = None
     tokens_per_minute: Figure | None = None
@@ -37,18 +37,18 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """What is left; below 0 where there is a debt."""
+        """Return the remaining amount; below 0 if there is a debt."""
         now = self._now()
         self._level = min(self.limit, self._level + (now - self._at) / (60 * SECOND) * self.limit)
         self._at = now
         return self._level
 
     def take(self, amount: float) -> None:
-        """Take so much, whether or not it is there; less than 0 gives back."""
+        """Take ``amount``, available or not; less than 0 gives back."""
         self._level = min(self.limit, self.level - amount)
 
     def wait(self, amount: float) -> float:
-        """Seconds until so much is there, or the bucket full."""
+        """Return the seconds until ``amount`` is available, or the bucket full."""
         return max(0.0, (min(amount, self.limit) - self.level) * 60 / self.limit)
 
 
@@ -63,12 +63,12 @@ class Allowance:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is anything that can be used up."""
+        """Return true if it has any limit."""
         return self.requests is not None or self.tokens is not None
 
     @property
     def full(self) -> bool:
-        """Whether nothing is used: as good as new."""
+        """Return true if nothing is used: as good as new."""
         return all(one is None or one.level >= one.limit for one in (self.requests, self.tokens))
 
 
@@ -79,10 +79,10 @@ class RateAdmission(Protocol):
     """Tokens that it took so far."""
 
     def settle(self, tokens: int) -> None:
-        """It is over and had so many tokens in all."""
+        """Settle the request's quota with the tokens it used."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What its client is told of what is left."""
+        """Return the remaining quota as rate-limit headers."""
         ...
 
 
@@ -90,7 +90,7 @@ class RateTicket:
     """A request that was let in, with all the allowances that it draws on."""
 
     def __init__(self, allowances: Sequence[Allowance], tokens: int) -> None:
-        """Takes one request and so many tokens. Raises ``Refusal`` with 429, and takes nothing, where one has too few."""
+        """Take one request and ``tokens`` tokens. Raises ``Refusal`` with 429, and takes nothing, if one has too few."""
         self._allowances = allowances
         self.taken = tokens
         """Tokens that it took so far."""
@@ -111,14 +111,14 @@ class RateTicket:
                 one.tokens.take(tokens)
 
     def settle(self, tokens: int) -> None:
-        """It is over and had so many tokens in all."""
+        """Settle the request's quota with the tokens it used."""
         for one in self._allowances:
             if one.tokens is not None:
                 one.tokens.take(tokens - self.taken)
         self.taken = tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What its client is told of what is left."""
+        """Return the remaining quota as rate-limit headers."""
         return [(name.encode(), value.encode()) for name, value in rate_headers(self._allowances).items()]
 
 

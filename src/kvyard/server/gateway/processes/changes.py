@@ -7,7 +7,7 @@ import msgspec
 from kvyard.server.gateway.config import GatewayEngine
 
 MOST_BEGUN = 1024
-"""Changes under way that are remembered."""
+"""Changes in flight that are kept."""
 ChangeName = tuple[int, int]
 """The process that was asked for a change, and its number there."""
 
@@ -25,7 +25,7 @@ class EngineChange(msgspec.Struct, kw_only=True):
 
 
 class KeptChanges:
-    """What of them still matters to a process that starts later."""
+    """Changes that still matter to a process that starts later."""
 
     def __init__(self) -> None:
         self._there: dict[str, EngineChange] = {}
@@ -36,7 +36,8 @@ class KeptChanges:
 
     @property
     def begun_by_now(self) -> set[ChangeName]:
-        """Those that no process has made yet: a process that starts now isn't told of them, nor are they listed."""
+        """Return the changes that no process has made yet: a process that starts now doesn't receive them, nor are they
+        listed."""
         return set(self._begun)
 
     def begun(self, process: int, change: EngineChange) -> None:

@@ -1,7 +1,7 @@
-"""A process's end of the channel: what it tells the hub and the other processes, and what it asks them.
+"""A process's end of the channel: messages to the hub and the other processes, and requests to them.
 
-What is told while the hub doesn't read waits, within a bound. Beyond that bookings are left out, and all are told again later;
-lines of the access log and what is recorded are left out for good.
+Messages wait, within a bound, while the hub doesn't read. Beyond that bookings are left out, and all are sent again later;
+lines of the access log and of recordings are left out for good.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ class Channel(asyncio.Protocol):
         self.others: set[int] = set()
         """Processes that are there besides this one."""
         self.heard: dict[FrameKind, Heard] = {}
-        """What is done with frames, by kind."""
+        """Handlers of frames, by kind."""
         self.answers: dict[str, Answering] = {}
-        """What is answered to other processes, by what they ask."""
+        """Handlers of other processes' requests, by name."""
         self.on_lost: Callable[[], None] | None = None
         """Called where the parent is gone."""
         self.lost_frames = 0
-        """Since all was told the last time."""
+        """Frames lost since everything was last sent."""
         self._end = end
         self._reader = FrameReader()
         self._transport: Any = None
@@ -58,12 +58,12 @@ class Channel(asyncio.Protocol):
         self._numbers = itertools.count(1)
 
     async def open(self) -> None:
-        """Begin to hear. Raises ``OSError``."""
+        """Begin to receive. Raises ``OSError``."""
         self._end.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._end)
 
     def close(self) -> None:
-        """Say no more, once what waits is told."""
+        """Close after waiting messages are sent."""
         if self._transport is not None:
             self.on_lost = None
             self._transport.close()
@@ -71,7 +71,7 @@ class Channel(asyncio.Protocol):
     # -- telling and asking ---------------------------------------------------------------------------------------------
 
     def send(self, kind: FrameKind, peer: int, body: bytes = b"") -> bool:
-        """Tell the hub, one process or all others. Returns whether it was told; much isn't where too much waits."""
+        """Send to the hub, one process or all others. Returns true if it was sent; some kinds aren't if too much waits."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
@@ -83,7 +83,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def drained(self) -> bool:
-        """Whether nothing waits to be told."""
+        """Return true if no message waits."""
         return self._transport is not None and self._transport.get_write_buffer_size() == 0
 
     async def ask_hub(self, what: str, body: bytes = b"", seconds: float | None = None) -> bytes:

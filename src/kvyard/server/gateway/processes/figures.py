@@ -19,7 +19,7 @@ Family = tuple[str, str, str, list[Sampled]]
 Figures = list[Family]
 
 COMMON = ("kvyard_index_", "kvcache_", P + "stream_")
-"""How names of metrics begin of which every process has the whole."""
+"""Prefixes of metrics of which every process has the whole."""
 MOST = frozenset(
     P + name
     for name in (
@@ -32,7 +32,7 @@ ENGINE = "engine"
 
 
 class HubState(msgspec.Struct, kw_only=True):
-    """What the parent says of itself."""
+    """Parent's own state."""
 
     processes: list[int]
     """Their numbers, ready or not."""
@@ -50,7 +50,7 @@ def gathered_figures(registry: Any) -> Figures:
 
 
 def ended_figures(ended: Figures, last: Figures, others: Sequence[Figures]) -> Figures:
-    """What is added to the figures of those that go on, which are ``others``, now that one more ended that had ``last``."""
+    """Return the addition to the figures of ``others``, which go on, now that one more process ended that had ``last``."""
     most = {
         (sample, tuple(labels.items())): value
         for _, _, _, samples in _merged(others)

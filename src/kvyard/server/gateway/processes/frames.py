@@ -1,7 +1,8 @@
-"""Frames: what goes between a process of a gateway and the parent, over a pair of connected sockets that no other process has.
+"""Frames: messages between a process of a gateway and the parent, over a pair of connected sockets that no other process
+has.
 
-A frame has a kind, a peer and a body. On its way to the hub the peer is who shall have it, from the hub on it is who sent it:
-the hub passes on what isn't for itself, and reads none of it.
+A frame has a kind, a peer and a body. On its way to the hub the peer is the receiver, from the hub on it is the sender: the
+hub passes on what isn't for itself, and reads none of it.
 """
 
 import enum
@@ -15,17 +16,17 @@ _HEADER = struct.Struct("<IBB")
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     READY = 1
     """To the hub: requests are answered. The body is the number of engines."""
     JOINED = 2
     """From the hub: the process named in the body is there, and knows nothing yet."""
     GONE = 3
-    """From the hub: that process is gone, with all that it had under way."""
+    """From the hub: that process is gone, with all its requests in flight."""
     BOOKINGS = 4
     FOUND = 5
-    """What a process found out about an engine."""
+    """Finding of a process about an engine."""
     CHANGE = 6
     """A change by an operator. To the hub, and from there to all in one order, the sender included."""
     CHANGED = 7
@@ -42,7 +43,7 @@ class FrameKind(enum.IntEnum):
     SETTLE = 14
     """To the hub: what a request took of its rates in the end."""
     END = 15
-    """From the hub: answer what is under way, and end."""
+    """From the hub: answer the requests in flight, and end."""
     HURRY = 16
     RELOAD = 17
     RESTATE = 18
@@ -52,9 +53,9 @@ class FrameKind(enum.IntEnum):
 
 
 LOSSY = frozenset({FrameKind.BOOKINGS, FrameKind.FOUND, FrameKind.ASK, FrameKind.ANSWER})
-"""What is left out where a process doesn't keep up; it is told all again later."""
+"""Kinds that are left out if a process doesn't keep up; it receives all of it again later."""
 WRITTEN = frozenset({FrameKind.RECORD, FrameKind.LINES})
-"""What the hub puts into files, and is left out where it doesn't keep up."""
+"""Kinds that the hub writes to files, and that are left out if it doesn't keep up."""
 
 
 def frame(kind: FrameKind, peer: int, body: bytes = b"") -> bytes:

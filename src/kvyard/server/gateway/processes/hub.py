@@ -34,7 +34,7 @@ READ = 256 << 10
 MOST_WAITING = 64 << 20
 """Bytes that wait for one process."""
 MOST_ALLOWANCES = 4096
-"""Rates above which those that are full are let go: a full one is as good as a new one."""
+"""Number of rates above which full ones are freed: a full one is as good as a new one."""
 
 encode = msgspec.msgpack.Encoder().encode
 _question = msgspec.msgpack.Decoder(tuple[int, str, bytes]).decode
@@ -44,7 +44,7 @@ _change = msgspec.msgpack.Decoder(EngineChange).decode
 _call = msgspec.msgpack.Decoder(RecordedCall).decode
 
 RateName = tuple[str, int | None, int | None]
-"""Whose rate it is, its requests and its tokens a minute."""
+"""Name of a rate, its requests and its tokens a minute."""
 _admission = msgspec.msgpack.Decoder(tuple[list[RateName], int]).decode
 _settling = msgspec.msgpack.Decoder(tuple[list[RateName], int]).decode
 
@@ -60,16 +60,16 @@ class _HubProcess(msgspec.Struct, eq=False):
     """Bytes that wait."""
     ready: bool = False
     behind: bool = False
-    """Whether frames were left out."""
+    """True if frames were left out."""
     figures: Figures = []
     recorded: set[str] = set()
     """Requests that are recorded, and not over."""
     unanswered: int = 0
     """Looks since it last said anything."""
     missed: set[ChangeName] = set()
-    """Changes that were under way when it came: it wasn't told of them."""
+    """Changes in flight when it came: it didn't receive them."""
     caught_up: bool = False
-    """Whether it has asked for the changes that were made before."""
+    """True if it has asked for the changes that were made before."""
 
 
 class Hub:
@@ -95,7 +95,7 @@ class Hub:
         self._selector = selectors.DefaultSelector()
         self._members: dict[int, _HubProcess] = {}
         self._asked: list[tuple[int, bytes]] = []
-        """Questions that wait until all that was told before them is read."""
+        """Requests that wait until everything sent before them is read."""
         self._homes = ResponseHomes()
         self._changes = KeptChanges()
         self._allowances: dict[RateName, Allowance] = {}
@@ -140,11 +140,11 @@ class Hub:
             self.send(FrameKind.GONE, one, HUB, bytes([number]))
 
     def is_ready(self, number: int) -> bool:
-        """Whether a process answers requests."""
+        """Return true if a process answers requests."""
         return number in self._members and self._members[number].ready
 
     def forget_all(self) -> None:
-        """In a process that was just forked: let go of all ends, so that each process sees when the parent is gone."""
+        """In a process that was just forked: close all ends, so that each process notices when the parent is gone."""
         for member in self._members.values():
             member.end.close()
         self._selector.close()
@@ -238,7 +238,7 @@ class Hub:
         return True
 
     def send(self, kind: FrameKind, to: int, sender: int, body: bytes = b"") -> None:
-        """Pass a frame to a process. One that doesn't read misses what can be told again later."""
+        """Pass a frame to a process. One that doesn't read misses frames that can be sent again later."""
         member = self._members.get(to)
         lossy = kind in LOSSY and sender != HUB  # a request waits for each of the hub's own answers
         if member is None or (member.behind and lossy):
@@ -370,7 +370,7 @@ class Hub:
     # -- rates --------------------------------------------------------------------------------------------------------------
 
     def _admit(self, rates: list[RateName], tokens: int) -> bytes:
-        """Whether a request is let in, as ``shared_rates`` reads it."""
+        """Return the admission of a request, as ``shared_rates`` reads it."""
         try:
             ticket = RateTicket([self._allowance(name) for name in rates], tokens)
         except Refusal as refusal:

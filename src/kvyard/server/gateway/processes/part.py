@@ -1,8 +1,8 @@
-"""A process's part in the whole: what it tells and hears of others is tied to its gateway here.
+"""A process's part in the whole: connects messages from and to other processes with its gateway.
 
-A change by an operator goes to the hub first, and is made by every process when it comes from there, so that all make the same
-changes in the same order. The process that was asked for it answers when it has made it and the hub knows that: from then on
-it holds, whichever process ends. Where that one ends before, what another has made counts as well.
+A change by an operator goes to the hub first, and is made by every process when it comes from there, so that all make the
+same changes in the same order. The process that was asked for it answers when it has made it and the hub knows that: from
+then on it holds, whichever process ends. If that process ends before, another process's confirmation counts as well.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _found = msgspec.msgpack.Decoder(tuple[str, str, str]).decode
 
 
 class PartStatement(msgspec.Struct, kw_only=True):
-    """How a process is."""
+    """State of a process."""
 
     draining: bool
     reasons: list[HealthReason]
@@ -65,7 +65,7 @@ class PartStatement(msgspec.Struct, kw_only=True):
 
 
 class PartView(msgspec.Struct, kw_only=True):
-    """What a process's dashboard would show alone."""
+    """Content of a process's own dashboard."""
 
     view: FleetView
     first_bytes: list[int]

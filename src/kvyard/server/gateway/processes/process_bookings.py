@@ -1,7 +1,7 @@
 """Load shared between the processes of one gateway, by their channel.
 
-Each tells what it books within ``DELAY`` seconds, and every ``STATED`` seconds which of its requests are under way at all, so
-that nothing that got lost on the way stays booked. The hub says which process has ended; what that had under way is gone at
+Each sends its bookings within ``DELAY`` seconds, and every ``STATED`` seconds a list of all its requests in flight, so that
+nothing that got lost on the way stays booked. The hub reports which process has ended; its requests in flight are gone at
 once.
 """
 
@@ -20,17 +20,17 @@ from kvyard.server.gateway.sharing.peers import Told
 DELAY = 0.005
 """Seconds that bookings wait for more, so that a frame has several."""
 STATED = 5.0
-"""Seconds between two statements of all that is under way."""
+"""Seconds between two full statements of in-flight requests."""
 LOOK = 0.25
 """Seconds between two looks whether something got lost."""
 PORTION = 64
-"""Bookings in a frame where all are told again."""
+"""Bookings in a frame of a full statement."""
 MAX_BLOCKS = 4096
-"""Blocks of a prompt that others are told."""
+"""Blocks of a prompt that others receive."""
 
 Changes = list[tuple[int, Told | bool]]
 _decode = msgspec.msgpack.Decoder(tuple[str, Changes | None, list[int] | None]).decode
-"""A pool, changes in it, and the numbers of all that is under way there; without either: all of it is asked for."""
+"""A pool, changes in it, and the numbers of all requests in flight there; without either: a request for all of it."""
 
 
 class PoolBookings(SharedBookings):
@@ -56,15 +56,15 @@ class PoolBookings(SharedBookings):
         self._peers.meet(others)
 
     def hear(self, who: str, changes: Changes) -> None:
-        """What another process booked."""
+        """Book requests of another process."""
         self._peers.hear(who, changes)
 
     def keep_only(self, who: str, numbers: list[int]) -> None:
-        """All that another process has under way."""
+        """Keep only these requests of another process."""
         self._peers.keep_only(who, frozenset(numbers))
 
     def all_told(self) -> Changes:
-        """What is told of all that is under way here."""
+        """Return the bookings of all requests in flight here."""
         return list(self._mine.values())
 
     def _tell(self, number: int, change: Told | bool) -> None:
@@ -72,7 +72,7 @@ class PoolBookings(SharedBookings):
 
 
 class ProcessBookings:
-    """Those of all pools of a process."""
+    """Bookings of all pools of a process."""
 
     def __init__(self, channel: Channel, clock: Clock) -> None:
         self._channel = channel

@@ -1,10 +1,10 @@
 """A group of processes that serve one port: the parent starts them, restarts those that end, and takes signals for all.
 
-The first one starts alone, so that what is wrong with a configuration is said once; the others follow when it is ready. One
-that ends is started again after a pause that doubles up to ``LONGEST`` seconds, and begins with the shortest where it ran for
-a while. One that doesn't answer for half a minute is killed. SIGINT and SIGTERM let all of them answer what is under way, a
-second one ends that; SIGHUP has them read their configuration again. Where the parent itself is killed, its processes see it,
-and end as at SIGTERM.
+The first one starts alone, so that a wrong configuration is reported once; the others follow when it is ready. One that
+ends is started again after a pause that doubles up to ``LONGEST`` seconds, and begins with the shortest where it ran for a
+while. One that doesn't answer for half a minute is killed. SIGINT and SIGTERM let all of them answer requests in flight, a
+second one ends that; SIGHUP has them read their configuration again. Where the parent itself is killed, its processes see
+it, and end as at SIGTERM.
 
 Processes are forked: the parent has no threads and no event loop, and all code is loaded, so a new one is there at once.
 """
@@ -33,18 +33,18 @@ SHORTEST = 0.05
 """Seconds before a process that ended is started again."""
 LONGEST = 5.0
 STEADY = 30 * SECOND
-"""How long a process must have run for its next end to count as the first."""
+"""Time that a process must have run for its next end to count as the first."""
 GRACE = 10.0
 """Seconds beyond those that answers may take, until a process that doesn't end is killed."""
 LOOK = 5.0
 """Seconds between two looks whether processes answer."""
 MOST_LOOKS = 6
-"""That one may leave unanswered in a row. Looks are counted, not time: that passes too while all of them stand still."""
+"""Looks that it may leave unanswered in a row. Looks are counted, not time: that passes too while all of them stand still."""
 FLUSH = 1.0
 """Seconds between two times that files are written out."""
 
 Serve = Callable[[Channel, int], None]
-"""What a process does, with its channel and how many had its number before. Raises ``KvyardError`` where it can't."""
+"""Work of a process, with its channel and the number of its predecessors. Raises ``KvyardError`` if it can't start."""
 
 
 class _Child(msgspec.Struct, eq=False):
@@ -125,7 +125,7 @@ class ProcessGroup:
     # -- starting ---------------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> list[_Child]:
-        """Those that are to run now."""
+        """Return the processes that are to run now."""
         if self._ending:
             return []
         first = self._children[0]

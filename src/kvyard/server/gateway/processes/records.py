@@ -19,7 +19,7 @@ from kvyard.server.gateway.sharing.peers import packed, unpacked
 log = logging.getLogger(__name__)
 
 Tell = Callable[[bytes], bool]
-"""Returns false where the parent doesn't keep up, and is told nothing."""
+"""Returns false if the parent doesn't keep up, and receives nothing."""
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -45,7 +45,7 @@ class ToldRecorder:
         self.path = Path(path)
         self.stopped = ""
         self.counters = RecorderCounters()
-        """What the parent wasn't told; it counts the rest."""
+        """Requests that the parent didn't receive; it counts the rest."""
         self._clock = clock
         self._tell = tell
 

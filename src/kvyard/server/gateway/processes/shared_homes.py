@@ -1,4 +1,4 @@
-"""Where responses live, for all processes: the hub knows all of it, and is asked for what isn't known here."""
+"""Engines of responses, for all processes: the hub knows all of them, and is asked for those unknown here."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ _decode = msgspec.msgpack.Decoder(ResponseHome).decode
 
 
 class SharedHomes(ResponseHomes):
-    """Those of one process. The hub is told of a response before its client is."""
+    """Engines of responses of one process. The hub receives a response before its client does."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()

@@ -22,16 +22,16 @@ class SharedTicket:
         self._channel = channel
         self._rates = rates
         self.told: dict[str, str] = {}
-        """What its client is told of what is left."""
+        """Remaining quota at admission, for the rate-limit headers."""
 
     def settle(self, tokens: int) -> None:
-        """It is over and had so many tokens in all."""
+        """Settle the request's quota with the tokens it used."""
         if tokens != self.taken:
             self._channel.send(FrameKind.SETTLE, HUB, encode((self._rates, tokens - self.taken)))
             self.taken = tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What its client is told of what was left when it came."""
+        """Return the remaining quota at admission, as rate-limit headers."""
         return [(name.encode(), value.encode()) for name, value in self.told.items()]
 
 

@@ -1,13 +1,13 @@
 """Ids for a recording: the same prefix gets the same small number, and the numbers say nothing of the text.
 
 Names of blocks are chained hashes, so each stands for all the text before it, and would give a text away to anyone who can
-guess it. They never leave this process: what is written is the order in which prefixes were first seen. The rest of a prompt
-behind its last full block is named by a hash with a key that is forgotten with the process.
+guess it. They never leave this process: what is written is the order in which prefixes were first seen. The rest of a
+prompt behind its last full block is named by a hash with a key that ends with the process.
 
-What is remembered is a tree of stretches: names that followed each other whenever they were seen, eight bytes each, with ids
-that follow each other too. So a prompt costs a comparison per stretch and not a lookup per block. Memory is bounded: the end
-that went longest without being seen goes first. A prefix that was forgotten and comes back has new ids: a recording may
-understate what is shared, never overstate it.
+The ids are kept in a tree of runs: names that followed each other whenever they were seen, eight bytes each, with ids that
+follow each other too. So a prompt costs a comparison per run and not a lookup per block. Memory is bounded: the end that
+went longest without being seen goes first. A prefix that was evicted and comes back has new ids: a recording may understate
+what is shared, never overstate it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class PrefixIds:
     """Numbers for prefixes, from 0 in the order of their first sight."""
 
     def __init__(self, remembered: int) -> None:
-        """Remember so many prefixes, and one prompt more."""
+        """Keep this many prefixes, and one prompt more."""
         self.forgotten = 0
-        """Prefixes that were forgotten."""
+        """Prefixes that were evicted."""
         self._most = remembered
         self._size = 0
         self._next = 0
@@ -50,11 +50,11 @@ class PrefixIds:
         self._nodes = 0
         self._roots: dict[str | None, _IdRange] = {}
         self._ends: deque[tuple[int, _IdRange]] = deque()
-        """Where prompts ended, and their numbers, in order; those that were there again since have a later entry."""
+        """Ends of prompts, and their numbers, in order; those seen again since have a later entry."""
         self._secret = secrets.token_bytes(32)
 
     def __len__(self) -> int:
-        """How many prefixes are remembered."""
+        """Return the number of prefixes kept."""
         return self._size
 
     def name(self, parts: Sequence[int], before: int) -> int:
@@ -121,7 +121,7 @@ class PrefixIds:
         return node
 
     def _split(self, node: _IdRange, at: int) -> _IdRange:
-        """The first ``at`` names as a stretch of their own. The rest stays who it was, so that ends still lead to it."""
+        """Split off the first ``at`` names. The rest keeps its identity, so that ends still lead to it."""
         parent = node.parent
         assert parent is not None
         upper = parent.children[node.names[0]] = _IdRange(node.names[:at], node.first, parent, node.seen)
@@ -133,7 +133,7 @@ class PrefixIds:
         return upper
 
     def _forget(self) -> None:
-        """Keep to the bound, and let go of entries that mean nothing any more."""
+        """Keep to the bound, and free entries without a meaning."""
         ends = self._ends
         while self._size > self._most and len(ends) > 1:
             self._prune(*ends.popleft())
@@ -141,7 +141,7 @@ class PrefixIds:
             self._ends = deque(entry for entry in ends if entry[1].seen == entry[0] and not entry[1].children)
 
     def _prune(self, number: int, node: _IdRange) -> None:
-        """Take off an end, and what is an end then, up to where later prompts were."""
+        """Remove an end, and what is an end then, up to where later prompts were."""
         while node.parent is not None and node.seen <= number and not node.children:
             parent = node.parent
             del parent.children[node.names[0]]
@@ -153,7 +153,7 @@ class PrefixIds:
 
 
 def _alike(names: array[int], wanted: array[int], at: int) -> int:
-    """How many names of a stretch ``wanted`` has from ``at`` on; the first is known to be the same."""
+    """Return how many names of a run ``wanted`` has from ``at`` on; the first is known to be equal."""
     most = min(len(names), len(wanted) - at)
     if names[:most] == wanted[at : at + most]:
         return most

@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 USUAL_BLOCK = 512
 """Tokens that readers of Mooncake's lines take an id for unless the row says otherwise."""
 HELD_BYTES = 64 << 20
-"""What rows that wait for their turn may take."""
+"""Most bytes of rows that wait for their turn."""
 ROW = 400
 """Bytes that a waiting row takes besides its ids, about."""
 SESSIONS = 1 << 16
-"""How many are remembered."""
+"""Sessions that are kept."""
 
 
 class _TraceRow(msgspec.Struct, gc=False):
@@ -112,10 +112,10 @@ class TrafficRecorder:
     ) -> None:
         """Begin the file; ``.gz`` packs it, and ``{start}`` in its name stands for the seconds since 1970.
 
-        An id stands for ``block_size`` tokens; left out, for as many as a request's keys. At ``limit`` bytes it ends, or with
-        ``keep`` goes on in a new file while so many full ones stay, numbered. About ``remembered`` prefixes are known again.
-        ``engine_times``: its caller is an engine, so that HTTP and tokenizing are in none of the times; each row says so.
-        Raises ``KvyardError`` where the file exists or can't be written, and for figures that can't be.
+        An id stands for ``block_size`` tokens; left out, for as many as a request's keys. At ``limit`` bytes it ends, or
+        with ``keep`` goes on in a new file while that number of full ones stay, numbered. About ``remembered`` prefixes are
+        recognised. ``engine_times``: its caller is an engine, so that HTTP and tokenizing are in none of the times; each
+        row says so. Raises ``KvyardError`` where the file exists or can't be written, and for figures that can't be.
         """
         for name, value in (("block size", block_size), ("limit", limit), ("memory", remembered)):
             if value is not None and value < 1:
@@ -179,9 +179,9 @@ class TrafficRecorder:
     def ended(
         self, id_: object, output_tokens: int, *, first_token: int | None = None, cached: int | None = None
     ) -> None:
-        """A request is over, with so many tokens. Without any it is left out. One that isn't open is none of ours.
+        """Close a request with ``output_tokens``. Without any it is left out. An unknown request is ignored.
 
-        ``first_token`` is when the first of them came, where that was seen; ``cached`` what of the prompt the engine had.
+        ``first_token`` is the time of the first of them, if it was seen; ``cached`` the cached tokens of the prompt.
         """
         entry = self._open.pop(id_, None)
         if entry is None:

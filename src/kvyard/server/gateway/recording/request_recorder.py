@@ -1,4 +1,4 @@
-"""What takes requests down, here or in another process, and what it is passed of each."""
+"""Receivers of requests for a recording, here or in another process, and the facts that they receive."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from kvyard.blocks import NO_HINTS, Hints
 
 
 class RecorderCounters(msgspec.Struct):
-    """What became of the requests."""
+    """Counters of recorded requests."""
 
     rows: int = 0
     bytes: int = 0
@@ -18,7 +18,7 @@ class RecorderCounters(msgspec.Struct):
     left_out: int = 0
     """Requests that made no token: refused, failed, or open at the end."""
     late: int = 0
-    """Requests that were open for so long that the others couldn't wait for them."""
+    """Requests that were open for too long for the others to wait for them."""
     errors: int = 0
     """Of the file system; the first ends the recording."""
 

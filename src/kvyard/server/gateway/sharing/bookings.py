@@ -1,6 +1,6 @@
-"""Bookings that are shared: what is told of each request that is under way here, and what others have told of theirs.
+"""Bookings that are shared: messages about each request in flight here, and those of others.
 
-Which way it is told is for a derived class to say: through a server to other gateways, or to other processes of this one.
+A derived class sends them: through a server to other gateways, or to other processes of this one.
 """
 
 import itertools
@@ -15,24 +15,24 @@ class SharedBookings:
     """One part of the common view of a pool of workers. For one event loop."""
 
     def __init__(self, books: Router, clock: Clock, max_blocks: int) -> None:
-        """``clock`` is the books' time. Of a prompt no more than ``max_blocks`` are told."""
+        """``clock`` is the books' time. At most ``max_blocks`` of a prompt are sent."""
         self.counters = SharingCounters()
         self.reason = ""
-        """Why the others aren't heard; empty where they are."""
+        """Reason why nothing is received from others; empty if they are connected."""
         self._max_blocks = max_blocks
         self._numbers = itertools.count(1)
         self._mine: dict[object, tuple[int, Told]] = {}
-        """By request id: its number, and what is told of it to one that joins."""
+        """By request id: its number, and its booking for a member that joins."""
         self._peers = Peers(books, clock, self.counters)
 
     @property
     def connected(self) -> bool:
-        """Whether the others are heard."""
+        """Return true if the others are connected."""
         return not self.reason
 
     @property
     def peers(self) -> dict[str, int]:
-        """The others, each with how many requests it has under way."""
+        """Return the others, each with its number of requests in flight."""
         return self._peers.counts()
 
     async def start(self) -> None:

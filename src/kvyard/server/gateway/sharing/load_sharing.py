@@ -1,12 +1,12 @@
-"""One view for several gateways: each tells the others what it routed, through Redis or Valkey.
+"""One view for several gateways: each sends its routed requests to the others, through Redis or Valkey.
 
-A request is told when it is routed (where to, its tokens, its blocks), at its first token and at its end. Every other gateway
-books it in its own router, so load counts everywhere, and so does a prefix that an engine was sent and hasn't announced
-yet. The server is a blackboard: it keeps the last seconds of what was said. Everything else is in the gateways' memories,
-and is told again to each that joins.
+A request is sent when it is routed (its engine, its tokens, its blocks), at its first token and at its end. Every other
+gateway books it in its own router, so load counts everywhere, and so does a prefix that an engine was sent and hasn't
+announced yet. The server is a blackboard: it keeps the messages of the last seconds. Everything else is in the gateways'
+memories, and is sent again to each that joins.
 
-A member that is silent for the length of its lease is given up, with all that it had under way; the server's clock decides.
-Where the server is away, what others said counts for one lease more, then a gateway goes by its own view until it is back.
+A member that is silent for the length of its lease is removed, with all its requests in flight; the server's clock decides.
+While the server is away, bookings of others count for one lease more, then a gateway goes by its own view until it is back.
 Each beat is one round trip, in a thread: the event loop never waits for the network.
 
 What is kept, by key:
@@ -14,9 +14,9 @@ What is kept, by key:
 - ``kvyard:share1:<namespace>``, a hash: how these gateways name blocks (``identity``), and the last number given to a member.
 - ``…:who``, a hash: each member's number, new each time it joins. ``…:until``, a sorted set: when each is given up, in the
   server's milliseconds.
-- ``…:log``, a stream: what members told, for twice the time of a lease.
+- ``…:log``, a stream: messages of members, for twice the time of a lease.
 
-All of it goes by itself when no gateway beats. Nothing here needs to survive: members tell everything to each that joins.
+All of it goes by itself when no gateway beats. Nothing here needs to survive: members send everything to each that joins.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ from kvyard.server.gateway.sharing.peers import Told, encode, size_of
 log = logging.getLogger(__name__)
 
 BEAT = Script("beat", package="kvyard.server.gateway.sharing")
-"""One call is one beat: renew, tell, hear."""
+"""One call is one beat: renew, send, receive."""
 
 PORTION = 1 << 20
 """Bytes that a beat tells at most, and what is left follows at once."""
 BACKLOG = 64 << 20
-"""Bytes that wait to be told. With more, it is quicker to tell everything again."""
+"""Bytes that wait to be sent. With more, it is quicker to send everything again."""
 HEARD = 32
 """Messages that a beat takes in, and more follow at once."""
 _FINAL = frozenset({"auth", "policy", "cluster", "readonly", "identity", "noauth", "wrongpass", "noperm", "err"})
@@ -90,8 +90,8 @@ class LoadSharing(SharedBookings):
         timeout_s: float = 0.5,
         max_blocks: int = 4096,
     ) -> None:
-        """``identity`` says how blocks are named: gateways that differ in it can't share. ``clock`` is the books' time. Of a
-        prompt no more than ``max_blocks`` are told. Workers must have the same names in all gateways.
+        """``identity`` is the naming of blocks: gateways that differ in it can't share. ``clock`` is the books' time. At
+        most ``max_blocks`` of a prompt are sent. Workers must have the same names in all gateways.
 
         Raises ``KvyardError`` for an address or figures that can't be. Doesn't connect.
         """
@@ -144,7 +144,7 @@ class LoadSharing(SharedBookings):
         await asyncio.to_thread(self._leave)
 
     async def beat(self) -> None:
-        """Tell what is new, hear what others told. Never raises because of the server."""
+        """Send news, receive those of others. Never raises because of the server."""
         self.counters.beats += 1
         changes = self._portion() if self._number else []
         try:
@@ -190,7 +190,7 @@ class LoadSharing(SharedBookings):
             return reply
 
     def _leave(self) -> None:
-        """Say goodbye. In a thread, after a beat that may still be under way."""
+        """Leave. In a thread, after a beat that may still be in flight."""
         with self._lock:
             if self._server.connected:
                 with contextlib.suppress(Unavailable):  # the lease will end it
@@ -211,7 +211,7 @@ class LoadSharing(SharedBookings):
             self._clear_outbox()
 
     def _tell_all(self) -> None:
-        """Tell everything that is under way; who knows it already takes no notice."""
+        """Send every booking in flight; members that know it already ignore it."""
         for number, told in self._mine.values():
             self._outbox.append((number, told))
             self._waiting += size_of(told)

@@ -1,7 +1,7 @@
-"""What other gateways have under way, as they told it, booked here as if it had been routed here.
+"""Requests of other gateways in flight, booked here as if they had been routed here.
 
-It hears of members and of their requests in the order in which they were told, and knows no server and no wire but the
-requests'. A member that joins again, or is gone, loses all that it had under way.
+It receives members and their requests in the order in which they were sent, and knows no server and no wire but the
+requests'. A member that joins again, or is gone, loses all its requests in flight.
 """
 
 import sys
@@ -26,11 +26,11 @@ Told: TypeAlias = tuple[str, int, int, int, bytes]
 """Worker, rank, tokens of the prompt, tokens still to prefill, names of its blocks."""
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[tuple[int, Told | bool]]).decode
-"""Changes by request: what is told of a new one, ``True`` for its first token, ``False`` for its end."""
+"""Changes by request: the booking of a new one, ``True`` for its first token, ``False`` for its end."""
 
 
 class SharingCounters(msgspec.Struct):
-    """What happened, over all time."""
+    """Counters since the start."""
 
     beats: int = 0
     failures: int = 0
@@ -38,7 +38,7 @@ class SharingCounters(msgspec.Struct):
     outages: int = 0
     """Times that the server went away."""
     joins: int = 0
-    """Times that everything was told again because we joined, or joined again."""
+    """Times that everything was sent again because this gateway joined, or joined again."""
     sent: int = 0
     """Changes told."""
     received: int = 0
@@ -75,7 +75,7 @@ class Peers(msgspec.Struct, eq=False):
     clock: Clock
     counters: SharingCounters
     at: dict[str, int] = {}
-    """How many requests they have at each engine, by its name."""
+    """Number of their requests at each engine, by its name."""
     changed: Callable[[str], None] | None = None
     """Called with the name of an engine at which they have more, or less."""
     _peers: dict[str, _Peer] = {}
@@ -84,7 +84,7 @@ class Peers(msgspec.Struct, eq=False):
         return len(self._peers)
 
     def counts(self) -> dict[str, int]:
-        """How many requests each has under way."""
+        """Return the number of requests in flight of each."""
         return {name: len(peer.requests) for name, peer in self._peers.items()}
 
     def worker_added(self, worker: Holder) -> None:
@@ -105,7 +105,7 @@ class Peers(msgspec.Struct, eq=False):
         return bool(fresh)
 
     async def take(self, heard: Sequence[Sequence[bytes]]) -> None:
-        """Take in what was told: by whom, under which number, and what."""
+        """Apply messages: sender, number, and content."""
         done = 0
         for name, number, payload in heard:
             try:
@@ -133,7 +133,7 @@ class Peers(msgspec.Struct, eq=False):
                 self._apply(who, peer, request, change)
 
     def keep_only(self, who: str, numbers: Collection[int]) -> None:
-        """These are all that it has under way; what else is kept of it has been lost on the way, and goes."""
+        """Keep only these requests of a member; others were lost on the way, and are removed."""
         peer = self._peers.get(who)
         for number in [] if peer is None else [one for one in peer.requests if one not in numbers]:
             self.counters.expired += 1
@@ -189,7 +189,7 @@ class Peers(msgspec.Struct, eq=False):
         return entry.booked
 
     def _forget(self, name: str) -> None:
-        """Another gateway is gone, and all that it had under way."""
+        """Remove a gateway that is gone, with its requests in flight."""
         now = self.clock.now()
         for entry in self._peers.pop(name).requests.values():
             self.counters.expired += 1
