@@ -126,7 +126,8 @@ class WallClock:
 
     @classmethod
     def since_epoch(cls) -> "WallClock":
-        """One that shows the nanoseconds since 1970, as wires want them: the date is read once, then time only passes."""
+        """Return a clock that shows the nanoseconds since 1970, as wires want them: the date is read once, then time only
+        passes."""
         return cls(time.time_ns())
 
     def now(self) -> int:

@@ -1,4 +1,4 @@
-"""All that decoding bytes from outside can raise. Apart from ``errors``, since msgspec takes time to load."""
+"""Exceptions of decoding bytes from outside. Apart from ``errors``, since msgspec takes time to load."""
 
 import msgspec
 

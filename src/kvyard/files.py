@@ -32,7 +32,7 @@ IsWhole = Callable[[], bool]
 
 
 def always() -> bool:
-    """It has."""
+    """Return true."""
     return True
 
 

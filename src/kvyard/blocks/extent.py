@@ -86,7 +86,7 @@ class Extent:
         self.expires: int | None = None
         """Nanoseconds for which a raised priority lasts once the extent is free; ``None`` for ever."""
         self.deadline: int | None = None
-        """When it ends, while the extent is free."""
+        """End of the raised priority, while the extent is free."""
         self.owner = ""
         """The session that alone has used it, where that is noted (``kvyard.blocks.ownership``)."""
         self.node: Node | None = None

@@ -31,7 +31,7 @@ class Ledger:
         """Block-nanoseconds by account up to ``_since``."""
         self._since: list[int] = [now()]
         self.opened = now()
-        """When it began to count."""
+        """Time at which it began to count."""
 
     def account(self, tenant: str) -> int:
         """The number of ``tenant``, given now if it has none."""
@@ -74,7 +74,7 @@ class Ledger:
 
     @property
     def latest(self) -> int:
-        """When an account changed last."""
+        """Return the time of the latest change of an account."""
         return max(self._since)
 
     def check(self, held: Iterable[tuple[int, int]]) -> None:

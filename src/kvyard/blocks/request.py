@@ -75,7 +75,7 @@ class Request:
         return chain
 
     def forget_limits(self) -> None:
-        """Nothing is known any more about how far the request can go before a group must act (see ``step``)."""
+        """Discard the limits up to which no group must act for the request (see ``step``)."""
         self.quiet_until: int = NEVER
         self.fits_until: int = NEVER
         self.settled_until: int = NEVER

@@ -20,7 +20,7 @@ class ConfigError(KvyardError, ValueError):
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is to be said of a kind of attention."""
+    """Properties of a kind of attention."""
 
     wire: str
     """Name in events."""

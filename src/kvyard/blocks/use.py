@@ -36,11 +36,11 @@ class Use:
 
     def __init__(self, request: str, tokens: int, facts: RequestFacts = NO_FACTS) -> None:
         self.request = request
-        """Its id. Being told of the same request again is no further use."""
+        """Id of the request. Another report of the same request is no further use."""
         self.tokens = tokens
         """Length by then, prompt and output."""
         self.facts = facts
         self.time = 0
-        """When; the order notes it."""
+        """Time of the use; set by the policy."""
         self.turn = facts.turn
         """Assumed turn; a policy may derive it where it is unknown."""

@@ -26,7 +26,7 @@ from kvyard.settings import count, settings_of
 from kvyard.units import show_bytes
 
 BYTES_PER_WORD = 4.41
-"""Of prompts written in words, with the space."""
+"""Bytes per word of prompts written in words, with the space."""
 LARGE = 100 << 20
 WIDE = 112
 

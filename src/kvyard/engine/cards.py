@@ -20,13 +20,13 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Share of its peak that a card reaches inside a whole model."""
 
     mem: float = 0.80
-    """Of the memory's bandwidth, reading weights."""
+    """Share of the memory's bandwidth, reading weights."""
     arith: float = 0.70
-    """Of the arithmetic, in large matrix products."""
+    """Share of the arithmetic, in large matrix products."""
     decode_mem: float = 0.75
-    """Of the memory's bandwidth, reading the cache in decode attention."""
+    """Share of the memory's bandwidth, reading the cache in decode attention."""
     prefill_arith: float = 0.45
-    """Of the arithmetic, in prompt attention."""
+    """Share of the arithmetic, in prompt attention."""
     mixed_decode: float = 1.0
     """Factor by which decode attention takes longer in a pass that also computes prompts."""
 

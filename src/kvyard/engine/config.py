@@ -64,7 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_size: Annotated[
         int | None, Setting("Tokens per block. [default: with --model as vLLM's, else 64, of a mock 16]", flag=True)
     ] = None
-    """Of a model with one group; ``None`` for the backend's default."""
+    """Tokens per block of a model with one group; ``None`` for the backend's default."""
     groups: Annotated[tuple[GroupSpec, ...], Setting("Attention groups of a hybrid model, a table each.")] = ()
     """Empty means one group of full attention."""
     bytes_per_block: Annotated[int | None, Setting("What a block of one group takes, without a model.", parse=size)] = (
@@ -189,7 +189,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def quotas(self) -> Quotas | None:
-        """What tenants are entitled to; ``None`` where there are no quotas. Raises ``ConfigError`` for shares that can't be."""
+        """Return the quotas of tenants; ``None`` without quotas. Raises ``ConfigError`` for impossible shares."""
         if self.cache_quota == "off":
             if self.tenant_quotas:
                 raise ConfigError("tenant_quotas are shares of the cache: say what they mean with cache_quota=borrowed")

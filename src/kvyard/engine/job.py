@@ -18,7 +18,7 @@ class JobState(IntEnum):
     WAITING = 0
     """In the queue, or not yet handed over."""
     LOADING = 1
-    """Its blocks are on the way from a lower tier or another worker; it is in no queue."""
+    """Blocks of the job are in flight from a lower tier or another worker; it is in no queue."""
     PREFILL = 2
     """Running, with known tokens still to compute."""
     DECODE = 3
@@ -133,7 +133,7 @@ class Job(Request):
         self._sample = sample
 
     def emit(self, count: int) -> None:
-        """It has produced ``count`` more tokens."""
+        """Add ``count`` produced tokens."""
         chain, sample = self.chain, self._sample
         if isinstance(chain, TraceChain):
             chain.grow(count)

@@ -46,7 +46,7 @@ class LoadSource:
         raise NotImplementedError
 
     def earliest_deadline(self) -> int | None:
-        """When the next transfer ends, if nothing else begins."""
+        """Return the end of the next transfer, if nothing else begins."""
         raise NotImplementedError
 
     def receive(self, job: Job) -> None:

@@ -52,9 +52,9 @@ class Pass:
         self.entering = entering
         """Decoding jobs that get their first token of it: another worker computed their prompts."""
         self.begins = 0
-        """When it starts at the earliest: what it evicts has been copied then."""
+        """Earliest start: its evictions have been copied then."""
         self.until = 0
-        """When it ends at the earliest: what it loads has come then."""
+        """Earliest end: its loads have landed then."""
 
 
 class InFlightPass:

@@ -16,7 +16,7 @@ class PriceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     currency: str
     date: str
-    """When the prices were collected."""
+    """Date of the prices."""
     cards: dict[str, float]
     """By the card's name."""
 

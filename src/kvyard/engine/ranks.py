@@ -55,13 +55,13 @@ class Ranks:
             core.cut(now)
 
     def next_decision(self) -> int | None:
-        """When the ranks next have something to decide."""
+        """Return the time of the ranks' next decision."""
         running = [core.next_decision() for core in self.cores if core.busy]
         due = running or [core.next_decision() for core in self.cores]
         return min((when for when in due if when is not None), default=None)
 
     def next_change(self) -> int | None:
-        """When caches of any rank may next change; see ``EngineCore.next_change``."""
+        """Return the next time at which caches of any rank may change; see ``EngineCore.next_change``."""
         return min((when for core in self.cores if (when := core.next_change()) is not None), default=None)
 
     def advance(self, now: int) -> None:

@@ -38,7 +38,7 @@ class TextSpan(msgspec.Struct, eq=False):
     first: int = 0
     """Position of the first of ``keys``, in our blocks."""
     keys: array[int] = msgspec.field(default_factory=lambda: array("Q"))
-    """Of our blocks that end in here."""
+    """Request keys of our blocks that end in here."""
     last: int | None = None
     """The key of our last full block up to the end, ``None`` where there is none yet."""
     tail: Sequence[int] = ()
@@ -81,7 +81,7 @@ class SpanSnapshot(msgspec.Struct, array_like=True):
     size: int
     hashes: list[int | bytes]
     count: int
-    """Of hashes."""
+    """Number of hashes."""
     first: int
     keys: bytes
     last: int | None

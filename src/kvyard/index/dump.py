@@ -62,7 +62,7 @@ class IndexDump(msgspec.Struct):
 
 
 def dump(indexer: Indexer) -> IndexDump:
-    """Everything ``indexer`` knows now. Changes nothing."""
+    """Return the whole state of ``indexer``. Changes nothing."""
     streams: list[StreamDump] = []
     rows: dict[int, RowsDump] = {}
     holders: set[Holder] = set()

@@ -130,7 +130,7 @@ class Scorer:
         self._catalog = catalog
         self.backend = backend
         self.standings: dict[Holder, Standing] = {}
-        """Of every worker and pool."""
+        """Trust in every worker and pool."""
         self._untrusted = 0
         self._views: Views | None = None
         self._version = -1
@@ -195,7 +195,7 @@ class Scorer:
     def score(
         self, keys: Sequence[int], tokens: int | None = None, workers: Iterable[Holder] | None = None, now: int = 0
     ) -> Scores:
-        """Everything about every worker, or about ``workers``.
+        """Return the scores of every worker, or of ``workers``.
 
         ``tokens`` is the prompt's length where it is known: its last token is always computed, as engines do, so a prompt
         that is cached to its end matches one block less.

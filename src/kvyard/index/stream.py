@@ -63,7 +63,7 @@ class FollowedStream(msgspec.Struct, eq=False):
     reason: str = "nothing heard yet"
     seq: int = -1
     updated: int = 0
-    """When an update last came, on the clock of the caller."""
+    """Time of the latest update, on the clock of the caller."""
     ts: float = 0.0
     """The last batch's own stamp, in seconds."""
     resets: int = 0

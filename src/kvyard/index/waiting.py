@@ -100,7 +100,7 @@ class Waiting:
         return rest
 
     def clear(self, place: int) -> None:
-        """Nothing waits for ``place`` any more."""
+        """Discard everything that waits for ``place``."""
         for parent, orphans in list(self._orphans.items()):
             for orphan in orphans:
                 if orphan.place == place:
@@ -112,14 +112,14 @@ class Waiting:
             self._forget_nameless(key, place)
 
     def clear_all(self) -> None:
-        """Nothing waits."""
+        """Discard everything that waits."""
         self._orphans.clear()
         self._announcing.clear()
         self._nameless.clear()
         self._orphaned = 0
 
     def snapshot(self, at: Mapping[int, int]) -> tuple[list[Orphaned], list[Nameless]]:
-        """All that waits, with places as ``at`` numbers them."""
+        """Return everything that waits, with places as ``at`` numbers them."""
         orphans = [
             (at[orphan.place], _plain(orphan.event), list(orphan.gone))
             for orphans in self._orphans.values()
@@ -148,7 +148,7 @@ class Waiting:
             self._announcing.setdefault((orphan.place, key), []).append(orphan)
 
     def _unlist(self, orphan: _Orphan) -> None:
-        """It no longer waits."""
+        """Remove an orphan that no longer waits."""
         self._orphaned -= len(orphan.event.hashes)
         for key in orphan.event.hashes:
             orphans = self._announcing.get((orphan.place, key), [])

@@ -49,7 +49,7 @@ class Standing(msgspec.Struct, frozen=True):
     link: str
     """Page of its first run."""
     evidence: Evidence = Evidence()
-    """Of that run."""
+    """Evidence of that run."""
 
 
 def league(

@@ -57,7 +57,7 @@ class TraceArrivals:
         """In open loop, requests taken and not ended."""
         self._most = pacing.most if concurrency is None else None
         self._now = start
-        """When a request last ended."""
+        """Time of the latest end of a request."""
         self._slots_opened = 0
         self._concurrency = concurrency or 0
         self._sent: dict[str, int] = {}
@@ -77,7 +77,7 @@ class TraceArrivals:
         self._missing: dict[str, int] = {}
         """Number of requests that must still end before a request can come."""
         self._ends: dict[str, int] = {}
-        """When those ended that others may name."""
+        """Ends of requests that others may name."""
         self._early = bytearray()
         """Names of those that ended while no request that waits for others had been read: most traces have none at all, and
         then these take far less room than ``_ends`` would."""
@@ -96,7 +96,7 @@ class TraceArrivals:
         return self._exhausted and not (self._heap or self._waiting)
 
     def peek(self) -> int | None:
-        """When the next request comes; ``None`` where that depends on others that haven't ended, or nothing comes."""
+        """Return the time of the next request; ``None`` if that depends on others that haven't ended, or nothing comes."""
         if not self._heap:
             return None
         if self._most is None:
@@ -137,7 +137,8 @@ class TraceArrivals:
             self._free_slot(request, now)
 
     def recorded(self, request: TraceRequest) -> int:
-        """When ``request`` comes unless an earlier one delays it; -1 where it follows others, or a slot of the closed loop."""
+        """Return the arrival of ``request`` unless an earlier one delays it; -1 if it follows others, or a slot of the
+        closed loop."""
         if request.delay is not None or self._free is not None or self._pacing.join is not None:
             return -1
         return self._start + self._scaled(request.arrival)
@@ -222,7 +223,7 @@ class TraceArrivals:
         )
 
     def _first_due(self, row: TraceRequest) -> int:
-        """When a request comes in open loop that waits for no other, counted from the start."""
+        """Return the arrival of a request in open loop that waits for no other, counted from the start."""
         if self._pacing.join is None:
             return self._scaled(row.arrival)
         self._joined += 1

@@ -38,7 +38,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dp_size: Annotated[
         int, Setting("Data-parallel ranks of each worker.", also=("data_parallel_size", "dp", "-dp"), flag=True)
     ] = 1
-    """They start every pass together."""
+    """Ranks start every pass together."""
     name: Annotated[str, Setting("What the names of these workers begin with.")] = "w"
     start: Annotated[int, Setting("When they begin to take requests.", parse=duration)] = 0
     """In ns, as are the others."""
@@ -60,7 +60,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 MOST_RANKS = 100_000
-"""Of all workers together: each takes some memory before anything is replayed."""
+"""Most ranks of all workers together: each takes some memory before anything is replayed."""
 NICS: Mapping[str, tuple[int | None, int]] = {
     "cx7": (50 * 10**9, 10_000),
     "nvlink": (450 * 10**9, 10_000),
@@ -424,7 +424,7 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def pacing(self) -> Pacing:
-        """When it sends them."""
+        """Return the client's pacing."""
         found = self.load_client.pacing(self.concurrency)
         return found if self.turnaround is None else found._replace(turnaround=self.turnaround)
 

@@ -28,7 +28,8 @@ class TraceFacts:
         self._next_uses = next_uses(rows, block_size)
 
     def of(self, row: TraceRequest) -> RequestFacts:
-        """Of ``row``, which is dispatched now. Asked again, as after a worker's failure, the turn counts on."""
+        """Return the facts of ``row``, which is dispatched now. Asked again, as after a worker's failure, the turn counts
+        on."""
         turn = 0
         if row.session is not None:
             self._turns[row.session] += 1

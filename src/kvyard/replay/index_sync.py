@@ -22,7 +22,7 @@ class IndexSync:
         self._indexer = indexer
         self._workers = workers
         self._changes: list[tuple[int, int]] = []
-        """When caches next change, and of which worker, as a heap; entries that aren't in ``_next_change`` are void."""
+        """Next change of caches, and its worker, as a heap; entries that aren't in ``_next_change`` are void."""
         self._next_change = [-1] * len(workers)
 
     def catch_up(self, now: int) -> None:

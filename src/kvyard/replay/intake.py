@@ -16,7 +16,7 @@ from kvyard.replay.warm_up import NO_WARM_UP, WarmUp
 
 
 class Intake(Listener):
-    """Of one run."""
+    """Intake of one run."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Intake(Listener):
         self._front_end = front_end
         self._flow = flow
         self._first = -1
-        """When the first request came."""
+        """Time of the first request."""
         agenda.put(arrivals.peek(), ARRIVAL)
 
     @property

@@ -26,7 +26,7 @@ from kvyard.tiers.fabric import Fabric
 
 
 class Loop:
-    """Of one run."""
+    """Loop of one run."""
 
     def __init__(
         self,

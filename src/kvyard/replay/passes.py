@@ -9,7 +9,7 @@ from kvyard.replay.worker import SampleSeries, Worker
 
 
 class Passes:
-    """Of one fleet. A worker is visited only when something happened to it."""
+    """Passes of one fleet. A worker is visited only when something happened to it."""
 
     def __init__(
         self,

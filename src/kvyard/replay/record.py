@@ -26,11 +26,11 @@ class Stages(msgspec.Struct, gc=False, kw_only=True):
 
     prefill_worker: str = ""
     held: int = -1
-    """Its prompt is computed, and the blocks stay until they are elsewhere."""
+    """Time at which its prompt is computed; the blocks stay until they are elsewhere."""
     reserved: int = -1
     """The decode worker has room for them."""
     activated: int = -1
-    """They have arrived."""
+    """Time of their arrival."""
     entered: int = -1
     """The pass started that first decodes it."""
     released: int = -1
@@ -48,12 +48,12 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     worker: str = ""
     session: str | None = None
     root: str | None = None
-    """Of a sub-agent: the session at the top of those that called it."""
+    """Top session of those that called a sub-agent."""
     tenant: str = ""
     """Tenant; empty if the trace has none."""
     arrival: int
     due: int = -1
-    """Of a session's request that comes at a recorded time: that time. Earlier requests of the session may delay it."""
+    """Recorded time of a session's request that comes at one. Earlier requests of the session may delay it."""
     tool_call: bool = False
     """True if its answer called a tool: until the session's next request a tool runs, and no person thinks."""
     input: int
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     output: int = 0
     """Output tokens it got."""
     admitted: int = -1
-    """When the pass started that first computed something of it."""
+    """Start of the pass that first computed something of it."""
     first_token: int = -1
     ended: int = -1
     status: str = ""
@@ -74,7 +74,7 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     loaded: tuple[int, ...] = ()
     """Prompt tokens loaded from lower tiers before it, closest to the device first."""
     pulled: int = 0
-    """Of those, tokens that another worker had."""
+    """Tokens of those that another worker had."""
     miss: str = ""
     """Why the prefix ended that was found at first admission, in any tier; one of ``MISSES``."""
     lost: int = 0
@@ -104,7 +104,7 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     """The request itself, while it is in flight in a simulated fleet."""
 
     def start_over(self) -> None:
-        """Its worker failed: it is routed again, and none of its tokens count."""
+        """Reset it: its worker failed, it is routed again, and none of its tokens count."""
         self.retries += 1
         self.admitted = self.first_token = -1
         self.stages = None

@@ -41,7 +41,7 @@ _NUMBERS = (*_TIMES, *_COUNTS)
 """Fields that a row has as they are in a record."""
 _STAMPS = ("held", "reserved", "activated", "entered", "released", "sent", "queued")
 STAGE_ROW = np.dtype([("prefill_worker", "<i4")] + [(name, "<i8") for name in _STAMPS])
-"""Its way from a prefill worker to a decode worker; ``prefill_worker`` is -1 where there was none."""
+"""Stages from a prefill worker to a decode worker; ``prefill_worker`` is -1 if there was none."""
 
 
 def _packing(row: np.dtype[np.void]) -> struct.Struct:
@@ -94,7 +94,7 @@ class NameTable:
         self._numbers = {"": 0}
 
     def number(self, name: str) -> int:
-        """That of ``name``, a new one if need be."""
+        """Return the number of ``name``, a new one if need be."""
         found = self._numbers.get(name)
         if found is None:
             found = self._numbers[name] = len(self.names)
@@ -114,7 +114,8 @@ class SessionTable:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str, root: str | None = None) -> int:
-        """That of the session ``name``, a new one if need be; ``root`` is the session at its top, if that is another."""
+        """Return the number of the session ``name``, a new one if need be; ``root`` is the session at its top, if that is
+        another."""
         found = self._numbers.get(name)
         if found is None:
             found = self._numbers[name] = len(self.names)
@@ -139,7 +140,7 @@ class RecordPart:
         self.rows = rows
         self.stages = stages
         self.names = names
-        """Of requests, by ``name_at``."""
+        """Names of requests, by ``name_at``."""
 
     def ids(self) -> list[bytes]:
         """The requests' ids, UTF-8."""

@@ -30,7 +30,7 @@ class _Lines:
 
     def __init__(self) -> None:
         self.ids: Ids = array("Q")
-        """Of all lines, one after the other."""
+        """Ids of all lines, one after the other."""
         self.offsets = array("q", [0])
         """Start of each line there, and of the next one to come."""
         self.bases = array("q")

@@ -39,7 +39,7 @@ class SharedTiers:
             self._indexer.share(POOL.name, members)
 
     def due(self) -> int | None:
-        """When something lands next in a tier of any worker that shares one."""
+        """Return the next landing in a tier of any worker that shares one."""
         return self._timeline.earliest()
 
     def begin(self, now: int, due: Collection[int], workers: Iterable[Worker]) -> None:

@@ -133,7 +133,7 @@ class SampleSeries:
         """Per instant, per worker."""
         self._last: list[Sample] = []
         self._since = 0
-        """When the latest point was taken."""
+        """Time of the latest point."""
         self.held = 0.0
         """Token-nanoseconds that requests held on devices, all workers together, as of the latest point,"""
         self.cached = 0.0

@@ -43,7 +43,7 @@ class Active:
         """Milliseconds that attention to cached tokens adds to its prefill; 0 once that is done."""
         self.output_blocks = 0
         self.sent = 0
-        """Its number in the memory of what was routed; 0 where there is none."""
+        """Number in the memory of routed prompts; 0 if there is none."""
         self.since = since
 
 
@@ -129,7 +129,7 @@ class ActiveLoads:
         entry.pairs, entry.past_ms = pairs, past_ms
 
     def prefill_done(self, entry: Active, now: int) -> None:
-        """Its prompt is computed."""
+        """Mark the prompt as computed."""
         entry.worker.computing_since = now
         self._computed(entry)
         self.rerank(entry.worker)

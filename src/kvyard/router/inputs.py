@@ -146,7 +146,7 @@ class RoutingInput:
         return search.best, search.tied
 
     def draw(self, slots: int, cost: float, why: str) -> Choice:
-        """One of equally good workers, given as bits, each with the same chance."""
+        """Return one of equally good workers, given as bits, each with the same chance."""
         count = slots.bit_count()
         if count == 1:
             return Choice(lowest(slots), cost, 1, why)

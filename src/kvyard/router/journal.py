@@ -81,7 +81,7 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
     origin: Origin = Origin.LIVE
     state: State = State.FRESH
     dialect: str = ""
-    """Of the wire; ``none`` where the subscriber itself speaks."""
+    """Dialect of the wire; ``none`` for entries of the subscriber itself."""
     events: int = 0
     """Number of events."""
     reason: str = ""

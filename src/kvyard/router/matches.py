@@ -38,7 +38,7 @@ class CachedPrefixes:
         return (0,) * self.tiers
 
     def predicted(self, slot: int) -> int:
-        """Of one worker's blocks in device memory, those that no event told of yet."""
+        """Return one worker's blocks in device memory that no event announced yet."""
         if self.announced is None:
             return 0
         return self.of(slot)[0] - of_slot(self.announced, slot)

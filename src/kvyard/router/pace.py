@@ -73,7 +73,8 @@ class ModelPace:
         self._times = [0.0] + [
             timing.pass_ns([(round(number * self._step), 0)], 0, 0, 0) / NS_PER_MS for number in range(1, steps + 1)
         ]
-        """Of one pass, by its tokens in steps. The line from no tokens to the first step begins at a pass's fixed cost."""
+        """Duration of one pass, by its tokens in steps. The line from no tokens to the first step begins at a pass's fixed
+        cost."""
         self._fixed = max(0.0, 2 * self._times[1] - self._times[2]) if steps > 1 else 0.0
         self._full = self._times[-1]
         slopes = [(after - before) / self._step for before, after in zip(self._times[1:], self._times[2:])]
@@ -132,7 +133,7 @@ class ModelPace:
         return self._timing.pass_ns((), requests, context, context // requests) / NS_PER_MS
 
     def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
-        """Nothing to learn: the model is the worker's own."""
+        """Learn nothing: the model is the worker's own."""
 
 
 def engine_pace(config: EngineConfig) -> ModelPace:
@@ -209,7 +210,7 @@ class LearntPace:
         self.fixed, self.per_token, self.per_pair = fixed, slope, bend / self._FAR
 
     def copy(self) -> "LearntPace":
-        """One that knows as much, and learns by itself from now on."""
+        """Return a pace that knows as much, and learns by itself from now on."""
         made = LearntPace()
         made.fixed, made.per_token, made.per_pair, made._sums = self.fixed, self.per_token, self.per_pair, self._sums[:]
         return made

@@ -52,16 +52,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Part of a request that it computes."""
     cost: float
     tiers: tuple[int, ...] = ()
-    """Of the prompt's prefix, by tier: in the worker's device memory, predictions included, and what each lower tier adds
-    beyond the closer ones."""
+    """Blocks of the prompt's prefix, by tier: in the worker's device memory, predictions included, and the addition of each
+    lower tier beyond the closer ones."""
     predicted: int = 0
-    """Of the device's: what no event told of yet."""
+    """Device blocks that no event announced yet."""
     prefill_tokens: int = 0
     """Tokens that requests before this one have still to prefill there."""
     active_blocks: int = 0
     """Held by requests before this one."""
     shared_blocks: int = 0
-    """Of this prompt, among those."""
+    """Blocks of this prompt, among those."""
     active_requests: int = 0
 
     @property

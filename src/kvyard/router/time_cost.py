@@ -36,7 +36,7 @@ class TimeCost:
         self._kept = _kept(routing, self._crowded)
         """The most tokens that any worker has and can keep."""
         self._used = min(self._kept, routing.most_shared_blocks * self._size)
-        """Of those, what requests in flight share."""
+        """Part of those that requests in flight share."""
         self._match: Match | None = None
         """The latest that was asked about; the figures below are the same for all its workers."""
         self._pace = routing.workers[0].pace

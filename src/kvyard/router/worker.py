@@ -49,4 +49,4 @@ class WorkerLoad:
         self.past_ms = 0.0
         """Milliseconds that attention to cached tokens adds to their prefill, for policies that read paces."""
         self.computing_since = 0
-        """When the prefill in progress began, in nanoseconds; meaningless without ``prefill_tokens``."""
+        """Start of the prefill in progress, in nanoseconds; meaningless without ``prefill_tokens``."""

@@ -67,7 +67,7 @@ class SearchTimes:
 
 
 TIMES = SearchTimes()
-"""Of this process, from its first ``settle`` on."""
+"""Durations in this process, from its first ``settle`` on."""
 
 
 def settle(idle: bool = True) -> None:

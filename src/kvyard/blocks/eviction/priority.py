@@ -39,7 +39,7 @@ class PriorityOrder:
         self._as_newest = bool(options and options["expired_as_newest"])
         self._lines: defaultdict[int, _Line] = defaultdict(_Line)
         self._deadlines: list[tuple[int, int, int, Extent]] = []
-        """When, and among equals in which order: by who became free first, and of one that was split by who stands first."""
+        """Expiry times, and an order among equals: by the time of becoming free, and within a split extent by position."""
         self._serials: dict[Extent, int] = {}
         """Rank of each candidate by its last use; parts of a split share one."""
         self._back = 0

@@ -32,7 +32,7 @@ class WindowPart:
 
 
 class NodeUse(UseHistory):
-    """When and how often a node was used. The parts of a split node have this in common, but for the time of access."""
+    """Times and number of uses of a node. The parts of a split node share this, except for the time of access."""
 
     __slots__ = ("accessed", "created", "hits", "priority", "window")
 

@@ -27,7 +27,7 @@ class RankHeap:
         self._enter(extent, history)
 
     def drop(self, history: UseHistory) -> None:
-        """It is none any more."""
+        """Count one entry less."""
         self._count -= 1
         history.ticket = 0
 
@@ -72,7 +72,7 @@ class RankedOrder(LearningOrder):
         self._front = 0
 
     def score(self, extent: Extent, history: UseHistory) -> float:
-        """Of ``extent``, which becomes a candidate; without more, the one that was noted with its last use."""
+        """Return the score of ``extent``, which becomes a candidate; by default the one recorded with its last use."""
         return history.score
 
     def push(self, extent: Extent) -> None:

@@ -21,9 +21,9 @@ class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
     spec: GroupSpec
     layers: int
     used_bytes: int
-    """Of one block, by all its layers, without padding."""
+    """Bytes of one block, of all its layers, without padding."""
     page_bytes: int
-    """Of one block, by all its layers, with padding."""
+    """Bytes of one block, of all its layers, with padding."""
 
 
 class _LayerPage(msgspec.Struct, frozen=True):

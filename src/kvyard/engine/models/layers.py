@@ -43,7 +43,7 @@ class CacheLayer(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """A kind of ``kvyard.blocks.spec``."""
     number: int = 0
-    """Of the layer in its model."""
+    """Number of the layer in its model."""
     token_bytes: int = 0
     state_bytes: int = 0
     window: int | None = None
@@ -55,9 +55,9 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     cache: int
     state: int
-    """Of a convolution's state."""
+    """Type of a convolution's state."""
     ssm: int
-    """Of a recurrent state."""
+    """Type of a recurrent state."""
 
 
 def mixers(fields: Fields) -> list[str]:

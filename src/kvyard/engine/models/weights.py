@@ -46,7 +46,7 @@ EMBEDDINGS_EVERYWHERE = (
 )
 """Prefixes of the model types of which every pipeline stage has the embeddings, as in vLLM."""
 HEADS_EVERYWHERE = tuple(name for name in EMBEDDINGS_EVERYWHERE if name != "qwen3_5")
-"""And the output layer."""
+"""Model types of which every pipeline stage also has the output layer."""
 NOT_GATED = ("nemotron_h", "gpt2", "opt", "falcon", "gpt_neox", "gpt_bigcode", "starcoder2", "phi")
 """Families whose MLPs have two matrices rather than three."""
 
@@ -201,7 +201,7 @@ def stored_bits(quantisation: Mapping[str, Any] | None, plain: float) -> tuple[f
 
 
 def _group_bits(quantisation: Mapping[str, Any]) -> int | None:
-    """Of compressed-tensors: the bits of its first group."""
+    """Return the bits of the first group of compressed-tensors."""
     groups = quantisation.get("config_groups")
     if isinstance(groups, Mapping):
         for group in groups.values():

@@ -215,7 +215,7 @@ class WindowBudget(Budget):
 
 
 class KnownEnds:
-    """When requests end that are known to have all their tokens, the next one first."""
+    """Ends of requests that are known to have all their tokens, the next one first."""
 
     def __init__(self, running: list[tuple[float, int]]) -> None:
         self._running = running

@@ -12,7 +12,7 @@ class WaitingQueue:
         self.strict = False
         self.jobs: list[Job] = []
         self.entries: dict[Job, int] = {}
-        """When each job came or came back, as a number."""
+        """Serial number of each job's latest entry into the queue."""
         self._entered = 0
         self.processed = 0
         """Prompt tokens computed so far, the axis by which ``hrrn`` ages requests."""

@@ -20,7 +20,7 @@ from kvyard.engine.models.weights import WEIGHT_BITS, weight_bits
 from kvyard.engine.timing.deployment import Deployment
 
 Load = Literal["below", "above"]
-"""Of the knee: above if requests wait for ``KNEE`` of their TTFT or longer before they are admitted."""
+"""Side of the knee: above if requests wait for ``KNEE`` of their TTFT or longer before they are admitted."""
 KNEE = 1 / 3
 LEVEL = 0.8
 """Share of comparable runs that a range holds."""
@@ -51,7 +51,7 @@ class RunClass(msgspec.Struct, frozen=True, kw_only=True):
 
     card: str
     dtype: str
-    """Of weights; of the experts' where they differ."""
+    """Type of weights; of the experts' if they differ."""
     model_class: str
     """``dense``, ``mixture``, ``mla`` or ``state``."""
     engine: str

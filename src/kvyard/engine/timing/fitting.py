@@ -159,7 +159,7 @@ class _Rows(msgspec.Struct, frozen=True):
 
     features: Features
     part_of: npt.NDArray[np.int64]
-    """Of each pass, which measurement it belongs to."""
+    """Measurement of each pass."""
     times: Floats
     """Number of passes of that kind in it."""
     ms: Floats
@@ -213,7 +213,7 @@ class _Rows(msgspec.Struct, frozen=True):
         return _Rows(self.features.only(passes), part_of, self.times[passes], *rest)
 
     def total(self, passes: Floats) -> Floats:
-        """Of each measurement, from what each of its passes takes."""
+        """Sum up the passes of each measurement."""
         if len(passes) == len(self.ms):
             return passes
         summed = np.bincount(self.part_of, weights=passes * self.times, minlength=len(self.ms))

@@ -13,16 +13,16 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Host work in microseconds. With ``overlap`` the host works on the next pass while the card computes this one."""
 
     step_us: float
-    """Of a pass, whatever is in it."""
+    """Time of a pass, whatever is in it."""
     sequence_us: float = 0.0
-    """Of each sequence of a pass."""
+    """Time per sequence of a pass."""
     exposed_us: float = 0.0
     """With ``overlap``: what the card waits for between two passes even so,"""
     exposed_sequence_us: float = 0.0
     """and for each sequence of a pass."""
     overlap: bool = False
     front_end_us: float = 8000.0
-    """Of a request: HTTP, the chat template, sending tokens,"""
+    """Time of a request: HTTP, the chat template, sending tokens,"""
     front_end_token_us: float = 1.3
     """and tokenizing, of each token of its prompt."""
 
@@ -72,7 +72,7 @@ class HostTiming(TimingConfig, frozen=True, kw_only=True):
     host_sequence_us: float | None = None
     """Host work of each sequence in a pass."""
     front_end_us: float | None = None
-    """Of a request, outside of passes,"""
+    """Time of a request, outside of passes,"""
     front_end_token_us: float | None = None
     """and of each token of its prompt."""
     overlap: bool = False

@@ -42,7 +42,7 @@ class ExpertKernel(msgspec.Struct, frozen=True, kw_only=True):
     """A layer of experts: routing, permutation, both grouped products."""
 
     launch_us: float
-    """Of all its kernels, routing and permutation included."""
+    """Launch time of all its kernels, routing and permutation included."""
     arith: float
     move: float
     """Share of the memory's bandwidth, for activations of pairs."""

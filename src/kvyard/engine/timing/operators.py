@@ -41,9 +41,9 @@ class AttentionShape(msgspec.Struct, frozen=True, kw_only=True):
     decode_flops: int
     """Operations per token of context in a decode step."""
     width: int = 128
-    """Of a head."""
+    """Width of a head."""
     cache_bytes: int = 2
-    """Of a number in the cache."""
+    """Bytes of a number in the cache."""
     latent: bool = False
     """True for MLA."""
     window: int = 0

@@ -78,7 +78,7 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
     coverage: str = ""
     """Measured parts and stand-ins for measurements: for reports."""
     tokens: Curve
-    """Everything but attention and the output layer, by tokens of the pass."""
+    """Time of everything but attention and the output layer, by tokens of the pass."""
     sequences: Curve
     """The output layer and sampling."""
     prompt: Plane
@@ -90,8 +90,8 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
     skew: Curve = Curve((1,), (0.0,))
     """By requests: what share of the way from the mean context to the longest one counts."""
     experts: Curve | None = None
-    """Of data-parallel ranks that share experts: what those take, exchanges included, by tokens of all ranks together. It is
-    in ``tokens`` already, for ranks that compute as many tokens each."""
+    """Time of experts of data-parallel ranks that share them, exchanges included, by tokens of all ranks together. It is
+    included in ``tokens``, for ranks that compute as many tokens each."""
     graph_tokens: int = 512
     """Up to here passes are padded to sizes of CUDA graphs."""
 

@@ -180,7 +180,7 @@ class Features(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, passes: Sequence[tuple[Sequence[tuple[int, int]], int, int, int]]) -> "Features":
-        """Of passes given as (prefills, decode batch, decode context, longest context)."""
+        """Return the features of passes given as (prefills, decode batch, decode context, longest context)."""
         rows = []
         for prefills, batch, context, longest in passes:
             fresh = [new for new, past in prefills if new and not past]
@@ -205,7 +205,7 @@ class Features(msgspec.Struct, frozen=True):
         return cls(*np.array(rows, dtype=np.float64).reshape(-1, len(cls.__struct_fields__)).T)
 
     def only(self, keep: npt.NDArray[np.bool_]) -> "Features":
-        """Of the passes that ``keep`` marks."""
+        """Return the features of the passes that ``keep`` marks."""
         return Features(*(getattr(self, name)[keep] for name in self.__struct_fields__))
 
 

@@ -157,7 +157,7 @@ class RooflineModel:
     # -- parts, in microseconds -------------------------------------------------------------------------------------
 
     def _base(self, tokens: int, sequences: int) -> float:
-        """Everything but attention over what is cached."""
+        """Return the time of everything but attention over what is cached."""
         found = self._bases.get((tokens, sequences))
         if found is None:
             if len(self._bases) > 1 << 16:

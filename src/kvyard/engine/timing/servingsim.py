@@ -177,7 +177,7 @@ def _plane(rows: dict[int, dict[int, float]]) -> Plane:
 
 
 def _skew(path: Path) -> Curve:
-    """What share of the way to the longest context counts: the middle of what was fitted to decode steps of moderate skew."""
+    """Return the share of the way to the longest context that counts: the median of fits to decode steps of moderate skew."""
     if not path.is_file():
         return Curve((1,), (0.0,))
     found = [

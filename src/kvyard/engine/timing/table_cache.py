@@ -16,7 +16,7 @@ from kvyard.errors import KvyardError
 
 
 def cache_folder() -> Path:
-    """Where tables are kept: KVYARD_CACHE, or ``kvyard`` in the user's cache folder."""
+    """Return the folder of tables: KVYARD_CACHE, or ``kvyard`` in the user's cache folder."""
     asked = os.environ.get("KVYARD_CACHE")
     return Path(asked) if asked else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvyard"
 

@@ -173,7 +173,7 @@ class _Row:
         return us
 
     def _means(self, contexts: Times) -> Times:
-        """Of contexts that rise. Mostly they lie between two points."""
+        """Interpolate contexts that rise. Mostly they lie between two points."""
         low = bisect_right(self._at, contexts[0]) - 1
         if low >= 0 and contexts[-1] < self._at[low + 1]:
             return (contexts - self._at[low]) * self._slopes[low] + self._us[low]

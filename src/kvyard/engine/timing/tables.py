@@ -27,7 +27,7 @@ class TablesTiming(HostTiming, frozen=True, kw_only=True, tag="tables"):
 
     deployment: Deployment
     folder: str | None = None
-    """Of LLMServingSim's CSV files, that of one ``tp`` size; ``None`` for the tables of aiconfigurator-core."""
+    """Folder of LLMServingSim's CSV files, of one ``tp`` size; ``None`` for the tables of aiconfigurator-core."""
 
     def table(self) -> PassTable:
         """The table, from disk where it was compiled before. Raises ``KvyardError`` where its source has none."""
@@ -116,7 +116,7 @@ class TablesTiming(HostTiming, frozen=True, kw_only=True, tag="tables"):
         )
 
     def _folder(self, asked: str) -> Path:
-        """That of the ``tp`` size, where the folder above it was named."""
+        """Return the folder of the ``tp`` size, if the folder above it was named."""
         folder = Path(asked)
         inner = folder / f"tp{self.deployment.tensor_parallel_size}"
         if (folder / "dense.csv").is_file() or not folder.is_dir():

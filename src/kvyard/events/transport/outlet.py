@@ -67,7 +67,7 @@ class Archive:
             raise KvyardError(f"a replay buffer holds 0 batches or more, not {batches}")
         self.topic = topic
         self.rank = rank
-        """Of the batches of a snapshot."""
+        """Rank of the batches of a snapshot."""
         self.epoch = epoch
         self.last = -1
         """The last sequence that was kept."""
@@ -195,8 +195,8 @@ class Outlet:
         bind: bool | None = None,
         counts_subscribers: bool = False,
     ) -> None:
-        """Nothing is opened yet. ``bind`` says whether the stream's address is bound or connected to, where that isn't for the
-        address to say. Raises ``KvyardError`` for endpoints that ``rank`` can't have.
+        """Opens nothing yet. ``bind`` decides if the stream's address is bound or connected to, if the address doesn't.
+        Raises ``KvyardError`` for endpoints that ``rank`` can't have.
         """
         self.archive = archive
         self.counters = OutletCounters()

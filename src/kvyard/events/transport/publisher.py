@@ -43,12 +43,12 @@ class Publisher(OutletThread):
         max_events: int = 100_000,
         snapshots: bool = True,
     ) -> None:
-        """Nothing is opened or started yet.
+        """Opens and starts nothing yet.
 
         ``recover`` announces the whole map again (``Batcher.resync``); it runs in the thread that publishes. ``rank`` moves
         both endpoints and is written into batches that name none. ``epoch`` is the time, in nanoseconds, unless given.
-        ``bind`` overrules what the endpoint says about who binds. ``buffer_steps`` batches are kept for replay, ``max_events``
-        may wait to be sent. Raises ``KvyardError``.
+        ``bind`` overrules what the endpoint says about who binds. ``buffer_steps`` batches are kept for replay,
+        ``max_events`` may wait to be sent. Raises ``KvyardError``.
         """
         if not WIRES.get(dialect).streamed:
             raise KvyardError(f"wire format {dialect!r} is fetched, not streamed: choose another, such as vllm")
@@ -88,7 +88,7 @@ class Publisher(OutletThread):
         return fits
 
     def counters(self) -> dict[str, int]:
-        """All that happened so far, by name."""
+        """Return all counters by name."""
         outlet, archive, outbox = self.outlet.counters, self._archive.counters, self._outbox.counters
         named = {name: getattr(part, name) for part in (outbox, outlet, archive) for name in part.__struct_fields__}
         return {**named, "failures": self.failures}

@@ -54,7 +54,7 @@ class Recovery:
         self.order = 0
         """Live batches so far."""
         self.heard = self.probed = self.quiet = 0
-        """When something last came and was last asked for, and how many probes found nothing since."""
+        """Times of the latest message and of the latest request, and the number of probes that found nothing since."""
         self._at = at
         self._log = log
         self._inquiry = inquiry
@@ -74,7 +74,7 @@ class Recovery:
         self._target = -1
         """Sequence that closes the gap, besides the held batches."""
         self._due = 0
-        """When WAITING, STALE or the checkpoint is over."""
+        """End of WAITING, STALE or the checkpoint."""
 
     def handle(self, signal: Signal, now: int) -> None:
         """Do what ``SIGNALS`` says; nothing where it has no entry."""
@@ -114,7 +114,7 @@ class Recovery:
         )
 
     def resume(self, now: int) -> None:
-        """Everything up to the position was applied by another reader: go on from there."""
+        """Go on from the position: another reader applied everything up to it."""
         self._enter(FOLLOWING)
         self._log.set_state(State.FRESH)
         self.handle(Signal.LOOK, now)
@@ -126,7 +126,7 @@ class Recovery:
 
     @property
     def due(self) -> int | None:
-        """When ``tick`` should be called, ``None`` where nothing is to be waited for."""
+        """Return the time at which ``tick`` should be called, ``None`` if there is nothing to wait for."""
         if self.phase in ASKING:
             return self._inquiry.due
         if self.phase == WAITING:
@@ -166,7 +166,7 @@ class Recovery:
         self._settle(now)
 
     def _heal(self, now: int, batch: ReceivedBatch) -> None:
-        """It clears everything: what was missed before it no longer matters."""
+        """Continue from a batch that clears everything: missed batches before it no longer matter."""
         self._log.counters.healed += self._at.applied >= 0
         self._go_on_from(now, batch)
 
@@ -542,7 +542,7 @@ class Recovery:
         self._doubt = ""
 
     def _finish(self) -> None:
-        """Nothing is missing."""
+        """Return to following: no batch is missing."""
         self._enter(FOLLOWING)
         self._target = -1
         self._log.set_state(State.FRESH)

@@ -27,7 +27,7 @@ class Relay:
         replay: str | None,
         counts_subscribers: bool = False,
     ) -> None:
-        """Nothing is opened yet. ``replay`` is where it answers for what it sent. Raises ``KvyardError``."""
+        """Opens nothing yet. ``replay`` is the endpoint of its own replay. Raises ``KvyardError``."""
         archive = Archive(topic=None, epoch=WallClock.since_epoch().now())
         self.outlet = Outlet(endpoint, archive, replay=replay, counts_subscribers=counts_subscribers)
         self._injector = Injector(faults)
@@ -135,7 +135,7 @@ class FaultProxy(OutletThread):
     role = "proxy"
 
     def __init__(self, upstream: str, endpoint: str, faults: Faults, *, replay: str | None = None) -> None:
-        """Nothing is opened yet. ``replay`` is where it answers for what it sent. Raises ``KvyardError``."""
+        """Opens nothing yet. ``replay`` is the endpoint of its own replay. Raises ``KvyardError``."""
         self._relay = Relay(endpoint, faults, replay=replay)
         super().__init__(self._relay.outlet)
         self.faults = self._relay.faults

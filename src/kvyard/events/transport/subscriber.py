@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 READ_AT_ONCE = 256
 """Messages taken from a socket before the others get their turn."""
 READ_BYTES = 1 << 20
-"""And bytes; one message may have more."""
+"""Bytes read at a time; one message may have more."""
 LARGE = 1 << 20
 """Bytes from which on a message is read in a thread."""
 FRAME_BYTES = 64 << 20
-"""Of the longest message: who sends more is disconnected."""
+"""Most bytes of a message: a publisher that sends more is disconnected."""
 RECONNECT = SECOND
 """Time that ZeroMQ has to report that it reconnects by itself."""
 
@@ -68,7 +68,7 @@ class SubscriberSockets:
         self._room = 0
         """Room that requests are made with."""
         self._cut: int | None = None
-        """When to connect again by ourselves, after a connection broke."""
+        """Time to reconnect by ourselves, after a connection broke."""
 
     def open(self) -> None:
         """Subscribe; to be called on the event loop. Raises ``KvyardError``, with nothing left open, where that fails."""
@@ -251,11 +251,11 @@ class Subscriber:
         stream: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Nothing is opened yet.
+        """Opens nothing yet.
 
-        ``replay`` is where the publisher answers for what was missed; without it a gap makes the stream stale. ``topic`` is
-        a prefix. ``rank`` moves both endpoints. ``dialect`` is the decoder's. ``stream`` names what comes
-        out, the endpoint unless given. Raises ``KvyardError`` for what can't be an endpoint or a dialect.
+        ``replay`` is the publisher's endpoint for missed batches; without it a gap makes the stream stale. ``topic`` is a
+        prefix. ``rank`` moves both endpoints. ``dialect`` is the decoder's. ``stream`` names what comes out, the endpoint
+        unless given. Raises ``KvyardError`` for what can't be an endpoint or a dialect.
         """
         Decoder(dialect)  # refuses an unknown one here, where the caller can act on it
         self._sockets = SubscriberSockets(

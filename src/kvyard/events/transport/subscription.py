@@ -232,13 +232,13 @@ class Subscription:
         self.counters.disconnections += 1
 
     def tick(self, now: int) -> None:
-        """It is ``now``: does what has become due."""
+        """Do everything that is due at ``now``."""
         for follower in self._followers.values():
             follower.recovery.tick(now)
 
     @property
     def due(self) -> int | None:
-        """When ``tick`` should be called."""
+        """Return the time at which ``tick`` should be called."""
         dues = (follower.recovery.due for follower in self._followers.values())
         return min((due for due in dues if due is not None), default=None)
 

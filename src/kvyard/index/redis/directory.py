@@ -26,7 +26,7 @@ class Owner(msgspec.Struct):
     token: bytes = b""
     replica: str = ""
     until: int = 0
-    """When the lease ends, unless it is renewed; 0 where there is none."""
+    """End of the lease, unless it is renewed; 0 if there is none."""
     says: dict[bytes, bytes] = msgspec.field(default_factory=dict)
 
     def alive(self, now: int) -> bool:
@@ -62,7 +62,7 @@ class Directory:
         return owner_of(found.holder), encode(found)
 
     def forget(self) -> None:
-        """Nothing is known: the server is away, or another one by now."""
+        """Forget everything: the server is away, or another one by now."""
         self.version = b"?"
         self.owners.clear()
         self.places.clear()
@@ -94,7 +94,7 @@ class Directory:
             self._of_version = (b"", -1)
 
     def next_end(self) -> int:
-        """When the first lease ends; 0 where there is none."""
+        """Return the end of the first lease; 0 if there is none."""
         return min((owner.until for owner in self.owners.values() if owner.until), default=0)
 
     def translator(self, without: Collection[str] = ()) -> Callable[[bytes], int]:

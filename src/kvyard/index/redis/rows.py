@@ -252,7 +252,7 @@ class RedisIndex:
 
     @property
     def due(self) -> int:
-        """When ``tick`` has something to do, on ``clock``."""
+        """Return the time at which ``tick`` has something to do, on ``clock``."""
         busy = self.server.connected and (self.pending or self._sweeping)
         return self.clock.now() if busy else self.session.due
 

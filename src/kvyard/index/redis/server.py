@@ -61,7 +61,7 @@ class Server:
         self._most = max(backoff, FIRST_BACKOFF)
         self._wait = FIRST_BACKOFF
         self.retry_at = 0
-        """When the next attempt to connect may be made."""
+        """Earliest time of the next attempt to connect."""
         self._conn: Any = None
         self.farewell: Callable[[], tuple[Script, Sequence[str], Sequence[Any]] | None] = lambda: None
         """Script to try before a connection is given up because of an answer of the server."""

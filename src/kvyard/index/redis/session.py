@@ -66,7 +66,7 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def due(self) -> int:
-        """When ``ready`` or ``look`` has something to do."""
+        """Return the time at which ``ready`` or ``look`` has something to do."""
         return min(self._maintain_at, self._look_at) if self.server.connected else self.server.retry_at
 
     def ready(self) -> None:
@@ -121,7 +121,7 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
         return self.server.commands([(name, f"kvy:{self.epoch}:{key}", *args)])[0]
 
     def scan(self, command: tuple[Any, ...], *options: Any) -> set[bytes]:
-        """All that SCAN or SSCAN finds."""
+        """Return everything that SCAN or SSCAN finds."""
         found: set[bytes] = set()
         cursor = b"0"
         while True:
@@ -144,7 +144,7 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
         self._look_at = 0
 
     def lose_all(self) -> None:
-        """Nothing that was known holds any more. Raises nothing."""
+        """Discard all knowledge of the server. Raises nothing."""
         self.tokens.clear()
         self.directory.forget()
         self.epoch = ""

@@ -184,7 +184,7 @@ class SharedIndexer(Indexer):
 
     @property
     def due(self) -> int:
-        """When ``tick`` has something to do, on ``backend.clock``."""
+        """Return the time at which ``tick`` has something to do, on ``backend.clock``."""
         if self.backend.server.connected and self.backend.pending:
             return self._flushed + self._linger
         return self.backend.due

@@ -19,7 +19,7 @@ from kvyard.lab.validate.compare import validate
 from kvyard.lab.validate.reading import MeasuredRequest, MeasuredRun
 
 SHARE = 1 / 3
-"""Of a run's requests, the last to end, that are held out."""
+"""Share of a run's requests, the last to end, that are held out."""
 FEWEST = 8
 """Requests below which held-out time says nothing."""
 LATENCIES = ("ttft", "tpot", "e2e")
@@ -33,14 +33,14 @@ class CalibrationSource(msgspec.Struct, frozen=True, kw_only=True):
     run: MeasuredRun | None = None
     """The measured requests, where there are any."""
     begins: int = 0
-    """When held-out time begins, in nanoseconds since the run's first arrival."""
+    """Start of held-out time, in nanoseconds since the run's first arrival."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of a replay in held-out time."""
 
     errors: dict[str, float]
-    """Of the mean of each latency, as shares with their sign; of several runs the largest."""
+    """Error of the mean of each latency, as shares with their sign; of several runs the largest."""
     requests: int
 
 

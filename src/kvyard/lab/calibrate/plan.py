@@ -12,7 +12,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (48, 1024)
 """Prompts of requests that decode together."""
 TOKENS = 40
-"""That each of them decodes."""
+"""Tokens that each of them decodes."""
 MIXED = (4, 16, 64)
 """Requests that decode while prompts come."""
 BESIDE = (32, 128, 512, 1024, 2048)
@@ -20,7 +20,7 @@ BESIDE = (32, 128, 512, 1024, 2048)
 PAUSE = 4
 """Tokens between two of them."""
 SHARE = 0.7
-"""Of the cache that probes may fill: an engine that evicts or preempts is another one."""
+"""Share of the cache that probes may fill: an engine that evicts or preempts behaves differently."""
 
 
 class CalibrationLimits(msgspec.Struct, frozen=True, kw_only=True):

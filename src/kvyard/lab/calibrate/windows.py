@@ -88,7 +88,7 @@ def windows(
 def lone_prompts(
     requests: Iterable[MeasuredRequest], budget: int | None = None, group: int | None = None
 ) -> list[Measurement]:
-    """Of prompts that had the engine for themselves, the time to the first token, with all that their clients waited for."""
+    """Return the time to the first token of prompts that had the engine for themselves, with all their clients' waiting."""
     _, answers = _answers(requests)
     measurements = []
     latest = -1

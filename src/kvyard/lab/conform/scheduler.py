@@ -44,7 +44,7 @@ SHOWN_BEFORE = 3
 """Steps shown that led to a difference."""
 COMPARED = ("start", "scheduled", "tokens", "order", "ns", "running", "waiting", "free", "line")
 MOST_TOKENS = 1 << 24
-"""Of a request, with its answer: a number that was damaged must not fill the memory."""
+"""Most tokens of a request, with its answer: a damaged number must not fill the memory."""
 LISTS = ("preempted", "gone", "aborted", "finished")
 MAPS = ("new", "resumed", "loading")
 REASONS = {JobState.FINISHED: "length", JobState.CANCELLED: "aborted", JobState.REJECTED: "rejected"}
@@ -259,7 +259,7 @@ class LoggedRun(Watcher):
         self.steps: list[Record] = []
         """Decisions, in the form of the log's steps. Of a plan, its first pass."""
         self.passes: list[tuple[int, int, int]] = []
-        """When each pass started, how long it took, and its tokens."""
+        """Start, duration and tokens of each pass."""
         self.first_tokens: dict[str, int] = {}
         self.ended_at: dict[str, int] = {}
         scripts = log.scripts()

@@ -86,9 +86,9 @@ class ScriptedLoads(LoadSource):
         self._jobs: dict[str, Job] = {}
         """Jobs that load."""
         self._loads: dict[str, int] = {}
-        """When the load of each of them is done, and of those that were given up meanwhile."""
+        """End of the load of each of them, and of those that were cancelled meanwhile."""
         self._sends: dict[str, int] = {}
-        """When the blocks of each job that has finished go back."""
+        """Time at which the blocks of each finished job are freed."""
         self._started: dict[str, int] = {}
         """The number of each job's last load."""
         self._count = 0

@@ -68,7 +68,7 @@ class Expectation(msgspec.Struct, kw_only=True):
     requests: int
     rejected: int
     prompt_tokens: int
-    """Of requests that were admitted."""
+    """Prompt tokens of requests that were admitted."""
     shared: int
     """Tokens that an earlier prompt or answer began with: what a cache can find at best."""
     owed: int

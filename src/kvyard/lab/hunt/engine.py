@@ -16,7 +16,7 @@ Finding = dict[str, Any]
 
 
 class HuntedEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search needs of an engine."""
+    """Interface of an engine for the search."""
 
     title: str
     import_engine: Callable[[], str]
@@ -29,8 +29,8 @@ class HuntedEngine(msgspec.Struct, frozen=True, kw_only=True):
     smaller: Callable[[Case], Iterator[Case]]
     """Simpler cases, the largest steps first."""
     features: Callable[[Case], set[str]]
-    """What a case needs beside plain requests: findings that differ in it are listed apart."""
+    """Features of a case beside plain requests: findings that differ in them are listed apart."""
     legend: str
-    """How to read a case, for the head of a reproducer."""
+    """Explanation of a case, for the head of a reproducer."""
     sources: tuple[ModuleType, ...]
     """Modules that a reproducer consists of, in order. They import nothing of kvyard but each other."""

@@ -28,7 +28,7 @@ class TracePart(msgspec.Struct, frozen=True):
     """Requests of more tokens, prompt and answer together, are left out before that."""
 
     def of(self, trace: Trace) -> Trace:
-        """That part of ``trace``, its first arrival at 0. Raises ``KvyardError`` as ``sliced`` does."""
+        """Return this part of ``trace``, its first arrival at 0. Raises ``KvyardError`` as ``sliced`` does."""
         from kvyard.replay.traces.changes import sliced
 
         if self == TracePart():
@@ -53,7 +53,7 @@ class Task(NamedTuple):
     """Name in reports of its progress and end."""
     part: TracePart = TracePart()
     pool: str = ""
-    """Of a fleet of pools: whose requests are replayed ..."""
+    """Pool whose requests are replayed, in a fleet of pools ..."""
     pools: tuple[str, ...] = ()
     """... and which pools there are. Then the bytes are those of a ``kvyard.lab.pools.shard.PoolRun``."""
 

@@ -62,7 +62,7 @@ class Alone(msgspec.Struct, frozen=True):
 
     engine: EngineConfig
     ttft_ms: Sequence[float]
-    """Of each request that was looked at, in order."""
+    """TTFT of each request that was examined, in order."""
     itl_ms: float
     """Between two tokens of one short request."""
     prefill_s: float

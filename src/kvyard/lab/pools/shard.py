@@ -26,7 +26,7 @@ class PoolRun(msgspec.Struct, frozen=True):
     counts: bytes
     """... and how often each occurred."""
     skipped: int
-    """Of the whole trace, which every pool reads: bad rows that were left out, ..."""
+    """Bad rows of the whole trace that were left out, ..."""
     examples: list[str]
     """... the first of them in words, ..."""
     left_out: dict[str, int]

@@ -50,7 +50,7 @@ class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     place: str
     number: int
-    """Of the line, from 0."""
+    """Number of the line, from 0."""
     live: LogLine | None
     """``None`` where that log has ended."""
     offline: LogLine | None
@@ -139,10 +139,10 @@ class EngineLog(Watcher):
     def __init__(self) -> None:
         self.lines: list[LogLine] = []
         self.first: dict[str, int] = {}
-        """When requests had their first token."""
+        """Time of each request's first token."""
         self._begun: set[str] = set()
         self.last: dict[str, int] = {}
-        """When finished requests had their last."""
+        """Time of each finished request's last token."""
         self.answers: dict[str, list[int]] = {}
         """Answers, by the jobs' ids."""
         self.batches: dict[int, tuple[bytes, EventBatch]] | None = None
@@ -216,7 +216,7 @@ class EngineAction(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, stamp: int, what: str, job: Job, rank: int, source: int = -1) -> "EngineAction":
-        """That of a mock's journal."""
+        """Return the action of a mock's journal."""
         name, over = request_of(job), job.handed_over
         return cls(stamp, what, job.id, name, rank, job.max_tokens, job.priority, job.hints, over, source)
 
@@ -267,6 +267,6 @@ class LiveRecording(msgspec.Struct, kw_only=True):
     """Tokens of each job, by its id: a mock's words are an input too."""
     log: Log
     first: dict[str, int]
-    """When each request's first token was out, by the engine's clock."""
+    """Time of each request's first token, by the engine's clock."""
     last: dict[str, int]
-    """And its last."""
+    """Time of each request's last token."""

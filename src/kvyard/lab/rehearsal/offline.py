@@ -227,12 +227,12 @@ class Offline:
 
     @property
     def first(self) -> dict[str, int]:
-        """When each request's first token is out."""
+        """Return the time of each request's first token."""
         return {name: at for engine in self._engines for log in engine.logs for name, at in log.first.items()}
 
     @property
     def last(self) -> dict[str, int]:
-        """When each request is through."""
+        """Return the time of each request's last token."""
         return {name: at for engine in self._engines for log in engine.logs for name, at in log.last.items()}
 
     def run(self) -> None:

@@ -83,7 +83,7 @@ def rehearse(
 
 
 def observed(run: LiveRun) -> "dict[str, Observed]":
-    """When clients saw tokens of requests that finished, on the clock that the run was driven by."""
+    """Return the times at which clients saw tokens of finished requests, on the clock that the run was driven by."""
     origin = run.driver.origin
     return {
         record.id: Observed(origin + record.first_token, origin + record.ended)
@@ -115,7 +115,7 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """When a client saw a request's first and last token, on the engines' clock."""
+    """Times at which a client saw a request's first and last token, on the engines' clock."""
 
     first: int
     last: int

@@ -48,7 +48,7 @@ def order_text(metric: Metric, better: tuple[str, float, Evidence], other: tuple
 
 
 def _common_error(metric: Metric, name: str, second: str, ratio: float, known: Evidence, second_known: Evidence) -> str:
-    """Of two choices on the same card, model and engine, whose errors are mostly the same."""
+    """Return the error of a ratio of two choices on the same card, model and engine, whose errors are mostly equal."""
     load: Load = "above" if "above" in (known.load, second_known.load) else "below"
     order = order_error(metric.name, load)
     if order is None:

@@ -71,7 +71,7 @@ class CardPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 if TYPE_CHECKING:
 
     class Prices(CardPrice, frozen=True, kw_only=True):
-        """Of a card, and of a GiB of each lower tier, by the tier's label."""
+        """Prices of a card, and of a GiB of each lower tier, by the tier's label."""
 
         def __init__(self, **prices: float) -> None: ...
 else:

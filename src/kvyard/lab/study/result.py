@@ -47,7 +47,7 @@ class Section(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """Everything that is shown of a study."""
+    """Content of a study."""
 
     kind: str
     """Command, and the name of its files."""
@@ -57,7 +57,7 @@ class Result(msgspec.Struct, kw_only=True):
     tables: list[Table]
     """Printed one after the other."""
     rows: list[dict[str, Any]]
-    """All that is known of each row, for CSV and JSON."""
+    """Values of each row, for CSV and JSON."""
     facts: dict[str, Any]
     """Keys of the JSON beside its rows."""
     rows_key: str = "points"
@@ -74,7 +74,7 @@ class Result(msgspec.Struct, kw_only=True):
     met: bool | None = None
     """True if the SLO is met; ``None`` without one."""
     verdict: str = ""
-    """That in words, if there is more to say."""
+    """Verdict in words, if there is more to say."""
     tiles: Sequence[str] = ()
     sections: list[Section] = []
     config: tuple[str, object] | None = None

@@ -17,7 +17,7 @@ from kvyard.lab.tune.space import Space
 STARTUP = 10
 """Points that are drawn before any conclusion is."""
 POPULATION = 12
-"""Of a search with several goals."""
+"""Population of a search with several goals."""
 CONSTRAINT = "slo"
 NOTE = "kvyard"
 State = Literal["done", "pruned"]

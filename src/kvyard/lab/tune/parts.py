@@ -12,7 +12,7 @@ from kvyard.replay.traces import Trace
 from kvyard.replay.traces.reading import ReadingTally
 
 PREFIX = 0.25
-"""Of the part to search on: what a point is first tried on."""
+"""Share of the search part on which a point is first tried."""
 FEWEST = 100
 """Requests of a prefix that is worth the trouble."""
 
@@ -26,7 +26,7 @@ class TraceParts(msgspec.Struct, frozen=True):
     test: TracePart | None
     """None where none was asked for."""
     requests: dict[str, int]
-    """Of each."""
+    """Requests of each part."""
 
 
 def cut(trace: Trace, test: float) -> TraceParts:

@@ -53,7 +53,7 @@ class Choices(msgspec.Struct, frozen=True):
     values: tuple[str, ...]
 
     def pick(self, chooser: Chooser, as_: str = "") -> object:
-        """One of them."""
+        """Return one of the choices."""
         return self.values[chooser.choice(as_ or self.name, len(self.values))]
 
     def edge(self, value: object) -> str:

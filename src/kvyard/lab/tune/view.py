@@ -47,7 +47,7 @@ class Tuned(msgspec.Struct):
     trials: list[Trial] = msgspec.field(default_factory=list)
     """All points, in the order in which they were asked for."""
     importance: dict[str, float] = msgspec.field(default_factory=dict)
-    """Of settings: shares of 1."""
+    """Importance of settings: shares of 1."""
     found: int = 0
     """Points that were there from an earlier run."""
     interrupted: bool = False

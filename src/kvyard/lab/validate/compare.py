@@ -31,7 +31,7 @@ class ComparedLatency(msgspec.Struct, kw_only=True):
     measured: Spread
     replayed: Spread
     error: dict[str, float]
-    """Of the mean and of percentiles."""
+    """Error of the mean and of percentiles."""
     scatter: Spread | None = None
     """Absolute error of single requests. ``None`` if requests can't be compared one by one."""
 
@@ -73,12 +73,12 @@ class Validation(msgspec.Struct, kw_only=True):
     timing: str
     """Source of the replay's times, and their known error."""
     timing_error: float | None = None
-    """That error, as a share; null where it isn't known."""
+    """Error of the timing, as a share; null if unknown."""
     latency: dict[str, ComparedLatency]
     """``ttft``, ``tpot``, ``e2e``; ``itl`` where the run has every gap."""
     throughput: dict[str, ComparedRate]
     hit_share: ComparedRate | None = None
-    """Of prompt tokens; ``None`` where the run doesn't say it."""
+    """Share of prompt tokens that were hits; ``None`` if the run doesn't have it."""
     preemptions: int
     """In the replay."""
     settings: dict[str, object]

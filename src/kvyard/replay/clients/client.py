@@ -20,7 +20,7 @@ RAMP = Option(0.0, "Seconds over which the first requests of a closed loop are s
 
 
 class Pacing(NamedTuple):
-    """When requests are sent, beyond what the trace says. Nanoseconds."""
+    """Times at which requests are sent, beyond the trace. Nanoseconds."""
 
     turnaround: int = 0
     """Closed loop: from the end of a request until the next one of its slot."""

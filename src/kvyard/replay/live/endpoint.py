@@ -50,7 +50,7 @@ class Endpoint:
     """Use it in an ``async with`` block. Opens as many connections as there are requests in flight."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        """Nothing is opened yet. Raises ``KvyardError`` for a bad address."""
+        """Opens nothing yet. Raises ``KvyardError`` for a bad address."""
         self.url = check_url(url)
         self._headers = {"Content-Type": "application/json"}
         if token is not None:

@@ -31,7 +31,7 @@ class EngineFacts(msgspec.Struct, kw_only=True):
 
     model: str
     engine: str = ""
-    """Its name, where what it says tells."""
+    """Name of the engine, if its answers reveal it."""
     version: str = ""
     max_model_len: int | None = None
     block_size: int | None = None
@@ -41,7 +41,7 @@ class EngineFacts(msgspec.Struct, kw_only=True):
     max_num_seqs: int | None = None
     async_scheduling: bool | None = None
     engines: int = 1
-    """That answer at this address: vLLM has one per data-parallel rank."""
+    """Number of engines at this address: vLLM has one per data-parallel rank."""
     running: int = 0
     """Requests that ran when it was asked."""
     preemptions: int | None = None
@@ -87,7 +87,7 @@ async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
 
 
 async def metrics_page(endpoint: Endpoint) -> str:
-    """Its metrics, empty where it has none."""
+    """Return its metrics, empty if it has none."""
     return await _page(endpoint, "/metrics") or ""
 
 
@@ -107,7 +107,7 @@ def served(page: str) -> tuple[int, float] | None:
 
 
 def _sum(values: Sequence[str]) -> float:
-    """Of samples in a page of metrics. What is no finite number counts as nothing: NaN is how metrics say "not yet"."""
+    """Sum up samples in a page of metrics. Values that aren't finite count as nothing: NaN means "not yet"."""
     total = 0.0
     for value in values:
         try:

@@ -110,7 +110,7 @@ def limits(report: Report, parts: TimeParts) -> Savings:
     wait = {kind: parts.waiting * share for kind, share in waits.items()}
 
     def less(share: float) -> float:
-        """Of a share of prefill work that needn't be done."""
+        """Return the savings of a share of prefill work that needn't be done."""
         return share * parts.prefill + (1 - (1 - share) ** 2) * wait["prefill"]
 
     first: dict[Resource, float] = {

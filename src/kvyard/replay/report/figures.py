@@ -34,9 +34,9 @@ COLORS = {
 PROMPT_PARTS = SOURCES | {key: f"Computed: {text.lower()}" for key, text in REASONS.items()}
 """Parts of prompt tokens, in words."""
 RUN_COLORS = ("blue", "orange", "aqua", "violet", "yellow", "magenta", "green", "red")
-"""Of runs side by side, in order."""
+"""Colours of runs side by side, in order."""
 POINTS = 150
-"""Of a line, at most."""
+"""Most points of a line."""
 UNITS = ((10_800.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 """From which length on time is counted in which unit."""
 SHARE: Figure = {"yFormat": "percent"}
@@ -49,7 +49,7 @@ def lines(label: str, series: Sequence[Figure], x_title: str, y_title: str, **mo
 
 
 def line(name: str, y: Sequence[float | None], color: str, **more: object) -> Figure:
-    """One of them, with ``x`` of its own where the figure has none."""
+    """Return a line, with ``x`` of its own if the figure has none."""
     return {"name": name, "y": y, "color": color, **more}
 
 

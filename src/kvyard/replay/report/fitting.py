@@ -40,7 +40,7 @@ def fitted(table: Table, console: Console, leave_out: Iterable[str]) -> Table:
 
 
 def _width(column: Column) -> int:
-    """Of its longest cell."""
+    """Return the width of its longest cell."""
     from rich.cells import cell_len
 
     return max(cell_len(_plain(one)) for one in (column.header, *column.cells))

@@ -40,7 +40,7 @@ def _ways(fleet: Fleet) -> Iterable[tuple[str, str]]:
 
 
 def _use(network: Network, kind: str, duration: int) -> LinkUse:
-    """Of the ports of a kind through which anything went."""
+    """Return the use of the ports of a kind through which anything went."""
     ports = [
         port for port in network.ports if isinstance(port, tuple) and port[0] == kind and network.ports[port].bytes
     ]

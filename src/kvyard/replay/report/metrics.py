@@ -21,7 +21,7 @@ SECONDS_FROM = 10_000.0
 NOISE = 0.005
 """Values that differ by at most this share are equally good."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
-"""Of each latency."""
+"""Statistics of each latency."""
 
 
 class Metric(NamedTuple):

@@ -11,7 +11,7 @@ from kvyard.replay.report.html import Page, head
 PAST = (0, 2048, 8192, 32768)
 CONTEXT = (256, 1024, 4096, 16384, 65536)
 POINTS = 60
-"""Of a line."""
+"""Points of a line."""
 
 BOTH_LOG: Figure = {"xScale": "log", "yScale": "log", "yFormat": "ms", "height": 420}
 Points = Mapping[int, Sequence[tuple[int, float]]]

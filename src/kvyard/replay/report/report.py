@@ -66,7 +66,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The mean gap between a request's tokens."""
     e2e: float | None = None
     percentiles: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
-    """Of the whole run, by names such as ``ttft_p99``."""
+    """Percentiles of the whole run, by names such as ``ttft_p99``."""
 
     def limit(self, name: str) -> float | None:
         """Return the limit of one request: its own, or the largest of a percentile."""
@@ -100,7 +100,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
     slo_ms: Slo
     requests: Share
-    """Of all requests: rejected ones count as missed."""
+    """Share of all requests: rejected ones count as missed."""
     rejected: float = 0.0
     """Share of requests that were rejected. With more than 1 % no percentile is met."""
     requests_per_s: float
@@ -113,7 +113,7 @@ class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the times of some workers' passes."""
 
     kind: str
-    """Of timing, such as ``roofline``."""
+    """Kind of timing, such as ``roofline``."""
     source: str
     """In words."""
     error: float | None = None
@@ -145,7 +145,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers of one kind between two tiers, the whole fleet together."""
 
     transfers: int
-    """That landed."""
+    """Transfers that landed."""
     blocks: int
     bytes: int
     waiting_ms: float
@@ -158,9 +158,9 @@ class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
     links: int
     bytes: int
     busy: Share
-    """Of the time."""
+    """Share of the time."""
     bandwidth: Share | None = None
-    """Of what the links could have carried; ``None`` where they have no limit."""
+    """Share of the links' capacity; ``None`` if they have no limit."""
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,7 +239,7 @@ class RoleReport(msgspec.Struct, frozen=True, kw_only=True):
     worker_seconds: float
     """Cost: workers times the duration of the run."""
     busy: Share
-    """Of that time."""
+    """Share of that time."""
 
 
 class HandoverReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,7 +265,7 @@ class PullReport(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """Tier that was read: ``host`` or ``device``."""
     tokens: Share
-    """Of all prompt tokens, those that another worker had."""
+    """Share of all prompt tokens that another worker had."""
     begun: int
     landed: int
     ms: float
@@ -303,7 +303,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     mean_workers: dict[str, float]
     """By role: those, over the duration of the run."""
     actions: list[tuple[float, str, int, int]]
-    """When (seconds from the start of the replay), which role, workers before and after."""
+    """Time (seconds from the start of the replay), role, workers before and after."""
     stops: int
     """Workers that were switched off."""
     cancelled: int
@@ -311,7 +311,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     lost_blocks: int
     """Cached blocks that went with them, lower tiers included."""
     lost: Share
-    """Of what requests computed, what only workers had that were switched off since."""
+    """Share of computed tokens that only workers had which were stopped since."""
     card_seconds: dict[str, float] = {}
     """By role: seconds of workers times the cards of each."""
     cost: ScalingCost | None = None
@@ -386,7 +386,7 @@ class SessionTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The sub-agent that sent it; empty for the session itself."""
     worker: str = ""
     at_s: float = 0.0
-    """When it came, from the session's start."""
+    """Arrival, from the session's start."""
     ms: dict[str, float] = msgspec.field(default_factory=dict)
     """Its time by a name of ``CAUSES``; together they are its end-to-end latency."""
     input: int = 0
@@ -441,7 +441,7 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True):
     pool: float
     """Tokens that fit on the devices, times the duration of the run."""
     held: float
-    """Of requests that ran."""
+    """Mean of requests that ran."""
     idle: float
     """Cached while no request held it."""
     free: float
@@ -459,7 +459,7 @@ class SessionsReport(msgspec.Struct, frozen=True, kw_only=True):
     finished: int
     """Sessions all of whose requests finished. What follows is of these, unless it says otherwise."""
     requests: int
-    """Of all sessions."""
+    """Requests of all sessions."""
     completion: Spread
     """Milliseconds from beginning to end."""
     service: Spread
@@ -472,10 +472,10 @@ class SessionsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Mean milliseconds of a session by a name of ``CAUSES``, along the requests that its end waited for; together they are
     the mean completion time."""
     migrations: Share
-    """Of all sessions."""
+    """Share of all sessions."""
     reuse: dict[str, Share] = msgspec.field(default_factory=dict)
-    """Of all sessions' prompt tokens: found that the session itself had sent before (``within``), found thanks to others
-    (``across``), and computed though the session had sent it before (``again``)."""
+    """Shares of all sessions' prompt tokens: found that the session itself had sent before (``within``), found thanks to
+    others (``across``), and computed though the session had sent it before (``again``)."""
     jain: float | None = None
     """Jain's index of the sessions' slowdowns: 1 where all are alike, 1 / sessions where one has it all."""
     sizes: list[SizeGroup] = msgspec.field(default_factory=list)
@@ -493,7 +493,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Requests."""
     finished: list[int] = msgspec.field(default_factory=list)
     ttft_p50: list[float | None] = msgspec.field(default_factory=list)
-    """Of finished requests that arrived in the window, in milliseconds."""
+    """Median of finished requests that arrived in the window, in milliseconds."""
     ttft_p99: list[float | None] = msgspec.field(default_factory=list)
     prompts: dict[str, list[int]] = msgspec.field(default_factory=dict)
     """Prompt tokens by where they came from (a name of ``TIERS``) or why they had to be computed (a name of
@@ -539,7 +539,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     trace: dict[str, object] = msgspec.field(default_factory=dict)
     digest: str = ""
-    """Of the requests' ids and lengths: runs with the same had the same to do."""
+    """Digest of the requests' ids and lengths: runs with equal digests had equal work."""
     config: dict[str, object] = msgspec.field(default_factory=dict)
     timing: list[TimingReport] = msgspec.field(default_factory=list)
     """Accuracy of the times: one for each kind of timing in the fleet. Empty in a live run, where a clock was read."""
@@ -587,7 +587,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     left_tokens: dict[str, int] = msgspec.field(default_factory=dict)
     """Tokens left, by reason. Requests that were preempted count each time they begin."""
     handovers: HandoverReport | None = None
-    """Of a fleet with prefill and decode workers."""
+    """Hand-overs of a fleet with prefill and decode workers."""
     pulls: PullReport | None = None
     """Pulls, if workers may pull from each other."""
     scaling: ScalingReport | None = None
@@ -610,9 +610,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     series: Series = Series()
     timeline: Samples = Samples()
     pools: "dict[str, Report] | msgspec.UnsetType" = msgspec.UNSET
-    """Of a fleet of independent pools, one of each; left out of other reports."""
+    """Reports of a fleet's independent pools; left out of other reports."""
     live: LiveReport | None = None
-    """Of a run against a live endpoint; what only a simulation knows is left out then."""
+    """Live part of a run against a live endpoint; parts that only a simulation knows are left out then."""
 
     @property
     def timing_error(self) -> float | None:

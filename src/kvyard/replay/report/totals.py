@@ -32,7 +32,7 @@ _EARLY = ("room", "prefill_queue", "prefill", "transfer", "decode_queue", "first
 
 
 class WorkerSums(msgspec.Struct):
-    """Of the requests that a worker had anything to do with."""
+    """Sums of the requests that a worker had anything to do with."""
 
     requests: int = 0
     input: int = 0
@@ -68,7 +68,7 @@ class RecordTotals:
         """Nanoseconds: the first arrival, and the last that happened to a request."""
         self.statuses: Counter[str] = Counter()
         self.misses: Counter[str] = Counter()
-        """Of those that were admitted."""
+        """Reasons of misses of admitted requests."""
         self.all: Counter[str] = Counter()
         """Sums of fields over all requests, ..."""
         self.admitted: Counter[str] = Counter()
@@ -115,7 +115,7 @@ class RecordTotals:
 
     @property
     def names(self) -> list[str]:
-        """Of all workers in the records, without ranks; the first is empty."""
+        """Return the names of all workers in the records, without ranks; the first is empty."""
         return self._bases
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _sum(values: npt.NDArray[np.generic]) -> int:
 
 
 def digest(records: Records) -> str:
-    """Of the requests' ids and lengths, by the order of ids."""
+    """Return the digest of the requests' ids and lengths, by the order of ids."""
     lengths = np.concatenate(
         [np.zeros((0, 2), dtype=np.int32)]
         + [np.stack((part.rows["input"], part.rows["wanted"]), axis=1) for part in records.parts()]

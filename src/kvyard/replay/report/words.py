@@ -120,7 +120,7 @@ def limits(slo: Slo) -> str:
 
 
 def verdicts(goodput: Goodput) -> list[tuple[str, str, str]]:
-    """Of each percentile of an SLO: its name and limit, what it was, and whether that is met."""
+    """Return the name and limit, value and verdict of each percentile of an SLO."""
     found = []
     for name, one in (goodput.percentiles or {}).items():
         kind, _, percentile = name.partition("_")
@@ -305,7 +305,7 @@ STAGES = {
     "decode_queue": "Waiting for a decode pass",
     "first_step": "First decode step",
 }
-"""Of a request that is handed over, from arrival to first token."""
+"""Stages of a request that is handed over, from arrival to first token."""
 
 
 def stage_rows(handovers: HandoverReport) -> list[list[str]]:
@@ -359,7 +359,7 @@ TENANTS = (
 
 
 def tenant_rows(tenants: Mapping[str, TenantReport], times: Mapping[str, CacheTime]) -> list[list[str]]:
-    """Of each tenant its name and ``TENANTS``. ``times``: of the tiers."""
+    """Return each tenant's name and ``TENANTS``. ``times`` are those of the tiers."""
     pool = sum(time.pool_token_s for time in times.values())
     return [
         [

@@ -56,7 +56,7 @@ class Snapshot(NamedTuple):
     startup_s: float
 
     def ttft(self, percentile: float) -> float | None:
-        """Of the first tokens that came; ``None`` for none."""
+        """Return a percentile of the first tokens that came; ``None`` for none."""
         ranked = sorted(self.ttfts_ms)
         return ranked[min(len(ranked) - 1, int(len(ranked) * percentile / 100))] if ranked else None
 

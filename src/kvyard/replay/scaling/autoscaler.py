@@ -49,13 +49,13 @@ class ScaledWorker:
         self.slots = slots
         self.state = WorkerState.ACTIVE if active else WorkerState.OFF
         self.ready = 0
-        """When it will have started."""
+        """Time at which it will have started."""
         self.since = 0
-        """When it was last switched on."""
+        """Time at which it was last started."""
         self.spans: list[tuple[int, int]] = []
-        """When it was on, up to when it was last switched off."""
+        """Intervals in which it was on, up to its latest stop."""
         self.idle_from = 0
-        """When the last of its requests ended."""
+        """End of the last of its requests."""
 
 
 class Autoscaler(Listener):

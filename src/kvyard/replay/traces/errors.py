@@ -21,4 +21,4 @@ class BadRow(Exception):
 
 
 UNREADABLE = (BadRow, *DECODE_ERRORS)
-"""All that a record can do to its reader."""
+"""Exceptions of reading a record."""

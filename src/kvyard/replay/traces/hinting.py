@@ -90,7 +90,7 @@ class TraceFuture(msgspec.Struct, frozen=True):
     """Knowledge of a client at each request of a trace, in its order."""
 
     names: list[str]
-    """Of conversations."""
+    """Names of conversations."""
     ends: list[bool]
     """True if no request of its conversation comes later."""
     calls: list[bool]
@@ -98,7 +98,7 @@ class TraceFuture(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, trace: Iterable[TraceRequest]) -> "TraceFuture":
-        """That of a trace, which is read three times."""
+        """Return the future of a trace, which is read three times."""
         names = conversations(trace)
         last = {name: at for at, name in enumerate(names)}
         ends = [last[name] == at for at, name in enumerate(names)]

@@ -101,7 +101,7 @@ class Info(msgspec.Struct, frozen=True):
     waiting: int = 0
     """Requests that start a while after others end, whatever the clock says."""
     think: LengthSpread | None = None
-    """That while, in milliseconds."""
+    """Think time, in milliseconds."""
     reuse: Reuse | None = None
     """None where the trace doesn't say what prompts share."""
     skipped: int = 0

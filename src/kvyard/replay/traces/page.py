@@ -11,7 +11,7 @@ from kvyard.replay.traces.info import Info, Reuse
 from kvyard.replay.traces.writing import packed_file
 
 POINTS = 300
-"""Of a line, at most."""
+"""Most points of a line."""
 BY_BLOCKS: Figure = {"xScale": "log", "xUnit": "blocks", **SHARE}
 
 

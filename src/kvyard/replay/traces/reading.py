@@ -18,7 +18,7 @@ COMMON_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 LONGEST_TIME = 1 << 62
 """Nanoseconds, from 1970 too: sums of two of these times still fit into 64 bits."""
 MOST_TOKENS = (1 << 31) - 1
-"""Of a prompt or an answer."""
+"""Most tokens of a prompt or an answer."""
 
 KEPT = 5
 """Number of skipped rows that are kept in words."""

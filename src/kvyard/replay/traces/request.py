@@ -43,7 +43,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     salt: str | None = None
     model: str | None = None
     root: str | None = None
-    """Of a sub-agent: the session at the top of those that called it. None where ``session`` is that itself."""
+    """Top session of those that called a sub-agent. None if ``session`` is the top itself."""
     tool_call: bool = False
     """True if its answer ended in a call of a tool, so that its session waits for that and not for a person."""
     tenant: str | None = None

@@ -10,7 +10,7 @@ class FlowRequest(msgspec.Struct, frozen=True, gc=False):
     arrival: int
     """Nanoseconds of the caller's clock."""
     tokens: int = 0
-    """Of its prompt; 0 where the prompt wasn't read."""
+    """Tokens of its prompt; 0 if the prompt wasn't read."""
     output: int | None = None
     """Tokens of its answer, where that is known beforehand."""
     session: str | None = None
@@ -20,4 +20,4 @@ class FlowRequest(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     """As vLLM's: smaller ones go first."""
     deadline: int | None = None
-    """When its first token is due, where its client says so; nanoseconds."""
+    """Deadline of its first token, if its client gives one; nanoseconds."""

@@ -13,7 +13,7 @@ class SessionNotes(msgspec.Struct, gc=False):
     service: float = 0.0
     """Tokens of service, as of ``at``."""
     at: int = 0
-    """When its latest request ended, nanoseconds."""
+    """End of its latest request, nanoseconds."""
     length: int = 0
     """Tokens of its latest prompt and answer."""
     output: float = 0.0

@@ -96,7 +96,7 @@ class Policy:
         return self
 
     def choose(self, routing: RoutingInput) -> Choice:
-        """One of ``routing.workers``: that of least cost. Changes nothing; ``routed`` does."""
+        """Return one of ``routing.workers``: that of least cost. Changes nothing; ``routed`` does."""
         costs = self.costs(routing)
         bound = costs.lower_bound if self.ranked else None
         return routing.cheapest(costs.cost, self.why, None, bound, self.same_rank_same_cost)

@@ -35,9 +35,9 @@ class _Residence(msgspec.Struct, gc=False):
 
     slot: int
     tokens: int
-    """Of its latest prompt."""
+    """Tokens of its latest prompt."""
     since: int
-    """When that was routed, nanoseconds."""
+    """Time of its routing, nanoseconds."""
     gap: float
     """The longest time between two requests, older ones counting less; 0 before the second."""
     expires: int

@@ -21,7 +21,7 @@ class HashRing:
         """By slot its places, in order."""
 
     def first(self, key: int, slots: int) -> int:
-        """Of a set of slots, given as bits and not empty, the one that comes first from the place of ``key`` on."""
+        """Return the slot, of a set given as bits and not empty, that comes first from the place of ``key`` on."""
         self._meet(slots.bit_length())
         start = xxhash.xxh3_64_intdigest(b"%d" % key)
         if slots.bit_count() <= _FEW:

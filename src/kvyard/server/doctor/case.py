@@ -73,7 +73,7 @@ class Case:
         self.topics: Counter[str] = Counter()
         self.texts: list[Text] = []
         self.clears: list[int] = []
-        """When something was cleared."""
+        """Times of clears."""
         self.cleared_blocks = 0
         self.announced: Counter[int | None] = Counter()
         """Blocks stored per group."""

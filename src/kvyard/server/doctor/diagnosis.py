@@ -26,7 +26,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     matched: dict[str, int]
     """Per source the longest match of the prompt, in tokens."""
     tokens: int | None
-    """Of the prompt."""
+    """Tokens of the prompt."""
     engines: list[Visit] = []
     """Engines that were asked over HTTP, with all their answers."""
     gateway: GatewayVisit | None = None

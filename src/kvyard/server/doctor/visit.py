@@ -81,13 +81,13 @@ class Visit(msgspec.Struct, kw_only=True):
     text_ids: list[int] | None = None
     chat_ids: list[int] | None = None
     chat_tokens: int | None = None
-    """Of the prompt, as counted when the same messages were sent as a request."""
+    """Tokens of the prompt, as counted when the messages were sent as a request."""
     probe_ids: list[int] = []
     """A prompt that only this engine got."""
     prompt_tokens: int | None = None
-    """Of the prompt that all engines got."""
+    """Tokens of the prompt that all engines got."""
     cached: list[int | None] = []
-    """Of it, the tokens that were cached: at first, the second time, and with a salt."""
+    """Cached tokens of it: at first, the second time, and with a salt."""
     hits: float | None = None
     """By how much vllm:prefix_cache_hits_total grew the second time."""
     failed: dict[str, str] = {}
@@ -284,7 +284,7 @@ class Round(threading.Thread):
         """``listening`` says whether listeners are connected; left out, there are none."""
         super().__init__(daemon=True)
         self.visits: list[Visit] = []
-        """Of those that were visited by now, in order."""
+        """Visits so far, in order."""
         self._urls = urls
         self._ask = ask
         self._token = token

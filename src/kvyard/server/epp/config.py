@@ -28,7 +28,7 @@ NOT_OURS: Mapping[str, str] = {
 
 
 class EppConfig(GatewayConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about an endpoint picker. Raises ``KvyardError`` for what can't go together."""
+    """Configuration of an endpoint picker. Raises ``KvyardError`` for contradictions."""
 
     port: Annotated[int, Meta(ge=0, le=65535), Setting("Of gRPC, for the data plane; 0 for any.", flag=True)] = 9002
     http_port: Annotated[

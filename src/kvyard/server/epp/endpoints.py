@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 ROUND = 1.0
 """Seconds between two looks for engines without an address."""
 ROUNDS = 5
-"""Of those, between two lookups of names that were found before."""
+"""Rounds between two lookups of names that were found before."""
 
 
 class Endpoints:

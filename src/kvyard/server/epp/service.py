@@ -51,12 +51,12 @@ class EppService(AsyncService):
     """A gateway's parts, with gRPC before them. Use it in an ``async with`` block, or ``start`` and ``stop`` it."""
 
     def __init__(self, config: EppConfig, gateway: Gateway, picker: EndpointPicker, tls: TlsFiles | None) -> None:
-        """Nothing is opened yet."""
+        """Opens nothing yet."""
         self.config = config
         self.gateway = gateway
         self.picker = picker
         self.port = 0
-        """Of gRPC, once it is started."""
+        """Port of gRPC, once it is started."""
         self._tls = tls
         self._server: Any = None
         self._health = health_aio.HealthServicer()

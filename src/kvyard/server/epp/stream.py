@@ -38,7 +38,7 @@ class RequestStream:
         """Bytes of headers and of pieces that are counted for it."""
         self._picked: Picked | None = None
         self._status = 0
-        """Of the answer; 0 before it."""
+        """Status of the answer; 0 before it."""
         self._streamed = False
         """True if the answer consists of server-sent events."""
         self._usage = UsageReader()

@@ -17,7 +17,7 @@ class AccessLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One request. Times are milliseconds since it came, unless it says otherwise."""
 
     time: float
-    """When it came, in seconds since 1970."""
+    """Arrival, in seconds since 1970."""
     id: str = ""
     path: str
     key: str = ""

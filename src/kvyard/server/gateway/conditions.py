@@ -18,7 +18,7 @@ SAID_AT_ONCE = frozenset({"draining", "engine-down", "share-away", "index-away",
 def conditions(
     config: GatewayConfig, members: Membership, index: Service, traffic: Traffic, journals: Iterable[JournalFile]
 ) -> Iterator[HealthReason]:
-    """All that isn't as it should be."""
+    """Yield all problems."""
     yield from _engines(config, members)
     for pool in members.pools.values():
         if pool.remote is not None and pool.remote.error:

@@ -66,12 +66,12 @@ class EngineConnection(asyncio.Protocol):
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.content_type = b""
-        """Of the answer, in small letters and without parameters."""
+        """Content type of the answer, in lower case and without parameters."""
         self.complete = False
         """True if all of the answer came."""
         self.busy = False
         self.heard = 0.0
-        """When it last said something, or was released."""
+        """Time of the latest data, or of its release."""
         self._connections = connections
         self._transport: Any = None
         self._parser: Any = None
@@ -207,7 +207,7 @@ class EngineConnection(asyncio.Protocol):
         self._wake()
 
     def silent(self) -> None:
-        """It has said nothing for too long."""
+        """Fail because nothing came for too long."""
         self._fail("it was silent for too long")
 
     # -- for the parser ---------------------------------------------------------------------------------------------

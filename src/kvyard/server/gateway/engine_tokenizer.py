@@ -12,7 +12,7 @@ from kvyard.server.gateway.pool import Engine, EnginePool
 TRIES = 2
 """Engines that are asked for one prompt."""
 BYTES_PER_SECOND = 1 << 20
-"""Of a long prompt: its engine has this much more time for each second's worth."""
+"""Rate of tokenizing a long prompt: its engine has this much more time for each second's worth."""
 BACKOFF_SECONDS = 1.0
 """For which an engine isn't asked after a failure; twice as long after each further one."""
 LONGEST_BACKOFF_SECONDS = 60.0

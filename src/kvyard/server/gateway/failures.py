@@ -53,7 +53,7 @@ def unreachable(error: OSError) -> EngineFailed:
 
 
 def failure(error: BaseException) -> EngineFailed:
-    """One of ``ERRORS`` in a few words."""
+    """Describe one of ``ERRORS`` in a few words."""
     if isinstance(error, aiohttp.ClientConnectorError):
         reason = f"it can't be reached: {error.strerror or error.os_error}"
         return EngineFailed(reason, reached=False, gone=error.errno not in OURS)

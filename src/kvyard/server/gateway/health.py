@@ -110,7 +110,8 @@ class EngineHealth(msgspec.Struct, eq=False):
             self.tell(found, engine.name, engine.reason)
 
     def _struck(self, engine: Engine) -> None:
-        """It failed a request that another engine answered; with too many in a row it gets none for a while."""
+        """Count a failure of a request that another engine answered; with too many in a row the engine gets none for a
+        while."""
         engine.strikes += 1
         pool = engine.pool
         if engine.strikes >= self.config.unhealthy_after and pool is not None and engine.up and pool.spare(engine):

@@ -23,7 +23,7 @@ from kvyard.server.indexer.config import load, settings_as
 
 
 class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of those who may ask."""
+    """Key of a client."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     """For logs and metrics: it isn't secret."""
