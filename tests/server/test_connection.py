@@ -249,7 +249,7 @@ def test_what_is_pipelined_is_bounded_in_number_and_bytes() -> None:
             await writer.drain()
             await eventually_async(lambda asked=asked: app.asked != asked)
             (connection,) = server._state.connections
-            await eventually_async(lambda connection=connection: not connection.transport.is_reading())
+            await asyncio.sleep(0.05)  # all that it will read of the flood
             assert len(connection._queue) <= connections.PIPELINED_REQUESTS
             assert len(connection._held) <= connections.PIPELINED_BYTES
             app.go_on.set()
