@@ -93,7 +93,7 @@ class TestSeveralRouters:
             assert fleet.router.prefill_done("r", 0)
             assert fleet.route(list("abcdefgh"), id_="s").worker == decision.worker
         assert two.router.finished("r", 0)
-        with pytest.raises(KvyardError, match="'s' is under way already"):
+        with pytest.raises(KvyardError, match="'s' is in flight already"):
             two.router.book(RouteRequest("s", [], 1), decision.worker, 0)
         with pytest.raises(KvyardError, match="no worker z"):
             two.router.book(RouteRequest("t", [], 1), Holder("z"), 0)
@@ -119,7 +119,7 @@ class TestRefusals:
     def test_an_id_is_under_way_once(self) -> None:
         fleet = Fleet(("a",))
         fleet.route("x", id_="r")
-        with pytest.raises(KvyardError, match="'r' is under way already"):
+        with pytest.raises(KvyardError, match="'r' is in flight already"):
             fleet.route("x", id_="r")
 
     def test_pools_are_not_routed_to(self) -> None:
@@ -163,7 +163,7 @@ class TestExplanations:
         assert fleet.router.explain(decision).splitlines() == [
             "r1: kv chose b@0: it costs least.",
             "Of 25 tokens (6 blocks) it has 2 in device memory, 3 more in host memory.",
-            "Before this one it had 0 requests under way, 0 tokens to prefill and 0 blocks held, 0 of them of this prompt.",
+            "Before this one it had 0 requests in flight, 0 tokens to prefill and 0 blocks held, 0 of them of this prompt.",
             "Cost 8 = max(0, (0 + 25) / 4 - 4.25) to prefill + 6 held.",
             "a@0 has 6: 1 block was left on the table.",
             "",

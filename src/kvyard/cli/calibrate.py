@@ -41,7 +41,7 @@ def calibrate(
     max_batch: Annotated[int | None, typer.Option(help="Requests to send at once, at most. [default: 64]")] = None,
     rounds: Annotated[int | None, typer.Option(help="How often to send each probe. [default: 2]")] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Begin no further probe after so many seconds. [default: 300]")
+        float | None, typer.Option(help="Begin no further probe after this many seconds. [default: 300]")
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(min=1, help="Of the engine: longer prompts are computed in parts.")

@@ -271,7 +271,7 @@ def summary(subscription: Subscription) -> Iterator[str]:
     if malformed:
         yield f"{malformed} messages were no batches"
     if not statuses:
-        yield "nothing was heard"
+        yield "nothing was received"
 
 
 def report_lines(report: StreamReport, source: str) -> Iterator[str]:

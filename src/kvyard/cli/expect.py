@@ -79,7 +79,7 @@ def expect(
     ] = None,
     window: Annotated[
         int,
-        typer.Option(min=1, help="With --watch: compare so many of the latest requests.", rich_help_panel=LIVE),
+        typer.Option(min=1, help="With --watch: compare this many of the latest requests.", rich_help_panel=LIVE),
     ] = 2000,
     gateway: Annotated[
         str | None,

@@ -29,7 +29,7 @@ def _switch(name: str, help: str) -> inspect.Parameter:
 
 CHAIN_IDS = _switch("chain_ids", "For ids that name blocks and not prefixes.")
 LIMIT = parameter(
-    "limit", int | None, typer.Option(min=1, help="Read so many requests at most.", rich_help_panel=HEADING)
+    "limit", int | None, typer.Option(min=1, help="Read at most this many requests.", rich_help_panel=HEADING)
 )
 
 

@@ -120,7 +120,7 @@ class PoolFlags(NamedTuple):
 
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", help="Of a fleet of pools: so many at a time; by default one per core."),
+        typer.Option("--jobs", "-j", help="Of a fleet of pools: this many at a time; by default one per core."),
     ] = None
     ray: Ray = None
 

@@ -89,11 +89,11 @@ def slice_(
     file: File,
     out: Out,
     reading: Mapping[str, Any],
-    skip: Annotated[int, typer.Option(min=0, help="Leave out so many requests.")] = 0,
-    first: Annotated[int | None, typer.Option(min=1, help="Take so many requests.")] = None,
+    skip: Annotated[int, typer.Option(min=0, help="Leave out this many requests.")] = 0,
+    first: Annotated[int | None, typer.Option(min=1, help="Take this many requests.")] = None,
     since: Annotated[float, typer.Option("--from", min=0.0, help="Second of the first arrival to take.")] = 0.0,
     until: Annotated[float | None, typer.Option(min=0.0, help="Second of the first arrival not to take.")] = None,
-    sessions: Annotated[int | None, typer.Option(min=1, help="Take so many sessions as a whole.")] = None,
+    sessions: Annotated[int | None, typer.Option(min=1, help="Take this many whole sessions.")] = None,
     min_tokens: Annotated[
         int, typer.Option(min=0, help="Leave out requests with fewer tokens, prompt and answer together.")
     ] = 0,
@@ -150,7 +150,7 @@ def repeat(
     out: Out,
     reading: Mapping[str, Any],
     times: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of copies.")],
-    first: Annotated[int | None, typer.Option(min=1, help="Take so many requests of all that.")] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="Take this many requests of the result.")] = None,
     to: To = "mooncake",
     lossy: Lossy = False,
 ) -> None:

@@ -108,7 +108,7 @@ class Catalog:
             return "some of its events name a group and others don't"
         groups = sorted(seen, key=lambda group: -1 if group is None else group)
         if groups[0] is not None and groups != list(range(len(groups))):
-            return f"it has a group {groups[-1]} but not all groups before it were heard of"
+            return f"it has a group {groups[-1]} but not all groups before it were announced"
         unknown = [group for group in groups if seen[group] is None]
         if unknown:
             return f"group {unknown[0]} is of a kind that isn't known"

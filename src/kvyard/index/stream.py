@@ -60,7 +60,7 @@ class FollowedStream(msgspec.Struct, eq=False):
 
     source: Source
     state: State = State.STALE
-    reason: str = "nothing heard yet"
+    reason: str = "nothing received yet"
     seq: int = -1
     updated: int = 0
     """Time of the latest update, on the clock of the caller."""

@@ -301,14 +301,14 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 0
     concurrency: Annotated[
         int | None,
-        Setting("Closed loop: so many sessions (or requests) under way, whatever the recorded times.", flag=True),
+        Setting("Closed loop: this many sessions (or requests) in flight, whatever the recorded times.", flag=True),
     ] = None
     hints: Annotated[
         str | None,
         Setting("Hints made from the trace's future, such as session-end:recall=0.5,false=0.1.", flag=True),
     ] = None
     """Engines heed them. ``heed_hints`` alone is for those that the trace has."""
-    limit: Annotated[int | None, Setting("Replay so many requests at most.", flag=True)] = None
+    limit: Annotated[int | None, Setting("Replay at most this many requests.", flag=True)] = None
     seed: Annotated[int, Setting("Of whatever is drawn.", flag=True)] = 0
 
     def check(self) -> None:

@@ -31,7 +31,7 @@ def explain(decision: Decision, config: RouterConfig, block_size: int) -> str:
         else f"It has nothing of the {decision.num_tokens} tokens ({_blocks(decision.blocks)})."
     )
     lines.append(
-        f"Before this one it had {_count(decision.active_requests, 'request')} under way, {decision.prefill_tokens} tokens "
+        f"Before this one it had {_count(decision.active_requests, 'request')} in flight, {decision.prefill_tokens} tokens "
         f"to prefill and {_blocks(decision.active_blocks)} held, {decision.shared_blocks} of them of this prompt."
     )
     if decision.why == "time":

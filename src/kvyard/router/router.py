@@ -477,7 +477,7 @@ class Router:
     def _refuse_twice(self, request: RouteRequest) -> None:
         if request.id in self.loads.active:
             raise KvyardError(
-                f"request {request.id!r} is under way already: report it finished before routing it again"
+                f"request {request.id!r} is in flight already: report it finished before routing it again"
             )
 
     def _forget_stale(self, now: int) -> None:

@@ -259,7 +259,7 @@ class HttpServer:
             if connection.request is not None and connection.request.task
         ]
         if tasks and not self._hurried.is_set():
-            log.error("%d requests under way had no more time, and were cut off", len(tasks))
+            log.error("%d requests in flight had no more time, and were cut off", len(tasks))
         for connection in list(state.connections):
             connection.cut()
         for task in waiting:

@@ -181,9 +181,7 @@ class LinkedTier(CopyQueue):
         """Raise ``AssertionError`` unless everything under way holds what it reads or fills, and the store is sound."""
         for transfer, copy in self.under_way.items():
             for held in copy.far:
-                assert held in self.store.pool.holds, (
-                    f"I6: {transfer} has let go of its pages in {self.store.tier.name}"
-                )
+                assert held in self.store.pool.holds, f"I6: {transfer} has released its pages in {self.store.tier.name}"
         self.store.check_integrity()
         self.link.check_integrity()
 
@@ -282,5 +280,5 @@ class WorkerLink(CopyQueue):
         """Raise ``AssertionError`` unless everything under way holds both its ends (I6) and the link keeps I7."""
         for transfer, copy in self.under_way.items():
             for name, pool, tables in zip(self.ends, self.pools, (copy.near, copy.far)):
-                assert all(held in pool.holds for held in tables), f"I6: {transfer} has let go of its blocks at {name}"
+                assert all(held in pool.holds for held in tables), f"I6: {transfer} has released its blocks at {name}"
         self.link.check_integrity()

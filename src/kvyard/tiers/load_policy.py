@@ -18,7 +18,7 @@ PrefillTime = Callable[[int, int], int]
 
 REASONS = {
     "small": "too few to load",
-    "busy": "too many loads under way",
+    "busy": "too many loads in flight",
     "slower": "computed sooner than loaded",
 }
 """Why a load is left, and what reports say of it."""

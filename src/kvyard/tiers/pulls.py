@@ -168,7 +168,7 @@ class Pulls:
             assert pull in pull.target.incoming, "I6: a pull that its target doesn't know of"
             first = pull.target.first
             assert all(held in first.reserved for held in pull.copy.near), "I6: a pull without room where it goes"
-            assert all(held in pull.source.pool.holds for held in pull.copy.far), "I6: a pull has let go of its source"
+            assert all(held in pull.source.pool.holds for held in pull.copy.far), "I6: a pull has released its source"
 
 
 class PeerTier:

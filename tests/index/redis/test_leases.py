@@ -173,7 +173,7 @@ class TestReplicas:
             two.backend.session.maintain()
             two.tick()
             assert blocks(reader) == 0
-            assert reader.score(TEXT).workers[A].reason == "nothing heard yet"
+            assert reader.score(TEXT).workers[A].reason == "nothing received yet"
             say(two, stored(TEXT, 4, 0, 2), seq=9, state=State.STALE)
             assert blocks(reader) == 0
             say(two, stored(TEXT, 4, 0, 2), seq=9, origin=Origin.SNAPSHOT, replaces=True)

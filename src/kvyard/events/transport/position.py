@@ -123,7 +123,7 @@ class UpdateLog:
         self.stream = stream
         self.topic = topic
         self.state = State.STALE
-        self.reason = "nothing heard yet"
+        self.reason = "nothing received yet"
         self.epoch = 0
         self.publisher_epoch: int | None = None
         self.rank: int | None = None

@@ -18,7 +18,7 @@ UNITS = {
     "gpu_memory": "GB of each card",
     "event_lag": "event lag, ms",
     "workers": "workers",
-    "concurrency": "sessions under way",
+    "concurrency": "sessions in flight",
     "speedup": "speed-up of arrivals",
 }
 SCALES = {**{name: 1e9 for name in ROOMS if name.endswith("bytes")}, "gpu_memory": 1e9, "event_lag": 1e6}

@@ -288,7 +288,7 @@ def pulled(pulls: PullReport) -> str:
     refused = sum(pulls.refused.values())
     left = [
         (refused, "computed by choice"),
-        (pulls.busy, "computed because too many were under way"),
+        (pulls.busy, "computed because too many were in flight"),
         (pulls.no_room, "computed for want of room"),
         (pulls.gone, "found nothing there any more"),
         (pulls.failed, "lost with their source"),

@@ -41,7 +41,7 @@ class Progress(FlowPolicy):
     def why(self, request: FlowRequest, now: int) -> str:
         notes = self._sessions.find(request.session)
         if notes is None:
-            return "its session is new, and those under way go first"
+            return "its session is new, and sessions in progress go first"
         if not self.rank(request, now):
             return "its session is active, as others that came before"
         return f"its session is paused after {notes.turns:,} requests, and active ones go first"

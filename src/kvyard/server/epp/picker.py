@@ -158,7 +158,7 @@ class EndpointPicker:
         if home is not None and home.model in members.pools:
             pools = [members.pools[home.model]]
         if not pools:
-            raise Refusal(503, "no engine has been heard of yet", fix="try again later", Retry_After="1")
+            raise Refusal(503, "no engine is known yet", fix="try again later", Retry_After="1")
         pool = next((candidate for candidate in pools if any(map(_may_get, candidate.engines.values()))), pools[0])
         shut = frozenset() if home is None else pool.all_but(home.engine)
         return unread(id_, pool.model, pool, shut, session_name(asked.headers.get(self.config.session_header)))
@@ -251,7 +251,7 @@ def _may_get(engine: Engine) -> bool:
 
 
 TEXTS = {
-    P + "streams": "Requests of the data plane that are here, answers under way included.",
+    P + "streams": "Requests of the data plane that are here, answers in flight included.",
     P + "held_bytes": "Bytes of headers, and of bodies until their request has an engine.",
     P + "moved_total": "Requests that another engine answered than the one that was named first.",
     P + "elsewhere_total": "Requests that an endpoint answered which is no engine here.",

@@ -199,7 +199,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     processes: Annotated[
         int,
         Meta(ge=1, le=MOST_PROCESSES),
-        Setting("Serve with so many processes, which share one port and one view; Linux.", flag=True),
+        Setting("Serve with this many processes, which share one port and one view; Linux.", flag=True),
     ] = 1
     token_file: Annotated[
         str | None, Setting(f"A file with the token that clients show; or set {TOKEN_VARIABLE}.", flag=True)
@@ -314,9 +314,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long answers may still take after SIGTERM."""
     limits: Bounds = Bounds()
 
-    journal: Annotated[
-        str | None, Setting("Write down all that the router is told and decides, in this file.", flag=True)
-    ] = None
+    journal: Annotated[str | None, Setting("Write all inputs and decisions of the router to this file.", flag=True)] = (
+        None
+    )
     """Further models get files of their own."""
     record: Annotated[
         str | None, Setting("Record the traffic as a trace without text, for kvyard replay, in this file.", flag=True)

@@ -195,7 +195,7 @@ class Gateway(AsyncService):
     def conditions(self) -> Iterator[HealthReason]:
         """All that isn't as it should be."""
         if self.draining:
-            yield HealthReason(code="draining", why="it is ending; what is under way goes on", grade="unready")
+            yield HealthReason(code="draining", why="it is ending; requests in flight go on", grade="unready")
         if self.reloading.error:
             yield HealthReason(code="config", why=f"it stays as it was: {self.reloading.error}")
         yield from conditions(self.config, self.members, self.index, self.traffic, self._maker.journals)

@@ -149,7 +149,7 @@ class Membership(msgspec.Struct, eq=False):
             if there:
                 raise Refusal(400, "model is missing, and there are several", field="model", fix="see /v1/models")
         if model is None or not self.names:
-            raise Refusal(503, "no engine has been heard of yet", fix="try again later", Retry_After="1")
+            raise Refusal(503, "no engine is known yet", fix="try again later", Retry_After="1")
         found = self.names.get(model)
         if found is None:
             raise Refusal(404, f"The model `{model[:200]}` does not exist.", field="model", fix="see /v1/models")

@@ -73,7 +73,7 @@ class Engine:
         self.address = EngineAddress.of(self.url)
         self.holders = [Holder(self.name, rank) for rank in range(config.dp_size)]
         self.state: EngineState = "starting"
-        self.reason = "nothing heard yet"
+        self.reason = "nothing received yet"
         self.draining = False
         self.pool: EnginePool | None = None
         self.models: dict[str, str | None] = {}

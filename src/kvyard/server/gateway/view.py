@@ -142,7 +142,7 @@ class GatewaySource:
         gateway = self._gateway
         notes: list[str] = []
         if gateway.draining:
-            notes.append("draining: what is under way goes on")
+            notes.append("draining: requests in flight go on")
         for pool in gateway.members.pools.values():
             if pool.remote is not None and pool.remote.error:
                 notes.append(f"{pool.model}: the index doesn't answer ({pool.remote.error})")

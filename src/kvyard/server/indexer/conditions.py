@@ -32,7 +32,7 @@ def stream_conditions(listener: Listener) -> Iterator[HealthReason]:
     if listener.error:
         yield HealthReason(code="stream-failed", about=about, why=listener.error)
     elif info.state == State.STALE.value:
-        yield HealthReason(code="stream-stale", about=about, why=info.reason or "nothing heard yet")
+        yield HealthReason(code="stream-stale", about=about, why=info.reason or "nothing received yet")
     if info.block_sizes:
         sizes = ", ".join(map(str, info.block_sizes))
         told = listener.told.block_size

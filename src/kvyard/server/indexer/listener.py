@@ -175,7 +175,7 @@ class Listener:
             state, reason = worst.state, worst.reason
         else:
             heard = next(iter(self.subscriber.statuses()), None)
-            state, reason = State.STALE, "nothing heard yet" if heard is None else heard.reason
+            state, reason = State.STALE, "nothing received yet" if heard is None else heard.reason
         told = self.told.block_size
         return ListenerInfo(
             name=self.told.stream,

@@ -107,7 +107,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     faults: MockFaults = MockFaults()
     limits: Bounds = Bounds()
     seed: Annotated[int, Setting("Of answers and faults.", flag=True)] = 0
-    drain_seconds: Annotated[float, Setting("What streams get to finish in when the server is told to end.")] = 5.0
+    drain_seconds: Annotated[float, Setting("Seconds that streams have to finish when the server ends.")] = 5.0
 
     def __post_init__(self) -> None:
         if self.hands_over:

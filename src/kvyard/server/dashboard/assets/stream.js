@@ -55,7 +55,7 @@ export class Stream {
         }
       }
     } catch (error) {
-      why = control.signal.aborted ? "nothing was heard" : error instanceof TypeError ? "the server can't be reached" : error.message;
+      why = control.signal.aborted ? "nothing was received" : error instanceof TypeError ? "the server can't be reached" : error.message;
     }
     clearTimeout(watch.at);
     if (this.control !== control) return; // it was started again

@@ -1,10 +1,16 @@
 """Keys: the gateway's clients, their models and their rates, in a TOML or JSON file:
 
-[[keys]] name = "search-team" key = "sk-..." # or sha256 = "...", of the key, so that the file gives nothing away models =
-["llama", "tools-*"] # left out: all explain = true # may ask /explain, and is told how each request was routed cache_salt =
-"..." # its prompts share no cached prefix with those of other salts requests_per_minute = 600 tokens_per_minute = 200_000
+[[keys]]
+name = "search-team"
+key = "sk-..."                    # or sha256 = "...", of the key, so that the file gives nothing away
+models = ["llama", "tools-*"]     # left out: all
+explain = true                    # may ask /explain, and learns how each request was routed
+cache_salt = "..."                # its prompts share no cached prefix with those of other salts
+requests_per_minute = 600
+tokens_per_minute = 200_000
 
-[models.llama] # for all keys together tokens_per_minute = 2_000_000
+[models.llama]                    # for all keys together
+tokens_per_minute = 2_000_000
 """
 
 import hashlib
