@@ -52,3 +52,14 @@ def _headings(file: Path) -> set[str]:
     titles = re.findall(r"^#+ +(.*?) *$", file.read_text(), re.MULTILINE)
     words = [re.sub(r"[^\w\- ]", "", re.sub(r"\]\(.*?\)", "", title).lower()) for title in titles]
     return {word.replace(" ", "-") for word in words} | {re.sub(r"[- ]+", "-", word) for word in words}
+
+
+def test_pages_are_short() -> None:
+    """A page has at most 1,500 words outside of tables and code; one with more is two pages."""
+    long = {}
+    for page in (ROOT / "docs").rglob("*.md"):
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        words = sum(len(line.split()) for line in prose.splitlines() if not line.startswith(("|", "    ")))
+        if words > 1500:
+            long[page.name] = words
+    assert not long
