@@ -39,7 +39,7 @@ MODULES = {
     "split_placement worker worker_pool",
     "router": "active cost inputs matches memory overlaps pace ranking router search time_cost tree worker",
     "tiers": "cleaner copies copy_totals hicache layout links/fair links/fifo links/link links/sharing loader network offload "
-    "prefix_lookup state store storer",
+    "path_chain prefix_lookup state store storer",
 }
 """Modules in which replays and routing decisions spend their time, by package. Not listed: msgspec's types, and classes that
 people derive from or pickle.

@@ -29,6 +29,8 @@ POLICIES = [
     {"policy": "after_hits", "min_uses": 2},
     {"policy": "on_eviction", "offload_ahead": 8},
     {"policy": "on_eviction", "offload_ahead": 4, "on_unclean": "drop"},
+    {"policy": "lazy"},
+    {"policy": "exclusive", "offload_ahead": 4},
     {"blocks_per_chunk": 2},
     {"offload_batch_size": 4},
     {"last_block": "recompute-block"},

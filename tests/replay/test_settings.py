@@ -337,3 +337,16 @@ def test_other_backends_keep_window_layers_as_full_ones() -> None:
     assert full.num_gpu_blocks < windows.num_gpu_blocks
     with pytest.raises(KvyardError, match="one group of full attention"):
         engine(model="qwen3.5-9b", gpu="h200", backend="sglang")
+
+
+def test_store_is_an_offload_policy_or_no_lower_tier() -> None:
+    host = {"host_blocks": 100, "host_bandwidth": 20, "load_policy": "threshold"}
+    assert make_config({**host, "store": "lazy"}) == make_config({**host, "offload_policy": "lazy"})
+    assert make_config({**host, "store": "none"}) == make_config({})
+    for settings, message in (
+        ({**host, "store": "eager"}, "unknown store 'eager': choose one of none, write_through"),
+        ({**host, "store": "lazy", "offload_policy": "lazy"}, "leave one of the two out"),
+        ({"store": "lazy"}, "offload_policy"),
+    ):
+        with pytest.raises(KvyardError, match=message):
+            make_config(settings)

@@ -44,6 +44,13 @@ def test_tiers(keys: dict[str, Any], message: str) -> None:
         ({"policy": "on_eviction", "on_unclean": "panic"}, "unknown on_unclean 'panic'"),
         ({"policy": "on_eviction", "offload_ahead": 0}, "offload_ahead must be"),
         ({"policy": "on_eviction", "blocks_per_chunk": 2}, "on_eviction copies single blocks"),
+        ({"policy": "lazy", "blocks_per_chunk": 2}, "lazy copies single blocks"),
+        ({"spill": "on_eviction"}, "spill on_eviction is for a tier with another below it"),
+        ({"spill": "never"}, "unknown spill 'never'"),
+        (
+            {"policy": "exclusive", "host_keys": {"scope": "shared"}},
+            "exclusive takes what is loaded out of the host, which others share",
+        ),
         ({"storage": 10, "host_keys": {"scope": "shared"}}, "private storage tier can't stand behind a shared host"),
     ],
 )

@@ -44,6 +44,8 @@ SETS: dict[str, tuple[list[GroupSpec], dict[str, Any], dict[str, Any], int]] = {
     "after-hits": ([FULL, NARROW], {}, {"policy": "after_hits"}, 0),
     "on-eviction": ([FULL, NARROW], {}, {"policy": "on_eviction", "offload_ahead": 6}, 0),
     "on-eviction-drop": ([FULL], {}, {"policy": "on_eviction", "offload_ahead": 4, "on_unclean": "drop"}, 0),
+    "lazy": ([FULL], {}, {"policy": "lazy"}, 0),
+    "exclusive": ([FULL, NARROW], {}, {"policy": "exclusive", "offload_ahead": 6}, 0),
     "on-eviction-aligned": ([FULL, spec("mamba")], {}, {"policy": "on_eviction", "offload_ahead": 9}, 0),
     "chunks": ([FULL], {}, {"blocks_per_chunk": 3}, 0),
     "chunks+window": ([FULL, NARROW], {}, {"blocks_per_chunk": 2}, 0),
@@ -52,10 +54,27 @@ SETS: dict[str, tuple[list[GroupSpec], dict[str, Any], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("lower", [(), (300,), (30, 300)], ids=["host", "storage", "remote"])
-@pytest.mark.parametrize("name", SETS)
-def test_bytes_survive(name: str, lower: tuple[int, ...]) -> None:
-    groups, options, offload, drafts = SETS[name]
+WRITE_BACK = {
+    "write-back": ([FULL, NARROW], {}, {"spill": "on_eviction"}, 0),
+    "write-back, lazy": ([FULL], {}, {"spill": "on_eviction", "policy": "lazy"}, 0),
+    "write-back, exclusive": ([FULL, NARROW], {}, {"spill": "on_eviction", "policy": "exclusive"}, 0),
+}
+LOWER = {"host": (), "storage": (300,), "remote": (30, 300)}
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"),
+    [(name, lower) for name in SETS for lower in LOWER]
+    + [(name, lower) for name in WRITE_BACK for lower in ("storage", "remote")],
+)
+def test_bytes_survive(name: str, lower: str) -> None:
+    groups, options, offload, drafts = (SETS | WRITE_BACK)[name]
+    _survive(groups, options, offload, drafts, LOWER[lower])
+
+
+def _survive(
+    groups: list[GroupSpec], options: dict[str, Any], offload: dict[str, Any], drafts: int, lower: tuple[int, ...]
+) -> None:
     device = pool_for(groups)
     host = device if lower else 2 * device
     engine = TieredEngine(device, groups, tiers(host, *lower, **offload), **options)

@@ -7,6 +7,7 @@ from tests.tiers.support import Worker, tiers
 
 from kvyard.blocks import Request
 from kvyard.blocks.spec import ConfigError
+from kvyard.clock import SECOND
 from kvyard.events.types import Tier
 from kvyard.tiers import LoadStep, Timeline
 
@@ -259,3 +260,77 @@ def test_members_of_a_shared_host_clean_no_more_than_their_part() -> None:
     else:
         raise AssertionError("no end to copying")
     assert [worker.offload.counters.tiers[0].stores.blocks for worker in workers] == [5, 5]
+
+
+# -- lazy, exclusive, write-back --------------------------------------------------------------------------------------
+
+
+def test_lazy_copies_ahead_by_what_was_taken_lately() -> None:
+    """2.5 times the largest allocation, halved every 10 seconds; a taker never waits."""
+    worker = Worker(tiers(policy="lazy"), num_blocks=101)
+    cleaner = worker.offload._cleaner
+    assert cleaner is not None and cleaner.ahead == 0, "nothing was taken yet"
+    assert worker.offload.make_clean(8, 0) is None and cleaner.ahead == 20
+    assert worker.offload.make_clean(2, 10 * SECOND) is None and cleaner.ahead == 10
+    assert worker.offload.make_clean(30, 10 * SECOND) is None and cleaner.ahead == 75
+
+
+def test_lazy_stores_nothing_while_the_device_has_room() -> None:
+    """LMCache's first phase of #5172: an engine without pressure writes nothing, and one whose pool turns over does."""
+    worker = Worker(tiers(policy="lazy"), num_blocks=101)
+    for at in range(3):
+        request = worker.make(f"r{at}", range(100 * at, 100 * at + 21))
+        assert worker.offload.make_clean(6, at) is None
+        worker.finish(worker.run(f"r{at}", range(100 * at, 100 * at + 21), at), at)
+        assert request.num_tokens == 21
+    worker.settle()
+    assert worker.held(Tier.G2) == 0
+    for at in range(3, 20):
+        assert worker.offload.make_clean(15, 10_000 * at) is None
+        worker.finish(worker.run(f"r{at}", range(100 * at, 100 * at + 57), 10_000 * at), 10_000 * at)
+        worker.settle(10_000 * at)
+    assert worker.held(Tier.G2) > 30 and worker.offload.counters.unclean_waits == 0
+
+
+def test_an_exclusive_host_gives_up_what_it_loads() -> None:
+    worker = Worker(tiers(policy="exclusive", offload_ahead=20), num_blocks=21)
+    worker.finish(worker.run("a", range(41), now=0), 0)
+    worker.tick(1)
+    now = worker.settle(1)
+    assert worker.held(Tier.G2) == 10, "all of it was copied ahead"
+    worker.evict_all()
+    again = worker.make("again", range(41))
+    outcome = worker.onboard(again, now + 1)
+    assert (outcome.step, outcome.tokens) == (LoadStep.STARTED, 40)
+    assert worker.held(Tier.G2) == 10, "until it has come"
+    assert worker.tick(now + 1 + 10_000) == [again]
+    assert worker.held(Tier.G2) == 0 and worker.held(Tier.G1) == 10
+    assert worker.offload.tiers[0].store.pool.free == 100
+
+
+def test_an_exclusive_host_keeps_what_nobody_waits_for_any_more() -> None:
+    worker = Worker(tiers(policy="exclusive", offload_ahead=20), num_blocks=21)
+    worker.finish(worker.run("a", range(41), now=0), 0)
+    worker.tick(1)
+    now = worker.settle(1)
+    worker.evict_all()
+    again = worker.make("again", range(41))
+    worker.onboard(again, now + 1)
+    worker.finish(again, now + 2)
+    worker.settle(now + 2)
+    assert worker.held(Tier.G2) == 10
+
+
+def test_write_back_spills_what_is_evicted_next() -> None:
+    """Of a host of 20 blocks, 10 taken: a store of 8 has others spilled that 20 more would evict, the oldest first."""
+    worker = Worker(tiers(20, 100, spill="on_eviction"), num_blocks=101)
+    now = 0
+    for at in range(2):
+        worker.finish(worker.run(f"r{at}", range(100 * at, 100 * at + 21), now), now)
+        now = worker.settle(now) + 1
+    assert worker.held(Tier.G2) == 10 and worker.held(Tier.G3) == 3, "2.5 x 5 less the 10 without a name"
+    worker.finish(worker.run("r2", range(200, 233), now), now)
+    now = worker.settle(now) + 1
+    # 2.5 x 8 less the 2 without a name are more than the 10 that were there before: all of these are copied on.
+    assert worker.held(Tier.G2) == 18 and worker.held(Tier.G3) == 10
+    worker.offload.check_integrity()

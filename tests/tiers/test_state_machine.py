@@ -26,9 +26,12 @@ POLICIES: list[dict[str, Any]] = [
     {"policy": "on_eviction", "offload_ahead": 3},
     {"policy": "on_eviction"},
     {"policy": "on_eviction", "on_unclean": "drop"},
+    {"policy": "lazy"},
+    {"policy": "exclusive"},
     {"load_policy": "threshold", "load_options": {"tokens": 12, "in_flight": 1}},
     {"load_policy": "least-time"},
     {"offload_batch_size": 2},
+    {"spill": "on_eviction"},
 ]
 
 SCOPES = [("private", None), ("shared", None), ("private", "shared"), ("shared", "shared"), ("private", "private")]
@@ -57,6 +60,8 @@ class Tiers(RuleBasedStateMachine):
         host: int,
         latency: int,
     ) -> None:
+        if (policy.get("policy") == "exclusive" and scopes[0] == "shared") or ("spill" in policy and scopes[1] is None):
+            policy = {}  # refused
         wire = link(discipline=discipline, latency=latency)
         config = tiers(
             host,

@@ -324,6 +324,10 @@ CONFIGS: dict[str, Callable[[], OffloadConfig]] = {
     "tight": lambda: tiers(24, 60, host_keys=SHARED, storage_keys=SHARED, policy="write_through_generated"),
     "remote": lambda: tiers(30, 60, 200, remote_keys={**SHARED, "link": link(discipline="fair")}),
     "all four": lambda: tiers(24, 40, 120, host_keys=SHARED, storage_keys=SHARED, remote_keys=SHARED),
+    "write-back": lambda: tiers(10, 200, storage_keys=SHARED, spill="on_eviction"),
+    "write-back, shared": lambda: tiers(
+        24, 60, 200, host_keys=SHARED, storage_keys=SHARED, remote_keys=SHARED, spill="on_eviction"
+    ),
     "late": lambda: tiers(60, 100, host_keys=SHARED, storage_keys=SHARED, policy="on_eviction", offload_ahead=7),
 }
 

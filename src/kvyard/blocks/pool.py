@@ -384,6 +384,20 @@ class Pool:
                     if self.ledger is not None:
                         self.ledger.charge(extent.account, -len(extent.ids))
 
+    def discard(self, held: Table) -> None:
+        """A transfer ends that moved ``held`` elsewhere: what has no other reference is free and caches nothing any more."""
+        self.holds.remove(held)
+        for extent in held.settle():
+            extent.refs -= 1
+            if not extent.refs:
+                self._unname(extent)
+                extent.forget_neighbours()
+                self.free += len(extent.ids)
+                self._loose += extent.ids
+                if self.ledger is not None:
+                    self.ledger.charge(extent.account, -len(extent.ids))
+                extent.ids = []
+
     @property
     def unnamed(self) -> int:
         """Return the number of free blocks that cache nothing."""

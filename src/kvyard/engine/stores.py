@@ -10,6 +10,7 @@ from kvyard.blocks import Hit
 from kvyard.engine.decode_batch import DecodeBatch
 from kvyard.engine.job import Job
 from kvyard.engine.loads import Loads
+from kvyard.tiers.policy import AHEAD
 
 
 class Stores:
@@ -19,7 +20,7 @@ class Stores:
         self.stalled: dict[int, Job] = {}
         """Decoding jobs that sit out until the block they need has been copied, by serial."""
         offload = loads.offload
-        self.cleans = offload.config.policy == "on_eviction"
+        self.cleans = offload.config.policy in AHEAD
         """True if blocks must be copied before they are taken."""
         self.stores_output = offload.config.policy == "write_through_generated"
         """True if complete blocks of decoding jobs may be stored."""

@@ -31,7 +31,7 @@ from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.timing import TimingConfig, parse_timing, timing_choices
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.host import HostTiming
-from kvyard.errors import KvyardError
+from kvyard.errors import KvyardError, suggest
 from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.replay.config import LEFT_OUT, HandoverConfig, NetworkConfig, ReplayConfig, WorkerConfig
 from kvyard.router import RouterConfig
@@ -39,6 +39,7 @@ from kvyard.router.flow import FlowConfig
 from kvyard.settings import Setting, Settings, as_it_is, bandwidth, chosen, count, duration, figures, settings_of, size
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.links.config import LaneConfig, LinkConfig, parse_link_config
+from kvyard.tiers.policy import POLICIES as OFFLOADS
 
 BYTES_PER_TOKEN = 131_072
 """Without a model: what Llama 3.1 8B keeps of a token (32 layers, 8 KV heads of 128, keys and values, bfloat16)."""
@@ -157,6 +158,16 @@ class RoleSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Lower tiers and how they are filled, in one."""
+
+    heading: ClassVar[str] = TierSettings.heading
+    store: Annotated[
+        str | None,
+        Setting("Both in one, for studies: none is no lower tier, whatever else is set of them, or an offload policy."),
+    ] = None
+
+
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Independent pools of one fleet."""
 
@@ -192,6 +203,7 @@ SETTINGS = Settings(
     settings_of(FlowConfig),
     settings_of(ReplayConfig),
     settings_of(RoleSettings),
+    settings_of(StoreSettings),
     settings_of(PoolSettings),
     settings_of(HandoverConfig),
     {"dp_size": OF_A_WORKER["dp_size"]},
@@ -228,7 +240,7 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
     parsed = SETTINGS.parse(settings)
     if parsed.get("pools") is not None:
         raise KvyardError("pools are replayed by kvyard replay alone: take one of them here, without [[pools]]")
-    parsed = _with_split(parsed)
+    parsed = _with_store(_with_split(parsed))
     given = DEFAULTS | parsed
     workers = given["workers"]
     if parsed.keys() & {"prefill", "decode"}:
@@ -275,6 +287,21 @@ def _with_split(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(workers, list | tuple) or count("workers", workers) != prefill + decode:
         raise KvyardError(f"split {split} has {prefill + decode} workers, and workers is {workers}: make them agree")
     return {**settings, "prefill": prefill, "decode": decode}
+
+
+def _with_store(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with ``store`` as ``offload_policy``, or without lower tiers. Raises ``KvyardError`` where that contradicts."""
+    found = dict(given)
+    store = found.pop("store", None)
+    if store is None:
+        return found
+    if "offload_policy" in found:
+        raise KvyardError("store and offload_policy both say what is stored when: leave one of the two out")
+    if store == "none":
+        return {name: value for name, value in found.items() if name not in OF_TIERS}
+    if store not in OFFLOADS:
+        raise KvyardError(f"unknown store {store!r}: {suggest(store, ('none', *OFFLOADS))}")
+    return {**found, "offload_policy": store}
 
 
 def _of_role(role: str, given: Mapping[str, Any]) -> int:

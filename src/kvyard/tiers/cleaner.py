@@ -8,21 +8,25 @@ Cleaning always comes to an end. No more is kept clean than the host can hold (o
 is copied once until the device next gives one up: should the host lose it before, copying it again would only cost another.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from math import ceil
+from typing import Final, NamedTuple
 
 from kvyard.blocks import Hit
 from kvyard.blocks.cache_map import Node
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spans import without
 from kvyard.blocks.table import Table
-from kvyard.hashing import Chain, Key, Keys
+from kvyard.clock import SECOND
+from kvyard.tiers.path_chain import whole_chain
+from kvyard.tiers.policy import WriteThrough
 from kvyard.tiers.state import OffloadState
 from kvyard.tiers.store import PageRange, PendingPages, total_pages
 from kvyard.tiers.storer import Storer
 
 DEFAULT_AHEAD = 64
+_HALF_LIFE: Final = 10 * SECOND
+"""Nanoseconds after which an allocation counts half."""
 
 
 class _Dirty(NamedTuple):
@@ -41,12 +45,17 @@ class _Dirty(NamedTuple):
 class Cleaner:
     """Keeps the head of one worker's free line clean."""
 
-    def __init__(self, state: OffloadState, storer: Storer, members: Sequence[str]) -> None:
+    def __init__(self, state: OffloadState, storer: Storer, members: Sequence[str], policy: WriteThrough) -> None:
         """``members`` are the workers that the host is for."""
         self.state = state
         self.storer = storer
         self._members = members
-        self._drops = state.config.on_unclean == "drop"
+        self._drops = (state.config.on_unclean or policy.unclean) == "drop"
+        self._horizon = 0.0 if state.config.offload_ahead is not None else policy.horizon
+        self._demand = 0.0
+        """Blocks of the largest allocation lately, older ones counting less,"""
+        self._demanded = 0
+        """as of this time."""
         self.cohorts = 0
         """Sent so far. Each may have pushed out of the host what made other blocks clean."""
         self._copied = [PendingPages() for _ in range(state.layout.num_groups)]
@@ -62,6 +71,8 @@ class Cleaner:
     def ahead(self) -> int:
         """How many blocks at the head of the line are to be clean."""
         share = max(1, self.state.first.num_pages // len(self._members))
+        if self._horizon:
+            return min(ceil(self._horizon * self._demand), share)
         return min(self.state.config.offload_ahead or DEFAULT_AHEAD, share)
 
     @property
@@ -80,6 +91,9 @@ class Cleaner:
     def make_clean(self, needed: int, now: int, deadline: Callable[[], int | None], hit: Hit | None) -> int | None:
         """See ``Offload.make_clean``."""
         self._notice()
+        if self._horizon:
+            self._demand = max(float(needed), self._demand * 0.5 ** ((now - self._demanded) / _HALF_LIFE))
+            self._demanded = now
         counters, pool, copying = self.state.counters, self.state.layout.pool, self.copying
         pinned = sum(group.free_blocks(0) for group in hit.groups) if hit is not None else 0
         if needed + pinned > pool.free:
@@ -223,57 +237,3 @@ class Cleaner:
 def _kept(hit: Hit) -> dict[Node, tuple[int, int]]:
     """The positions that ``hit`` has of each node."""
     return {node: (group.low, group.blocks) for group in hit.groups for node in group.parts() if node.stop > group.low}
-
-
-def whole_chain(node: Node) -> Chain:
-    """A chain that answers for everything up to the end of ``node``.
-
-    What stays cached after its request keeps no more of the chain than its own run. The runs before it are in the
-    tree as well, as nodes with or without copies, each with its own hashes; so the way up gives the whole prefix back.
-    """
-    return node.chain if node.chain.reaches(0) else PathChain(node)
-
-
-class PathChain(Chain):
-    """The chain from the root of a cache map to one of its nodes, as it was when this was made."""
-
-    __slots__ = ("_chains", "_starts")
-
-    def __init__(self, node: Node) -> None:
-        path = [node]
-        while (parent := path[-1].parent) is not None:
-            path.append(parent)
-        path.reverse()
-        self.block_size = node.chain.block_size
-        self.namespace = node.chain.namespace
-        self._starts = [ancestor.start for ancestor in path]
-        self._chains = [ancestor.chain for ancestor in path]
-        self.keys = _PathKeys(self._starts, [ancestor.keys for ancestor in path], node.stop)
-
-    def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
-        """The chain of the run itself, where one node has it all."""
-        at = bisect_right(self._starts, start) - 1
-        if at + 1 == len(self._starts) or stop <= self._starts[at + 1]:
-            return self._chains[at]
-        return self
-
-    def words_of(self, start: int, stop: int) -> Sequence[int] | None:
-        at = bisect_right(self._starts, start) - 1
-        if at + 1 == len(self._starts) or stop <= self._starts[at + 1]:
-            return self._chains[at].words_of(start, stop)
-        return None
-
-
-class _PathKeys:
-    __slots__ = ("keys", "starts", "stop")
-
-    def __init__(self, starts: Sequence[int], keys: Sequence[Keys], stop: int) -> None:
-        self.starts = starts
-        self.keys = keys
-        self.stop = stop
-
-    def __len__(self) -> int:
-        return self.stop
-
-    def __getitem__(self, index: int) -> Key:
-        return self.keys[bisect_right(self.starts, index) - 1][index]

@@ -18,7 +18,7 @@ from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.settings import Setting, figures
 from kvyard.tiers.links.config import LinkConfig, parse_link_config
 from kvyard.tiers.load_policy import LOADS
-from kvyard.tiers.policy import POLICIES
+from kvyard.tiers.policy import AHEAD, POLICIES, SPILLS
 
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,9 +74,17 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "write_through"
     min_uses: Annotated[int | None, Setting("For after_hits: which use of a block stores it.")] = None
     """The request that computes it is the first."""
-    offload_ahead: Annotated[int | None, Setting("For on_eviction: blocks next to evict that are kept clean.")] = None
-    on_unclean: Annotated[str | None, Setting("For on_eviction, of a block not copied yet: wait or drop.")] = None
-    """``wait`` for the copy (the default) or ``drop`` the content."""
+    offload_ahead: Annotated[
+        int | None, Setting("For on_eviction, lazy and exclusive: blocks next to evict that are kept clean.")
+    ] = None
+    on_unclean: Annotated[
+        str | None, Setting("For on_eviction, lazy and exclusive, of a block not copied yet: wait or drop.")
+    ] = None
+    """``wait`` for the copy (the default, but for ``lazy``) or ``drop`` the content."""
+    spill: Annotated[
+        str, Setting("When a lower tier copies on to the next: on_landing, or on_eviction (write-back).")
+    ] = "on_landing"
+    """What lands there, at once, or what it evicts next."""
     blocks_per_chunk: Annotated[int, Setting("Blocks that are stored, named and evicted together.")] = 1
     offload_batch_size: Annotated[int | None, Setting("Blocks per transfer of a store.")] = None
     """Its batches go one after the other. ``None``: all in one."""
@@ -104,22 +112,31 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _one_of("events", self.events, ("self-describing", "legacy"))
         _one_of("last_block", self.last_block, ("skip", "recompute-token", "recompute-block"))
         _one_of("on_unclean", self.on_unclean or "wait", ("wait", "drop"))
+        _one_of("spill", self.spill, SPILLS)
         for key in ("blocks_per_chunk", "offload_batch_size", "offload_ahead"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{key} must be a whole number of 1 or more, got {value!r}")
-        for key, policy in (
-            ("min_uses", "after_hits"),
-            ("offload_ahead", "on_eviction"),
-            ("on_unclean", "on_eviction"),
-        ):
-            if getattr(self, key) is not None and self.policy != policy:
-                raise ConfigError(f"{key} is for the policy {policy}, not for {self.policy}: leave it out")
+        if self.min_uses is not None and self.policy != "after_hits":
+            raise ConfigError(f"min_uses is for the policy after_hits, not for {self.policy}: leave it out")
+        for key in ("offload_ahead", "on_unclean"):
+            if getattr(self, key) is not None and self.policy not in AHEAD:
+                raise ConfigError(
+                    f"{key} is for the policy on_eviction, lazy or exclusive, not for {self.policy}: leave it out"
+                )
+        if self.spill != "on_landing" and len(self.tiers) < 2:
+            raise ConfigError(f"spill {self.spill} is for a tier with another below it: add one, or leave spill out")
+        if self.spill != "on_landing" and any(tier.eviction != "lru" for tier in self.tiers[:-1]):
+            raise ConfigError(
+                f"spill {self.spill} copies what a tier evicts next by lru: leave out its eviction, or spill"
+            )
+        if self.policy == "exclusive" and self.tiers[0].scope == "shared":
+            raise ConfigError("exclusive takes what is loaded out of the host, which others share: make it private")
         if self.min_uses is not None and (type(self.min_uses) is not int or self.min_uses < 2):
             raise ConfigError(f"min_uses must be 2 or more (1 is write_through), got {self.min_uses!r}")
-        if self.policy == "on_eviction" and self.blocks_per_chunk != 1:
+        if self.policy in AHEAD and self.blocks_per_chunk != 1:
             raise ConfigError(
-                "on_eviction copies single blocks as they near the head of the line: leave out blocks_per_chunk"
+                f"{self.policy} copies single blocks as they near the head of the line: leave out blocks_per_chunk"
             )
         if self.offload_batch_size is not None and self.offload_batch_size % self.blocks_per_chunk:
             raise ConfigError(

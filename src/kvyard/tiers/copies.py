@@ -61,7 +61,9 @@ class Copy:
         self.failed = False
         """Of a pull: its source is gone, and nothing came."""
         self.returns = False
-        """Whether its source came from the head of the device's free line, and goes back there."""
+        """True if its source came from the head of the line of eviction, and goes back there."""
+        self.moves = False
+        """True if what it loads leaves the store when it has landed."""
         self.request: Request | None = None
         """The request that waits for it."""
         self.use: Use | None = None
@@ -163,8 +165,10 @@ class LinkedTier(CopyQueue):
     def settle(self, copy: Copy) -> None:
         """Do the store's side of a copy that has landed: what came in can be found, what was read may be evicted."""
         if copy.inward:
+            # A request that has gone meanwhile leaves what it loaded nowhere but here.
+            release = self.store.pool.discard if copy.moves and copy.request is not None else self.store.pool.end_hold
             for held in copy.far:
-                self.store.pool.end_hold(held)
+                release(held)
             return
         for piece, held in zip(copy.pieces, copy.far):
             if self.shared:

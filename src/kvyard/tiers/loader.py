@@ -23,8 +23,11 @@ from kvyard.tiers.store import PageRange, PendingPages, TierStore, total_pages
 class Loader:
     """Loads and fetches of one worker."""
 
-    def __init__(self, state: OffloadState, cleaner: Cleaner | None, policy: LoadPolicy) -> None:
-        """``cleaner`` is asked before blocks of the device are taken, ``policy`` before anything is loaded."""
+    def __init__(self, state: OffloadState, cleaner: Cleaner | None, policy: LoadPolicy, moves: bool = False) -> None:
+        """``cleaner`` is asked before blocks of the device are taken, ``policy`` before anything is loaded. ``moves``: what is
+        loaded leaves the first tier.
+        """
+        self._moves = moves
         self.state = state
         self.cleaner = cleaner
         self.policy = policy
@@ -338,6 +341,7 @@ class Loader:
             return NO_ROOM
         copy = Copy(0, Direction.IN, state.name, state.inbox, pieces, [], [state.first.hold(piece) for piece in pieces])
         copy.request, copy.tokens = request, tokens
+        copy.moves = self._moves
         copy.first_block = [need.low for need in needs]
         record.load = copy
         for piece in pieces:

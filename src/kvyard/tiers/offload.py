@@ -105,15 +105,17 @@ class Offload:
                 f"{config.policy} copies what the device evicts next, which its eviction order can't tell beforehand: "
                 "choose another order or another policy"
             )
+        if config.spill != "on_landing" and manager.quotas is not None:
+            raise ConfigError(f"spill {config.spill} is not modelled with cache quotas: leave one of the two out")
         self._storer = Storer(self.state, policy)
         members = timeline.members if timeline is not None and self.tiers[0].shared else [name]
-        self._cleaner = Cleaner(self.state, self._storer, members) if policy.ahead else None
+        self._cleaner = Cleaner(self.state, self._storer, members, policy) if policy.ahead else None
         loads = LOADS.get(config.load_policy)
         if loads.needs_times and prefill_ns is None:
             raise ConfigError(
                 f"load_policy {config.load_policy} weighs loading against computing: pass prefill_ns, or choose another"
             )
-        self._loader = Loader(self.state, self._cleaner, loads(config.load_options, prefill_ns))
+        self._loader = Loader(self.state, self._cleaner, loads(config.load_options, prefill_ns), policy.moves)
         self._ready: list[Request] = []
         self._worker_links: list[WorkerLink] = []
         self._shared = [tier for tier in self.tiers if tier.shared]

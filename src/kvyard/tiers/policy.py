@@ -18,7 +18,13 @@ class WriteThrough:
     """Every full block of the prompt, as soon as it is computed. The default, and what vLLM's connector does."""
 
     ahead: ClassVar[bool] = False
-    """Whether it copies from the head of the free line instead of at the end of a pass."""
+    """True if it copies from the head of the free line instead of at the end of a pass."""
+    moves: ClassVar[bool] = False
+    """True if a load takes its pages out of the first tier: what is on the device isn't there as well."""
+    unclean: ClassVar[str] = "wait"
+    """What becomes of a block that is needed before it has been copied, unless ``on_unclean`` says so."""
+    horizon: ClassVar[float] = 0.0
+    """Allocations, as large as the largest lately, for which blocks are copied ahead unless ``offload_ahead`` says how many."""
 
     def reach(self, request: Request) -> int:
         """How many of the request's tokens are wanted, as far as they are computed."""
@@ -93,10 +99,32 @@ class OnEviction(WriteThrough):
         return 0
 
 
+class Lazy(OnEviction):
+    """Blocks that the next allocations are likely to evict, if the host lacks them; none ever waits for a copy.
+
+    After LMCache's eviction-aware offload (#4499, #4847), whose horizon is 2.5 steps.
+    """
+
+    unclean: ClassVar[str] = "drop"
+    horizon: ClassVar[float] = 2.5
+
+
+class Exclusive(OnEviction):
+    """Blocks that the device evicts, and a load takes them out of the host again: each is in one of the two."""
+
+    moves: ClassVar[bool] = True
+
+
 POLICIES: dict[str, Callable[[int, int, int], WriteThrough]] = {
     "write_through": lambda uses, pages, groups: WriteThrough(),
     "write_through_generated": lambda uses, pages, groups: WriteThroughGenerated(),
     "after_hits": AfterHits,
     "on_eviction": lambda uses, pages, groups: OnEviction(),
+    "lazy": lambda uses, pages, groups: Lazy(),
+    "exclusive": lambda uses, pages, groups: Exclusive(),
 }
 """Offload policies by name. A maker takes ``min_uses``, the pages of the first tier and the number of groups."""
+AHEAD = ("on_eviction", "lazy", "exclusive")
+"""Offload policies that copy from the head of the device's free line."""
+SPILLS = ("on_landing", "on_eviction")
+"""When a tier copies on to the next: what lands there, at once, or what it evicts next."""

@@ -5,6 +5,9 @@ Blocks are offered at the end of a pass. What the policy wants and the first tie
 the other, so a cohort has one transfer under way at a time. The source stays held until its batch has landed.
 """
 
+from math import ceil
+from typing import Final
+
 from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.rule import ENDLESS
@@ -13,9 +16,13 @@ from kvyard.blocks.table import Table
 from kvyard.blocks.use import Use
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.links import Direction
+from kvyard.tiers.path_chain import whole_chain
 from kvyard.tiers.policy import WriteThrough
 from kvyard.tiers.state import OffloadState, RequestState
 from kvyard.tiers.store import PageRange, total_pages
+
+SPILL_AHEAD: Final = 2.5
+"""With ``spill`` ``on_eviction``: copies as large as the latest for whose room a tier copies on what it would evict."""
 
 
 class Storer:
@@ -174,22 +181,28 @@ class Storer:
             self._pass_on(copy)
 
     def landed(self, copy: Copy) -> None:
-        """Its worker is told: let go of the source, unless that is shared and was let go of as the copy landed."""
-        if copy.returns:
-            for held in copy.near:
-                self.state.layout.pool.cancel_hold(held)
-        elif not (copy.level and self.state.tiers[copy.level - 1].shared):
+        """Its worker receives it: release the source, unless that is shared and was released as the copy landed."""
+        if not (copy.level and self.state.tiers[copy.level - 1].shared):
             self._let_go(copy)
 
     def _let_go(self, copy: Copy) -> None:
-        """Let go of the source of ``copy``: the device, or the tier before."""
+        """Release the source of ``copy``: the device, or the tier before."""
         pool = self.state.tiers[copy.level - 1].store.pool if copy.level else self.state.layout.pool
+        if copy.returns:
+            for held in copy.near:
+                pool.cancel_hold(held)
+            return
         for held in reversed(copy.near):
             pool.end_hold(held)
 
     def _pass_on(self, copy: Copy) -> None:
-        """Copy on to the next tier what it doesn't have, if it has room. The source is still held as a destination."""
+        """Copy on to the next tier what it doesn't have, if it has room: what has landed, whose pages are still held as a
+        destination, or with ``spill`` ``on_eviction`` what the tier is likely to evict next.
+        """
         state, level = self.state, copy.level + 1
+        if state.config.spill == "on_eviction":
+            self._spill(copy.level, total_pages(copy.pieces), copy.ended)
+            return
         store = state.tiers[level].store
         pieces: list[PageRange] = []
         sources: list[Table] = []
@@ -209,6 +222,34 @@ class Storer:
         pool = state.tiers[copy.level].store.pool
         near = [pool.hold(pool.cut(list(held), piece.start, piece.stop)) for piece, held in zip(pieces, sources)]
         self.send(level, [pieces], [near], far, copy.ended, use=copy.use)
+
+    def _spill(self, level: int, landed: int, now: int) -> None:
+        """Copy to the next tier what it lacks of the pages that tier ``level`` evicts next, for copies of ``landed`` pages."""
+        state = self.state
+        pool, store = state.tiers[level].store.pool, state.tiers[level + 1].store
+        wanted = min(ceil(SPILL_AHEAD * landed) - pool.unnamed, store.num_pages)
+        pieces: list[PageRange] = []
+        extents: list[Extent] = []
+        depth = 0
+        for extent in pool.order:
+            if depth >= wanted:
+                break
+            node = extent.node
+            first = max(extent.start, extent.stop - (wanted - depth))
+            depth += extent.stop - first
+            if node is not None and node.copies[0] is extent:
+                chain = whole_chain(node)
+                for low, high in store.missing(node.group, chain.keys, first, extent.stop):
+                    pieces.append(PageRange(node.group, chain, low, high))
+                    extents.append(extent)
+        if not pieces:
+            return
+        far = store.reserve(pieces)
+        if far is None:
+            state.counters.tiers[level + 1].no_room += 1
+            return
+        near = [pool.hold(pool.cut([extent], piece.start, piece.stop)) for piece, extent in zip(pieces, extents)]
+        self.send(level + 1, [pieces], [near], far, now, returns=True)
 
     def forget(self, request: Request) -> None:
         """The request has gone; what was submitted still lands."""
