@@ -1,85 +1,174 @@
-"""Flow control on agent sessions: flow policies by concurrency, beside first come first served.
+"""Flow policies and routers on agent sessions: mean session time, how equal slowdowns are, and time to first token.
 
-Weka's Claude Code sessions in a closed loop: so many sessions at a time, each with its first ``--turns`` requests, and tools
-and people cut off at ``--think`` seconds. Workers have ``--engine-requests`` requests each; others wait before the router.
+``burst`` is llm-d's set-up (guides/agentic-serving, program-aware): so many sessions begin at 10 a second on one worker with
+128 sequences, whole and of unequal length. With flow control 133 requests are let in at a time; without it all wait in the
+engine. ``frontier`` is a closed loop of sessions on several workers with 16 requests each, every router with every flow
+policy; starred are those that no other beats in both mean session time and Jain's index of slowdowns.
 
-    python benchmarks/sessions.py TRACE [--workers 4,8] [--concurrency 50,100,250] [--flows fifo,las,progress]
+    python benchmarks/sessions.py burst TRACE [--sessions 100,250]
+    python benchmarks/sessions.py frontier TRACE [--workers 4,8] [--loads 1,2] [--routers kv,program] [--flows fifo,las]
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-import kvyard
 from kvyard.clock import SECOND
-from kvyard.replay.report.report import FlowReport, SessionsReport
-from kvyard.replay.traces import Trace, TraceRequest, open_trace
+from kvyard.replay.report.report import FlowReport, Report, SessionsReport
+from kvyard.replay.run import replay as replayed
+from kvyard.replay.traces import TraceRequest, open_trace
+
+PLACES = 16
+"""Requests that a worker of the frontier has at a time."""
 
 
-def shortened(trace: Trace, turns: int, think_s: float) -> Iterator[TraceRequest]:
-    """The first ``turns`` requests of each session without its sub-agents, after at most ``think_s`` of thinking each."""
-    seen: Counter[str] = Counter()
-    for row in trace:
-        if row.root is not None or row.session is None:
-            continue
-        seen[row.session] += 1
-        if seen[row.session] <= turns:
-            delay = None if row.delay is None else min(row.delay, round(think_s * SECOND))
-            yield replace(row, delay=delay, after=())
+def agents(trace: str, turns: int, think_s: float, pick: int | None = None) -> Iterator[list[TraceRequest]]:
+    """The sessions of ``trace`` without their sub-agents, in an order drawn with seed 42: at most ``turns`` requests each,
+    tools and people cut off at ``think_s``. ``pick``: those of even (0) or odd (1) place only.
+    """
+    found: dict[str, list[TraceRequest]] = {}
+    for row in open_trace(trace):
+        if row.session is not None and row.root is None:
+            found.setdefault(row.session, []).append(row)
+    names = sorted(found)
+    Random(42).shuffle(names)
+    most = round(think_s * SECOND)
+    for name in names if pick is None else names[pick::2]:
+        yield [
+            replace(row, delay=None if row.delay is None else min(row.delay, most), after=())
+            for row in found[name][:turns]
+        ]
+
+
+def parts(report: Report) -> tuple[SessionsReport, FlowReport | None]:
+    """The sessions of a report, and what waited before the router."""
+    sessions, flow = report.sessions, report.flow
+    assert isinstance(sessions, SessionsReport) and sessions.slowdown is not None and sessions.jain is not None
+    return sessions, flow if isinstance(flow, FlowReport) else None
+
+
+def burst(args: argparse.Namespace) -> None:
+    """Print a line for each number of sessions, with flow control and without."""
+    all_of_them = list(agents(args.trace, args.turns or 1 << 30, args.think))
+    settings: dict[str, Any] = {"workers": 1, "router": "round-robin", "block_size": 64, "num_gpu_blocks": args.blocks}
+    print(
+        "sessions  requests  flow   session mean (s)  change  shortest quarter  TTFT p50  p99 (s)  Jain   queue  reused  CPU s"
+    )
+    for count in map(int, args.sessions.split(",")):
+        rows = [
+            replace(row, arrival=round(at / args.rate * SECOND))
+            for at, session in enumerate(all_of_them[:count])
+            for row in session
+        ]
+        rows.sort(key=lambda row: row.arrival)
+        first = 0.0
+        for flow in ("none", *args.flows.split(",")):
+            began = time.process_time()
+            name, _, options = flow.partition(":")
+            control = {} if flow == "none" else {"engine_requests": args.gate, "flow": name}
+            if options:
+                control["flow_options"] = options
+            report = replayed(rows, max_num_seqs=args.sequences, **settings, **control).report
+            sessions, held = parts(report)
+            mean, ttft = sessions.completion.mean / 1000, report.latency["ttft"]
+            first = first or mean
+            print(
+                f"{count:>8}  {len(rows):>8,}  {flow:<5}  {mean:>16.0f}  {mean / first - 1:>+6.1%}  "
+                f"{sessions.sizes[0].service_ms / 1000:>16.0f}  {ttft.p50 / 1000:>8.2f}  {ttft.p99 / 1000:>7.1f}  "
+                f"{sessions.jain:.3f}  {held.longest if held else 0:>5}  {report.reuse['all'].value:>6.1%}  "
+                f"{time.process_time() - began:>5.1f}",
+                flush=True,
+            )
+
+
+class Point(NamedTuple):
+    """One router with one flow policy."""
+
+    router: str
+    flow: str
+    mean_s: float
+    jain: float
+    rest: str
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """The points that no other beats in both mean session time and Jain's index."""
+    return [
+        one
+        for one in points
+        if not any(
+            (other.mean_s <= one.mean_s and other.jain >= one.jain)
+            and (other.mean_s < one.mean_s or other.jain > one.jain)
+            for other in points
+        )
+    ]
+
+
+def frontier(args: argparse.Namespace) -> None:
+    """Print a table for each number of workers and load."""
+    all_of_them = list(agents(args.trace, args.turns or 20, args.think, args.pick))
+    for workers in map(int, args.workers.split(",")):
+        for load in map(float, args.loads.split(",")):
+            concurrency = round(load * PLACES * workers)
+            rows = [row for session in all_of_them[: 2 * concurrency] for row in session]
+            count = len({row.session for row in rows})
+            print(f"{workers} workers, {concurrency} sessions at a time: {len(rows):,} requests of {count} sessions")
+            print(
+                "   router        flow      session mean (s)  p90 (s)  slowdown  Jain   TTFT mean  p99 (s)  held  reused  moved"
+            )
+            points = [
+                point(rows, router, flow, workers=workers, concurrency=concurrency, num_gpu_blocks=args.blocks)
+                for router in args.routers.split(",")
+                for flow in args.flows.split(",")
+            ]
+            best = front(points)
+            for one in sorted(points, key=lambda one: one.mean_s):
+                star = "*" if one in best else " "
+                print(f" {star} {one.router:<12}  {one.flow:<8}  {one.mean_s:>16.1f}  {one.rest}", flush=True)
+
+
+def point(rows: list[TraceRequest], router: str, flow: str, **settings: Any) -> Point:
+    """The figures of one router with one flow policy."""
+    report = replayed(rows, router=router, flow=flow, engine_requests=PLACES, block_size=64, **settings).report
+    sessions, held = parts(report)
+    assert held is not None and sessions.slowdown is not None and sessions.jain is not None
+    ttft = report.latency["ttft"]
+    return Point(
+        router,
+        flow,
+        sessions.completion.mean / 1000,
+        sessions.jain,
+        f"{sessions.completion.p90 / 1000:>7.1f}  {sessions.slowdown.mean:>8.2f}  {sessions.jain:.3f}  "
+        f"{ttft.mean / 1000:>9.2f}  {ttft.p99 / 1000:>7.2f}  {held.held.value:>4.0%}  {report.reuse['all'].value:>6.1%}  "
+        f"{sessions.migrations.value:>5.1%}",
+    )
 
 
 def main() -> None:
-    """Print a line for each number of workers, concurrency and policy."""
+    """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("burst", "frontier"))
     parser.add_argument("trace")
-    parser.add_argument("--workers", default="8")
-    parser.add_argument("--concurrency", default="50,100,250")
-    parser.add_argument("--flows", default="fifo,las,las:half_life_s=0,progress,shortest")
-    parser.add_argument("--engine-requests", type=int, default=16)
-    parser.add_argument("--blocks", default="65536", help="blocks of 64 tokens on each device")
-    parser.add_argument("--router", default="kv")
-    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--sessions", default="50,100,150,200,250")
+    parser.add_argument("--rate", type=float, default=10.0, help="sessions that begin per second")
+    parser.add_argument("--sequences", type=int, default=128)
+    parser.add_argument("--gate", type=int, default=133)
+    parser.add_argument("--workers", default="4,8")
+    parser.add_argument("--loads", default="1,2", help="sessions at a time, by places of workers")
+    parser.add_argument("--routers", default="kv,least-time,sticky,affinity,program")
+    parser.add_argument("--flows", default="fifo,las,progress,shortest")
+    parser.add_argument("--blocks", type=int, default=65_536, help="blocks of 64 tokens on each device")
+    parser.add_argument("--turns", type=int, default=0, help="requests of a session at most; burst: all, frontier: 20")
     parser.add_argument("--think", type=float, default=5.0)
+    parser.add_argument("--pick", type=int, choices=(0, 1), default=None, help="every second session only")
     args = parser.parse_args()
-    rows = list(shortened(open_trace(args.trace), args.turns, args.think))
-    print(f"{len(rows):,} requests of {len({row.session for row in rows}):,} sessions, router {args.router}")
-    print("workers  sessions  flow                 session mean  p90 (s)  against fifo  slowdown  Jain   TTFT mean  p99 (s)  "
-          "held   reused  moved  CPU s")  # fmt: skip
-    for workers in map(int, args.workers.split(",")):
-        for concurrency in map(int, args.concurrency.split(",")):
-            first = 0.0
-            for flow in args.flows.split(","):
-                began = time.process_time()
-                name, _, options = flow.partition(":")
-                settings = {"flow_options": options} if options else {}
-                report = kvyard.replay(
-                    rows,
-                    workers=workers,
-                    router=args.router,
-                    num_gpu_blocks=args.blocks,
-                    concurrency=concurrency,
-                    engine_requests=args.engine_requests,
-                    flow=name,
-                    **settings,  # type: ignore[arg-type]
-                ).report
-                sessions, held = report.sessions, report.flow
-                assert isinstance(sessions, SessionsReport) and isinstance(held, FlowReport)
-                assert sessions.slowdown is not None
-                mean, ttft = sessions.completion.mean / 1000, report.latency["ttft"]
-                first = first or mean
-                print(
-                    f"{workers:>7}  {concurrency:>8}  {flow:<19}  {mean:>12.1f}  {sessions.completion.p90 / 1000:>7.1f}  "
-                    f"{mean / first - 1:>+12.1%}  {sessions.slowdown.mean:>8.2f}  {sessions.jain:.3f}  "
-                    f"{ttft.mean / 1000:>9.2f}  {ttft.p99 / 1000:>7.2f}  {held.held.value:>5.0%}  "
-                    f"{report.reuse['all'].value:>6.1%}  {sessions.migrations.value:>5.1%}  "
-                    f"{time.process_time() - began:>5.1f}",
-                    flush=True,
-                )
+    (burst if args.what == "burst" else frontier)(args)
 
 
 if __name__ == "__main__":

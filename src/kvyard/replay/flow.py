@@ -38,7 +38,7 @@ class FleetFlow:
             record.id,
             record.arrival,
             record.input,
-            record.wanted,
+            None,  # nobody knows beforehand how long an answer gets
             record.root or record.session,
             record.tenant,
             record.request.priority,

@@ -27,6 +27,7 @@ from kvyard.lab.rehearsal.log import (
 )
 from kvyard.replay.config import ReplayConfig
 from kvyard.router import RouterConfig
+from kvyard.router.flow import FLOWS, FlowConfig
 from kvyard.router.journal import Entry, read_journal
 from kvyard.server.gateway.config import Disaggregation, GatewayConfig, GatewayEngine
 from kvyard.server.http import Bounds
@@ -164,8 +165,9 @@ class LiveFleet(AsyncService):
             seed=config.seed,
             tokenizer="bytes",
             streams=PATIENT,
-            engine_requests=MOST,
-            queue=MOST,
+            engine_requests=config.engine_requests or MOST,
+            queue=config.queue or MOST,
+            flow=flow_in_real_time(config.flow, speed),
             queue_seconds=86_400.0,
             down_seconds=86_400.0,
             silent_seconds=86_400.0,
@@ -262,6 +264,13 @@ def in_real_time(config: RouterConfig, speed: float) -> RouterConfig:
     """A router's settings for a gateway: it lives in real time, however fast its engines' passes."""
     times = {name: getattr(config, name) / speed for name in TIMES if getattr(config, name)}
     return replace(config, **times)
+
+
+def flow_in_real_time(config: FlowConfig, speed: float) -> FlowConfig:
+    """Flow control's settings for a gateway, likewise: options that are times are those whose names end in their unit."""
+    options = FLOWS.resolve(config.policy, config.options)
+    timed = {name: value / speed for name, value in options.items() if name.endswith(("_s", "_ms", "_us", "seconds"))}
+    return replace(config, options={**config.options, **timed}, patience_s=config.patience_s / speed)
 
 
 class Both(Watcher):
