@@ -384,19 +384,14 @@ class Pool:
                     if self.ledger is not None:
                         self.ledger.charge(extent.account, -len(extent.ids))
 
-    def discard(self, held: Table) -> None:
-        """A transfer ends that moved ``held`` elsewhere: what has no other reference is free and caches nothing any more."""
+    def end_move(self, held: Table) -> None:
+        """A transfer ends that moved ``held`` elsewhere: what has no other reference is forgotten."""
         self.holds.remove(held)
         for extent in held.settle():
-            extent.refs -= 1
-            if not extent.refs:
-                self._unname(extent)
-                extent.forget_neighbours()
-                self.free += len(extent.ids)
-                self._loose += extent.ids
-                if self.ledger is not None:
-                    self.ledger.charge(extent.account, -len(extent.ids))
-                extent.ids = []
+            if extent.refs == 1:
+                self.discard(extent)
+            else:
+                extent.refs -= 1
 
     @property
     def unnamed(self) -> int:

@@ -166,7 +166,8 @@ class LinkedTier(CopyQueue):
         """Do the store's side of a copy that has landed: what came in can be found, what was read may be evicted."""
         if copy.inward:
             # A request that has gone meanwhile leaves what it loaded nowhere but here.
-            release = self.store.pool.discard if copy.moves and copy.request is not None else self.store.pool.end_hold
+            pool = self.store.pool
+            release = pool.end_move if copy.moves and copy.request is not None else pool.end_hold
             for held in copy.far:
                 release(held)
             return
