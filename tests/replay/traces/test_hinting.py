@@ -137,9 +137,29 @@ def test_times_to_live_go_by_tool_calls_where_the_trace_knows_them() -> None:
     assert [(one.session_end, one.ttl) for one in both] == [(False, None), (False, 2 * SECOND), (True, None)]
 
 
+def test_own_times_to_live_go_by_the_sessions_past_gaps() -> None:
+    """A gap is known when it is over: the request that ends it is the first that may use it."""
+    gaps = {"s": (None, 2, 5, 1, 8), "t": (None, 40, None)}
+    rows = [
+        TraceRequest(f"{name}{at}", 0, 9, 1, [at], 16, session=name, delay=None if gap is None else gap * SECOND)
+        for name, own in gaps.items()
+        for at, gap in enumerate(own)
+    ]
+    trace = Trace("t", "", lambda tally: iter(rows))
+
+    def kept(text: str) -> list[float | None]:
+        return [None if one.hints.ttl is None else one.hints.ttl / SECOND for one in with_hints(trace, text)]
+
+    # Of each session the last request knows of no other.
+    assert kept("own-ttl") == [None, 6, 15, 15, None, None, 120, None]
+    assert kept("own-ttl:gaps=2,seconds=9") == [9, 4, 10, 10, None, 9, 80, None]
+    assert kept("own-ttl:recall=0") == [None] * 8
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("own-ttl:gaps=0", "gaps is above 0"),
         ("session", "choose session-end or ttl"),
         ("session-end:recall=2", "0 to 1"),
         ("session-end:recal=1", "recall, false"),

@@ -3,7 +3,8 @@
 A client's knowledge follows from the rest of the trace: a conversation's last request is where it could have said that it
 is over, and a request that calls a tool is where it could have said for how long to wait. ``recall`` is the share of these
 requests that do; ``false`` is the share of all others that do so too. Draws are nested: hints at a lower recall are given
-at a higher one as well.
+at a higher one as well. ``own-ttl`` knows less: for how long to wait is taken from the session's own past
+gaps.
 
 The end of a trace cuts conversations off, so its last part has more ends than were true (right-censoring): that flatters
 hints.
@@ -16,27 +17,33 @@ import msgspec
 from msgspec.structs import replace
 
 from kvyard.blocks import Hints
-from kvyard.clock import from_seconds
+from kvyard.clock import SECOND, from_seconds
 from kvyard.errors import KvyardError
 from kvyard.replay.traces.conversations import conversations
 from kvyard.replay.traces.reading import ReadingTally
 from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace
 
-KINDS = {"session-end": ("recall", "false"), "ttl": ("seconds", "recall", "false", "then")}
+KINDS = {
+    "session-end": ("recall", "false"),
+    "ttl": ("seconds", "recall", "false", "then"),
+    "own-ttl": ("gaps", "seconds", "recall", "false", "then"),
+}
 
 
 class MadeHint(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of hint, and how often it is right. Raises ``KvyardError`` for what makes no sense."""
 
     kind: str
-    """``session-end`` or ``ttl``."""
+    """``session-end``, ``ttl`` or ``own-ttl``."""
     recall: float = 1.0
     """The share of requests that give it, of those that could."""
     false: float = 0.0
     """The share of those that give it, of all others."""
     seconds: float = 0.0
-    """The time to live."""
+    """The time to live; of ``own-ttl`` that of a session without a gap so far, 0 for no hint."""
+    gaps: float = 3.0
+    """The time to live of ``own-ttl``, by the longest gap of its session so far."""
     then: str = "ordinary"
     """Priority of blocks after that."""
 
@@ -46,8 +53,10 @@ class MadeHint(msgspec.Struct, frozen=True, kw_only=True):
                 raise KvyardError(f"hints {self.kind}: {name} is a share from 0 to 1, not {getattr(self, name):g}")
         if self.kind == "ttl" and not 0 < self.seconds < float("inf"):
             raise KvyardError("hints ttl: say for how long, as in ttl:seconds=60")
+        if self.kind == "own-ttl" and not (0 < self.gaps < float("inf") and 0 <= self.seconds < float("inf")):
+            raise KvyardError("hints own-ttl: gaps is above 0 and seconds 0 or more, as in own-ttl:gaps=3,seconds=60")
         if self.then not in ("ordinary", "first"):
-            raise KvyardError(f"hints ttl: then is ordinary or first, not {self.then!r}")
+            raise KvyardError(f"hints {self.kind}: then is ordinary or first, not {self.then!r}")
 
 
 def parse_hints(text: str) -> tuple[MadeHint, ...]:
@@ -59,7 +68,8 @@ def parse_hints(text: str) -> tuple[MadeHint, ...]:
         kind, _, rest = part.strip().partition(":")
         if kind not in KINDS:
             raise KvyardError(
-                f"hints {kind!r}: choose session-end or ttl, as in session-end:recall=0.5,false=0.1 or ttl:seconds=60"
+                f"hints {kind!r}: choose session-end or ttl, as in session-end:recall=0.5,false=0.1 or ttl:seconds=60, "
+                "or own-ttl"
             )
         if kind in found:
             raise KvyardError(f"hints say {kind} twice: once is enough")
@@ -95,25 +105,31 @@ class TraceFuture(msgspec.Struct, frozen=True):
     """True if no request of its conversation comes later."""
     calls: list[bool]
     """True if its session is back soon: it called a tool, or, in traces without that, any request but the last."""
+    gaps: list[float] = []
+    """Seconds since the request before of its session ended, as recorded; 0 if there was none, or it isn't known."""
 
     @classmethod
     def of(cls, trace: Iterable[TraceRequest]) -> "TraceFuture":
-        """Return the future of a trace, which is read three times."""
+        """Return the future of a trace, which is read four times."""
         names = conversations(trace)
         last = {name: at for at, name in enumerate(names)}
         ends = [last[name] == at for at, name in enumerate(names)]
         calls = [one.tool_call for one in trace]
-        return cls(names, ends, calls if any(calls) else [not end for end in ends])
+        gaps = [(one.delay or 0) / SECOND for one in trace]
+        return cls(names, ends, calls if any(calls) else [not end for end in ends], gaps)
 
     def hints(self, made: Sequence[MadeHint], seed: int) -> Iterator[Hints]:
         """The hints of each request. The same seed gives the same ones."""
         draws = {one.kind: Random(f"{seed} {one.kind}") for one in made}
-        for name, ends, calls in zip(self.names, self.ends, self.calls, strict=False):
+        longest: dict[str, float] = {}
+        for at, (name, ends, calls) in enumerate(zip(self.names, self.ends, self.calls, strict=False)):
+            if self.gaps and self.gaps[at]:
+                longest[name] = max(longest.get(name, 0.0), self.gaps[at])
             hints = Hints(name)
             for one in made:
                 knows = ends if one.kind == "session-end" else calls
                 if draws[one.kind].random() < (one.recall if knows else one.false) and not hints.marks:
-                    hints = _said(one, hints)
+                    hints = _said(one, hints, longest.get(name, 0.0))
             yield hints
 
 
@@ -133,10 +149,13 @@ def with_hints(trace: Trace, wanted: str | tuple[MadeHint, ...], seed: int = 0) 
     return Trace(f"{trace.name} with hints", trace.format, rows, grouped=trace.grouped)
 
 
-def _said(hint: MadeHint, hints: Hints) -> Hints:
+def _said(hint: MadeHint, hints: Hints, longest_gap: float) -> Hints:
     if hint.kind == "session-end":
         return replace(hints, session_end=True)
-    return replace(hints, ttl=from_seconds(hint.seconds), ttl_then="first" if hint.then == "first" else "ordinary")
+    seconds = hint.gaps * longest_gap if hint.kind == "own-ttl" and longest_gap else hint.seconds
+    if not seconds:
+        return hints
+    return replace(hints, ttl=from_seconds(seconds), ttl_then="first" if hint.then == "first" else "ordinary")
 
 
 def count_hints(hints: Hints, counts: dict[str, int]) -> None:
