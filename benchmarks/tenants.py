@@ -1,20 +1,49 @@
-"""A tenant with ten times the load of another: what the other one sees alone, first come first served, and with fair queueing.
+"""A tenant with ten times the load of another: what the other one sees alone, and with flow control and quotas or without.
 
-Every eleventh request of a trace is the quiet tenant's, the others flood the fleet.
+One in eleven conversations of a trace is the quiet tenant's, the others flood the fleet; with ``--hostile`` no prompt of theirs
+has anything in common with another, so that all they do is push others out of the cache.
 
-    python benchmarks/tenants.py TRACE [--workers 4] [--speedup 2] [--engine-requests 16] [--limit 4000]
+    python benchmarks/tenants.py TRACE [--workers 4] [--speedup 1,2] [--engine-requests 16] [--limit 4000] [--hostile]
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
 
 from msgspec.structs import replace
 
 import kvyard
-from kvyard.replay.traces import open_trace
+from kvyard.replay.traces import TraceRequest, open_trace
+from kvyard.replay.traces.conversations import conversations
 
 SHARE = 11
+FAIR: dict[str, Any] = {"flow": "fair", "cache_quota": "borrowed"}
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("alone", {}),
+    ("nothing", {}),
+    ("fair", {"flow": "fair"}),
+    ("borrowed", {"cache_quota": "borrowed"}),
+    ("fair, borrowed", {"flow": "fair", "cache_quota": "borrowed"}),
+    ("fair, hard", {"flow": "fair", "cache_quota": "hard", "tenant_quotas": "*=0.5"}),
+    ("fair, isolated", {"flow": "fair", "cache_quota": "isolated", "tenant_quotas": "*=0.5"}),
+    ("fair, borrowed, capped", FAIR | {"tenant_requests": 0.5}),
+    ("and quiet first", FAIR | {"tenant_requests": 0.5, "scheduling_policy": "priority"}),
+)
+"""A cap is a share of all places, here that of the cache. In the last case engines run the quiet tenant's requests first."""
+
+
+def owned(rows: Sequence[TraceRequest], hostile: bool, first: bool) -> list[TraceRequest]:
+    """``rows`` with a tenant each, by conversation; ``first``: with a priority that engines heed."""
+    made: list[TraceRequest] = []
+    for row, name in zip(rows, conversations(rows), strict=True):
+        quiet = not crc32(name.encode()) % SHARE
+        row = replace(row, tenant="quiet" if quiet else "flood", priority=int(first and not quiet))
+        made.append(replace(row, ids=None, tokens=None) if hostile and not quiet else row)
+    return made
 
 
 def main() -> None:
@@ -22,39 +51,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--speedup", default="2")
+    parser.add_argument("--speedup", default="1,2")
     parser.add_argument("--engine-requests", type=int, default=16)
     parser.add_argument("--limit", type=int, default=4000)
+    parser.add_argument("--blocks", default="8192", help="blocks of 64 tokens on each device")
+    parser.add_argument("--batched-tokens", type=int, default=8192)
+    parser.add_argument("--host-blocks", default="0")
     parser.add_argument("--router", default="kv")
+    parser.add_argument("--hostile", action="store_true")
     args = parser.parse_args()
-    rows = [
-        replace(row, tenant="flood" if at % SHARE else "quiet")
-        for at, row in enumerate(open_trace(args.trace, limit=args.limit))
-    ]
-    quiet = [row for row in rows if row.tenant == "quiet"]
-    print("case                  quiet: TTFT mean  p99 (s)  E2E p99 (s)  waited (s)  reused   flood: TTFT p99 (s)")
-    for case, chosen, settings in (
-        ("alone", quiet, {}),
-        ("fifo", rows, {}),
-        ("fair", rows, {"flow": "fair"}),
-        ("fair, quiet weighs 4", rows, {"flow": "fair", "tenant_weights": "quiet=4"}),
-    ):
-        report = kvyard.replay(
-            chosen,
-            workers=args.workers,
-            router=args.router,
-            speedup=args.speedup,
-            engine_requests=args.engine_requests,
-            **settings,
-        ).report
-        assert isinstance(report.tenants, dict)
-        one, other = report.tenants["quiet"], report.tenants.get("flood")
-        flood = f"{other.ttft.p99 / 1000:.2f}" if other is not None else "-"
-        print(
-            f"{case:<20}  {one.ttft.mean / 1000:>16.2f}  {one.ttft.p99 / 1000:>7.2f}  {one.e2e.p99 / 1000:>11.2f}  "
-            f"{one.waited_ms / 1000:>10.2f}  {one.reused.value:>6.1%}   {flood:>19}",
-            flush=True,
-        )
+    rows = list(open_trace(args.trace, limit=args.limit))
+    print("speedup  case                   quiet: TTFT mean  p99 (s)  of alone  E2E p99 (s)  waited (s)  reused  of cache  "
+          "lost (ktokens)   flood: TTFT p99 (s)  reused   CPU s")  # fmt: skip
+    for speedup in args.speedup.split(","):
+        alone = 0.0
+        for case, settings in CASES:
+            began = time.process_time()
+            if "tenant_requests" in settings:
+                places = args.workers * args.engine_requests
+                settings = settings | {"tenant_requests": int(places * settings["tenant_requests"])}
+            requests = owned(rows, args.hostile, case.endswith("first"))
+            report = kvyard.replay(
+                [row for row in requests if row.tenant == "quiet"] if case == "alone" else requests,
+                workers=args.workers,
+                router=args.router,
+                speedup=speedup,
+                engine_requests=args.engine_requests,
+                num_gpu_blocks=args.blocks,
+                max_num_batched_tokens=args.batched_tokens,
+                host_blocks=args.host_blocks,
+                **settings,
+            ).report
+            assert isinstance(report.tenants, dict) and isinstance(report.cache_time, dict)
+            one, other = report.tenants["quiet"], report.tenants.get("flood")
+            alone = alone or one.ttft.p99
+            pool = sum(tier.pool_token_s for tier in report.cache_time.values())
+            flood = f"{other.ttft.p99 / 1000:>19.2f}  {other.reused.value:>6.1%}" if other is not None else f"{'':>27}"
+            print(
+                f"{speedup:>7}  {case:<21}  {one.ttft.mean / 1000:>16.2f}  {one.ttft.p99 / 1000:>7.2f}  "
+                f"{one.ttft.p99 / alone:>7.2f}x  {one.e2e.p99 / 1000:>11.2f}  {one.waited_ms / 1000:>10.2f}  "
+                f"{one.reused.value:>6.1%}  {sum(one.resident_token_s.values()) / pool:>8.1%}  "
+                f"{sum(one.lost_tokens.values()) / 1000:>14,.0f}   {flood}  {time.process_time() - began:>6.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

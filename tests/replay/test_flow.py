@@ -177,3 +177,22 @@ def test_a_session_waits_for_its_own_worker(patience: float, moves: bool, waits:
     else:
         assert b.arrival + b.waited == c.ended and b.cached > 63_000
     assert flow_of(done).held.part == waits
+
+
+def test_a_tenant_with_a_cap_leaves_places_to_others() -> None:
+    """A flood that comes first has no more than its places, and others go at once."""
+    flood = [TraceRequest(f"f{at}", 0, 4000, 50, tenant="flood") for at in range(40)]
+    late = [TraceRequest(f"q{at}", SECOND // 10 + at, 100, 5, tenant="quiet") for at in range(2)]
+    waits = {}
+    for cap in (0, 6):
+        done = kvyard.replay([*flood, *late], workers=2, engine_requests=4, tenant_requests=cap, block_size=16)
+        quiet = [record for record in done.records if record.tenant == "quiet"]
+        waits[cap] = max(record.waited for record in quiet)
+        running = sorted((r.admitted, 1) for r in done.records if r.tenant == "flood")
+        running += [(r.ended, -1) for r in done.records if r.tenant == "flood"]
+        most = at = 0
+        for _, change in sorted(running):
+            at += change
+            most = max(most, at)
+        assert most == (6 if cap else 8) and done.report.requests["finished"] == 42
+    assert waits[6] == 0 < waits[0]

@@ -44,7 +44,8 @@ class FleetFlow:
             record.request.priority,
         )
         self._requests[record.id] = request
-        if not self.queue and self._has_room() and self._placement.hold(record, now, self._full) is None:
+        capped = self.queue.capped(request)
+        if not capped and not self.queue and self._has_room() and self._placement.hold(record, now, self._full) is None:
             self.queue.sent(request, now)
             self._place(record, now)
             return ""
@@ -54,8 +55,9 @@ class FleetFlow:
             del self._requests[record.id]
             return refusal.reason
         self.queue.push(request, record, now)
-        if self._placement.pool.router.policy.waits and self._has_room():
-            self.grant(now)  # those before it may wait for workers of their own
+        waits = self._placement.pool.router.policy.waits or self.queue.config.tenant_requests
+        if waits and not capped and self._has_room():
+            self.grant(now)  # those before it wait for workers of their own, or for their tenants
         self.longest = max(self.longest, len(self.queue))
         return ""
 

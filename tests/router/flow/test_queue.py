@@ -209,6 +209,46 @@ def test_a_tenant_that_floods_the_queue_leaves_room() -> None:
     assert made.refusal(asked("other", tenant="quiet"), 1) is None
 
 
+@pytest.mark.parametrize("policy", sorted(FLOWS.names()))
+def test_a_tenant_has_so_many_requests_at_workers_at_a_time(policy: str) -> None:
+    made = queue(policy, tenant_requests=2)
+    first = asked("0", tenant="t")
+    assert not made.capped(first)
+    made.sent(first, 0)
+    flood = [asked(name, at, tenant="t") for at, name in enumerate("abc")]
+    push(made, *flood, asked("x", 5), asked("y", 6, tenant="u"))
+    assert sorted(order(made)) == ["a", "x", "y"], "there is room for all, and t has two"
+    assert made.capped(asked("z", tenant="t")) and not made.capped(asked("z"))
+    assert order(made) == "" and len(made) == 2
+    assert made.ended(flood[0], 1, 1, 10) and order(made) == "b"
+    assert not made.ended(flood[0], 1, 1, 10), "it has ended before"
+    [waiting] = made._waiting.values()
+    assert made.remove(waiting)
+    assert made.ended(first, 1, 1, 10) and made.ended(flood[1], 1, 1, 10) and order(made) == "" and not made
+    assert not made._in_flight.get("t") and not made._parked
+
+
+def test_a_capped_tenant_keeps_its_order_and_costs_others_no_time() -> None:
+    made = queue("fair", tenant_requests=1)
+    flood = [asked(f"{at:04}", tenant="t") for at in range(2000)]
+    push(made, *flood)
+    assert order(made) == "0000"
+    placed: list[str] = []
+    ranked = 0
+
+    def place(waiting: Any) -> bool:
+        nonlocal ranked
+        ranked += 1
+        placed.append(waiting.item)
+        return True
+
+    for at in range(1999):
+        assert made.ended(flood[at], 1, 1, at)
+        made.grant(at, lambda: True, place)
+    assert placed == [request.id for request in flood[1:]]
+    assert ranked == 1999
+
+
 def test_shedding_by_chance() -> None:
     made = FlowQueue[str](FlowConfig(shed=True, shed_depth=5, shed_power=5, shed_k=300), None, seed=1)
     assert all(made.refusal(asked("x", priority=1), 4) is None for _ in range(200))
@@ -304,6 +344,8 @@ def test_what_cannot_be_is_refused() -> None:
         FlowConfig(weights={"a": 0})
     with pytest.raises(KvyardError, match="shed_k of flow control"):
         FlowConfig(shed_k=-1)
+    with pytest.raises(KvyardError, match="tenant_requests is -1"):
+        FlowConfig(tenant_requests=-1)
 
 
 def test_other_peoples_policies() -> None:

@@ -20,7 +20,9 @@ from kvyard.server.dashboard.view import (
     ExpectationView,
     FleetView,
     Latency,
+    SessionView,
     StreamView,
+    TenantView,
     TierView,
     Totals,
     TransferView,
@@ -132,6 +134,36 @@ def everything(name: str = "w{}", workers: int = 2, since: float = 1000.0, decis
             fault=True,
             sentence=f"{names[0]} has fewer blocks than it reports",
         ),
+        sessions=[
+            SessionView(
+                name=f"session {number} of {names[0]}",
+                tenant=f"tenant of {names[0]}",
+                turns=12,
+                prompt_tokens=48_000,
+                cached_tokens=36_000,
+                output_tokens=900,
+                waited_ms=2.5,
+                worker=names[-1],
+                moves=1,
+                lasted_s=95.0,
+                age_s=4.0 + number,
+            )
+            for number in range(3)
+        ],
+        session_count=70,
+        tenants=[
+            TenantView(
+                name=f"tenant of {names[0]}",
+                requests=36,
+                failed=2,
+                prompt_tokens=144_000,
+                cached_tokens=108_000,
+                output_tokens=2_700,
+                waited_ms=2.5,
+                engine_s=81.0,
+            ),
+            TenantView(name="(others)", requests=5),
+        ],
         totals=Totals(
             requests=30,
             finished=20,

@@ -128,6 +128,15 @@ def test_each_panel_says_what_the_source_said(tab: Tab) -> None:
         ):
             assert words in owed
         assert tab.ask("document.getElementById('owed').dataset.tone") == "bad"
+        [tenant, others] = tab.ask(
+            "[...document.querySelectorAll('#tenants tr')].map(r => [...r.children].map(c => c.textContent))"
+        )
+        assert tenant == ["tenant of w0", "36", "2", "144k", "75 %", "2,700", "2.5 ms", "81 s"]
+        assert others[:5] == ["(others)", "5", "0", "0", "–"]
+        session = tab.ask("[...document.querySelector('#sessions tr').children].map(c => c.textContent)")
+        assert session[:7] == ["session 0 of w0", "tenant of w0", "12", "w1", "1", "48k", "75 %"]
+        assert session[7:] == ["900", "2.5 ms", "2 min", "4 s ago"]
+        assert "the latest 3 of 70 sessions remembered" in tab.ask(TEXT)
         row = tab.ask("[...document.querySelector('#decisions tr').children].map(c => c.textContent)")
         assert row[1:8] == ["request 1 of w0", "w0", "w0 costs least", "160", "60 %", "12.5", "w1 has 3 more"]
         tab.ask("document.querySelector('#decisions button').click()")
@@ -135,8 +144,11 @@ def test_each_panel_says_what_the_source_said(tab: Tab) -> None:
         assert tab.ask("document.querySelector('#decisions button').ariaExpanded") == "true"
         tab.ask("document.querySelector('#decisions button').click()")
         assert tab.ask("document.querySelectorAll('#decisions tr.said').length") == 0
-    with Shown(Fixed(msgspec.structs.replace(view, expectation=None))) as shown:
+    with Shown(Fixed(msgspec.structs.replace(view, expectation=None, sessions=[], tenants=[]))) as shown:
         live(tab, shown.url)
+        assert tab.ask(
+            "document.getElementById('sessions-part').hidden && document.getElementById('tenants-part').hidden"
+        )
         assert tab.ask("document.getElementById('owed-part').hidden"), "no watcher reports"
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated, plain
 from tests.server.gateway.support import PATIENCE, front
 
-from kvyard.server.gateway.intake import LONG_SESSION
+from kvyard.server.gateway.sessions import LONG_NAME
 
 pytestmark = pytest.mark.zmq
 
@@ -129,7 +129,7 @@ def test_sessions_without_end_are_kept_short() -> None:
         gate.complete("x", headers={"x-session-id": long})
         gate.complete("x", headers={"x-session-id": "short"})
         bound = gate.gateway.members.pools["mock"].router.policy._bound  # type: ignore[attr-defined]
-        assert len(bound) == 2 and "short" in bound and max(map(len, bound)) < LONG_SESSION
+        assert len(bound) == 2 and "short" in bound and max(map(len, bound)) < LONG_NAME
         assert "why=session" in gate.complete("x", headers={"x-session-id": long}).headers["x-kvyard-decision"]
 
 

@@ -30,6 +30,8 @@ PREFILLED = re.compile(r"\bcached=(\d+)")
 TRIES = re.compile(r"\btries=(\d+)")
 NUMBERS = re.compile(r"(?<!HTTP )\b\d+\b")
 """In the words of a refusal: with them, each would be a reason of its own."""
+TENANT_HEADER = "X-Gateway-Inference-Fairness-Id"
+"""Names the tenant of a request, as for llm-d and kvyard's gateway."""
 PRINTABLE = re.compile(r"[\x21-\x7e]{1,128}")
 UNTOLD: dict[str, Any] = {
     "loaded": (-1,) * ALWAYS_REPORTED,
@@ -206,6 +208,8 @@ class LiveDriver:
         headers = {"X-Request-Id": _header(row.id)}
         if row.session is not None:
             headers["X-Session-Id"] = _header(row.session)
+        if record.tenant:
+            headers[TENANT_HEADER] = _header(record.tenant)
         sent = self.now()
         self.lateness.append(sent - record.arrival)
         left = config.timeout_s - (sent - record.arrival) / config.speed / SECOND

@@ -45,6 +45,10 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         dict[str, float],
         Setting("Shares of tenants under fair, as NAME=VALUE,...; 1 for all others.", "tenant_weights", parse=figures),
     ] = msgspec.field(default_factory=dict)
+    tenant_requests: Annotated[
+        int,
+        Setting("Requests that a tenant has at workers at a time; its others wait. 0: no limit.", "tenant_requests"),
+    ] = 0
     patience_s: Annotated[
         float,
         Setting("Requests that wait longer go first whatever the policy, in seconds; 0: none.", "flow_patience_s"),
@@ -63,6 +67,8 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name, weight in self.weights.items():
             if not 0 < weight < float("inf"):
                 raise KvyardError(f"the weight of tenant {name} is {weight}: it must be above 0")
+        if self.tenant_requests < 0:
+            raise KvyardError(f"tenant_requests is {self.tenant_requests}: it must be 0 or more")
         for key in ("patience_s", "shed_depth", "shed_power", "shed_k"):
             value = getattr(self, key)
             least = 0.0 if key == "patience_s" else 1e-9

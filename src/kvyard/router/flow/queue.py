@@ -102,6 +102,10 @@ class FlowQueue(Generic[T]):
         """A heap of (rank, serial number) where these don't change; those that are gone are skipped."""
         self._serials: list[int] = []
         """Of those that wait, rising."""
+        self._in_flight: dict[str, set[object]] = {}
+        """Requests at workers by tenant, where a tenant may have only so many (``tenant_requests``)."""
+        self._parked: dict[str, list[tuple[float, int]]] = {}
+        """By tenant, heaps of entries of ``_order`` that were up while their tenant had as many requests as it may have."""
         self._count = 0
         self._departed = 0
         self._interval = 0.0
@@ -119,6 +123,7 @@ class FlowQueue(Generic[T]):
         self.config = config
         self.policy = make_flow_policy(config)
         self._order = []
+        self._parked = {}
         for waiting in self._waiting.values():
             self.policy.came(waiting.request, waiting.came)
             self._rank(waiting, waiting.came)
@@ -180,24 +185,38 @@ class FlowQueue(Generic[T]):
 
     def sent(self, request: FlowRequest, now: int) -> None:
         """``request`` went to a worker at once."""
+        self._take_off(request)
         self.policy.sent(request, now, False)
+
+    def capped(self, request: FlowRequest) -> bool:
+        """True if the tenant of ``request`` has as many requests at workers as it may have."""
+        most = self.config.tenant_requests
+        return most > 0 and len(self._in_flight.get(request.tenant, ())) >= most
+
+    def _take_off(self, request: FlowRequest) -> None:
+        if self.config.tenant_requests and request.tenant:
+            self._in_flight.setdefault(request.tenant, set()).add(request.id)
 
     def grant(self, now: int, has_room: Callable[[], bool], place: Callable[[Waiting[T]], bool]) -> None:
         """While ``has_room``, ``place`` those that wait, in order. One for which ``place`` returns False keeps its place: it
         waits for another worker than those that have room.
         """
-        order = self._ranked(now) if self.policy.dynamic or self.config.patience_s else self._popped()
+        fixed = not (self.policy.dynamic or self.config.patience_s)
+        order = self._popped() if fixed else self._ranked(now)
         passed: list[tuple[float, int]] = []
         while has_room():
             entry = next(order, None)
             if entry is None:
                 break
             waiting = self._waiting[entry[1]]
-            if place(waiting):
+            if self.capped(waiting.request):
+                if fixed:
+                    heappush(self._parked.setdefault(waiting.request.tenant, []), entry)
+            elif place(waiting):
                 self._depart(waiting, now)
             else:
                 passed.append(entry)
-        if not (self.policy.dynamic or self.config.patience_s):
+        if fixed:
             for entry in passed:
                 heappush(self._order, entry)
 
@@ -206,6 +225,8 @@ class FlowQueue(Generic[T]):
         earlier = bisect_left(self._serials, waiting.serial)
         request = waiting.request
         why = self.policy.why(request, now)
+        if self.config.tenant_requests and request.tenant:
+            why += f"; a tenant has {self.config.tenant_requests:,} requests at workers at most"
         if waiting.held_for is not None:
             why += f"; then for {waiting.held_for}, which costs it least, though another had room"
         return FlowWait(
@@ -216,9 +237,28 @@ class FlowQueue(Generic[T]):
             why,
         )
 
-    def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
-        """A request is through; see ``FlowPolicy.ended``."""
+    def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> bool:
+        """A request is through; see ``FlowPolicy.ended``. Returns True if one of its tenant may go that had to wait for it."""
         self.policy.ended(request, computed, output, now)
+        return self._land(request.tenant, request.id)
+
+    def _land(self, tenant: str, id_: object) -> bool:
+        """A request has left its worker: the next one that its tenant's limit held back is up again."""
+        in_flight = self._in_flight.get(tenant)
+        if in_flight is None or id_ not in in_flight:
+            return False
+        in_flight.discard(id_)
+        if not in_flight:
+            del self._in_flight[tenant]
+        parked = self._parked.get(tenant, [])
+        while parked:
+            entry = heappop(parked)
+            if entry[1] in self._waiting:
+                heappush(self._order, entry)
+                break
+        if not parked:
+            self._parked.pop(tenant, None)
+        return True
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
@@ -249,4 +289,5 @@ class FlowQueue(Generic[T]):
             passed = now - self._latest
             self._interval = _KEPT * self._interval + (1 - _KEPT) * passed if self._interval else float(passed)
         self._latest = now
+        self._take_off(waiting.request)
         self.policy.sent(waiting.request, now, True)

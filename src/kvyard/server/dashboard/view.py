@@ -264,6 +264,44 @@ class ExpectationView(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     """The cause and its fix."""
 
 
+class SessionView(msgspec.Struct, kw_only=True, frozen=True):
+    """One session. Counters of its requests that are over."""
+
+    name: str
+    tenant: str = ""
+    turns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of those, tokens that engines say they had cached."""
+    output_tokens: int = 0
+    waited_ms: float = 0.0
+    """Mean time until an engine was chosen for a request."""
+    worker: str = ""
+    """The latest one."""
+    moves: int = 0
+    """Times that a request went to another worker than the one before."""
+    lasted_s: float = 0.0
+    """From the end of its first request to the end of its latest."""
+    age_s: float = 0.0
+    """Since the end of its latest request."""
+
+
+class TenantView(msgspec.Struct, kw_only=True, frozen=True):
+    """One tenant. Counters of its requests that are over."""
+
+    name: str
+    requests: int = 0
+    failed: int = 0
+    """Requests without an answer, refused ones among them."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    waited_ms: float = 0.0
+    """Mean time until an engine was chosen for a request."""
+    engine_s: float = 0.0
+    """Seconds that engines had its requests."""
+
+
 class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     """A fleet at one moment."""
 
@@ -292,6 +330,12 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     """``None`` where no ``kvyard expect --watch`` reports to this server."""
     reasons: dict[str, str] = {}
     """Why promised tokens may be missing, in words."""
+    sessions: list[SessionView] = []
+    """The latest, the latest first."""
+    session_count: int = 0
+    """Sessions that are remembered."""
+    tenants: list[TenantView] = []
+    """The one with the most tokens first."""
 
 
 ViewSource: TypeAlias = Callable[[], FleetView]

@@ -19,9 +19,10 @@ from kvyard.server.epp.config import EppConfig
 from kvyard.server.epp.endpoints import Endpoints
 from kvyard.server.gateway.access import AccessKey
 from kvyard.server.gateway.gateway import Gateway
-from kvyard.server.gateway.intake import RequestIntake, Routed, session_name, unread
+from kvyard.server.gateway.intake import RequestIntake, Routed, unread
 from kvyard.server.gateway.pool import Engine, EnginePool, Placement
 from kvyard.server.gateway.proxied_request import ProxiedRequest
+from kvyard.server.gateway.sessions import session_name
 from kvyard.server.health import HealthReason
 from kvyard.server.http import Refusal
 

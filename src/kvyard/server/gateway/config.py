@@ -281,6 +281,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prefix_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """What may be kept of the beginnings of prompts, for each model, so that they needn't be read again; 0: nothing."""
     session_header: Name = "x-session-id"
+    session_prefixes: bool = True
+    """True: a request that names no session, response or user belongs to the session whose latest prompt it begins with."""
     tenant_header: Name = "x-gateway-inference-fairness-id"
     """Names the tenant of a request, where there are no keys; with keys, a key's name is its tenant."""
 

@@ -165,7 +165,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         """An engine answers: from now on there is no other. Returns the response's headers."""
         proxied = self.proxied
         if self.path == RESPONSES and proxied.computed:
-            self.proxy.homes.saw(body, ResponseHome(proxied.pool.model, decision.worker.name, proxied.key))
+            home = ResponseHome(proxied.pool.model, decision.worker.name, proxied.key, proxied.session)
+            self.proxy.homes.saw(body, home)
         # A response says that it begins before its prompt is computed.
         proxied.first_token(seen=streamed and not self.handed_over and self.path != RESPONSES)
         proxied.status = answer.status

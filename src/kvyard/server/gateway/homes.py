@@ -23,6 +23,8 @@ class ResponseHome(msgspec.Struct, frozen=True, gc=False):
     engine: str
     key: str = ""
     """The name of the key that made it; empty where there are no keys."""
+    session: str | None = None
+    """The session that it belongs to."""
 
 
 class ResponseHomes:

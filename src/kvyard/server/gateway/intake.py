@@ -1,7 +1,6 @@
 """The intake: admits requests, finds out where each may go, and has the exchange carry it out."""
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -41,7 +40,8 @@ from kvyard.server.gateway.prompting import (
     read_body,
 )
 from kvyard.server.gateway.proxied_request import ProxiedRequest
-from kvyard.server.gateway.reading import NOTHING
+from kvyard.server.gateway.reading import NOTHING, ReadPrompt
+from kvyard.server.gateway.sessions import PrefixSessions, session_name
 from kvyard.server.gateway.tracing import CONTEXT, Tracing
 from kvyard.server.hinting import peek_hints
 from kvyard.server.http import Refusal, Response, openai_error
@@ -57,8 +57,6 @@ TTFT_HEADER = "x-slo-ttft-ms"
 """Milliseconds to the first token that a client wants, by the name that GAIE's latency predictor has."""
 MOST_DIGITS = 9
 MOST_PRIORITY = 1 << 31
-LONG_SESSION = 128
-"""Characters from which on a session's name is kept as a digest: routers remember many of them."""
 
 
 class Routed(NamedTuple):
@@ -89,6 +87,8 @@ class RequestIntake(msgspec.Struct, eq=False):
     rates: SharedRates | None = None
     """Says what is left of their rates, where other processes draw on them too."""
     tracing: Tracing | None = None
+    prefixes: PrefixSessions = msgspec.field(default_factory=PrefixSessions)
+    """Sessions of clients that name none."""
     known_paths: frozenset[str] = frozenset()
     """Those that have a route of their own."""
 
@@ -119,15 +119,21 @@ class RequestIntake(msgspec.Struct, eq=False):
                 raise not_json(error) from None
             if pool.remote is not None and prompt.ids is not None and prompt.keys:
                 known = await pool.remote.ask(prompt.ids, Namespace(lora_name=lora, salt=salt or None))
-        request = RouteRequest(id_, prompt.keys, prompt.tokens, session_name(headers.get(self.config.session_header)))
+        said = session_name(headers.get(self.config.session_header))
         shut = pool.without(name)
+        session = said
         if isinstance(asked, PeekedResponses | PeekedContinuation) and asked.previous_response_id is not None:
             home = await self._home(asked.previous_response_id, key)
             if home is None and key is not None:
                 raise _no_response(asked.previous_response_id, "previous_response_id")
-            if home is not None and home.model == pool.model:
-                shut |= pool.all_but(home.engine)
-        place = Placement(request=request, shut=shut, known=known, salt=key_salt)
+            if home is not None:
+                session = session or home.session
+                if home.model == pool.model:
+                    shut |= pool.all_but(home.engine)
+        owner = "" if key is None else key.name
+        session = self._session(session, asked, prompt, owner)
+        request = RouteRequest(id_, prompt.keys, prompt.tokens, session)
+        place = Placement(request=request, shut=shut, known=known, salt=key_salt, said=said)
         place.flow = self._flow_request(request, asked, headers, key)
         if self.proxy.traffic.recorder is not None and prompt.single and not await too_heavy(body):
             place.hints = peek_hints(body, headers, prompt.tokens)
@@ -137,19 +143,28 @@ class RequestIntake(msgspec.Struct, eq=False):
     def _flow_request(
         self, request: RouteRequest, asked: PeekedBody, headers: Mapping[str, str], key: AccessKey | None
     ) -> FlowRequest:
-        """The request as flow control knows it. With keys, tenants and sessions are the key's own."""
+        """The request as flow control knows it. With keys, a key's name is its tenant."""
         now = self.proxy.clock.now()
-        priority, session = 0, request.session
+        priority = 0
         if isinstance(asked, PeekedPrompt) and type(asked.priority) is int:
             priority = max(-MOST_PRIORITY, min(MOST_PRIORITY, asked.priority))
-        if key is None:
-            tenant = session_name(headers.get(self.config.tenant_header)) or ""
-        else:
-            tenant = key.name
-            session = None if session is None else f"{tenant}\0{session}"
+        tenant = (session_name(headers.get(self.config.tenant_header)) or "") if key is None else key.name
         ttft = headers.get(TTFT_HEADER, "")
         deadline = now + int(ttft) * MS if ttft.isdecimal() and len(ttft) <= MOST_DIGITS else None
-        return FlowRequest(request.id, now, request.num_tokens, None, session, tenant, priority, deadline)
+        return FlowRequest(request.id, now, request.num_tokens, None, request.session, tenant, priority, deadline)
+
+    def _session(self, named: str | None, asked: PeekedBody, prompt: ReadPrompt, owner: str) -> str | None:
+        """The session of a request, within those of ``owner``, its key: ``named`` by its client, else its user's, else the one
+        that its prompt goes on from.
+        """
+        if named is not None and named.startswith(f"{owner}\0"):
+            return named  # of an earlier response of this key
+        user = asked.user if isinstance(asked, PeekedPrompt) else None
+        if named is None and isinstance(user, str) and user:
+            named = f"user {session_name(user)}"
+        if named is None and self.config.session_prefixes and prompt.single:
+            named = self.prefixes.find(prompt.keys, prompt.tokens, owner, self.proxy.clock.now())
+        return None if named is None else f"{owner}\0{named}" if owner else named
 
     async def begin(
         self,
@@ -188,6 +203,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             path=path,
             key="" if key is None else key.name,
             tenant="" if place.flow is None else place.flow.tenant,
+            session=place.request.session,
             prompt=place.request.num_tokens,
             place=place,
             traffic=traffic,
@@ -294,7 +310,7 @@ class RequestIntake(msgspec.Struct, eq=False):
 
 def unread(id_: str, model: str, pool: EnginePool, shut: frozenset[Holder], session: str | None = None) -> Routed:
     """Where a request may go whose prompt isn't read."""
-    return Routed(model, pool, Placement(request=RouteRequest(id_, [], 0, session), shut=shut))
+    return Routed(model, pool, Placement(request=RouteRequest(id_, [], 0, session), shut=shut, said=session))
 
 
 def _status(error: BaseException, headers: Mapping[str, str]) -> int:
@@ -307,10 +323,3 @@ def _status(error: BaseException, headers: Mapping[str, str]) -> int:
 def _no_response(id_: str, field: str) -> Refusal:
     """As engines say it."""
     return Refusal(404, f"Response with id '{id_[:200]}' not found.", field=field)
-
-
-def session_name(given: str | None) -> str | None:
-    """A session's name as it is kept: a digest in place of a long one."""
-    if given is None or len(given) < LONG_SESSION:
-        return given
-    return hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

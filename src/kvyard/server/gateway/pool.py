@@ -170,6 +170,8 @@ class Placement(msgspec.Struct, kw_only=True, gc=False):
     """The request as flow control knows it; made when it is placed, unless more is known of it."""
     wait: FlowWait | None = None
     """Why it waited, if it did."""
+    said: str | None = None
+    """The session that its client named, where it is recorded."""
 
 
 Placed: TypeAlias = tuple[Decision, Engine]
@@ -368,7 +370,8 @@ class EnginePool(msgspec.Struct, eq=False):
         request, now = place.request, self.clock.now()
         if place.flow is None:
             place.flow = FlowRequest(request.id, now, request.num_tokens, None, request.session)
-        if not self.waiting and self._room(place) and self._hold(place) is None:
+        capped = self.waiting.capped(place.flow)
+        if not capped and not self.waiting and self._room(place) and self._hold(place) is None:
             self.waiting.sent(place.flow, now)
             return self._book(place)
         self._give_up_if_exhausted(place)

@@ -53,6 +53,7 @@ class PeekedPrompt(PeekedBody, kw_only=True):
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
+    user: Any = None
 
     @property
     def reads_cache(self) -> bool:

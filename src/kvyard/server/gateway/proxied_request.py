@@ -118,7 +118,9 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
             self.ticket.settle(used if had else 0)  # no engine had it: its tokens are given back
         if self.place.flow is not None and self.tries:
             computed = self.prompt - (self.cached or 0)
-            self.pool.waiting.ended(self.place.flow, max(0, computed), self.output or self.events, self.clock.now())
+            output = self.output or self.events
+            if self.pool.waiting.ended(self.place.flow, max(0, computed), output, self.clock.now()):
+                self.pool.grant()
         if self.trace is not None:
             self._end_trace(self.trace)
         self.traffic.ended(self, self.outcome)

@@ -21,6 +21,7 @@ from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.gateway.pool import Engine, EnginePool, Placement, PromptTally
 from kvyard.server.gateway.promises import AnnouncedElsewhere, Promise, PromiseTally, entered
 from kvyard.server.gateway.recording import ArrivedRequest, RequestRecorder
+from kvyard.server.gateway.sessions import EndedTurn, SessionTally
 from kvyard.server.gateway.usage import AnswerTokens
 from kvyard.server.metrics import Metrics, read_catalog
 
@@ -53,6 +54,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     """Whose it is, by the name of a key."""
     tenant: str = ""
     """Who it counts for; empty where that isn't known."""
+    session: str | None = None
+    """The session that it belongs to."""
     status: int = 0
     """Of the answer."""
     prompt: int = 0
@@ -119,6 +122,7 @@ class TenantSeries:
         self._cached = metrics.counts(P + "tenant_cached_tokens_total", "tenant")
         self._output = metrics.counts(P + "tenant_output_tokens_total", "tenant")
         self._seconds = metrics.counts(P + "tenant_engine_seconds_total", "tenant")
+        self._held = metrics.counts(P + "tenant_token_seconds_total", "tenant")
 
     def ended(self, proxied: RequestRecord, outcome: str, now: int) -> None:
         """Count a request that is over; one without a tenant isn't counted."""
@@ -132,7 +136,10 @@ class TenantSeries:
                 name = self.OTHERS
         self._requests[name, outcome].inc()
         if proxied.placed:
-            self._seconds[name,].inc((now - proxied.placed) / SECOND)
+            seconds = (now - proxied.placed) / SECOND
+            self._seconds[name,].inc(seconds)
+            # An answer grows: over its time it has half of its tokens on average.
+            self._held[name,].inc((proxied.prompt + proxied.output / 2) * seconds)
         if proxied.output:
             self._output[name,].inc(proxied.output)
             self._prompt[name,].inc(proxied.prompt)
@@ -176,6 +183,7 @@ class Traffic:
         self.promises = PromiseTally()
         self.announced = AnnouncedElsewhere()
         self.first_bytes = LatencyWindow()
+        self.sessions = SessionTally()
         self.recorder: RequestRecorder | None = None
         self.access_log: AccessLog | None = None
         self._clock = clock
@@ -228,7 +236,7 @@ class Traffic:
                     num_tokens=request.num_tokens,
                     key_tokens=proxied.pool.router.block_size,
                     tail=place.tail,
-                    session=request.session,
+                    session=place.said,
                     model=model,
                     hints=place.hints,
                 )
@@ -354,6 +362,7 @@ class Traffic:
         """A request is over."""
         counters = self.counters
         self._metrics.tenants.ended(proxied, outcome, self._clock.now())
+        self._count_turn(proxied, outcome == "finished")
         self._unmet(proxied, UNMET[outcome])
         counters.under_way -= 1
         setattr(counters, outcome, getattr(counters, outcome) + 1)
@@ -367,6 +376,22 @@ class Traffic:
         self._metrics.seconds[proxied.model,].observe((now - proxied.received) / SECOND)
         if self.access_log is not None:
             self.access_log.add(_line(proxied, outcome, now))
+
+    def _count_turn(self, proxied: RequestRecord, finished: bool) -> None:
+        now = self._clock.now()
+        turn = EndedTurn(
+            session=proxied.session,
+            tenant=proxied.tenant,
+            has_key=bool(proxied.key),
+            finished=finished,
+            prompt=proxied.prompt if finished else 0,
+            cached=proxied.cached or 0,
+            output=proxied.output,
+            waited=max(0, (proxied.placed or now) - proxied.received),
+            engine="" if proxied.engine is None else proxied.engine.name,
+            engine_ns=now - proxied.placed if proxied.placed else 0,
+        )
+        self.sessions.ended(turn, now)
 
 
 def _stored(pool: EnginePool) -> dict[str, int]:

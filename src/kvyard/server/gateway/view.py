@@ -69,6 +69,9 @@ class GatewaySource:
             decisions=[self._decision(one) for one in reversed(gateway.traffic.recent)],
             reasons=CAUSES,
             expectation=gateway.expectation,
+            sessions=gateway.traffic.sessions.session_views(gateway.clock.now()),
+            session_count=len(gateway.traffic.sessions),
+            tenants=gateway.traffic.sessions.tenant_views(),
             totals=Totals(
                 **picked(counters, "requests finished refused cancelled retried under_way prompt_tokens output_tokens"),
                 failed=counters.failed + counters.broken,
@@ -246,6 +249,9 @@ def engine_info(members: Membership, engine: Engine) -> EngineInfo:
 def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iterator[Sample]:
     """Everything that is kept anyway."""
     yield P + "under_way", {}, traffic.counters.under_way
+    yield P + "sessions", {}, len(traffic.sessions)
+    yield P + "sessions_total", {}, traffic.sessions.started
+    yield P + "sessions_forgotten_total", {}, traffic.sessions.forgotten
     yield P + "cpu_seconds_total", {}, cpu_seconds()
     yield P + "garbage_searches_total", {}, TIMES.count
     yield P + "garbage_seconds_total", {}, TIMES.total / SECOND

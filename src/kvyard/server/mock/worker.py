@@ -12,6 +12,7 @@ from random import Random
 import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints
+from kvyard.blocks.use import NO_FACTS, RequestFacts
 from kvyard.clock import WallClock
 from kvyard.engine.build import make_core
 from kvyard.engine.core import EngineCore
@@ -269,6 +270,7 @@ class MockWorker:
             len(answer),
             priority=priority,
             hints=heeded(hints, self.cores[0].scheduler.manager),
+            facts=RequestFacts(tenant=namespace.salt) if namespace.salt else NO_FACTS,
             sample=lambda start, stop: answer[start:stop],
         )
 

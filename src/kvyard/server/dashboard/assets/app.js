@@ -3,7 +3,7 @@ import { binned, Chart, SPAN } from "./charts.js";
 import { byId, clock, el, many, number, percent, put, set, short, span, time } from "./format.js";
 import { Past, tiles, workers } from "./panels.js";
 import { Stream } from "./stream.js";
-import { Decisions, owed, promises, Rates, streams, transfers } from "./tables.js";
+import { Decisions, owed, promises, Rates, sessions, streams, tenants, transfers } from "./tables.js";
 import { TIERS } from "./tiers.js";
 
 const SOURCES = [
@@ -67,6 +67,8 @@ const draw = () => {
   put(byId("decisions-title"), view.kind === "mock" ? "Recent admissions" : "Recent decisions");
   promises(view);
   owed(view);
+  tenants(view);
+  sessions(view);
   streams(view, page.streams);
   transfers(view, page.transfers);
 };

@@ -130,6 +130,53 @@ export const owed = (view) => {
   put(byId("owed-sentence"), found.sentence || "Engines count what they owe.");
 };
 
+// -- sessions and tenants --------------------------------------------------------------------------------------------
+
+const meterCell = () => el("td", { class: "words" }, el("div", { class: "found" }, el("div", { class: "meter" }, el("i", { class: "aqua" })), el("span")));
+const fillMeter = (td, part, all) => {
+  const share = all ? part / all : null;
+  td.firstChild.firstChild.firstChild.style.width = `${Math.min(100, 100 * (share || 0))}%`;
+  put(td.firstChild.lastChild, share === null ? "–" : percent(share));
+  set(td, "title", `${number(part)} of ${number(all)} prompt tokens`);
+};
+
+/** Who asked for what; hidden where no request named a tenant. */
+export const tenants = (view) => {
+  byId("tenants-part").hidden = !view.tenants.length;
+  put(byId("tenants-sum"), many(view.tenants.length, "tenant"));
+  keyed(byId("tenants"), view.tenants, (one) => one.name, () => el("tr", null, cell("words"), cell(), cell(), cell(), meterCell(), cell(), cell(), cell()), (row, one) => {
+    const [name, requests, failed, prompt, cached, output, waited, engine] = row.children;
+    clip(name, one.name);
+    put(requests, number(one.requests));
+    put(failed, number(one.failed));
+    put(prompt, short(one.prompt_tokens));
+    fillMeter(cached, one.cached_tokens, one.prompt_tokens);
+    put(output, short(one.output_tokens));
+    put(waited, time(one.waited_ms));
+    put(engine, span(one.engine_s));
+  });
+};
+
+/** The latest sessions; hidden where there are none. */
+export const sessions = (view) => {
+  byId("sessions-part").hidden = !view.sessions.length;
+  put(byId("sessions-sum"), `the latest ${view.sessions.length} of ${many(view.session_count, "session")} remembered`);
+  keyed(byId("sessions"), view.sessions, (one) => `${one.tenant} ${one.name}`, () => el("tr", null, cell("words"), cell("words"), cell(), cell("words"), cell(), cell(), meterCell(), cell(), cell(), cell(), cell()), (row, one) => {
+    const [name, tenant, turns, worker, moves, prompt, cached, output, waited, lasted, ended] = row.children;
+    clip(name, one.name);
+    clip(tenant, one.tenant || "–");
+    put(turns, number(one.turns));
+    clip(worker, one.worker || "–");
+    put(moves, number(one.moves));
+    put(prompt, short(one.prompt_tokens));
+    fillMeter(cached, one.cached_tokens, one.prompt_tokens);
+    put(output, short(one.output_tokens));
+    put(waited, time(one.waited_ms));
+    put(lasted, span(one.lasted_s));
+    put(ended, one.age_s < 1 ? "now" : `${span(one.age_s)} ago`);
+  });
+};
+
 // -- streams ---------------------------------------------------------------------------------------------------------
 
 const TONES = { fresh: "good", sending: "good", "catching up": "warn", stale: "bad", failed: "bad" };

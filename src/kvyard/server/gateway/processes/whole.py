@@ -15,6 +15,7 @@ from kvyard.server.dashboard.view import (
     DecisionView,
     FleetView,
     PromisesView,
+    TenantView,
     Totals,
     WorkerState,
     WorkerStatus,
@@ -24,6 +25,7 @@ from kvyard.server.gateway.processes.channel import PATIENCE, Channel
 from kvyard.server.gateway.processes.figures import Figures, HubState, figures_text, merged_figures
 from kvyard.server.gateway.processes.part import GatewayPart, PartStatement, PartView
 from kvyard.server.gateway.schemas import EngineInfo, GatewayHealth
+from kvyard.server.gateway.sessions import SHOWN
 from kvyard.server.gateway.traffic import NAMES, P
 from kvyard.server.health import HealthReason, Readiness, readiness
 from kvyard.server.http import Refusal, picked
@@ -38,6 +40,8 @@ TOTALS = (
     *("requests", "finished", "failed", "refused", "cancelled", "retried", "under_way", "queued"),
     *("prompt_tokens", "output_tokens"),
 )
+
+TENANT = ("requests", "failed", "prompt_tokens", "cached_tokens", "output_tokens", "engine_s")
 
 S = TypeVar("S", PartStatement, PartView)
 _state = msgspec.msgpack.Decoder(HubState).decode
@@ -170,6 +174,9 @@ def merged_views(parts: Sequence[PartView]) -> FleetView:
         notes=list(dict.fromkeys(note for view in views for note in view.notes)),
         workers=_workers(views),
         decisions=_decisions(views),
+        sessions=sorted((one for view in views for one in view.sessions), key=lambda one: one.age_s)[:SHOWN],
+        session_count=sum(view.session_count for view in views),
+        tenants=_tenants(views),
         expectation=max(
             (view.expectation for view in views if view.expectation is not None),
             key=lambda found: found.at,
@@ -202,6 +209,19 @@ def _workers(views: Sequence[FleetView]) -> list[WorkerStatus]:
             )
         )
     return merged
+
+
+def _tenants(views: Sequence[FleetView]) -> list[TenantView]:
+    """Tenants of all processes, the one with the most tokens first."""
+    found: dict[str, TenantView] = {}
+    for one in (tenant for view in views for tenant in view.tenants):
+        known = found.get(one.name)
+        if known is not None:
+            requests = known.requests + one.requests
+            waited = known.waited_ms * known.requests + one.waited_ms * one.requests
+            one = TenantView(name=one.name, waited_ms=waited / max(1, requests), **_sums([known, one], TENANT))
+        found[one.name] = one
+    return sorted(found.values(), key=lambda one: (-one.prompt_tokens - one.output_tokens, one.name))
 
 
 def _decisions(views: Sequence[FleetView]) -> list[DecisionView]:
