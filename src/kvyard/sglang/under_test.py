@@ -350,8 +350,8 @@ class SglangUnderTest:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def add(self, request: dict[str, Any]) -> None:
-        """A request of a log arrives."""
+    def add(self, request: dict[str, Any]) -> Any:
+        """A request of a log arrives; returns SGLang's ``Req``."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -372,6 +372,7 @@ class SglangUnderTest:
         if req.sampling_params.max_new_tokens != request["output"][1]:
             raise ValueError(f"SGLang clips the answer of {req.rid} to {req.sampling_params.max_new_tokens} tokens")
         self.of_sglang._add_request_to_queue(req)
+        return req
 
     def abort(self, name: str) -> bool:
         """Abort a request, if it is here; returns whether it leaves before the next batch, without another token."""

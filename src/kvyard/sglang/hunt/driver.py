@@ -94,6 +94,8 @@ class World:
         self._now = 0
         self._left = set(self._texts.requests)
         """Requests that have not ended."""
+        self._reqs: dict[str, Any] = {}
+        """SGLang's requests that have arrived, by name."""
         self._retractions: dict[str, int] = {}
         self.computed = 0
         self.longest_idle = 0
@@ -133,6 +135,8 @@ class World:
             elif batch is None:
                 self._sglang.reset_if_idle()
             self._scheduler.last_batch = batch
+            # Also of those that SGLang gives up by itself, as it does where a retraction doesn't make enough room.
+            self._left -= {name for name in self._left if name in self._reqs and self._reqs[name].finished()}
             self._sglang.take_events()
             if not self._left and not inbox and not in_flight and batch is None:
                 return self._leak() or self._storm()
@@ -147,7 +151,7 @@ class World:
     def _receive(self, name: str, aborts: bool) -> None:
         if not aborts:
             request = self._texts.requests[name]
-            self._sglang.add({"ignore_eos": True, "priority": None, **request})
+            self._reqs[name] = self._sglang.add({"ignore_eos": True, "priority": None, **request})
         elif name in self._left and self._sglang.abort(name):
             self._left.discard(name)
 
@@ -176,7 +180,6 @@ class World:
         """The model has run a batch: every request that isn't in the middle of its prompt has a token."""
         sampled = [self._texts.requests[req.rid]["output"][0] + len(req.output_ids) for req in batch.reqs]
         self._sglang.process(batch, self._sglang.result(sampled))
-        self._left -= {req.rid for req in batch.reqs if req.finished()}
 
     # -- what can go wrong --------------------------------------------------------------------------------------------
 
