@@ -145,5 +145,8 @@ def _prepare(folder: Path, step: int) -> None:
 
 
 def _await_start(process: subprocess.Popen[bytes], log: Path) -> None:
-    eventually(lambda: b"serving" in log.read_bytes() or process.poll() is not None, log.read_text)
+    def seen() -> bool:
+        return bool(re.search(rb"serving|picker at", log.read_bytes())) or process.poll() is not None
+
+    eventually(seen, log.read_text)
     assert process.poll() is None, log.read_text()
