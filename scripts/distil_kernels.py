@@ -46,6 +46,8 @@ BYTES = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int8": 1.0, 
 NOT_SERVED = "situ_as_silu|compressedtensors|^sglang_fused_moe_triton$"
 """Kernels of MXFP4 experts that engines don't run for gpt-oss: of other checkpoints, stand-ins with another activation, and one
 that keeps experts in bf16."""
+UNSERVED = {("sglang", "int8_wo")}
+"""Products that engines don't serve such checkpoints with: torchao's, slower than in 16 bits at a batch of one."""
 SKEWED = "power_law_1.01"
 """The distribution of tokens over experts that the tables' own estimator takes for most models."""
 L2_BYTES = {"a100": 40e6, "h100": 50e6, "h200": 50e6, "l4": 48e6, "l40s": 96e6, "rtxpro6000": 128e6}
@@ -238,6 +240,8 @@ def distil(card: Card, system: str) -> dict[str, Any]:
             operator = "gemm" if part == "products" else "moe"
             first = NARROWED if part == "experts" and engine != "vllm" else {}
             for theirs, ours in (first | types).items():
+                if (engine, theirs) in UNSERVED:
+                    continue
                 rows = table(system, operator, engine, operator, theirs)
                 if rows is not None and ours not in one.get(part, ()):
                     one.setdefault(part, {})[ours] = note(f"{engine} {part} {ours}", make(card, rows, ours))

@@ -184,15 +184,25 @@ def test_passes_of_ranks_start_and_end_together(rows: list[Row]) -> None:
     assert all(ends[before] <= after for before, after in pairwise(starts))
 
 
-def test_a_request_for_an_idle_rank_waits_as_it_would_at_a_busy_one() -> None:
-    """What comes while a pass runs is decided on when the next starts, and runs after that: idle ranks pass along."""
+def test_a_request_for_an_idle_rank_starts_with_the_next_pass() -> None:
+    """A rank without requests runs dummy passes, with none decided on behind them: it looks at its queue after each."""
     config = replace(AHEAD, timing=FixedTiming(prefill_ms=10, decode_ms=10))
     logs = [Log(), Log()]
     engine = Ranks([make_core(config, name=f"w@{at}", watcher=one, ranks=2) for at, one in enumerate(logs)])
     rows = [Row(0, 20, 9, (1,)), Row(15_000_000, 20, 2, (2,))]
     drive_ranks(engine, rows, Timeline())
     assert [start for start, *_ in logs[0].passes][:4] == [0, 10_000_000, 20_000_000, 30_000_000]
-    assert logs[1].passes[0][:2] == (30_000_000, 40_000_000)
+    assert logs[1].passes[0][:2] == (20_000_000, 30_000_000)
+
+
+def test_a_request_for_a_busy_rank_waits_for_the_pass_that_is_decided_on() -> None:
+    config = replace(AHEAD, timing=FixedTiming(prefill_ms=10, decode_ms=10))
+    logs = [Log(), Log()]
+    engine = Ranks([make_core(config, name=f"w@{at}", watcher=one, ranks=2) for at, one in enumerate(logs)])
+    rows = [Row(0, 20, 9, (1,)), Row(0, 20, 9, (2,)), Row(15_000_000, 20, 2, (3,))]
+    drive_ranks(engine, rows, Timeline())
+    started = next(start for start, _, chunks, _ in logs[0].passes if "r2" in str(chunks))
+    assert started == 30_000_000, "the pass from 20 to 30 ms was decided on at 10"
 
 
 @pytest.mark.parametrize("cancel", range(0, 60_000_000, 2_500_000))

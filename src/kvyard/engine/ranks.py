@@ -73,6 +73,9 @@ class Ranks:
         if self.busy and (end := self.next_decision()) is not None and end <= now:
             for core in self.cores:
                 core.advance(end)
+            for core in self.cores:
+                if not core.busy:
+                    core.decide_ahead(end)  # its pass was a dummy one, with none decided on behind it
             self._start_together(end)
 
     def begin(self, now: int) -> bool:

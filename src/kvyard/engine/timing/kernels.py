@@ -150,13 +150,24 @@ class Kernels:
         self._tables: list[EngineKernels] = [getattr(one, other) for one in measured for other in engines]
         self._measured = measured
         self._in_a_model = IN_A_MODEL.get(card.name, 1.0)
+        self._products: dict[str, ProductKernel] = {}
         self._messages = found.messages
         self._card = card
         self._shares = shares or (card.shares if card.name in STAND_INS else None)
 
     def product(self, dtype: str) -> ProductKernel:
         """Products of weights stored in ``dtype``."""
-        kernel = _first([one.products for one in self._tables], self._multiplied(dtype))
+        known = self._products.get(dtype)
+        if known is None:
+            known = self._products[dtype] = self._product(dtype)
+        return known
+
+    def _product(self, dtype: str) -> ProductKernel:
+        key, own = self._multiplied(dtype), [one.products for one in self._tables[: len(OTHERS)]]
+        kernel = _first([one.products for one in self._tables], key)
+        if not any(key in one for one in own) and (plain := next((one["bf16"] for one in own if "bf16" in one), None)):
+            # Of another card, whose kernels take longer to start: no longer than half as long again as this one's.
+            kernel = msgspec.structs.replace(kernel, launch_us=min(kernel.launch_us, 1.5 * plain.launch_us))
         mem, arith = kernel.mem * self._in_a_model, kernel.arith * SUSTAINED
         if self._shares is not None:
             mem, arith = self._shares.mem, self._shares.arith
