@@ -5,13 +5,15 @@ from __future__ import annotations
 from kvyard.engine.models.memory import GIB
 
 MIB = 2**20
-CONTEXT = GIB
-"""Of a card before weights are loaded: CUDA's context, and with several ranks NCCL's buffers on top (``CONTEXT_OF_RANKS``)."""
-CONTEXT_OF_RANKS = GIB // 2
+CONTEXT = 7 * GIB // 4
+"""Of a card beside weights and cache within the static share: CUDA's context and workspaces, and with several ranks NCCL's
+buffers on top (``CONTEXT_OF_RANKS``). Qwen3-235B on 4 H100 logged 2.1 GiB; runs of Qwen3-32B on one H100 (aiconfigurator-core's
+silicon rows) queue as if it were 3."""
+CONTEXT_OF_RANKS = GIB // 4
 LARGE_CARD = 60 * GIB
 LEAST_ON_LARGE_CARDS = 10 * GIB
-DECODE_GRAPHS = 512 * MIB
-"""CUDA graphs of decode steps."""
+GRAPHS = GIB
+"""CUDA graphs of decode steps and of small prompts, half each."""
 
 
 def context_bytes(ranks: int) -> int:
@@ -24,7 +26,7 @@ def static_share(memory: int, chunk: int, ranks: int) -> float:
 
     Source: ``_handle_gpu_memory_settings`` of 0.5: 1.5 MiB for each token of a chunk, graphs, and an eighth of a GiB a rank.
     """
-    left = 512 * MIB + int(1.5 * MIB) * max(chunk, 2048) + ranks * GIB // 8 + DECODE_GRAPHS
+    left = 512 * MIB + int(1.5 * MIB) * max(chunk, 2048) + ranks * GIB // 8 + GRAPHS
     if memory > LARGE_CARD:
         left = max(left, LEAST_ON_LARGE_CARDS)
     return round(1 - left / memory, 3)
