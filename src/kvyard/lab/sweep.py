@@ -189,7 +189,8 @@ def _charts(
             for point, _ in study.done
         ]
         return [
-            bars(metric, [Bar(name, metrics[metric.name]) for name, metrics in labels]) for metric in drawn
+            bars(metric, [Bar(name, metrics[metric.name]) for name, metrics in labels], limit=by_name.get(metric.name))
+            for metric in drawn
         ], "A bar per point."
     lines, title = _lines(study, along), axis_title(along, study.grid.axes[along])[0]
     note = "" if len(lines) <= MOST_LINES else f"The first {MOST_LINES} of {len(lines)} lines; the table has them all."

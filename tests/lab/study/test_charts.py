@@ -51,6 +51,15 @@ def test_the_limit_is_a_line_unless_it_is_far_above() -> None:
     assert far.text == "the axis doesn't begin at 0; the limit, 60 s, is far above"
 
 
+def test_the_limit_is_marked_among_bars() -> None:
+    near = bars(TTFT, [Bar("kv", 400.0), Bar("random", 900.0)], limit=Limit("ttft_mean", 1000.0)).figure
+    assert near["marks"] == [{"name": "limit: 1 s", "x": 1000.0}] and near["max"] == 1000.0, "the axis reaches to it"
+    cut = bars(TTFT, ONE_LOSER, limit=Limit("ttft_mean", 450.0)).figure
+    assert cut["marks"][0]["x"] == 450.0 and cut["cut"] == 483.0
+    far = bars(TTFT, ONE_LOSER, limit=Limit("ttft_mean", 60_000.0))
+    assert "marks" not in far.figure and "The limit, 60 s, is far above." in far.text
+
+
 def test_a_number_in_a_legend_says_what_it_is() -> None:
     assert setting_text("num_gpu_blocks", "6000") == "num gpu blocks 6000"
     assert setting_text("router", "least-time") == "least-time"

@@ -58,11 +58,14 @@ def curves(metric: Metric, lines: Lines, x_title: str, limit: Limit | None = Non
     return Chart(axis.heading, axis.text, figure)
 
 
-def bars(metric: Metric, named: Sequence[Bar], title: str = "", text: str = "") -> Chart:
-    """Return a bar of ``metric`` for each of ``named``."""
+def bars(metric: Metric, named: Sequence[Bar], title: str = "", text: str = "", limit: Limit | None = None) -> Chart:
+    """Return a bar of ``metric`` for each of ``named``, and a mark at its ``limit``."""
     values = [bar.value or 0.0 for bar in named]
     end = _end(values)
     metric = metric.fitted(values if end is None else [end])
+    marked = limit is not None and limit.value <= (FAR * max(values, default=0.0) if end is None else end)
+    if limit is not None and not marked:
+        text = f"{text} The limit, {metric.limit_text(limit.value)}, is far above.".strip()
     if end is not None:
         beyond = ", ".join(bar.name for bar in named if (bar.value or 0.0) > end)
         text = f"{text} The axis ends at {metric.text(end, unit=True)}; cut off: {beyond}.".strip()
@@ -75,6 +78,10 @@ def bars(metric: Metric, named: Sequence[Bar], title: str = "", text: str = "") 
     )
     if end is not None:
         figure["cut"] = draw.digits(end * metric.factor)
+    if limit is not None and marked:
+        place = draw.digits(limit.value * metric.factor)
+        figure["marks"] = [{"name": f"limit: {metric.limit_text(limit.value)}", "x": place}]
+        figure["max"] = max(place, *(draw.digits(value * metric.factor) for value in values))
     return Chart(title or metric.label, text, figure | _format(metric, "x"))
 
 
