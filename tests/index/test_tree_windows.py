@@ -54,6 +54,15 @@ def test_where_a_run_branches_off_the_window_before_it_is_there() -> None:
     assert cached(bench, TEXT[:17]) == 0
 
 
+def test_a_run_that_continues_another_adds_nothing_before_it() -> None:
+    bench = Bench(groups=GROUPS)
+    bench.say(stored(TEXT, 4))
+    bench.say(stored([*TEXT[:40], *range(8)], 4, 10))
+    assert cached(bench, [*TEXT[:40], *range(9)]) == 48
+    assert cached(bench, TEXT) == 40
+    assert cached(bench, TEXT[:40]) == 0
+
+
 def test_a_prompt_computed_again_has_its_window_though_nothing_announces_it() -> None:
     bench = Bench(groups=GROUPS)
     bench.say(stored(TEXT, 4))

@@ -20,6 +20,9 @@ _PREDICTED = re.compile(r"predicted=(\d+)")
 EVICTED = "evicted between decision and start"
 ON_THE_WAY = "evicted before, the event still on its way"
 ANNOUNCED = "stored before, the event still on its way"
+AT_ONCE = "two prompts that part there were computed at once, and neither kept the window before it"
+"""Of an engine whose events don't tell what its windows have."""
+UNEXPLAINED = "not explained"
 LATE = 2.0
 """Seconds by which an eviction's event may come after the answer that it was felt by: others use the machine too."""
 
@@ -130,7 +133,7 @@ class Asker:
             elif watch.announced(ids[: promise.delivered], size, began - LATE):
                 return ANNOUNCED
             time.sleep(0.05)
-        return "predicted, and not computed yet" if promise.predicted else "not explained"
+        return "predicted, and not computed yet" if promise.predicted else UNEXPLAINED
 
     # -- what came of it ------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,14 @@
 SGLang announces the pages of its radix tree, which are those of full attention. Of its window layers' pages it keeps those that
 the window reaches at the end of every run that a request inserts, and announces nothing of the others. So a run is stored
 whole for full attention, and its end for windows. Where a run branches off, the window before it is there, too: the request
-went on from there, or computed it again and inserted that part first. A prompt whose pages are all there, but not its window,
+computed it again and inserted that part first. A prompt whose pages are all there, but not its window,
 is announced by nothing: ``computed`` learns of it. Window pages that SGLang evicts before the others are not noticed.
 
 A window that ends with a whole page, as where runs branch off, has a page more than others: the last token's window is kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -42,8 +43,11 @@ class TreeWindows:
         for group in self.full:
             yield msgspec.structs.replace(event, group=group)
         for group, reach in self.windows:
-            ends = [*self._before(event.parent, reach + 1), *event.hashes[-reach:]]
-            hashes = [key for key in ends if not self._holds(event.tier, group, key)]
+            holds = partial(self._holds, event.tier, group)
+            before = self._before(event.parent, reach + 1)
+            branches = not all(map(holds, before[-reach:]))
+            hashes = [key for key in before if branches and not holds(key)]
+            hashes += [key for key in event.hashes[-reach:] if not holds(key)]
             if hashes:
                 yield Stored(hashes=hashes, parent=None, tokens=None, block_size=0, group=group, tier=event.tier)
 

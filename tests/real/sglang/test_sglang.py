@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 import subprocess
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.real.engine import MODELS, NAME
-from tests.real.promises import Asker
+from tests.real.promises import AT_ONCE, UNEXPLAINED, Asker, Promise
 from tests.real.sglang.engine import STAND_IN, SglangEngine
 from tests.real.test_gateway import Load, gate, judge
 from tests.real.test_tools import rows, run, workload
@@ -35,6 +38,27 @@ for prompt in json.load(sys.stdin):
 
 class SglangAsker(Asker):
     """Asks as SGLang can be asked."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._asked: list[tuple[str, Sequence[int], float, float]] = []
+        """Engine, prompt, and when it was asked and answered."""
+
+    def _keep(self, kind: str, decision: str, usage: Mapping[str, Any], ids: Sequence[int], began: float) -> None:
+        super()._keep(kind, decision, usage, ids, began)
+        [engine] = re.findall(r"worker=(\S+)@\d+; ", decision)
+        self._asked.append((engine, ids, began, time.monotonic()))
+
+    def _why(self, promise: Promise, ids: Sequence[int], began: float) -> str:
+        why = super()._why(promise, ids, began)
+        if why != UNEXPLAINED or promise.promised < promise.delivered:
+            return why
+        size, stop = self.block_size, promise.promised
+        alike = [one for one in self._asked if one[0] == promise.engine and list(one[1][:stop]) == list(ids[:stop])]
+        for (_, one, asked, answered), (_, other, again, _) in itertools.permutations(alike, 2):
+            if asked <= again < answered and list(one[stop : stop + size]) != list(other[stop : stop + size]):
+                return AT_ONCE
+        return why
 
     def ask(self, kind: str, path: str, **body: Any) -> dict[str, Any]:
         if kind == "list of two":
