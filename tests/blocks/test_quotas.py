@@ -185,6 +185,16 @@ def test_borrowed_shares_converge_to_the_shares_of_those_who_want_more() -> None
     manager.check_integrity()
 
 
+def test_in_a_large_pool_shares_are_kept_to_a_thousandth_of_it() -> None:
+    manager = BlockManager(10_001, [FULL], quotas=Quotas(shares={"a": 0.5, "b": 0.3, "*": 0.2}))
+    for tenant, start in (("a", 0), ("b", 1_000_000), ("c", 2_000_000)):
+        fill(manager, tenant, 1500, 10, start)
+    found = charged(manager)
+    assert sum(found.values()) == 10_000
+    assert abs(found["a"] - 5000) <= 20 and abs(found["b"] - 3000) <= 20 and abs(found["c"] - 2000) <= 20
+    manager.check_integrity()
+
+
 def test_hard_shares_are_kept_with_room_to_spare() -> None:
     manager = BlockManager(1001, [FULL], quotas=Quotas(mode="hard", shares={"*": 0.25}))
     fill(manager, "a", 100, 10, 0)

@@ -1,7 +1,8 @@
 """Eviction by quota: of the tenant that has the most for its share, what that tenant used least recently.
 
 Each account has a line of its own, in the order that the pool has without quotas (``lru`` or ``priority``). Which account
-loses a block is decided block by block; ``run`` tells how many in a row are of the same one.
+loses a block is decided block by block, in large pools for a thousandth of the pool at a time: tenants with equal claims
+would take turns by single blocks. ``run`` tells how many in a row are of the same one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,9 @@ from kvyard.blocks.extent import Extent
 from kvyard.blocks.ledger import Ledger
 from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spec import ConfigError
+
+GRAINS = 1000
+"""Whose turn it is is decided anew for every such part of a pool; in smaller pools for every block."""
 
 
 class QuotaOrder:
@@ -31,6 +35,8 @@ class QuotaOrder:
         self.isolated = quotas.mode == "isolated"
         self._ledger = ledger
         self._capacity = capacity
+        self._grain = max(1, capacity // GRAINS)
+        """Blocks of one account that are evicted in a row at least, if it has as many."""
         self._make: Callable[[], EvictionOrder] = lambda: make_order(name, now, options)
         self.reads_priorities = self._make().reads_priorities
         self._lines: list[EvictionOrder] = []
@@ -98,7 +104,7 @@ class QuotaOrder:
         weight = self._weights[other]
         lead = self._ledger.used[account] * weight - self._ledger.used[other] * self._weights[account]
         blocks, rest = divmod(lead, weight)
-        return max(1, blocks if not rest and other < account else blocks + 1)
+        return max(self._grain, blocks if not rest and other < account else blocks + 1)
 
     def _leader(self, but: int) -> int:
         """The account with idle blocks that has the most for its weight, the first among equals; -1 if there is none."""
