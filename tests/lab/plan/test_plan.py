@@ -48,6 +48,12 @@ def test_the_answer_is_the_cheapest_of_a_grid(tmp_path: Path) -> None:
     assert len(done.search.fleets) <= 12
     said = " ".join(paragraph(done))
     assert said.startswith(f"Take {answer.cards} {answer.shape.gpu.upper()} as") and "USD an hour" in said
+    better = [
+        fleet
+        for fleet in done.search.fleets
+        if fleet.met and fleet.cost > answer.cost and (fleet.values["ttft_p90"] or 0) < (answer.values["ttft_p90"] or 0)
+    ]
+    assert ("Next better is" in said) == bool(better)
     assert done.loads and all(fleet.met for times, fleet in done.loads.items() if times < max(done.loads))
 
 

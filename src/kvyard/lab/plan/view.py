@@ -216,7 +216,9 @@ def _cheaper(planned: Planned, answer: FleetOption) -> str:
 
 
 def _better(planned: Planned, answer: FleetOption) -> str:
-    """Return a sentence on the cheapest fleet that is clearly better in the metric with the least room."""
+    """Return a sentence on the cheapest fleet that is clearly better in the metric with the least room; if none is, on the
+    best of those that cost more.
+    """
     tight = max(planned.limits, key=lambda limit: limit.violation(answer.values.get(limit.name) or 0.0))
     metric = WANTED[tight.name]
     own = answer.values.get(tight.name)
@@ -225,11 +227,16 @@ def _better(planned: Planned, answer: FleetOption) -> str:
     above = [
         fleet
         for fleet in planned.search.fleets
-        if fleet.met and fleet.cost > answer.cost and (fleet.values.get(tight.name) or own) < own * 0.9
+        if fleet.met and fleet.cost > answer.cost and (fleet.values.get(tight.name) or own) < own
     ]
     if not above:
         return ""
-    nearest = min(above, key=lambda fleet: fleet.cost)
+    clearly = [fleet for fleet in above if (fleet.values.get(tight.name) or own) < own * 0.9]
+    nearest = (
+        min(clearly, key=lambda fleet: fleet.cost)
+        if clearly
+        else min(above, key=lambda fleet: fleet.values.get(tight.name) or own)
+    )
     value = metric.text(nearest.values.get(tight.name), unit=True)
     return f"Next better is {describe(nearest)}, {money(planned, nearest.cost)}: {metric.title} {value}."
 
