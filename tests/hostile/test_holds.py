@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -14,7 +14,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.hostile.support import MIB, MOST_HOLD_S, LoopHolds, holds
-from tests.server.gateway.scripted_engine import ScriptedEngine, gated, plain
+from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated, plain
 from tests.server.mock.support import Served as MockServed
 from tests.server.support import PATIENCE, Served
 
@@ -96,11 +96,27 @@ def gateway(**settings: Any) -> Iterator[str]:
         ("/v1/responses", "input"),
         ("/v1/messages", "messages"),
         ("/v1/embeddings", "input"),
+        ("/v1/load_lora_adapter", "lora_name"),
+        ("/close_session", "session_id"),
     ],
 )
 def test_a_gateway(holds: LoopHolds, path: str, name: str) -> None:
     with gateway() as url:
         check_all(holds, url, path, name)
+
+
+def test_a_gateway_whose_engines_tokenize(holds: LoopHolds) -> None:
+    """As many tokens as a prompt may have, in the answer of an engine."""
+
+    def script(head: str, body: bytes) -> Sequence[bytes]:
+        if not head.startswith("POST /tokenize "):
+            return plain(head, body)
+        return [answer("200 OK", b'{"count":1900000,"tokens":[' + b"12345," * 1_900_000 + b"1]}")]
+
+    with ScriptedEngine(script) as engine, gated(engine, tokenizer="engine", tokenize_seconds=PATIENCE) as gate:
+        body = json.dumps({"prompt": "some words " * 90_000}).encode()
+        assert check(holds, gate.ready(1).url, "/v1/completions", body) == 200
+    assert not holds.failed, "\n".join(holds.failed)
 
 
 @pytest.mark.parametrize(

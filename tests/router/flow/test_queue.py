@@ -176,6 +176,24 @@ def test_one_that_cannot_be_placed_keeps_its_place() -> None:
         assert sent == ["b", "c"] and len(made) == 1 and order(made) == "a"
 
 
+def test_requests_that_are_given_up_leave_nothing_behind() -> None:
+    made = queue("priority")
+    push(made, asked("a"))
+    for at in range(1000):
+        assert made.remove(made.push(asked(f"x{at}", priority=5), f"x{at}", 0))
+    assert len(made._order) < 100 and order(made) == "a"
+
+
+def test_nobody_is_ranked_while_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request that comes asks, and ranking all that wait takes long."""
+    made = queue("las")
+    push(made, asked("a"), asked("b"))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(made.policy), "rank", None)
+        made.grant(0, lambda: False, lambda waiting: True)
+    assert order(made) == "ab"
+
+
 def test_patience_goes_before_the_policy() -> None:
     made = queue("priority", patience_s=5)
     push(made, asked("a", 0, priority=9), asked("b", 4), asked("c", 5, priority=-1))

@@ -19,7 +19,8 @@ from tests.server.gateway.scripted_engine import ScriptedEngine, answer, gated
 from tests.server.gateway.support import PATIENCE
 
 from kvyard.clock import SECOND, VirtualClock
-from kvyard.server.gateway.client import EngineClient
+from kvyard.decode_errors import DECODE_ERRORS
+from kvyard.server.gateway.client import EngineClient, _read_tokens
 from kvyard.server.gateway.config import GatewayEngine, convert
 from kvyard.server.gateway.engine_tokenizer import LONGEST_BACKOFF_SECONDS, EngineTokenizer
 from kvyard.server.gateway.failures import EngineFailed
@@ -156,3 +157,15 @@ def test_an_engine_that_hangs_delays_few_requests_and_no_other_answer() -> None:
                 assert 1 <= asked(slow) <= 4 and asked(well) == 20, (asked(slow), asked(well))
         finally:
             hold.set()
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 200_000])
+def test_long_answers_are_read_piece_by_piece(count: int) -> None:
+    ids = [at * 7919 % 4_294_967_296 for at in range(count)]
+    assert asyncio.run(_read_tokens(json.dumps({"count": count, "tokens": ids, "max_model_len": 9}).encode())) == ids
+
+
+@pytest.mark.parametrize("tokens", [b'"%b"', b"{%b}", b"[%b,]", b"[%b,1.5]", b"null, %b"])
+def test_long_answers_without_ids_are_no_ids(tokens: bytes) -> None:
+    with pytest.raises(DECODE_ERRORS):
+        asyncio.run(_read_tokens(b'{"tokens": %b}' % (tokens % b",".join([b"1"] * 200_000))))

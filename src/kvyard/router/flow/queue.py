@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import ceil, inf
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 LONGEST_RETRY_S = 60
 _KEPT = 0.9
+_SPARE = 64
+"""Entries of requests that are gone which the heap may have beyond as many as wait."""
 
 
 class FlowRefusal(NamedTuple):
@@ -168,6 +170,9 @@ class FlowQueue(Generic[T]):
             return False
         self._serials.pop(bisect_left(self._serials, waiting.serial))
         self.policy.left(waiting.request)
+        if len(self._order) > 2 * len(self._waiting) + _SPARE:  # clients that come and go leave nothing behind
+            self._order = [entry for entry in self._order if entry[1] in self._waiting]
+            heapify(self._order)
         return True
 
     def drain(self) -> list[T]:
@@ -201,6 +206,8 @@ class FlowQueue(Generic[T]):
         """While ``has_room``, ``place`` those that wait, in order. One for which ``place`` returns False keeps its place: it
         waits for another worker than those that have room.
         """
+        if not has_room():
+            return  # who goes next isn't asked yet: with many that wait that takes long
         fixed = not (self.policy.dynamic or self.config.patience_s)
         order = self._popped() if fixed else self._ranked(now)
         passed: list[tuple[float, int]] = []

@@ -15,6 +15,7 @@ from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.members import Membership
 from kvyard.server.gateway.pool import Engine
 from kvyard.server.http import JSON, Raw, Refusal
+from kvyard.server.weight import LARGE
 
 LOAD = "/v1/load_lora_adapter"
 UNLOAD = "/v1/unload_lora_adapter"
@@ -45,6 +46,8 @@ class AdapterRoutes(msgspec.Struct, eq=False):
         """Pass a wish on to all engines of a model that are up. Raises ``Refusal``, with the worst of their statuses where not
         all do it, and says what became of it at each.
         """
+        if len(body) >= LARGE:
+            raise Refusal(413, f"the body is longer than {LARGE} bytes", fix="send lora_name and lora_path")
         try:
             wish = msgspec.json.decode(body, type=AdapterWish)
             sent = msgspec.json.decode(body, type=dict[str, Any])

@@ -8,14 +8,17 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from kvyard.clock import pause
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.openai import EventSource, ListedModels, TokenIds
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.connections import CLOSED, EngineAddress, EngineConnections
 from kvyard.server.gateway.failures import ERRORS, EngineFailed, engine_errors
+from kvyard.server.gateway.id_lists import cut_ids, read_ids
 from kvyard.server.http import JSON
 from kvyard.server.mock.schemas import WorkerState
+from kvyard.server.weight import LARGE
 
 PROMPTS_FAULT = frozenset({400, 413, 422})
 """Answers of /tokenize that any engine would give to that prompt."""
@@ -102,7 +105,7 @@ class EngineClient:
         status, content = await self.post(url, "/tokenize", body, seconds)
         if status == 200:
             try:
-                return msgspec.json.decode(content, type=TokenIds).tokens
+                return await _read_tokens(content)
             except DECODE_ERRORS:
                 raise EngineFailed("/tokenize can't be read") from None
         if status in PROMPTS_FAULT:
@@ -188,3 +191,21 @@ class EngineClient:
         with engine_errors():
             async with self.session.get(url, headers=self._headers, timeout=timeout, allow_redirects=False) as reply:
                 return reply.status, await reply.read()
+
+
+class _RawTokenIds(msgspec.Struct):
+    tokens: msgspec.Raw
+
+
+async def _read_tokens(content: bytes) -> list[int]:
+    """The ids of an answer to /tokenize; those of a long one are read in turns. Raises one of ``DECODE_ERRORS``."""
+    if len(content) < LARGE:
+        return msgspec.json.decode(content, type=TokenIds).tokens
+    raw = bytes(msgspec.json.decode(content, type=_RawTokenIds).tokens)
+    if raw[:1] != b"[":
+        raise msgspec.ValidationError("tokens is no list")
+    found = list[int]()
+    for piece in cut_ids(raw, LARGE):
+        await pause()
+        found += read_ids(piece)
+    return found

@@ -22,6 +22,7 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
 from kvyard.index import Identity
+from kvyard.server.gateway.id_lists import cut_ids, read_ids
 from kvyard.server.gateway.prefixes import STRETCH, KnownPrefixes, KnownStretch, names_of
 from kvyard.server.gateway.prompting import PeekedBody, PeekedChat, PeekedPrompt, Prompting, RawPrompt
 from kvyard.server.tokens import ByteTokenizer, FileTokenizer, Tokenizer
@@ -39,7 +40,6 @@ FIRST = 4
 """Number of prompts at the start that are also read whole."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="reading")
 _CUT = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z])")
-_DECODE_IDS = msgspec.json.Decoder(list[int]).decode
 
 
 class ReadPrompt(msgspec.Struct, frozen=True):
@@ -210,11 +210,11 @@ class PromptReader:
             count = source.ids.count(b",") + 1
             if too_long(count):
                 return ReadPrompt((), count, single=True)
-            pieces = _cut_ids(source.ids)
+            pieces = cut_ids(source.ids, STRETCH)
             if max(map(len, pieces)) > 2 * STRETCH:
                 return None  # mostly blanks
             try:
-                return await self._named(b"json", pieces, lambda at: _ids(pieces[at]), namespace, too_long)
+                return await self._named(b"json", pieces, lambda at: read_ids(pieces[at]), namespace, too_long)
             except (KvyardError, *DECODE_ERRORS):
                 return None  # no list of token ids
         cutter = self._cutter
@@ -376,20 +376,3 @@ def _joined(rest: Sequence[int], batch: Sequence[Sequence[int]]) -> Sequence[int
     for ids in batch:
         tokens.extend(_packed(ids))
     return tokens
-
-
-def _cut_ids(raw: bytes) -> list[bytes | memoryview]:
-    """A JSON list of numbers, without its brackets, in pieces that each begin with a comma, but for the first."""
-    view = memoryview(raw)
-    pieces: list[bytes | memoryview] = []
-    begin, end = 1, len(raw) - 1
-    while (cut := raw.find(b",", begin + STRETCH, end)) >= 0:
-        pieces.append(view[begin:cut])
-        begin = cut
-    pieces.append(view[begin:end])
-    return pieces
-
-
-def _ids(piece: bytes | memoryview) -> list[int]:
-    text = bytes(piece)
-    return _DECODE_IDS(b"[%b]" % (text[1:] if text[:1] == b"," else text))
