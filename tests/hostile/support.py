@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from asyncio.events import Handle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -28,11 +28,12 @@ MOST_HOLD_S = 0.05
 class ServerProcess(ReadProcess):
     """A kvyard server in a process of its own, with whatever it needs behind it."""
 
-    def __init__(self, *arguments: str, stderr: int | None = None) -> None:
+    def __init__(self, *arguments: str, stderr: int | None = None, prefix: Sequence[str] = ()) -> None:
+        """``prefix`` is the command that starts it."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVYARD_")}
         super().__init__(
             subprocess.Popen(
-                [sys.executable, "-m", "kvyard", *arguments, "--port", "0"],
+                [*prefix, sys.executable, "-m", "kvyard", *arguments, "--port", "0"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT if stderr is None else stderr,
                 env=environment,
