@@ -510,6 +510,24 @@ def test_a_body_that_breaks_after_its_answer_brings_no_second_one() -> None:
     served(scenario)
 
 
+def test_a_client_that_resets_its_connection_as_its_refusal_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    class Late(Echo):
+        async def __call__(self, request: HttpRequest) -> None:
+            request.respond(413, [(b"connection", b"close")], b"")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            client.close()
+
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9000000\r\n\r\n")
+        while client.fileno() >= 0 or app.held.connection_bytes:
+            await asyncio.sleep(0.001)
+
+    client = socket.socket()
+    served(scenario, app=Late())
+    assert not caplog.records, "its task failed"
+
+
 def test_small_parts_of_a_body_are_joined_as_they_come() -> None:
     async def scenario(app: Echo, server: HttpServer) -> None:
         parts = b"2\r\nab\r\n" * 50_000

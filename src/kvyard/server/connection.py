@@ -492,7 +492,11 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._overrun = True
             if self.transport.can_write_eof():  # not with TLS
-                self.transport.write_eof()
+                try:
+                    self.transport.write_eof()
+                except OSError:  # the client has just gone
+                    self.abort()
+                    return
             self._lingering = self._loop.call_later(LINGER_SECONDS, self.transport.close)
         self._bound_closing()
 

@@ -65,6 +65,8 @@ def test_200_streams_through_the_gateway() -> None:
             pids = {"gateway": gateway.process.pid, "mock": first.process.pid, "other mock": second.process.pid}
             memory = {name: Memory(pid) for name, pid in pids.items()}
             asyncio.run(watched(load, memory))
+            growth = {name: one.growth(WARM) for name, one in memory.items()}
+            print(f"\n{len(load.errors)} failed; MiB a minute: {growth}", flush=True)
             assert load.errors == []
             assert load.sent == load.answered and len(load.sent) > STREAMS
             eventually(lambda: get(url, "/dashboard/view")["totals"]["under_way"] == 0)
@@ -74,7 +76,6 @@ def test_200_streams_through_the_gateway() -> None:
         assert totals["finished"] + totals["cancelled"] == len(load.sent) + load.hung_up
         assert totals["failed"] == totals["retried"] == totals["refused"] == 0
         assert sum(one["requests"] for one in mocks) == totals["requests"] == len(load.sent) + load.hung_up
-        growth = {name: one.growth(WARM) for name, one in memory.items()}
         sizes = ", ".join(f"{name} {one.last:.0f} MiB ({growth[name]:+.3f} a minute)" for name, one in memory.items())
         print(
             f"\nsoak: {SECONDS:.0f} s, {STREAMS} streams, {len(load.sent)} requests answered and {load.hung_up} hung up, "
