@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     """One worker's metrics, as they were last read."""
 
     at: int
-    waiting: int
+    queued: int
     blocks: int
 
 
@@ -56,16 +56,18 @@ class LlmdBlend(Policy):
 
     def choose(self, routing: RoutingInput) -> Choice:
         weights, workers, tokens = self.options, routing.workers, routing.num_tokens
-        readings = {worker.slot: self._read(worker, routing.now) for worker in workers}
-        queued = [reading.waiting for reading in readings.values()]
+        readings: dict[int, Reading] = {}
+        if weights["refresh_ms"]:
+            readings = {worker.slot: self._read(worker, routing.now) for worker in workers}
+        queued = [one.queued for one in readings.values()] or [worker.queued for worker in workers]
         fewest, longest = min(queued), max(queued)
         turns = self._turns(routing) if _is_cold(routing) else {}
 
         def cost(worker: WorkerLoad, match: Match) -> float:
-            reading = readings[worker.slot]
-            queue = (longest - reading.waiting) / (longest - fewest) if longest > fewest else 1.0
+            seen: Reading | WorkerLoad = readings[worker.slot] if readings else worker
+            queue = (longest - seen.queued) / (longest - fewest) if longest > fewest else 1.0
             capacity = worker.pace.capacity
-            free = 1.0 - min(1.0, reading.blocks / capacity) if capacity else 1.0
+            free = 1.0 - min(1.0, seen.blocks / capacity) if capacity else 1.0
             return -(
                 weights["prefix"] * match.cached_tokens / tokens
                 + weights["queue"] * queue
@@ -97,10 +99,8 @@ class LlmdBlend(Policy):
         self._readings.pop(slot, None)
 
     def _read(self, worker: WorkerLoad, now: int) -> Reading:
-        """Return the worker's metrics: its books, or what was read of them last."""
+        """Return the worker's metrics as they were last read."""
         refresh = self.options["refresh_ms"] * MS
-        if not refresh:
-            return Reading(now, worker.queued, worker.blocks)
         known = self._readings.get(worker.slot)
         if known is not None:
             in_pass = worker.pace.prefill(min(PASS_TOKENS, worker.prefill_tokens)) * MS
