@@ -28,11 +28,11 @@ SECONDS = 900
 ELSEWHERE = {
     "replay.md": "tests/replay/test_docs.py",
     "size-a-host-tier.md": "tests/replay/test_docs.py",
-    "record-and-replay.md": "tests/server/test_job_docs.py",
-    "check-an-event-stream.md": "tests/server/test_job_docs.py",
-    "questions.md": "tests/server/test_job_docs.py",
+    "record-and-replay.md": "tests/server/test_docs_jobs.py",
+    "check-an-event-stream.md": "tests/server/test_docs_jobs.py",
+    "questions.md": "tests/server/test_docs_jobs.py",
     "gateway.md": "tests/server/gateway/test_docs.py",
-    "mock-engine.md": "tests/server/mock/test_process.py",
+    "mock-engine.md": "tests/server/mock/test_fleet_process.py",
     "index-service.md": "tests/server/indexer/test_docs.py",
 }
 NOT_HERE = {

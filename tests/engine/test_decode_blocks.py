@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from tests.engine.driving import Log, drive
-from tests.engine.test_plans import configs, workloads
-from tests.engine.test_traces import conversation
+from tests.engine.test_core_plans import configs, workloads
+from tests.engine.test_core_traces import conversation
 
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
@@ -36,7 +36,7 @@ def test_on_real_traffic_under_pressure(blocks):
 
 
 def test_only_for_one_group_of_full_attention():
-    from tests.engine.test_plans import MODELS
+    from tests.engine.test_core_plans import MODELS
 
     core = make_core(EngineConfig(groups=MODELS["window"]), bulk=True)
     assert not core.scheduler.blocks.ahead

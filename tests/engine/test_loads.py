@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.engine.driving import Log, Row, drive, link, replay
-from tests.engine.test_plans import configs, same, workloads
+from tests.engine.test_core_plans import configs, same, workloads
 
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig

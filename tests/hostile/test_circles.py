@@ -13,7 +13,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.hostile.support import connect
 from tests.server.gateway.scripted_engine import ScriptedEngine, gated, plain
-from tests.server.gateway.test_garbage import OURS, TRANSPORT, circles
+from tests.server.gateway.test_gateway_garbage import OURS, TRANSPORT, circles
 from tests.server.mock.support import Served as MockServed
 from tests.server.support import Served
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.driving import Row, drive, trace_job
-from tests.engine.test_traces import BLOCK, BYTES, HYBRID, LINK, SHARED, conversation, rows_of
+from tests.engine.test_core_traces import BLOCK, BYTES, HYBRID, LINK, SHARED, conversation, rows_of
 from tests.index.both_ways import BothWays, Tee, named
 from tests.index.fleet import PRESETS, Engine, prompts_of
 from tests.index.support import ENGINE

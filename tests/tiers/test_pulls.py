@@ -11,7 +11,7 @@ from tests.blocks.content import Corrupted, Job, pool_for
 from tests.blocks.support import FULL
 from tests.tiers.content import TieredEngine, TieredTraffic
 from tests.tiers.support import BLOCK, Worker, tiers
-from tests.tiers.test_content import NARROW, loose, spec
+from tests.tiers.test_store_content import NARROW, loose, spec
 
 from kvyard.blocks import GroupSpec, Request
 from kvyard.blocks.pool import Pool

@@ -3,7 +3,7 @@
 A backend knows request keys (chained, 64 bits, unsigned) and numbers of places (``kvyard.index.places``). It knows nothing
 of engines, streams, tokens or scores, and it keeps sets: that a block was announced twice is the dedup filter's knowledge.
 
-Three rules make backends interchangeable, and ``tests/index/test_backends.py`` holds each against a naive model:
+Three rules make backends interchangeable, and ``tests/index/test_backend.py`` holds each against a naive model:
 
 - A chained key names its whole prefix, so a backend may compare two runs by their last keys alone.
 - ``store`` and ``remove`` are idempotent. What they return is exact: the dedup filter counts by it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from tests.events.transport.test_follower import OPS, RATE, run_troubled, troubles
+from tests.events.transport.test_subscription_follower import OPS, RATE, run_troubled, troubles
 
 from kvyard.events.transport.phases import ASKING, NOT_WHOLE, BatchKind, Phase, Signal
 from kvyard.events.transport.recovery import Recovery

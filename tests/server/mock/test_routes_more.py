@@ -1,6 +1,6 @@
 """Responses, messages, batches and embeddings, by the official client where it knows them, with the engine's cache behind.
 
-That fields are vLLM's own is held by ``test_corpus.py``.
+That fields are vLLM's own is held by ``test_routes_corpus.py``.
 """
 
 from __future__ import annotations

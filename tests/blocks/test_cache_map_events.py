@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.blocks.content import Engine, Traffic, pool_for
 from tests.blocks.support import FULL, WINDOW, cache, make, run
-from tests.blocks.test_content import SETS
+from tests.blocks.test_manager_content import SETS
 
 from kvyard.blocks import BlockManager, GroupSpec
 from kvyard.events.types import Tier

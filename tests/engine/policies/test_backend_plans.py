@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.driving import Log, Row, replay
-from tests.engine.test_plans import same, workloads
+from tests.engine.test_core_plans import same, workloads
 
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig

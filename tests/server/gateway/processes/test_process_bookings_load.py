@@ -16,7 +16,7 @@ pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.index.redis.server import RedisServer, run_redis
 from tests.server.gateway.processes.support import several
-from tests.server.gateway.processes.test_one_view import Held, booked
+from tests.server.gateway.processes.test_whole_view import Held, booked
 from tests.server.gateway.scripted_engine import ScriptedEngine
 from tests.server.gateway.support import Gated
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.index.redis.server import RedisServer
 from tests.index.redis.support import PATIENCE, SLOW, namespace, rows, shared, until
-from tests.index.redis.test_leases import TEXT, A, blocks, say
+from tests.index.redis.test_directory_leases import TEXT, A, blocks, say
 from tests.index.support import removed, stored
 from tests.ports import free_ports
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.engine.driving import Log, Row, drive, link
-from tests.engine.test_plans import configs, workloads
+from tests.engine.test_core_plans import configs, workloads
 
 from kvyard.blocks import ConfigError
 from kvyard.blocks.eviction import ORDERS
