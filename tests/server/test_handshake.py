@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import eventually_async
 
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
@@ -35,8 +36,7 @@ def trusting() -> ssl.SSLContext:
 
 
 async def reach(held: object, name: str, value: int) -> None:
-    while getattr(held, name) != value:
-        await asyncio.sleep(0.001)
+    await eventually_async(lambda: getattr(held, name) == value)
 
 
 def test_a_stream_goes_on(tls: TlsFiles) -> None:
@@ -104,9 +104,9 @@ def test_who_has_not_shaken_hands_is_counted_and_makes_way(tls: TlsFiles) -> Non
             for one in silent:
                 one.close()
             await reach(app.held, "connection_bytes", 0)
-            await asyncio.sleep(0.05)
-            assert not [one for one in gc.get_objects() if isinstance(one, ssl.SSLObject) and one.server_side], (
-                "nothing of them waits for a search for garbage"
+            await eventually_async(
+                lambda: not any(isinstance(one, ssl.SSLObject) and one.server_side for one in gc.get_objects()),
+                lambda: "some of them wait for a search for garbage",
             )
         finally:
             gc.enable()
@@ -162,8 +162,7 @@ def test_silent_connections_make_way_for_others_and_busy_ones_stay() -> None:
         busy = await ask(server, 4)
         await reach(app, "asked", 4)
         silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
-        while app.held.refused["connections"] < 36:
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: app.held.refused["connections"] >= 36)
         busy += await ask(server, 4)
         await reach(app, "asked", 8)
         assert await asyncio.gather(*await ask(server, 1)) == [b""], "there is no room where all are busy"

@@ -5,9 +5,9 @@ thousand streams then stand still for tens of milliseconds. What has lived for s
 set aside (``gc.freeze``), and young ones are few.
 
 What is set aside and then becomes garbage in a circle waits for a search of all. Nothing that comes and goes with requests
-may be in one (``tests/server/gateway/test_gateway_garbage.py``; ``transports.untie`` is for what asyncio leaves). All is searched
-while no request is in flight, and at once where the process has grown by a tenth since the latest search: so searches are
-few, and what they might find is bounded.
+may be in one (``tests/server/gateway/test_gateway_garbage.py``; ``transports.untie`` is for what asyncio leaves). All is
+searched while no request is in flight, and at once where the process has grown by a tenth since the latest search: so
+searches are few, and what they might find is bounded.
 """
 
 import asyncio
