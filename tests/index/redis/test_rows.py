@@ -10,7 +10,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.index import test_backends
+from tests.index import test_backend
 from tests.index.naive import NaiveIndex
 from tests.index.redis.server import RedisServer
 from tests.index.redis.support import namespace, rows
@@ -20,21 +20,21 @@ from kvyard.index.redis import RedisIndex
 
 pytestmark = pytest.mark.redis
 
-CONTRACT = [name for name in dir(test_backends.TestContract) if name.startswith("test_")]
+CONTRACT = [name for name in dir(test_backend.TestContract) if name.startswith("test_")]
 
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=8)
 def test_redis_is_the_naive_model(shared_server: RedisServer, seed: int) -> None:
     with rows(shared_server) as index:
-        test_backends.walk(index, NaiveIndex(), seed, 50, check=3)
+        test_backend.walk(index, NaiveIndex(), seed, 50, check=3)
 
 
 @pytest.mark.slow
 def test_redis_is_the_naive_model_for_long(shared_server: RedisServer) -> None:
     for seed in range(10):
         with rows(shared_server) as index:
-            test_backends.walk(index, NaiveIndex(), seed, 1500, check=7)
+            test_backend.walk(index, NaiveIndex(), seed, 1500, check=7)
 
 
 @pytest.mark.parametrize("name", CONTRACT)
@@ -46,7 +46,7 @@ def test_d6_the_contract_is_that_of_every_backend(shared_server: RedisServer, na
         return made[-1]
 
     try:
-        getattr(test_backends.TestContract(), name)(make)
+        getattr(test_backend.TestContract(), name)(make)
     finally:
         for index in made:
             index.close()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.index import test_agreement
+from tests.index import test_scorer_agreement
 from tests.index.naive import NaiveIndex
 from tests.index.redis.server import RedisServer
 from tests.index.redis.support import namespace, rows, shared
@@ -29,15 +29,15 @@ def but_reasons(scores: Scores) -> object:
 @settings(max_examples=8)
 def test_an_indexer_on_redis_agrees(shared_server: RedisServer, seed: int, size: int) -> None:
     with rows(shared_server) as index:
-        test_agreement.agree(lambda: index, seed, size, 40)
+        test_scorer_agreement.agree(lambda: index, seed, size, 40)
 
 
 @given(seed=st.integers(0, 1 << 32), size=SIZES)
 @settings(max_examples=8)
 def test_a_replica_agrees(shared_server: RedisServer, seed: int, size: int) -> None:
     with shared(shared_server, size, waiting=200, remembered=20) as indexer:
-        model = test_agreement.indexer_on(NaiveIndex(), size)
-        test_agreement.walk(test_agreement.furnished(indexer), model, seed, 40, but_reasons)  # type: ignore[arg-type]
+        model = test_scorer_agreement.indexer_on(NaiveIndex(), size)
+        test_scorer_agreement.walk(test_scorer_agreement.furnished(indexer), model, seed, 40, but_reasons)  # type: ignore[arg-type]
 
 
 class Relay(SharedIndexer):
@@ -66,10 +66,10 @@ def test_a_replica_that_only_reads_agrees(shared_server: RedisServer, seed: int,
     ):
         writer.__class__ = Relay
         writer.reader = reader  # type: ignore[attr-defined]
-        test_agreement.furnished(writer)
+        test_scorer_agreement.furnished(writer)
         reader.share("store", [Holder("plain"), Holder("hybrid")])
-        model = test_agreement.indexer_on(NaiveIndex(), size)
-        test_agreement.walk(writer, model, seed, 40, but_reasons)
+        model = test_scorer_agreement.indexer_on(NaiveIndex(), size)
+        test_scorer_agreement.walk(writer, model, seed, 40, but_reasons)
 
 
 @pytest.mark.slow
@@ -78,5 +78,5 @@ def test_a_replica_that_only_reads_agrees(shared_server: RedisServer, seed: int,
 @settings(max_examples=10)
 def test_a_replica_agrees_for_long(shared_server: RedisServer, seed: int, size: int) -> None:
     with shared(shared_server, size, waiting=200, remembered=20) as indexer:
-        model = test_agreement.indexer_on(NaiveIndex(), size)
-        test_agreement.walk(test_agreement.furnished(indexer), model, seed, 250, but_reasons)  # type: ignore[arg-type]
+        model = test_scorer_agreement.indexer_on(NaiveIndex(), size)
+        test_scorer_agreement.walk(test_scorer_agreement.furnished(indexer), model, seed, 250, but_reasons)  # type: ignore[arg-type]
