@@ -63,7 +63,7 @@ class Pool:
         """Called with every node of a radix tree that is about to be evicted, if host memory gets it then."""
         self._now = now
         self.ledger: Ledger | None = None
-        """Who has which blocks, once it is opened (``open_ledger``)."""
+        """Blocks by account, once it is opened (``open_ledger``)."""
         self.quota: QuotaOrder | None = None
         """The order once more, if it goes by quotas."""
         if quotas is not None:

@@ -173,7 +173,7 @@ class EngineCore:
         self.scheduler.jobs.cancel(job, now)
 
     def next_decision(self) -> int | None:
-        """When the engine next has something to decide, if nothing comes from outside; ``None`` if it has nothing to do."""
+        """Return the time of the next decision, without outside input; ``None`` if there is nothing to do."""
         if self._ends:
             if self._delayed:
                 return self._start
@@ -405,7 +405,7 @@ class EngineCore:
             self._form_planned()
 
     def _cut_ahead(self, now: int) -> None:
-        """Nothing after the passes that are decided on by ``now`` is certain any more."""
+        """Discard plans for everything after the passes that are decided on by ``now``."""
         if len(self._ends) > 1:
             self._land_planned(now)
         if len(self._ends) > 1:
@@ -460,7 +460,7 @@ class EngineCore:
         self._first = self.scheduler.batch.tick
 
     def _single(self, of: Pass, now: int) -> Instants:
-        """When a pass that starts ``now`` ends."""
+        """Return the end of a pass that starts ``now``."""
         end = now + self._duration(of)
         return array("q", (end if end > of.until else of.until,))
 
@@ -507,7 +507,7 @@ class EngineCore:
         return True
 
     def next_landing(self) -> int | None:
-        """When a transfer next lands here, if nothing else uses its link."""
+        """Return the next landing of a transfer here, if nothing else uses its link."""
         return self._loads.earliest_deadline() if self._loads is not None else None
 
     def uncertain_from(self, now: int) -> int | None:

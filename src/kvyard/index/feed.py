@@ -50,7 +50,7 @@ class FeedSnapshot(msgspec.Struct, array_like=True):
 
     holder: Holder
     ranks: list[int | None]
-    """Of the updates that go to it."""
+    """Ranks of the updates that go to it."""
     places: list[tuple[int, int | None]]
     """Tier and group, as events name them."""
     spans: list[SpanSnapshot]
@@ -118,7 +118,7 @@ class Feed:
                 self._give_up(event, error)
 
     def _tree_windows(self) -> TreeWindows | None:
-        """How events that name no group are divided among the worker's groups; ``None`` where it has one."""
+        """Return the division of events that name no group among the worker's groups; ``None`` if it has one."""
         if self._windows_of != self._catalog.version:
             self._windows_of = self._catalog.version
             layout = self._catalog.layout(self.holder)
@@ -362,7 +362,7 @@ class Feed:
     # -- snapshots --------------------------------------------------------------------------------------------------
 
     def snapshot(self, ranks: Sequence[int | None]) -> FeedSnapshot:
-        """All that it knows but rows and counts, which are the index's."""
+        """Return its state but rows and counts, which are the index's."""
         positions = {number: position for position, number in enumerate(self.places.values())}
         return FeedSnapshot(
             self.holder,

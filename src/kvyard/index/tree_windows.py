@@ -39,7 +39,7 @@ class TreeWindows:
                 self.windows.append((group, ceil_div(spec.window, spec.block_size)))
 
     def stores(self, event: Stored) -> Iterator[Stored]:
-        """What ``event`` stores in each group. Blocks that a window has already are left out."""
+        """Yield the stores of ``event`` in each group. Blocks that a window has already are left out."""
         for group in self.full:
             yield msgspec.structs.replace(event, group=group)
         for group, reach in self.windows:
@@ -52,7 +52,7 @@ class TreeWindows:
                 yield Stored(hashes=hashes, parent=None, tokens=None, block_size=0, group=group, tier=event.tier)
 
     def removals(self, event: Removed) -> Iterator[Removed]:
-        """What ``event`` removes of each group."""
+        """Yield the removals of ``event`` in each group."""
         for group in self.full:
             yield msgspec.structs.replace(event, group=group)
         for group, _ in self.windows:
@@ -89,8 +89,8 @@ def computed(keys: Sequence[int], whole: bool, reach: int, has: Callable[[int], 
 def tree_windows(
     layout: GroupLayout | str, block_size: int, bridge: Bridge, holds: Callable[[Tier, int, Key], bool]
 ) -> TreeWindows | None:
-    """How to divide events that name no group among those of ``layout``; ``None`` unless that is full attention with sliding
-    windows, in blocks that are made of the index's, which have ``block_size`` tokens.
+    """Return the division of events that name no group among those of ``layout``; ``None`` unless that is full attention
+    with sliding windows, in blocks that are made of the index's, which have ``block_size`` tokens.
     """
     if isinstance(layout, str) or len(layout.groups) < 2 or None in layout.groups:
         return None

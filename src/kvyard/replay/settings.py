@@ -194,7 +194,7 @@ OF_TIERS = Settings(
 )
 """Settings that make sense only where there are lower tiers."""
 OF_AN_ENGINE = Settings(settings_of(EngineConfig), settings_of(ModelSettings), settings_of(SpeculativeConfig), OF_TIERS)
-"""Everything that can be set of one engine, by name."""
+"""Settings of one engine, by name."""
 OF_A_WORKER = Settings(settings_of(WorkerConfig), OF_AN_ENGINE, left_out=LEFT_OUT)
 """Settings of a table of workers."""
 SETTINGS = Settings(
@@ -213,8 +213,7 @@ SETTINGS = Settings(
     tables={"router": settings_of(RouterConfig), "flow": settings_of(FlowConfig)},
     passed_over=("gateway", "prices"),
 )
-"""Everything that can be set, by name. In a file that a gateway reads too, ``[router]`` is for both, ``[replay]`` for this
-alone."""
+"""Settings by name. In a file that a gateway reads too, ``[router]`` is for both, ``[replay]`` for this alone."""
 
 DEFAULTS: dict[str, Any] = {"workers": 8}
 ONLY_WITH_MODEL = (

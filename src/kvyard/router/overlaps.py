@@ -18,7 +18,7 @@ from kvyard.router.tree import Path
 
 
 class PrefixIndex(Protocol):
-    """All that a router asks of an index in its own process: ``kvyard.index.Indexer``, or ``RunIndexer`` in a replay."""
+    """Interface of an index in the router's own process: ``kvyard.index.Indexer``, or ``RunIndexer`` in a replay."""
 
     @property
     def identity(self) -> Identity:

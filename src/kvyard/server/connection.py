@@ -34,9 +34,9 @@ HEADER_BYTES = 64 << 10
 HEAD_SECONDS = 30.0
 """Until a head that was begun, or the first one of a connection, has to be complete."""
 STUCK_SECONDS = 120.0
-"""How long a client may leave an answer unread: one that reads nothing would hold an engine for ever."""
+"""Seconds for which a client may leave an answer unread: one that reads nothing would hold an engine for ever."""
 LINGER_SECONDS = 1.0
-"""How long a client that was refused may go on sending: closing at once would take the answer from it."""
+"""Seconds for which a refused client may go on sending: closing at once would take the answer from it."""
 HEADERS = 256
 """Limit of the number of a request's headers."""
 HEAD_TOO_LONG = f"headers are longer than {HEADER_BYTES} bytes, or more than {HEADERS}"
@@ -71,7 +71,7 @@ class ServedConnection(Protocol):
 
 
 class ServerState:
-    """What the connections of one server share."""
+    """State that the connections of one server share."""
 
     def __init__(self, app: RequestHandler, keep_alive_seconds: float) -> None:
         self.app = app

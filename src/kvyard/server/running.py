@@ -31,7 +31,7 @@ BACKLOG = 2048
 MOST_FILES = 1 << 20
 """Files that a process may open where nothing else bounds them."""
 CUT_SECONDS = 1.0
-"""How long requests that are cut off may take to say so to their clients."""
+"""Seconds for which requests that are cut off may report it to their clients."""
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -62,7 +62,8 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 async def patiently(action: Callable[[], T]) -> T:
-    """What ``action`` returns, tried for five seconds: an address may be free again some time after its socket was closed."""
+    """Return the result of ``action``, tried for five seconds: an address may be free again some time after its socket was
+    closed."""
     for _ in range(100):
         try:
             return action()
@@ -89,7 +90,7 @@ def allow_files() -> int:
 
 
 class TlsFiles(msgspec.Struct):
-    """What a server shows its clients: a certificate, with those that vouch for it behind it, and its key, both as PEM."""
+    """Certificate of a server, with its chain, and its key, both as PEM."""
 
     certificate: str
     key: str
@@ -97,8 +98,8 @@ class TlsFiles(msgspec.Struct):
     """From the files as they were when they could be used last."""
 
     def context(self) -> ssl.SSLContext:
-        """What a server speaks TLS with: from the files as they are, or as they were where they can't be used just now. Raises
-        ``KvyardError`` where they never could.
+        """Return the TLS context: from the files as they are, or as they were if they can't be used just now. Raises
+        ``KvyardError`` if they never could.
         """
         try:
             fresh = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -126,13 +127,13 @@ def tls_files(certificate: str | None, key: str | None) -> TlsFiles | None:
 
 
 def url_of(bound: socket.socket, scheme: str = "http") -> str:
-    """Where a bound socket is reached from this machine."""
+    """Return the address of a bound socket for this machine."""
     host, port = bound.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``."""
+    """Return true if only this machine reaches ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -172,7 +173,7 @@ class HttpServer:
         keep_alive_seconds: float = 5,
         tls: TlsFiles | None = None,
     ) -> None:
-        """At the end, requests under way have ``drain_seconds``. Connections are kept for ``keep_alive_seconds`` between
+        """At the end, requests in flight have ``drain_seconds``. Connections are kept for ``keep_alive_seconds`` between
         requests. With ``tls`` it speaks HTTPS. Raises ``KvyardError`` for files that can't be used.
         """
         self._tls = None if tls is None else tls.context()
@@ -192,7 +193,7 @@ class HttpServer:
         self._asked = asyncio.Event()
         """Set where it is to end."""
         self._hurried = asyncio.Event()
-        """Set where it isn't to wait for requests under way."""
+        """Set to stop waiting for requests in flight."""
 
     async def start(self) -> None:
         """Serve; returns once requests are answered."""
@@ -216,7 +217,7 @@ class HttpServer:
             self._ended.result()
 
     def end(self) -> None:
-        """Take nothing more; what is under way goes on as long as it may. Any thread may call it."""
+        """Take nothing more; requests in flight go on as long as they may. Any thread may call it."""
         self.ending = True
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the server with it
@@ -230,7 +231,7 @@ class HttpServer:
             self._reset()  # what was accepted in the moment of ``die`` was not known then
 
     def hurry(self) -> None:
-        """Don't wait for what is under way."""
+        """Stop waiting for requests in flight."""
         self._hurried.set()
 
     def die(self) -> None:
@@ -346,7 +347,7 @@ class Running:
             await self._server.wait()
 
     def hurry(self) -> None:
-        """End without waiting for what is under way."""
+        """End without waiting for requests in flight."""
         self._server.hurry()
         if self._hurrying is not None:
             self._hurrying()

@@ -35,7 +35,7 @@ class _Dirty(NamedTuple):
     extent: Extent
     piece: PageRange
     depth: int
-    """How many blocks of the line go before the last of them does."""
+    """Blocks of the free list that go before the last of them does."""
 
     @property
     def size(self) -> int:
@@ -59,17 +59,17 @@ class Cleaner:
         self.cohorts = 0
         """Sent so far. Each may have pushed out of the host what made other blocks clean."""
         self._copied = [PendingPages() for _ in range(state.layout.num_groups)]
-        """What has been copied since the device last gave something up,"""
+        """Pages copied since the device last gave something up,"""
         self._given_up = 0
         """and how much it had evicted by then."""
         self._doomed: list[tuple[int, int]] = []
-        """What goes without a copy if it is taken: how many named blocks go before it, and how many it is."""
+        """Blocks that go without a copy if they are taken: named blocks that go before, and their number."""
         self._stuck = -1
-        """How many copies had landed when the host last had no room."""
+        """Copies that had landed when the host last had no room."""
 
     @property
     def ahead(self) -> int:
-        """How many blocks at the head of the line are to be clean."""
+        """Return the number of blocks at the head of the free list that are to be clean."""
         share = max(1, self.state.first.num_pages // len(self._members))
         if self._horizon:
             return min(ceil(self._horizon * self._demand), share)
@@ -77,7 +77,7 @@ class Cleaner:
 
     @property
     def copying(self) -> int:
-        """How many blocks are out of the line for being copied."""
+        """Return the number of blocks that are off the free list because they are being copied."""
         copies = [part for copy in self.state.under_way(0) if copy.returns for part in (copy, *copy.rest)]
         return sum([total_pages(copy.pieces) for copy in copies])
 
@@ -145,9 +145,10 @@ class Cleaner:
                 store.touch(extent.node.group, whole_chain(extent.node), extent.stop)
 
     def _survey(self, count: int, cut: int = 0, hit: Hit | None = None) -> list[_Dirty]:
-        """What is not clean among the first ``count`` blocks of the line, nothing reaching across the first ``cut``.
+        """Return the blocks that aren't clean among the first ``count`` of the free list, none reaching across the first
+        ``cut``.
 
-        What ``hit`` has is about to be held, so it doesn't count.
+        Blocks of ``hit`` are about to be held, so they don't count.
         """
         pool, store = self.state.layout.pool, self.state.first
         dirty: list[_Dirty] = []

@@ -1,4 +1,4 @@
-"""What lower tiers can be asked for: capacities, links, the offload policy. Checked once, each refusal in one sentence.
+"""Configuration of lower tiers: capacities, links, the offload policy. Checked once, each refusal in one sentence.
 
 Values only: whether a block manager can honour them is checked when the two meet (``kvyard.tiers.offload``).
 """
@@ -35,7 +35,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     eviction_options: dict[str, float] = {}
     """Figures that only this order has."""
     quotas: Quotas | None = None
-    """What tenants are entitled to; an engine's own, where it has any."""
+    """Quotas of tenants; an engine's own, if it has any."""
 
     def __post_init__(self) -> None:
         if (self.num_blocks is None) == (self.bytes is None):
@@ -53,7 +53,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     def capacity(self, block_bytes: int) -> int:
-        """How many blocks of ``block_bytes`` fit. Raises ``ConfigError`` if none does."""
+        """Return the number of blocks of ``block_bytes`` that fit. Raises ``ConfigError`` if none does."""
         if self.num_blocks is not None:
             return self.num_blocks
         assert self.bytes is not None
@@ -84,14 +84,14 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     spill: Annotated[
         str, Setting("When a lower tier copies on to the next: on_landing, or on_eviction (write-back).")
     ] = "on_landing"
-    """What lands there, at once, or what it evicts next."""
+    """Pages that land there, at once, or those that it evicts next."""
     blocks_per_chunk: Annotated[int, Setting("Blocks that are stored, named and evicted together.")] = 1
     offload_batch_size: Annotated[int | None, Setting("Blocks per transfer of a store.")] = None
     """Its batches go one after the other. ``None``: all in one."""
     last_block: Annotated[str, Setting("Of a prompt that ends with it: skip, recompute-token or recompute-block.")] = (
         "skip"
     )
-    """What to do about the last block of a prompt that ends with it, some of which is computed again in any case: leave it out
+    """Handling of the last block of a prompt that ends with it, part of which is computed again in any case: leave it out
     of the load, or load it and go on with ``recompute-token`` (vLLM's connector) or ``recompute-block`` (Dynamo's mocker).
     Only for models with full attention alone; others skip it."""
     load_policy: Annotated[
@@ -104,7 +104,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = msgspec.field(default_factory=dict)
     """``docs/explain/tiers.md`` names each policy's."""
     events: str = "self-describing"
-    """How lower tiers announce what they store: with everything a reader needs, or ``legacy``, hashes only."""
+    """Form of lower tiers' events: with everything a reader needs, or ``legacy``, hashes only."""
 
     def __post_init__(self) -> None:
         _one_of("offload policy", self.policy, tuple(POLICIES))
@@ -159,7 +159,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def shared(self) -> bool:
-        """Whether any tier is shared, so that workers need a common ``Timeline``."""
+        """Return true if any tier is shared, so that workers need a common ``Timeline``."""
         return any(tier.scope == "shared" for tier in self.tiers)
 
 

@@ -1,8 +1,8 @@
-"""Copies under way on a link, whatever is at its two ends.
+"""Copies in flight on a link, whatever is at its two ends.
 
 A copy holds its source and its destination until it has landed (I6). It ends in two moments. It *arrives* at the instant at
-which its transfer lands, no matter who lets time pass: what follows from it on links is sent then. It is *delivered* when the
-worker that asked for it next ticks: what only that worker sees changes then.
+which its transfer lands, no matter who advances time: copies that follow from it are submitted then. It is *delivered* when
+the worker that asked for it next ticks: what only that worker sees changes then.
 
 A link leads to the store of a tier (``LinkedTier``) or joins the devices of two workers (``WorkerLink``).
 """
@@ -36,7 +36,7 @@ class Copy:
         far: list[Table],
     ) -> None:
         self.level = level
-        """Which tier's link it takes: 0 is the one next to the device."""
+        """Tier whose link it takes: 0 is the one next to the device."""
         self.direction = direction
         """``OUT`` fills the far end, ``IN`` reads from it."""
         self.inward = direction is Direction.IN
@@ -45,9 +45,9 @@ class Copy:
         """Of the worker that asked: where the copy goes when it has landed."""
         self.pieces = pieces
         self.near = near
-        """What it holds at the end closer to the compute, a table per piece."""
+        """Tables held at the end closer to the compute, one per piece."""
         self.far = far
-        """What it holds at the other end, a table per piece."""
+        """Tables held at the other end, one per piece."""
         self.blocks = 0
         self.nbytes = 0
         self.ended = 0
@@ -55,7 +55,7 @@ class Copy:
         self.rest: list[Copy] = []
         """The batches that follow, one after the other."""
         self.arrive: Callable[[Copy], None] | None = None
-        """What to do at the instant it lands: send what follows from it."""
+        """Called at the instant it lands: submits copies that follow from it."""
         self.began = 0
         """Of a pull: when it did."""
         self.failed = False
@@ -67,15 +67,15 @@ class Copy:
         self.request: Request | None = None
         """The request that waits for it."""
         self.use: Use | None = None
-        """What it does for a request, for eviction orders that learn at its other end."""
+        """Use by a request, for eviction policies that learn at its other end."""
         self.tokens = 0
-        """What a load makes of the request: so many computed tokens."""
+        """Computed tokens of the request after a load."""
         self.first_block: list[int] = []
         """Of a load, per piece: the first block that is brought (the page may begin earlier)."""
 
 
 class CopyQueue:
-    """A link between two named ends, and the copies under way on it."""
+    """Link between two named ends, and the copies in flight on it."""
 
     def __init__(self, ends: tuple[str, str], link: Link) -> None:
         self.ends = ends
@@ -85,13 +85,13 @@ class CopyQueue:
         self.watch: Callable[[Copy], None] | None = None
         """Called with each copy as it lands, while both its ends are held: for tests that keep contents."""
         self.landings = 0
-        """How many copies have landed so far: requests that wait for another worker's copy ask again when it changes."""
+        """Copies that have landed so far: requests that wait for another worker's copy ask again when it changes."""
         self.last_landing = 0
         """When the last one did."""
         self._now = 0
 
     def submit(self, now: int, copy: Copy) -> None:
-        """Send ``copy`` on its way. A shared link that has been told a later time takes it at that time."""
+        """Submit ``copy``. A shared link whose time is later takes it at that time."""
         if now < self._now:
             now = self._now
         self._now = now
@@ -123,7 +123,7 @@ class CopyQueue:
         return bool(landed)
 
     def landed(self, copy: Copy) -> None:
-        """What the ends do at the instant at which ``copy`` lands."""
+        """Act on both ends at the instant at which ``copy`` lands."""
         raise NotImplementedError
 
 
@@ -148,7 +148,7 @@ class LinkedTier(CopyQueue):
         super().__init__((Tier(store.tier - 1).name, store.tier.name), link)
         self.store = store
         self.shared = shared
-        """Whether several workers use it."""
+        """True if several workers use it."""
         self.origins: dict[int, str] = {}
         """In a shared store: which worker stored each page."""
 
@@ -177,13 +177,13 @@ class LinkedTier(CopyQueue):
             self.store.land(piece, held, use=copy.use)
 
     def foreign(self, copy: Copy) -> int:
-        """How many of the pages that ``copy`` reads were stored by another worker."""
+        """Return the number of pages that ``copy`` reads which another worker stored."""
         if not self.shared:
             return 0
         return sum(self.origins.get(page) != copy.worker for held in copy.far for extent in held for page in extent.ids)
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless everything under way holds what it reads or fills, and the store is sound."""
+        """Raise ``AssertionError`` unless every copy in flight holds what it reads or fills, and the store is sound."""
         for transfer, copy in self.under_way.items():
             for held in copy.far:
                 assert held in self.store.pool.holds, f"I6: {transfer} has released its pages in {self.store.tier.name}"
@@ -192,7 +192,7 @@ class LinkedTier(CopyQueue):
 
 
 LinkMaker = Callable[[LinkConfig], Link]
-"""How a link is made of its config."""
+"""Makes a link of its config."""
 
 
 def make_tier(
@@ -264,12 +264,12 @@ class WorkerLink(CopyQueue):
         copy.inbox.append(copy)
 
     def held(self, pool: Pool) -> list[Table]:
-        """What copies under way hold of ``pool``, one of the two."""
+        """Return the tables that copies in flight hold of ``pool``, one of the two."""
         near = pool is self.pools[0]
         return [held for copy in self.under_way.values() for held in (copy.near if near else copy.far)]
 
     def cancel_all(self, now: int) -> None:
-        """Give up everything under way, at a time that is not before the last: both ends let go, and nothing lands."""
+        """Cancel every copy in flight, at a time that is not before the last: both ends are released, and nothing lands."""
         self.advance(now)
         for transfer, copy in self.under_way.items():
             self.link.cancel(now, transfer)
@@ -282,7 +282,7 @@ class WorkerLink(CopyQueue):
                 pool.end_hold(held)
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` unless everything under way holds both its ends (I6) and the link keeps I7."""
+        """Raise ``AssertionError`` unless every copy in flight holds both its ends (I6) and the link keeps I7."""
         for transfer, copy in self.under_way.items():
             for name, pool, tables in zip(self.ends, self.pools, (copy.near, copy.far)):
                 assert all(held in pool.holds for held in tables), f"I6: {transfer} has released its blocks at {name}"

@@ -1,8 +1,8 @@
-"""Loads: what lower tiers have of a prompt, beyond what the device has, is brought back instead of computed.
+"""Loads: a prefix in lower tiers, beyond that of the device, is brought back instead of computed.
 
-A load begins when all it needs is in the first tier. What only a lower one has is *fetched* first, one tier closer at a time,
-while the request waits; what only another worker has is *pulled*. Blocks on the device are reserved before the copy starts.
-What is on its way already, for this request or another, is waited for and never brought twice.
+A load begins when all it needs is in the first tier. Pages that only a lower tier has are *fetched* first, one tier closer
+at a time, while the request waits; those that only another worker has are *pulled*. Blocks on the device are reserved
+before the copy starts. Pages in flight already, for this request or another, are waited for and never brought twice.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Loader:
         self.cleaner = cleaner
         self.policy = policy
         self.loading = [PendingPages() for _ in range(state.layout.num_groups)]
-        """What is on its way to the device."""
+        """Pages in flight to the device."""
         self.changes = 0
         """Counts loads that began or ended: a request that waits for one asks again then."""
         full = all(group.spec.is_full for group in state.layout.manager.groups)
@@ -140,7 +140,7 @@ class Loader:
         return LoadAnswer(LoadStep.WAITING)
 
     def _counted(self, request: Request, tokens: int) -> int:
-        """How many of ``tokens`` loaded tokens need not be computed again."""
+        """Return how many of ``tokens`` loaded tokens need not be computed again."""
         if tokens < request.num_tokens:
             return tokens
         return tokens - (1 if self._last_block == "recompute-token" else self.state.layout.alignment)
@@ -150,7 +150,7 @@ class Loader:
         return bool(loading) and overlaps(piece.start, piece.stop, loading.spans(piece.chain.keys, piece.stop))
 
     def _is_coming(self, level: int, pieces: list[PageRange]) -> bool:
-        """Whether any of ``pieces`` is on its way into tier ``level``, for another request."""
+        """Return true if any of ``pieces`` is in flight into tier ``level``, for another request."""
         store = self.state.tiers[level].store
         return any(
             overlaps(piece.start, piece.stop, store.on_the_way(piece.group, piece.chain.keys, piece.stop))
@@ -167,8 +167,8 @@ class Loader:
     # -- pulling: from another worker to the first tier ---------------------------------------------------------------
 
     def _finds_nothing(self, lookup: PrefixLookup, record: RequestState, now: int) -> bool:
-        """Whether the peer hasn't what it should have, which takes one latency to find out. Has ``lookup`` leave the peer out
-        where it is of no use.
+        """Return true if the peer lacks the expected prefix, which takes one latency to find out. Has ``lookup`` leave the
+        peer out if it is of no use.
         """
         peers, peer, pulls = self.state.peers, lookup.peer, self.state.counters.pulls
         assert peers is not None and peer is not None
@@ -361,8 +361,8 @@ class Loader:
         return LoadAnswer(LoadStep.STARTED, loaded, tuple(by_tier), pulled=pulled, left=record.left)
 
     def _is_clean(self, request: Request, local: Hit | None, external: int, pieces: list[PageRange], now: int) -> bool:
-        """Whether the blocks that a load takes may be taken: under ``on_eviction`` they must have been copied first, and making
-        room for that in the first tier must not have cost any of the ``pieces`` that are to be loaded.
+        """Return true if the blocks that a load takes may be taken: under ``on_eviction`` they must have been copied first,
+        and making room for that in the first tier must not have cost any of the ``pieces`` that are to be loaded.
         """
         if self.cleaner is None:
             return True
@@ -374,7 +374,7 @@ class Loader:
         )
 
     def _unmark(self, copy: Copy) -> None:
-        """What ``copy`` brings is not on its way any more."""
+        """Mark the pages of ``copy`` as no longer in flight."""
         for piece in copy.pieces:
             self.loading[piece.group].remove(piece)
         self.changes += 1
@@ -395,9 +395,9 @@ class Loader:
         return request
 
     def forget(self, request: Request, record: RequestState) -> None:
-        """The request goes: what was kept for it is released, and what a load under way brings is given back.
+        """Forget the request: release what was kept for it, and give back what a load in flight brings.
 
-        A copy isn't called back, so its blocks on the device stay out of the pool until it has landed.
+        A copy isn't cancelled, so its blocks on the device stay out of the pool until it has landed.
         """
         self._release(record)
         record.fetch = None

@@ -1,7 +1,7 @@
-"""The offload engine of one worker: what a scheduler calls to have blocks copied out and back in.
+"""The offload engine of one worker: a scheduler calls it to have blocks copied out and back in.
 
-A synchronous state machine on the times it is told. It knows requests only as the block manager does, and no scheduling: what
-waits, waits in the scheduler's queues; here it is only said for how long, as things stand.
+A synchronous state machine on the times it receives. It knows requests only as the block manager does, and no scheduling:
+requests wait in the scheduler's queues; this only forecasts how long.
 """
 
 from collections import Counter
@@ -47,9 +47,10 @@ class Offload:
         host_link: LinkMaker = make_link,
         radix: str | None = None,
     ) -> None:
-        """``block_bytes`` is the size of a device block, all layers together. ``sink`` is told what private tiers hold;
-        shared ones are the ``timeline``'s, which announces them itself. ``prefill_ns`` is for load policies that weigh loading
-        against computing. ``host_link`` makes the link to the first tier, if that is private. ``radix``: see ``Pool``.
+        """``block_bytes`` is the size of a device block, all layers together. ``sink`` receives changes of private tiers;
+        shared ones are the ``timeline``'s, which announces them itself. ``prefill_ns`` is for load policies that weigh
+        loading against computing. ``host_link`` makes the link to the first tier, if that is private. ``radix``: see
+        ``Pool``.
 
         Raises ``ConfigError`` for tiers that the manager can't have, or that don't fit the time line's.
         """
@@ -92,12 +93,12 @@ class Offload:
         self.tiers = [by_tier[tier] for tier, _ in config.levels]
         """Below the device, closest first."""
         self._timed = any(tier.store.pool.order.reads_priorities for tier in self.tiers)
-        """Whether what a tier evicts may depend on the time."""
+        """True if a tier's evictions may depend on the time."""
         if self._timed:
             manager.keeps_by_priority = True
         self.state = OffloadState(name, config, layout, self.tiers)
         self.counters = self.state.counters
-        """What happened so far. Live: read, don't keep."""
+        """Counters so far. Live: read, don't keep."""
         policy = POLICIES[config.policy](config.min_uses or 2, self.state.first.num_pages, layout.num_groups)
         learner = manager.pool.learner
         if policy.ahead and (manager.quotas is not None or (learner is not None and not learner.foreseeable)):
@@ -167,12 +168,12 @@ class Offload:
         return ready
 
     def _tell_time(self, now: int) -> None:
-        """Private tiers hear the time from their worker alone, shared ones also from others."""
+        """Set the time of all tiers: private ones get it from their worker alone, shared ones also from others."""
         for tier in self.tiers:
             tier.store.tell_time(now)
 
     def earliest_deadline(self) -> int | None:
-        """When the next copy lands that this worker may want to know of; ``None`` if none is under way.
+        """Return the next landing that concerns this worker; ``None`` if no copy is in flight.
 
         Another worker's submission on a shared link may move it, in both directions.
         """
@@ -239,8 +240,9 @@ class Offload:
         has_running: bool = True,
         backlog: int = 0,
     ) -> LoadAnswer:
-        """See what lower tiers have of ``request`` beyond ``hit``, just looked up, and begin to load it, unless the load policy
-        leaves it there. ``backlog``: prompt tokens that running requests have still to compute, for policies that care.
+        """Look up the prefix of ``request`` in lower tiers beyond ``hit``, just looked up, and begin to load it, unless the
+        load policy leaves it there. ``backlog``: prompt tokens that running requests have still to compute, for policies
+        that care.
 
         Where a load begins the hit is adopted and blocks are reserved for the rest, as ``BlockManager.allocate`` does on
         these terms; the request must then be left alone until ``tick`` returns it, or be forgotten. In all other cases it
@@ -284,9 +286,9 @@ class Offload:
         return self._cleaner.make_clean(needed, now, self.earliest_deadline, hit)
 
     def forget(self, request: Request, now: int) -> None:
-        """``request`` finished, was cancelled or is preempted: call this *before* its blocks are freed.
+        """Forget ``request``, which finished, was cancelled or is preempted: call this *before* its blocks are freed.
 
-        A load under way still lands, and its blocks come back then; submitted stores still land.
+        A load in flight still lands, and its blocks come back then; submitted stores still land.
         """
         found = self.state.requests.pop(request, None)
         if self.state.peers is not None:
@@ -315,9 +317,9 @@ class Offload:
         return sum(end_session(tier.store.pool.order, session) for tier in self.tiers) if self.manager.hints else 0
 
     def close(self, now: int) -> None:
-        """The worker has failed: let go of all that it keeps in shared tiers for requests, and submit nothing more.
+        """Release all that a failed worker keeps in shared tiers for requests, and submit nothing more.
 
-        What is under way still lands. Not to be ticked again.
+        Copies in flight still land. Not to be ticked again.
         """
         for request in list(self.state.requests):
             self.forget(request, now)
@@ -326,7 +328,7 @@ class Offload:
     # -- reporting ----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Iterator[tuple[int, Tier, list[Run]]]:
-        """What private tiers hold, as ``Pool.snapshot`` says it of the device: for a ``Batcher`` over both."""
+        """Yield the contents of private tiers, as ``Pool.snapshot`` does for the device: for a ``Batcher`` over both."""
         for tier in self._private:
             for group, name, runs in tier.store.pool.snapshot():
                 if self.layout.chunk > 1 and self.config.events == "self-describing":

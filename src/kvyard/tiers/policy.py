@@ -22,23 +22,23 @@ class WriteThrough:
     moves: ClassVar[bool] = False
     """True if a load takes its pages out of the first tier: what is on the device isn't there as well."""
     unclean: ClassVar[str] = "wait"
-    """What becomes of a block that is needed before it has been copied, unless ``on_unclean`` says so."""
+    """Fate of a block that is needed before it has been copied, unless ``on_unclean`` is set."""
     horizon: ClassVar[float] = 0.0
     """Allocations, as large as the largest lately, for which blocks are copied ahead unless ``offload_ahead`` says how many."""
 
     def reach(self, request: Request) -> int:
-        """How many of the request's tokens are wanted, as far as they are computed."""
+        """Return the number of the request's tokens that are wanted, as far as they are computed."""
         return min(request.num_computed_tokens, request.num_prompt_tokens)
 
     def limit(self, request: Request) -> int | None:
-        """How many tokens ``reach`` can ever say for this request; ``None`` where there is no end."""
+        """Return the most tokens that ``reach`` can return for this request; ``None`` if there is no limit."""
         return request.num_prompt_tokens
 
     def used(self, group: int, chain: Chain, first: int, last: int) -> None:
         """A request has used pages ``first`` to ``last``: told once per request and page, before ``choose``."""
 
     def choose(self, group: int, chain: Chain, missing: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Which of the ``missing`` intervals to store now."""
+        """Return the ``missing`` intervals to store now."""
         return missing
 
 
@@ -53,9 +53,9 @@ class WriteThroughGenerated(WriteThrough):
 
 
 class AfterHits(WriteThrough):
-    """Blocks of the prompt once they have been used ``min_uses`` times, by as many requests.
+    """Stores blocks of the prompt once they have been used ``min_uses`` times, by as many requests.
 
-    Uses are remembered for as many pages as four stores hold, the least recently used forgotten first.
+    Uses are kept for as many pages as four stores hold, the least recently used evicted first.
     """
 
     def __init__(self, min_uses: int, num_pages: int, num_groups: int) -> None:

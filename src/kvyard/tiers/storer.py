@@ -1,8 +1,8 @@
-"""Stores: what a request has computed goes to the first tier below the device, and from each tier on to the next.
+"""Stores: blocks that a request has computed go to the first tier below the device, and from each tier on to the next.
 
-Blocks are offered at the end of a pass. What the policy wants and the first tier neither has nor is getting becomes one
-*cohort*: it gets room for all of it or waits, without holding up others, until something has landed. Its batches go one after
-the other, so a cohort has one transfer under way at a time. The source stays held until its batch has landed.
+Blocks are offered at the end of a pass. Blocks that the policy wants and the first tier neither has nor is getting become
+one *cohort*: it gets room for all of it or waits, without holding up others, until something has landed. Its batches go one
+after the other, so a cohort has one transfer in flight at a time. The source stays held until its batch has landed.
 """
 
 from math import ceil
@@ -34,7 +34,7 @@ class Storer:
         self.waiting: dict[Request, None] = {}
         """Requests whose cohort found no room, first come first."""
         self._tried = -1
-        """How many copies had landed when one last found none."""
+        """Copies that had landed when one last found none."""
         size = state.config.offload_batch_size
         self._batch_pages = None if size is None else size // state.layout.chunk
         self._closed = False

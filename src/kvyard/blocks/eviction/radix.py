@@ -69,7 +69,7 @@ class RadixOrder:
 
     reads_priorities = False
     counts_hits = True
-    """Whether inserts count as hits: with HiCache's write-back SGLang counts none."""
+    """True if inserts count as hits: with HiCache's write-back SGLang counts none."""
 
     def __init__(self, policy: str) -> None:
         """Raises ``ConfigError`` for a policy that SGLang doesn't have."""

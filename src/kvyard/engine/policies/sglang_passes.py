@@ -44,7 +44,7 @@ class SglangPasses(PassMaker):
         self._page = jobs.manager.groups[0].block_size
         self._max_seqs = config.max_num_seqs
         self._ahead = config.decides_ahead
-        """Whether the tokens of the last pass are not known yet when the next one is formed."""
+        """True if the tokens of the last pass are not known yet when the next one is formed."""
         chunk = settings.chunked_prefill_size
         self._chunk_size = chunk if chunk > 0 else None
         self._clip = settings.clip_max_new_tokens
@@ -72,7 +72,7 @@ class SglangPasses(PassMaker):
         self._stash = 0
         """Tokens of its prompt that are computed and not in the tree yet."""
         self._full = False
-        """Whether no prompt is tried until a request leaves the batch."""
+        """True if no prompt is tried until a request leaves the batch."""
         self._attempts = 0
         self._tick = jobs.batch.tick
         """Decode passes that the ratio knows of."""
@@ -291,7 +291,8 @@ class SglangPasses(PassMaker):
         return Budget(free, page, self._aside(), inputs, self._chunk_size, mixed)
 
     def _rows(self, held: int = 0, started: int = 0) -> int:
-        """How many requests may be in the batch being formed; ``held`` of them ran before, ``started`` have begun with it."""
+        """Return the number of requests that may be in the batch being formed; ``held`` of them ran before, ``started``
+        have begun with it."""
         rows = self._max_seqs - len(self.jobs.running) + started
         return min(self._max_seqs - len(self._running), rows + held)
 

@@ -106,7 +106,7 @@ class TrtllmPasses(PassMaker):
         self._latest = 0
         """The latest entry of a job that has begun."""
         self._overtaken = False
-        """Whether a job that decodes may have begun after one that came later."""
+        """True if a job that decodes may have begun after one that came later."""
         self._left_out: list[Job] = []
         """Jobs that decode and have no token in the pass."""
 

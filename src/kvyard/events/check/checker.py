@@ -86,7 +86,7 @@ class Occurrences(msgspec.Struct):
 
 
 class Facts(msgspec.Struct):
-    """All that was seen."""
+    """Facts about all streams."""
 
     messages: int = 0
     malformed: Counter[str] = msgspec.field(default_factory=Counter)

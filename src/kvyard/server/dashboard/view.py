@@ -1,8 +1,9 @@
-"""What a dashboard shows: a fleet at one moment, as plain values. The contract between the page and the server that it shows.
+"""Content of a dashboard: a fleet at one moment, as plain values. The contract between the page and the server that it
+shows.
 
 Counters count from the start of the server, or of the worker they are about; the page makes rates of them. What a source
-doesn't know stays at its default, and the page leaves it out. Names may be anything: the page shows them as text. Nothing of a
-request's text belongs in here, nor anything made from it that could be turned back.
+doesn't know stays at its default, and the page leaves it out. Names may be anything: the page shows them as text. Nothing
+of a request's text belongs in here, nor anything made from it that could be turned back.
 """
 
 from collections import deque
@@ -23,7 +24,7 @@ StreamState = Literal["fresh", "catching up", "stale", "sending", "failed"]
 """As a reader sees a stream; ``sending`` is what a publisher says of its own."""
 
 WINDOW = 60 * SECOND
-"""What latencies are of: the last minute."""
+"""Window of latencies: the last minute."""
 MOST_LATENCIES = 4096
 """Latencies that are kept at most."""
 MOST_DECISIONS = 50
@@ -44,7 +45,7 @@ class TierView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 PromptSources: TypeAlias = dict[str, int]
-"""Where prompt tokens came from; they add up to all that were admitted or routed. By a tier's label; ``elsewhere``: computed,
+"""Prompt tokens by source; they add up to all that were admitted or routed. By a tier's label; ``elsewhere``: computed,
 though another worker had them; ``computed``: computed otherwise."""
 
 
@@ -59,8 +60,8 @@ def prompt_sources(tiers: Sequence[int] = (), computed: int = 0, elsewhere: int 
 
 
 class PromisesView(msgspec.Struct, kw_only=True, frozen=True):
-    """What a router took workers to have of prompts, and what they found. Counters of tokens; what was promised is what was
-    delivered and what is missing.
+    """Prompt tokens that a router expected at workers, and those that they found. Counters of tokens; promised is delivered
+    plus missing.
     """
 
     promised: int = 0
@@ -85,7 +86,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True, frozen=True):
     reason: str = ""
     """Why it isn't ready."""
     role: Role = "both"
-    """What it does of a request."""
+    """Part of a request that it computes."""
     ranks: int = 1
     running: int = 0
     waiting: int = 0
@@ -96,7 +97,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True, frozen=True):
     prompt_tokens: int = 0
     """Counter."""
     output_tokens: int = 0
-    """Counter; where tokens can't be told, streamed chunks."""
+    """Counter; where tokens are unknown, streamed chunks."""
     tiers: list[TierView] = []
     prompts: PromptSources = msgspec.field(default_factory=prompt_sources)
     promises: PromisesView | None = None
@@ -123,7 +124,7 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     """Batches that were read and not applied yet."""
     gaps: int = 0
     missed: int = 0
-    """Batches that were missing when a gap was seen, or withheld by a publisher that was told to."""
+    """Batches that were missing when a gap was seen, or withheld by a publisher on request."""
     restarts: int = 0
     stored: int = 0
     """Counter of blocks, as are the removed ones."""
@@ -133,7 +134,7 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     lag_ms: float | None = None
     """From a batch's stamp until it was applied, of the last one."""
     age_s: float | None = None
-    """Since anything was heard."""
+    """Seconds since anything was received."""
 
 
 class TransferView(msgspec.Struct, kw_only=True, frozen=True):
@@ -201,7 +202,7 @@ class LatencyWindow:
         self._seen.append((at, took))
 
     def within(self, now: int) -> list[int]:
-        """What took how long within the window."""
+        """Return the durations within the window."""
         return [took for at, took in self._seen if at > now - WINDOW]
 
     def latency(self, now: int) -> Latency | None:
@@ -222,7 +223,7 @@ def latency_of(times: Sequence[int]) -> Latency | None:
 
 
 class Totals(msgspec.Struct, kw_only=True, frozen=True):
-    """All workers together. Counters, but for what is under way."""
+    """Sums over all workers. Counters, except for requests in flight."""
 
     requests: int = 0
     """Came in."""
@@ -314,13 +315,13 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     version: str = __version__
     policy: str = ""
     reads: Literal["index", "memory", "load", ""] = ""
-    """What that policy goes by: what engines announce, what was sent where, or neither. Empty where there is none."""
+    """Input of that policy: engines' events, requests sent, or neither. Empty if there is none."""
     remote_index: bool = False
-    """Whether the index is another server's."""
+    """True if the index is another server's."""
     speed: float = 1.0
     """Nominal seconds in a real one, for a mock. Rates are by the real clock."""
     notes: list[str] = []
-    """What a person should know: faults that were asked for, a Redis that can't be reached."""
+    """Notes for people: injected faults, an unreachable Redis."""
     workers: list[WorkerStatus] = []
     streams: list[StreamView] = []
     transfers: list[TransferView] = []

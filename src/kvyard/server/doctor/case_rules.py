@@ -1,6 +1,6 @@
-"""What keeps a prompt from matching a stream: no publisher, nothing sent, not readable, not whole, cleared too often; and where
-the stream is well, the prompt's length, its text, its adapter or salt, an attention group, or the hashes. What a stream by
-itself shows is judged by ``kvyard.events.check``.
+"""Causes that keep a prompt from matching a stream: no publisher, nothing sent, not readable, not whole, cleared too often;
+and where the stream is well, the prompt's length, its text, its adapter or salt, an attention group, or the hashes. Faults
+that a stream shows by itself are found by ``kvyard.events.check``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -117,9 +117,9 @@ SHOWN = (
 )
 """Findings about the stream that matter when a prompt doesn't match."""
 MEANT = {"message": "encoding", "unknown-kind": "encoding", "bad-gap": "gap", "bad-restart": "restart"}
-"""Where there is no need to tell them apart."""
+"""Codes that are reported as one."""
 HARMLESS = ("restart", "orphan-parent", "repeated-remove")
-"""Those that kvyard's own index copes with."""
+"""Findings that kvyard's own index copes with."""
 
 
 def silence(case: Case) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ def silence(case: Case) -> Iterator[Finding]:
 
 
 def stream(case: Case, expected: Expected) -> Iterator[Finding]:
-    """What ``kvyard events check`` says, as far as it keeps prompts from matching."""
+    """Yield findings of ``kvyard events check`` that keep prompts from matching."""
     statuses = case.subscription.statuses()
     whole = bool(statuses) and not any(status.state == State.STALE for status in statuses)
     report = judge(case.checker.facts(), recovered=whole)
@@ -162,7 +162,7 @@ def stream(case: Case, expected: Expected) -> Iterator[Finding]:
 
 
 def trust(case: Case, expected: Expected) -> Iterator[Finding]:
-    """Whether what came before, and what was missed, could be had."""
+    """Yield findings about earlier and missed batches that aren't available."""
     streams = case.checker.facts().streams.values()
     joined = [stream_facts for stream_facts in streams if stream_facts.first]
     stale = [status for status in case.subscription.statuses() if status.state == State.STALE]
@@ -218,7 +218,7 @@ def hashes(case: Case, expected: Expected) -> Iterator[Finding]:
 
 
 def seeds_differ(cases: Sequence[Case]) -> Iterator[Finding]:
-    """What only shows when engines are compared."""
+    """Yield findings that show only when engines are compared."""
     seen: dict[tuple[int, tuple[int, ...]], tuple[str, int]] = {}
     for case in cases:
         for text in case.texts:

@@ -238,7 +238,7 @@ class EndpointPicker:
             yield HealthReason(code="failed-open", why=f"requests went on without a choice: {self._why}")
 
     def samples(self) -> Iterator[Sample]:
-        """Its metrics, beside the gateway's."""
+        """Yield its metrics, beside the gateway's."""
         yield P + "streams", {}, self.streams
         yield P + "held_bytes", {}, self.held
         yield P + "moved_total", {}, self.moved

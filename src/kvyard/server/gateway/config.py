@@ -37,10 +37,10 @@ ENGINE = "engine"
 
 
 class _EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may be said of one engine, and of all behind a name."""
+    """Settings of one engine, and of all behind a name."""
 
     model: Name | None = None
-    """Which pool it belongs to. Left out, the engine's /v1/models says."""
+    """Pool that it belongs to. By default the engine's /v1/models decides."""
     block_size: Size | None = None
     """The engine's."""
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -48,7 +48,7 @@ class _EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     topic: str = ""
     dialect: Dialect = "auto"
     role: Role = "both"
-    """What it does of a request: ``prefill`` engines compute prompts for ``decode`` engines."""
+    """Part of a request that it computes: ``prefill`` engines compute prompts for ``decode`` engines."""
     bootstrap_port: Port | None = None
     """Of an SGLang engine that computes prompts, 8998 by default."""
 
@@ -60,10 +60,10 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
     name: Name | None = None
     """Host and port of the URL, unless it is given."""
     events: Name | list[Name] | None = None
-    """Where its rank 0 publishes KV events, such as tcp://10.0.0.1:5557; each rank is one port further, unless all are listed.
-    Left out, the engine is asked, which vLLM answers since 0.32; where it doesn't, nothing is known of its cache."""
+    """Endpoint on which its rank 0 publishes KV events, such as tcp://10.0.0.1:5557; each rank is one port further, unless
+    all are listed. By default the engine is asked, which vLLM answers since 0.32; otherwise nothing is known of its cache."""
     replay: Name | list[Name] | None = None
-    """Where lost events can be had again, in the same way."""
+    """Endpoint for the replay of lost events, in the same form."""
     clear_scope: Literal["device", "all"] = "all"
     groups: Annotated[list[AttentionGroup], Meta(min_length=1, max_length=64)] | None = None
     alignment: Size | None = None
@@ -80,7 +80,7 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
             )
 
     def with_events(self, sources: Mapping[int, EventSource]) -> "GatewayEngine":
-        """The same engine, with the event streams that it tells of. A port without a host is on the engine's own."""
+        """Return this engine with the event streams that it reported. A port without a host is on the engine's own."""
         host = urlsplit(self.url).hostname or "localhost"
         host = f"[{host}]" if ":" in host else host
 
@@ -116,10 +116,10 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class _FoundEngines(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may be said of engines that are found by themselves."""
+    """Settings of engines that are discovered."""
 
     events_port: Port | None = None
-    """Where each of them publishes KV events."""
+    """Port on which each of them publishes KV events."""
     replay_port: Port | None = None
 
     def engine(self, netloc: str) -> GatewayEngine:
@@ -162,7 +162,7 @@ class ServiceConfig(_FoundEngines, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests are split where engines have roles. Raises ``KvyardError`` for what can't be."""
+    """Split of requests if engines have roles. Raises ``KvyardError`` for impossible values."""
 
     decider: Annotated[
         str,
@@ -185,7 +185,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokens_per_pass: Annotated[int, Meta(ge=1)] = 8192
     """Prompt tokens that a prefill engine computes in one pass, for deciders that ask how busy it is."""
     send_us_per_token: Annotated[float, Meta(ge=0)] = 2.6
-    """What a hand-over takes, for deciders that weigh it: 128 KiB at 50 GB/s."""
+    """Time of a hand-over, for split policies that weigh it: 128 KiB at 50 GB/s."""
 
     def __post_init__(self) -> None:
         make_decider(self.decider, self.decider_options)
@@ -232,7 +232,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
     """All that engines answer can be asked then, what changes them too."""
     networks: list[str] = []
-    """Where engines and their events may be, such as 10.0.0.0/8, when POST /admin/engines names them; empty: anywhere."""
+    """Networks of engines and their events, such as 10.0.0.0/8, that POST /admin/engines may name; empty: any."""
     tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve HTTPS.", flag=True)] = None
     tls_key: Annotated[str | None, Setting("Its key.", flag=True)] = None
     upstream_token_file: Annotated[
@@ -264,10 +264,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     index_token_file: str | None = None
     index_seconds: Seconds = 0.5
-    """How long it may take. Without its answer a request is routed by load."""
+    """Seconds that it may take. Without its answer a request is routed by load."""
 
     ask_for_events: bool = True
-    """Whether engines that no event endpoint is given for are asked where they publish."""
+    """True if engines without a configured event endpoint are asked for it."""
 
     tokenizer: Annotated[
         str,
@@ -275,11 +275,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ENGINE
     """Conversations need a template: that of a model's folder, or the engine's."""
     tokenizers: dict[str, str] = {}
-    """The same for single models."""
+    """Tokenizers of single models."""
     tokenize_seconds: Seconds = 0.5
-    """How long an engine may take to tokenize a prompt, and a second more for each MiB; then another engine is asked, once."""
+    """Seconds that an engine may take to tokenize a prompt, and a second more for each MiB; then another engine is asked,
+    once."""
     prefix_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
-    """What may be kept of the beginnings of prompts, for each model, so that they needn't be read again; 0: nothing."""
+    """Bytes of cached prompt beginnings for each model, so that they needn't be read again; 0: none."""
     session_header: Name = "x-session-id"
     session_prefixes: bool = True
     """True: a request that names no session, response or user belongs to the session whose latest prompt it begins with."""
@@ -293,27 +294,28 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     queue: Count = 1024
     """Requests that wait at a time; others are refused with 429."""
     queue_seconds: Seconds = 30.0
-    """How long they wait; then they are refused with 503."""
+    """Seconds that they wait; then they are refused with 503."""
     down_seconds: Seconds = 5.0
-    """How long they wait from when the last engine went down; after that they are refused at once, until one is back."""
+    """Seconds that they wait from when the last engine went down; after that they are refused at once, until one is back."""
     retries: Count = 3
     """Further engines that a request is sent to, as long as nothing of an answer went out."""
     connect_seconds: Seconds = 2.0
     silent_seconds: Seconds = 600.0
-    """How long an engine may say nothing in the middle of an answer."""
+    """Seconds for which an engine may send nothing in the middle of an answer."""
     health_seconds: Seconds = 2.0
     """Between two looks at a healthy engine."""
     health_timeout: Seconds = 2.0
     unhealthy_after: Annotated[int, Meta(ge=1, le=100)] = 3
     """Looks in a row that fail before an engine gets no more requests. A refused connection is enough by itself."""
     shun_seconds: Seconds = 5.0
-    """How long an engine gets nothing that failed ``unhealthy_after`` requests in a row which others then answered."""
+    """Seconds for which an engine gets nothing after it failed ``unhealthy_after`` requests in a row which others then
+    answered."""
     recovery_seconds: Seconds = 0.25
     """Between two looks at an engine that is down."""
     held_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
-    """Bytes of all bodies that are here at a time, waiting or under way; further requests are refused with 429."""
+    """Bytes of all bodies that are here at a time, waiting or in flight; further requests are refused with 429."""
     drain_seconds: Seconds = 30.0
-    """How long answers may still take after SIGTERM."""
+    """Seconds that answers may still take after SIGTERM."""
     limits: Bounds = Bounds()
 
     journal: Annotated[str | None, Setting("Write all inputs and decisions of the router to this file.", flag=True)] = (
@@ -356,7 +358,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def has_roles(self) -> bool:
-        """Whether some engine that it names has a role."""
+        """Return true if some engine that it names has a role."""
         return any(one.role != "both" for one in (*self.engines, *self.names, *self.services))
 
     def of_process(self, number: int, times: int) -> "GatewayConfig":
@@ -401,7 +403,7 @@ PASSED_OVER = ("replay", "prices")
 
 
 def own_part(found: Any, where: str) -> Any:
-    """What a file says to a gateway, of all that it says. Raises ``KvyardError`` for what is said twice."""
+    """Return the gateway's part of a file. Raises ``KvyardError`` for a setting that is given twice."""
     if not isinstance(found, dict):
         return found
     left = {name: value for name, value in found.items() if name not in (*PASSED_OVER, OWN)}
@@ -425,4 +427,4 @@ FLAGS = Settings(
     {"router": settings_of(RouterConfig)["router"]},
     {"flow": settings_of(FlowConfig)["flow"]},
 )
-"""What has a flag of its own."""
+"""Settings with flags of their own."""

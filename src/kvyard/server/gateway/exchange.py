@@ -39,7 +39,7 @@ _CODE = re.compile(rb'"code" ?: ?(\d{3})')
 
 
 class Proxy(msgspec.Struct, eq=False):
-    """What all exchanges of a gateway share."""
+    """Parts that all exchanges of a gateway share."""
 
     client: EngineClient
     health: EngineHealth

@@ -1,7 +1,7 @@
-"""Where responses live: an engine that made one keeps it, and no other engine knows it.
+"""Engines of responses: an engine that made one keeps it, and no other engine knows it.
 
-OpenAI's responses go on from an earlier one by its id, and can be asked for later. So the engine that answered is remembered
-for each id that goes by, the last ones of them, and with it whose response it is: ids are no secrets.
+OpenAI's responses go on from an earlier one by its id, and can be asked for later. So the engine that answered is kept for
+each id that passes, the latest ones of them, with the key that the response belongs to: ids are no secrets.
 """
 
 import re
@@ -16,7 +16,7 @@ _ID = re.compile(rb'"id" ?: ?"(resp_[A-Za-z0-9_-]{1,200})"')
 
 
 class ResponseHome(msgspec.Struct, frozen=True, gc=False):
-    """Where one response is."""
+    """Engine and key of one response."""
 
     model: str
     """Of the pool."""

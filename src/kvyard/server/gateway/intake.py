@@ -51,7 +51,7 @@ from kvyard.server.weight import FIX, HEAVY, LARGE, too_heavy
 BYTES_PER_TOKEN = 4
 """Of a body, where a prompt isn't read and a limit has to be kept; the engine says better at the end."""
 STORED = "/v1/responses/"
-"""How paths begin that are about one response."""
+"""Prefix of paths that are about one response."""
 PASSED_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 TTFT_HEADER = "x-slo-ttft-ms"
 """Milliseconds to the first token that a client wants, by the name that GAIE's latency predictor has."""
@@ -60,7 +60,7 @@ MOST_PRIORITY = 1 << 31
 
 
 class Routed(NamedTuple):
-    """Where a request may go."""
+    """Routing of a request."""
 
     model: str
     """As the client named it."""
@@ -79,24 +79,24 @@ class RequestIntake(msgspec.Struct, eq=False):
     members: Membership
     proxy: Proxy
     keeps_authorization: bool
-    """Whether what clients show goes on to engines; where we have a token, it is meant for us."""
+    """True if clients' authorization is passed on to engines; with a token of our own it is meant for us."""
     reads_prompts: bool = True
-    """Whether prompts matter to anything here."""
+    """True if prompts matter to anything here."""
     keys: KeyRing | None = None
-    """Who may ask; ``None``: all who come in."""
+    """Keys of clients; ``None``: all clients are served."""
     rates: SharedRates | None = None
     """Says what is left of their rates, where other processes draw on them too."""
     tracing: Tracing | None = None
     prefixes: PrefixSessions = msgspec.field(default_factory=PrefixSessions)
     """Sessions of clients that name none."""
     known_paths: frozenset[str] = frozenset()
-    """Those that have a route of their own."""
+    """Paths with a route of their own."""
 
     async def place_of(
         self, path: str, body: bytes, headers: Mapping[str, str], id_: str = "", key: AccessKey | None = None
     ) -> Routed:
-        """Where the request ``id_`` may go, by its prompt. Raises ``Refusal`` for one that can't be routed, and with a ``key``
-        for one that goes on from a response that isn't known to be its own.
+        """Return the routing of the request ``id_`` by its prompt. Raises ``Refusal`` for one that can't be routed, and
+        with a ``key`` for one that continues a response that isn't known to be its own.
         """
         asked = await self._read(path, body, self.reads_prompts)
         key_salt = None
@@ -298,7 +298,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         return unread(id_, pool.model, pool, pool.all_but(home.engine))
 
     async def _home(self, id_: str, key: AccessKey | None) -> ResponseHome | None:
-        """Where a response is, unless it is another key's."""
+        """Return the engine of a response, unless it is another key's."""
         home = await self.proxy.homes.look_up(id_)
         return None if home is None or (key is not None and home.key != key.name) else home
 
@@ -309,7 +309,7 @@ class RequestIntake(msgspec.Struct, eq=False):
 
 
 def unread(id_: str, model: str, pool: EnginePool, shut: frozenset[Holder], session: str | None = None) -> Routed:
-    """Where a request may go whose prompt isn't read."""
+    """Return the routing of a request whose prompt isn't read."""
     return Routed(model, pool, Placement(request=RouteRequest(id_, [], 0, session), shut=shut, said=session))
 
 

@@ -40,7 +40,7 @@ EngineState = Literal["starting", "ready", "suspect", "down"]
 
 
 class PromptTally:
-    """Where the tokens of routed prompts were, as decisions saw it, over all time."""
+    """Tokens of routed prompts by source, as seen by decisions, since the start."""
 
     __slots__ = ("computed", "elsewhere", "tiers")
 
@@ -79,7 +79,7 @@ class Engine:
         self.models: dict[str, str | None] = {}
         """Names that it answers to, with the base model of those that are adapters."""
         self.listed: dict[str, ListedModel] = {}
-        """The same as it lists them."""
+        """Models as the engine lists them."""
         self.longest: int | None = None
         """Tokens of prompt and answer together, where it says."""
         self.in_flight = 0
@@ -95,7 +95,7 @@ class Engine:
         self.heard_for: str | None = None
         """The model for which its events are listened to."""
         self.asked_for_events = False
-        """Whether it was asked where it publishes."""
+        """True if it was asked for its event endpoints."""
         self.streams_error = ""
         """Why its events aren't listened to, where they should be."""
         self.requests = 0
@@ -109,7 +109,7 @@ class Engine:
         self.streams = EngineStreams(self.name)
 
     def marks(self) -> StreamMarks:
-        """Where its event streams stand, as far as they are followed here."""
+        """Return the positions of its event streams, as far as they are followed here."""
         return self.streams.marks(None if self.pool is None else self.pool.indexer)
 
     def distrust(self) -> None:
@@ -125,11 +125,11 @@ class Engine:
 
     @property
     def announces(self) -> bool:
-        """Whether its events reach an index."""
+        """Return true if its events reach an index."""
         return self.config.events is not None or (self.pool is not None and self.pool.remote is not None)
 
     def learned(self, config: GatewayEngine) -> None:
-        """It told more of itself than was known when it was taken in."""
+        """Apply settings that the engine reported after it was added."""
         self.config = config
         if not self.pool:
             self.holders = [Holder(self.name, rank) for rank in range(config.dp_size)]
@@ -141,11 +141,11 @@ class Engine:
 
     @property
     def up(self) -> bool:
-        """Whether it may get requests, drained or not."""
+        """Return true if it may get requests, drained or not."""
         return self.state in ("ready", "suspect")
 
     def serves(self, name: str) -> bool:
-        """Whether it answers to this name. One whose list isn't known yet serves the model it was configured with."""
+        """Return true if it answers to this name. One whose list isn't known yet serves the model it was configured with."""
         return name in self.models if self.models else name == self.config.model
 
 
@@ -160,9 +160,9 @@ class Placement(msgspec.Struct, kw_only=True, gc=False):
     tail: Sequence[int] | None = None
     """The tokens behind its last full block, where it is recorded."""
     hints: Hints = NO_HINTS
-    """What it says of its session, where it is recorded."""
+    """Hints of its session, if it is recorded."""
     known: Known | None = None
-    """What a remote index said."""
+    """Answer of a remote index."""
     salt: str | None = None
     """The cache_salt that its body gets, where its key has one."""
     trace: RequestTrace | None = None
@@ -198,13 +198,13 @@ class EnginePool(msgspec.Struct, eq=False):
     sharing: SharedBookings | None = None
     """Tells others of our load, and us of theirs."""
     indexer: Indexer | None = None
-    """What the engines have, where it is kept in this process."""
+    """Index of the engines, if it is kept in this process."""
     prefill: "EnginePool | None" = None
-    """The same engines as they compute prompts for others, where some have roles. Those here are the ones that answer."""
+    """The engines in their role of computing prompts for others, if some have roles. Those here are the ones that answer."""
     decider: Decider | None = None
     """Says which prompts those compute."""
     computes: bool = False
-    """Whether this is such a side of another pool."""
+    """True if this is the prefill pool of another pool."""
     twin: "EnginePool | None" = None
     """The pool of which it is a side, or its side."""
     engines: dict[str, Engine] = {}
@@ -238,8 +238,8 @@ class EnginePool(msgspec.Struct, eq=False):
         self.grant()
 
     async def read(self, ask: PeekedBody, lora: str | None, salt: str | None) -> ReadPrompt:
-        """What a request has for a prompt, with no names where it is longer than any engine takes. Raises ``MsgspecError`` for
-        what is no JSON after all.
+        """Read the prompt of a request, without names if it is longer than any engine takes. Raises ``MsgspecError`` for
+        invalid JSON.
         """
         space = PLAIN if lora is None and not salt else Namespace(lora_name=lora, salt=salt or None)
         return await self.reader.read(ask, space, self._too_long, whole=self.remote is not None)
@@ -275,15 +275,15 @@ class EnginePool(msgspec.Struct, eq=False):
                     side.open(engine)
 
     def takes(self, engine: Engine) -> bool:
-        """Whether ``engine`` does what this pool's requests want."""
+        """Return true if ``engine`` has the role that this pool's requests need."""
         return engine.config.role != ("decode" if self.computes else "prefill")
 
     def may_take(self, place: Placement) -> bool:
-        """Whether some engine that is up may get a request, now or once it has room."""
+        """Return true if some engine that is up may get a request, now or once it has room."""
         return any(holder not in place.shut and holder.name not in place.tried for holder in self._open)
 
     def remove(self, engine: Engine) -> None:
-        """Forget an engine. What it has under way goes on."""
+        """Remove an engine. Its requests in flight go on."""
         self.forget(engine)
         del self.engines[engine.name]
         engine.pool = None
@@ -308,7 +308,7 @@ class EnginePool(msgspec.Struct, eq=False):
         self.grant()
 
     def shut(self, engine: Engine) -> None:
-        """Send it no more; what it has under way goes on and counts."""
+        """Send it no more; its requests in flight go on and count."""
         if self.prefill is not None:
             self.prefill.shut(engine)
         for holder in engine.holders:
@@ -320,7 +320,7 @@ class EnginePool(msgspec.Struct, eq=False):
         self.grant()
 
     def forget(self, engine: Engine) -> None:
-        """Send it no more, and forget what was sent: its process is gone, and its cache with it."""
+        """Send it no more, and discard what was sent: its process is gone, and its cache with it."""
         if self.prefill is not None:
             self.prefill.forget(engine)
         known = set(self.router.workers)
@@ -333,7 +333,7 @@ class EnginePool(msgspec.Struct, eq=False):
         self.grant()
 
     def spare(self, engine: Engine) -> bool:
-        """Whether others can take requests without this engine."""
+        """Return true if others can take requests without this engine."""
         if self.prefill is not None and engine.config.role == "prefill":
             return self.prefill.spare(engine)
         return any(holder.name != engine.name for holder in self._open)
@@ -355,7 +355,7 @@ class EnginePool(msgspec.Struct, eq=False):
         return found
 
     def all_but(self, name: str) -> frozenset[Holder]:
-        """The ranks of all engines but one, where that one is up; none where it isn't, and any may say what it knows."""
+        """Return the ranks of all engines but one, if that engine is up; none if it isn't, so that any may answer."""
         home = self.engines.get(name)
         if home is None or not home.up:
             return frozenset()
@@ -483,7 +483,7 @@ class EnginePool(msgspec.Struct, eq=False):
         return False
 
     def preview(self, place: Placement) -> Decision:
-        """What would be decided now, without doing it. Raises ``KvyardError`` where no engine may be chosen."""
+        """Return the decision that would be taken now. Raises ``KvyardError`` if no engine may be chosen."""
         return self.router.preview(place.request, self.clock.now(), exclude=self._excluded(place), known=place.known)
 
     def first_token(self, id_: object, seen: bool = True) -> None:

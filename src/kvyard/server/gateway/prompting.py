@@ -23,7 +23,7 @@ from kvyard.server.tokens import Tokenizer, make_tokenizer, render
 from kvyard.server.weight import LARGE, too_heavy
 
 _NOT_TEXT = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"', b'"image_embeds"')
-"""Parts whose tokens don't say what they are: engines set such blocks apart by hashes that we don't have."""
+"""Parts whose tokens don't identify them: engines distinguish their blocks by hashes that we don't have."""
 _NULL = msgspec.Raw(b"null")
 _messages = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _tools = msgspec.json.Decoder(list[Any] | None).decode
@@ -43,7 +43,7 @@ class PeekedBody(msgspec.Struct, kw_only=True):
 
 
 class PeekedPrompt(PeekedBody, kw_only=True):
-    """What decides about a prompt, beside its text."""
+    """Fields that decide about a prompt, beside its text."""
 
     stream: bool | None = None
     cache_salt: str | None = None
@@ -57,7 +57,7 @@ class PeekedPrompt(PeekedBody, kw_only=True):
 
     @property
     def reads_cache(self) -> bool:
-        """Whether the engine uses what it has cached: one that is to say how likely a prompt is computes all of it."""
+        """Return true if the engine uses its cache: one that returns prompt log probabilities computes all of it."""
         return self.prompt_logprobs is None
 
 
@@ -163,7 +163,7 @@ _TEMPLATE = (
     *("tools", "chat_template", "add_special_tokens"),
     *("add_generation_prompt", "continue_final_message"),
 )
-"""What else decides how a conversation is written."""
+"""Further inputs of a chat template."""
 _KINDS: dict[str, type[PeekedBody]] = {
     COMPLETIONS: PeekedCompletion,
     CHAT: PeekedChat,
@@ -176,10 +176,10 @@ _BRIEF = {"/v1/responses": msgspec.json.Decoder(PeekedContinuation)}
 
 
 def read_body(path: str, body: bytes, prompts: bool = True) -> PeekedBody:
-    """What ``body`` asks for; with ``prompts`` also which prompt it has. Where only some fields are of the wrong type, the
-    model's name alone is read.
+    """Read what ``body`` asks for; with ``prompts`` also its prompt. If some fields are of the wrong type, the model's name
+    alone is read.
 
-    Raises ``Refusal`` for what isn't a JSON object or has no name of a model.
+    Raises ``Refusal`` for a body that isn't a JSON object or has no name of a model.
     """
     decoders: Mapping[str, msgspec.json.Decoder[Any]] = _DECODERS if prompts else _BRIEF
     for decoder in (decoders.get(path, _PLAIN), _PLAIN):
@@ -196,13 +196,13 @@ def read_body(path: str, body: bytes, prompts: bool = True) -> PeekedBody:
 
 
 def not_json(error: Exception) -> Refusal:
-    """What is said of a body that can't be read."""
+    """Return the refusal of a body that can't be read."""
     return Refusal(400, f"the body is not JSON: {str(error)[:200]}", fix="send a JSON object in UTF-8")
 
 
 def template_variables(ask: PeekedChat) -> dict[str, Any]:
-    """What a chat template is given beside the conversation, as vLLM puts it together: /tokenize knows no other way to say it.
-    Raises ``MsgspecError`` for what is no object.
+    """Return the variables of a chat template beside the conversation, as vLLM puts them together: /tokenize has no other
+    way to pass them. Raises ``MsgspecError`` if they are no object.
     """
     found = msgspec.json.decode(ask.chat_template_kwargs, type=dict[str, Any] | None) or {}
     if ask.documents != _NULL:
@@ -214,8 +214,8 @@ def template_variables(ask: PeekedChat) -> dict[str, Any]:
 
 
 def truncated(prompts: list[Sequence[int]], most: int, side: str | None) -> list[Sequence[int]] | None:
-    """What is left of prompts of which the engine takes ``most`` tokens, the last ones unless ``side`` is right; ``None`` where
-    that depends on what it can take.
+    """Return the rest of prompts of which the engine takes ``most`` tokens, the last ones unless ``side`` is right;
+    ``None`` if that depends on the engine's limit.
     """
     if most < 0:
         return None
@@ -227,7 +227,7 @@ class RawPrompt(msgspec.Struct, frozen=True):
 
     text: str | None = None
     special: bool = False
-    """Whether the text gets what the tokenizer adds by itself."""
+    """True if the tokenizer's special tokens are added."""
     ids: bytes | None = None
 
 
@@ -251,12 +251,12 @@ class Prompting:
         folder = Path(how) if how not in (ENGINE, BYTES) and Path(how).is_dir() else None
         file = None if how == BYTES else how if folder is None else str(folder / "tokenizer.json")
         self.local: Tokenizer | None = None if how == ENGINE else make_tokenizer(file)
-        """Where text is made into tokens here."""
+        """Tokenizer in this process."""
         self.template = None if folder is None else ChatTemplate.of(folder)
-        """Where conversations are written here; ``None``: engines are asked."""
+        """Chat template in this process; ``None``: engines are asked."""
 
     async def heavy(self, ask: PeekedBody) -> bool:
-        """True if a prompt has more values than may be read at once; such a one isn't read."""
+        """Return true if a prompt has more values than may be read at once; it isn't read then."""
         for name in _RAW:
             raw = getattr(ask, name, None)
             if isinstance(raw, msgspec.Raw) and await too_heavy(bytes(raw)):

@@ -39,7 +39,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
     prefill_tried: bool = False
     """True if a prefill engine was asked for it."""
     outcome: str = ""
-    """How it ends, once that is known."""
+    """Outcome, once known."""
     at_end: Callable[[], None] | None = None
     """Called at its end, for what else it has taken."""
     over: bool = False

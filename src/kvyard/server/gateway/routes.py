@@ -61,22 +61,22 @@ PASSED = {
     "/tokenize": ("Text or a conversation as ids.", PeekedBody),
     "/detokenize": ("Ids as text.", PeekedBody),
 }
-"""What goes to an engine: conversations and texts by their prompts, the others by load."""
+"""Routes to engines: conversations and texts by their prompts, the others by load."""
 
 
 class GatewayRoutes(msgspec.Struct, eq=False):
-    """What is done for each request."""
+    """Handlers of the gateway's routes."""
 
     gateway: Gateway
     intake: RequestIntake
     admin_token: str | None = None
-    """Where there is one, routes that show or change engines want it."""
+    """If set, routes that show or change engines require it."""
     admin_closed: str = ""
     """Why those routes are closed."""
     networks: Networks = Networks(())
-    """Where engines may be."""
+    """Networks of engines."""
     part: GatewayPart | None = None
-    """Where this is one process of several: what all of them do together."""
+    """Part of this process, if it is one of several."""
     whole: WholeGateway | None = None
     """And how all of them are."""
 
@@ -98,7 +98,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         return openai.ModelList(data=found)
 
     async def explain(self, body: schemas.ExplainRoute, headers: Headers) -> schemas.RouteExplained:
-        """Which engine would get a request, and why. Sends nothing."""
+        """Explain which engine would get a request. Sends nothing."""
         path = body.path or (openai.CHAT if "messages" in body.body else openai.COMPLETIONS)
         given = {} if body.session is None else {self.gateway.config.session_header: body.session}
         asked = msgspec.json.encode(body.body)
@@ -140,7 +140,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         )
 
     def _explained(self, authorization: str) -> AccessKey | None:
-        """Whose key this is; ``None`` for an operator. Raises ``Refusal`` for a key that may not ask why."""
+        """Return the key; ``None`` for an operator. Raises ``Refusal`` for a key that may not ask why."""
         keys = self.intake.keys
         if keys is None:
             return None
@@ -154,7 +154,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         self._explained(authorization)
 
     async def health(self, body: None, headers: Headers) -> Raw:
-        """How everything is; 503 where no request can be answered."""
+        """State of everything; 503 if no request can be answered."""
         if self.whole is not None:
             found = await self.whole.health()
             return Raw(msgspec.json.encode(found), JSON, 200 if found.ready else 503)
@@ -173,12 +173,12 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         return Raw(msgspec.json.encode(found), JSON, 200 if found.ready else 503)
 
     async def ready(self, body: None, headers: Headers) -> Raw:
-        """Whether requests can be answered, and if not, why."""
+        """Readiness, and the reasons if it isn't ready."""
         how = readiness(self.gateway.conditions()) if self.whole is None else await self.whole.ready()
         return Raw(msgspec.json.encode(how), JSON, 200 if how.ready else 503)
 
     async def ping(self, body: None, headers: Headers) -> Raw:
-        """Whether this process answers."""
+        """Liveness of this process."""
         return Raw(b"", "text/plain")
 
     async def metrics(self, body: None, headers: Headers) -> Raw:
@@ -194,7 +194,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     # -- engines --------------------------------------------------------------------------------------------------------
 
     async def engines(self, body: None, headers: Headers) -> list[schemas.EngineInfo]:
-        """Who there is, and how they are."""
+        """Engines and their state."""
         if self.whole is not None:
             return await self.whole.engines()
         members = self.gateway.members
@@ -210,7 +210,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         return await self._info(await self.gateway.members.add(body))
 
     async def remove(self, body: schemas.NamedEngine, headers: Headers) -> schemas.EngineInfo:
-        """Forget an engine."""
+        """Remove an engine."""
         if self.part is not None:
             return await self._info(await self.part.change("remove", body.engine))
         return await self._info(await self.gateway.members.remove(body.engine))

@@ -81,7 +81,7 @@ class PrefixSessions:
 
 
 class SessionStats(msgspec.Struct, gc=False):
-    """What one session has had, in the same room however many turns it has."""
+    """Statistics of one session, in constant size however many turns it has."""
 
     tenant: str
     first: int
@@ -96,7 +96,7 @@ class SessionStats(msgspec.Struct, gc=False):
 
 
 class TenantStats(msgspec.Struct, gc=False):
-    """What one tenant has had."""
+    """Statistics of one tenant."""
 
     requests: int = 0
     failed: int = 0
@@ -128,7 +128,7 @@ class SessionTally:
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most = most
         self._sessions: OrderedDict[str, SessionStats] = OrderedDict()
-        """Those that were quiet the longest first."""
+        """Sessions, those that were quiet the longest first."""
         self._tenants: dict[str, TenantStats] = {}
         self.started = 0
         """Sessions so far."""

@@ -1,6 +1,6 @@
-"""Traffic: what is noted of each request on its way, for metrics, recordings and people who watch. It changes no route.
+"""Traffic: facts about each request in flight, for metrics, recordings and observers. It changes no route.
 
-What the engines' streams say comes by the names in ``kvyard.index.metrics`` and of the index service, so one dashboard serves
+Metrics of the engines' streams have the names in ``kvyard.index.metrics`` and of the index service, so one dashboard serves
 both. Figures that are kept anyway are read by ``view.state_samples`` at each scrape.
 """
 
@@ -33,7 +33,7 @@ COMPARED = 32
 """Engines of a pool up to which their events are compared, whenever a request is alone."""
 P = "kvyard_gateway_"
 NAMES: dict[str, str] = read_catalog(Path(__file__).with_name("metrics.toml"))
-"""What there is beside the index's own, without the prefix."""
+"""Metrics beside the index's own, without the prefix."""
 
 _FAST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0, 60.0)
 _SLOW = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
@@ -51,9 +51,9 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     received: int
     path: str = ""
     key: str = ""
-    """Whose it is, by the name of a key."""
+    """Name of its key."""
     tenant: str = ""
-    """Who it counts for; empty where that isn't known."""
+    """Tenant that it counts for; empty if unknown."""
     session: str | None = None
     """The session that it belongs to."""
     status: int = 0
@@ -70,19 +70,19 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     events: int = 0
     """Server-sent ones of the answer."""
     output: int = 0
-    """Tokens of the answer, as far as they can be told."""
+    """Tokens of the answer, as far as they are known."""
     cached: int | None = None
     """Prompt tokens that the engine found in its cache, where it says so."""
     promise: Promise | None = None
-    """What the engine that has it was taken to have of its prompt, until that is settled."""
+    """Cached prefix expected at its engine, until that is settled."""
     engine: Engine | None = None
-    """Who has it."""
+    """Engine that has it."""
     handed_over: bool = False
-    """Whether another engine computed its prompt: what came from there counts as cached where it is answered."""
+    """True if another engine computed its prompt: tokens from there count as cached where it is answered."""
 
 
 class GatewayMetrics(Metrics):
-    """What happens to requests. The rest is in ``sources``."""
+    """Metrics of requests. The others are in ``sources``."""
 
     def __init__(self) -> None:
         super().__init__({P + name: text for name, text in NAMES.items()} | INDEX_NAMES)
@@ -147,7 +147,7 @@ class TenantSeries:
 
 
 class TrafficCounters(msgspec.Struct):
-    """What became of requests, over all time."""
+    """Counters of requests by outcome, since the start."""
 
     requests: int = 0
     finished: int = 0

@@ -178,13 +178,13 @@ class CountedPlace(msgspec.Struct):
     holder: Holder
     number: int
     segments: list[int] | None = None
-    """Those that are left; ``None`` before the first look."""
+    """Segments that are left; ``None`` before the first look."""
     blocks: int = 0
 
 
 class Holdings:
-    """How many blocks the index knows of, by engine and tier. An index has no reason to count, so this does, a little with
-    every look, and shows the last result of each place.
+    """Number of blocks in the index, by engine and tier. An index has no reason to count, so this does, a little with every
+    look, and shows the latest result of each place.
     """
 
     def __init__(self, index: Service) -> None:
@@ -226,7 +226,7 @@ class Holdings:
         ]
 
     def tiers(self, holders: list[Holder]) -> list[TierView]:
-        """What is known to be cached by these together."""
+        """Return the blocks cached by these holders together."""
         found: dict[str, int] = {}
         for holder in holders:
             for (tier, _), count in self._blocks.get(holder, {}).items():

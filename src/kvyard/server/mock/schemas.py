@@ -128,7 +128,7 @@ class PromptClaim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PromptsHeld(msgspec.Struct, kw_only=True):
-    """Those that are here, or were until now."""
+    """Prompts that are here, or were until now."""
 
     held: list[str]
 

@@ -161,7 +161,7 @@ def _smaller_request(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def features(case: Case) -> set[str]:
-    """What a case needs beside plain requests: findings that differ in it are listed apart."""
+    """Return the features of a case beside plain requests: findings that differ in them are listed apart."""
     settings = case["settings"]
     found = {
         "windows": "sliding_window_size" in settings,

@@ -57,7 +57,7 @@ class WholeGateway:
         self._seen: FleetView | None = None
 
     async def health(self) -> GatewayHealth:
-        """How everything is."""
+        """Return the state of everything."""
         states, more = await self._statements()
         how = merged_readiness(states, more)
         draining = all(one.draining for one in states)
@@ -73,11 +73,11 @@ class WholeGateway:
         )
 
     async def ready(self) -> Readiness:
-        """Whether requests can be answered."""
+        """Return true if requests can be answered."""
         return merged_readiness(*await self._statements())
 
     async def engines(self) -> list[EngineInfo]:
-        """Who there is, with what all processes have there."""
+        """Return the engines, with all processes' requests there."""
         states, _ = await self._all("statement", self._part.statement(), PartStatement)
         return merged_engines([one.engines for one in states])
 
@@ -112,7 +112,8 @@ class WholeGateway:
         return self._part.view().view if self._seen is None else self._seen
 
     async def _statements(self) -> tuple[list[PartStatement], list[HealthReason]]:
-        """How all processes are, and what else is wrong. Probes wait for a second mostly: all are asked at the same time."""
+        """Return the state of all processes, and further problems. Probes mostly wait for a second: all are asked at the
+        same time."""
         own = self._part.statement()
         (states, silent), hub = await asyncio.gather(self._all("statement", own, PartStatement), self._hub())
         return states, [*silent, *hub.reasons]
@@ -125,7 +126,7 @@ class WholeGateway:
             return HubState(processes=[], reasons=[silent], samples={})
 
     async def _all(self, what: str, own: S, kind: type[S]) -> tuple[list[S], list[HealthReason]]:
-        """What all processes answer, this one first, and those that didn't."""
+        """Return the answers of all processes, this one first, and those that didn't answer."""
         answers: dict[int, bytes] = await self._channel.ask_others(what)
         found = [own]
         for one in sorted(answers):
@@ -148,7 +149,7 @@ def merged_readiness(states: Sequence[PartStatement], more: Iterable[HealthReaso
 
 
 def merged_engines(lists: Sequence[Sequence[EngineInfo]]) -> list[EngineInfo]:
-    """One for each engine: what processes have there adds up, and the worst that one says of it counts."""
+    """Merge the lists of engines: processes' requests add up, and the worst state counts."""
     found: dict[str, EngineInfo] = {}
     for one in (engine for engines in lists for engine in engines):
         known = found.get(one.name)
