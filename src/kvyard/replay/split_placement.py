@@ -33,7 +33,7 @@ class SplitRules:
         policy = make_policy(decode)
         self.decider: Decider = make_decider(handover.decider, handover.decider_options)
         self.splits_all = None if self.decider.looks else self.decider.splits(None)
-        """The decider's answer where it is the same for all requests."""
+        """The split policy's answer if it holds for all requests."""
         self.reserves_first = handover.protocol == "destination-first"
         """True if a decode worker makes room before the prompt is computed."""
         weighs_caches = policy.needs_index and (decode.policy != "kv" or decode.prefill_scale > 0)
@@ -64,7 +64,7 @@ class SplitPlacement(Listener):
         self.pools: Sequence[WorkerPool] = (prefill_pool, decode_pool)
         self.handovers = handovers
         self.handed_over = 0
-        """Requests that the decider sent through both stages."""
+        """Requests that the split policy sent through both stages."""
         self.kept = 0
         """Requests that it left to a decode worker."""
         self._rules = rules

@@ -90,5 +90,5 @@ SCALERS: Registry[Callable[[Mapping[str, float]], Scaler]] = Registry(
 
 
 def make_scaler(name: str, options: Mapping[str, float] | None = None) -> Scaler:
-    """Return the scaler called ``name``. Raises ``KvyardError`` for an unknown one, and as ``Registry.resolve``."""
+    """Return the scaling policy called ``name``. Raises ``KvyardError`` for an unknown one, and as ``Registry.resolve``."""
     return SCALERS.get(name)(SCALERS.resolve(name, options or {}, besides=("min", "max", "startup", "period")))

@@ -120,7 +120,7 @@ class Autoscaler(Listener):
     # -- what is done about it ----------------------------------------------------------------------------------------
 
     def tick(self, now: int) -> int:
-        """Start and stop what is due, and ask the scaler. Returns when to come back."""
+        """Start and stop what is due, and ask the scaling policy. Returns when to come back."""
         self._progress(now)
         if now - self._last >= self.config.period:
             wanted = self._scaler.wanted(self._snapshot(now))

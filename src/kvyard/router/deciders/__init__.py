@@ -81,5 +81,5 @@ DECIDERS: Registry[Callable[[Mapping[str, float]], Decider]] = Registry(
 
 
 def make_decider(name: str, options: Mapping[str, float] | None = None) -> Decider:
-    """Return the decider called ``name``. Raises ``KvyardError`` for an unknown one, or unknown options."""
+    """Return the split policy called ``name``. Raises ``KvyardError`` for an unknown one, or unknown options."""
     return DECIDERS.get(name)(DECIDERS.resolve(name, options or {}))

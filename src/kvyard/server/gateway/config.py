@@ -169,7 +169,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Setting("Whether a prefill engine computes a prompt: {choices}.", flag=True, choices=DECIDERS.names),
     ] = "always"
     decider_options: dict[str, float] = {}
-    """Figures that only that decider has."""
+    """Figures that only this split policy has."""
     transfer: Annotated[
         Literal["vllm", "sidecar", "sglang"],
         Setting(
@@ -183,7 +183,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Setting("The policy among decode engines. [default: the fewest blocks held]", flag=True, parse=text),
     ] = None
     tokens_per_pass: Annotated[int, Meta(ge=1)] = 8192
-    """Prompt tokens that a prefill engine computes in one pass, for deciders that ask how busy it is."""
+    """Prompt tokens that a prefill engine computes in one pass, for split policies that ask how busy it is."""
     send_us_per_token: Annotated[float, Meta(ge=0)] = 2.6
     """Time of a hand-over, for split policies that weigh it: 128 KiB at 50 GB/s."""
 
