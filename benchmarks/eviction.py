@@ -1,4 +1,4 @@
-"""What each eviction order finds again in one cache, without time: prompts are looked up, computed and let go, one by one.
+"""What each eviction policy finds again in one cache, without time: prompts are looked up, computed and let go, one by one.
 
 The conversation trace in blocks of 512 tokens, as its ids are; and a seeded tenth of the Weka sessions in blocks of 64, by
 recorded time, all sessions starting together. The share is of prompt tokens. Orders that go by time are told the recorded one.

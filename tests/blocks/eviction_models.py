@@ -1,4 +1,4 @@
-"""Slow and obvious: a cache of single blocks, and every eviction order as a choice among all free blocks, made each time.
+"""Slow and obvious: a cache of single blocks, and every eviction policy as a choice among all free blocks, made each time.
 
 It shares nothing with the manager but hash keys. Blocks have the ids that the manager hands out, so victims can be compared.
 """

@@ -89,7 +89,7 @@ def test_what_is_split_off_goes_right_after(order: EvictionOrder) -> None:
 
 def test_unknown_orders_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown eviction order 'arc': choose one of belady, hits-per-token, lfu, lru"
+        ConfigError, match=r"unknown eviction policy 'arc': choose one of belady, hits-per-token, lfu, lru"
     ):
         make_order("arc", lambda: 0)
 

@@ -1,4 +1,4 @@
-"""Every eviction order evicts, block for block, what a slow and obvious model evicts, however extents are split."""
+"""Every eviction policy evicts, block for block, what a slow and obvious model evicts, however extents are split."""
 
 from __future__ import annotations
 

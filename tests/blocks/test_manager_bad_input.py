@@ -157,7 +157,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     (
         "eviction",
         {"eviction": "random"},
-        "unknown eviction order 'random': choose one of belady, hits-per-token, lfu, lru",
+        "unknown eviction policy 'random': choose one of belady, hits-per-token, lfu, lru",
     ),
 ]
 

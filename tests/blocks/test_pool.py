@@ -302,7 +302,7 @@ def test_a_pool_needs_a_block(count: int) -> None:
 
 
 def test_an_unknown_order_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown eviction order 'mru': did you mean lru\? Choose one of belady"):
+    with pytest.raises(ConfigError, match=r"unknown eviction policy 'mru': did you mean lru\? Choose one of belady"):
         Pool(4, eviction="mru")
 
 

@@ -1,4 +1,4 @@
-"""Every eviction order in an engine: plans are single steps, on the device and in lower tiers, and nothing is lost."""
+"""Every eviction policy in an engine: plans are single steps, on the device and in lower tiers, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -157,10 +157,10 @@ def test_what_an_order_cannot_be_used_for():
     with pytest.raises(ConfigError, match="on_eviction copies what the device evicts next"):
         make_core(EngineConfig(eviction="s3-fifo", tiers=tiers, bytes_per_block=1))
     with pytest.raises(
-        ConfigError, match=r"unknown option 'x' of the eviction order slru: choose one of uses, protected"
+        ConfigError, match=r"unknown option 'x' of the eviction policy slru: choose one of uses, protected"
     ):
         EngineConfig(eviction="slru", eviction_options={"x": 1}).check()
-    with pytest.raises(ConfigError, match=r"unknown option 'x' of the eviction order lru: it has none"):
+    with pytest.raises(ConfigError, match=r"unknown option 'x' of the eviction policy lru: it has none"):
         TierConfig(num_blocks=9, eviction_options={"x": 1})
-    with pytest.raises(ConfigError, match="uses of the eviction order slru must be at least 0, got -1"):
+    with pytest.raises(ConfigError, match="uses of the eviction policy slru must be at least 0, got -1"):
         EngineConfig(eviction="slru", eviction_options={"uses": -1}).check()

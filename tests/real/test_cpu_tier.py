@@ -1,4 +1,4 @@
-"""vLLM's CPU tier with kvyard's eviction orders: the same tokens, the same bytes, and the hits that were predicted."""
+"""vLLM's CPU tier with kvyard's eviction policies: the same tokens, the same bytes, and the hits that were predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eviction orders in replays and sweeps, what a trace tells them, and the oracle: never fewer hits than LRU in one cache."""
+"""Eviction policies in replays and sweeps, what a trace tells them, and the oracle: never fewer hits than LRU in one cache."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_options_reach_the_order() -> None:
 
 def test_bad_options_are_refused() -> None:
     with pytest.raises(
-        KvyardError, match=r"unknown option 'x' of the eviction order slru: choose one of uses, protected"
+        KvyardError, match=r"unknown option 'x' of the eviction policy slru: choose one of uses, protected"
     ):
         kvyard.replay(trace(1, 2), eviction="slru", eviction_options="x=3", **SETTINGS)
     with pytest.raises(KvyardError, match="eviction_options is 'x': it must be a number"):
@@ -157,11 +157,11 @@ def test_bad_options_are_refused() -> None:
 @pytest.mark.parametrize(
     ("order", "options", "words"),
     [
-        ("marconi", "window_s=0", "window_s of the eviction order marconi must be more than 0"),
-        ("marconi", "full_credit=0", "full_credit of the eviction order marconi must be more than 0"),
-        ("s3-fifo", "small=5", "small of the eviction order s3-fifo must be from 0 to 1, got 5"),
-        ("slru", "protected=2", "protected of the eviction order slru must be from 0 to 1, got 2"),
-        ("workload-aware", "window_s=0", "window_s of the eviction order workload-aware must be more than 0"),
+        ("marconi", "window_s=0", "window_s of the eviction policy marconi must be more than 0"),
+        ("marconi", "full_credit=0", "full_credit of the eviction policy marconi must be more than 0"),
+        ("s3-fifo", "small=5", "small of the eviction policy s3-fifo must be from 0 to 1, got 5"),
+        ("slru", "protected=2", "protected of the eviction policy slru must be from 0 to 1, got 2"),
+        ("workload-aware", "window_s=0", "window_s of the eviction policy workload-aware must be more than 0"),
     ],
 )
 def test_figures_that_no_order_can_have_are_refused(order, options, words):

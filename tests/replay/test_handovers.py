@@ -443,7 +443,7 @@ def test_a_source_that_lets_go_too_early_is_noticed(monkeypatch):
         ({"prefill": 1, "decode": 1, "workers": 3}, "leave one of the two out"),
         ({"workers": [{"role": "prefill"}]}, "no worker is there at the start to decode"),
         ({"workers": 2, "decider": "never"}, "decider is for fleets with prefill and decode workers"),
-        ({"prefill": 1, "decode": 1, "decider": "perhaps"}, "unknown decider 'perhaps'"),
+        ({"prefill": 1, "decode": 1, "decider": "perhaps"}, "unknown split policy 'perhaps'"),
         ({"prefill": 1, "decode": 1, "nic": "carrier"}, "unknown nic 'carrier': choose one of cx7"),
         ({"prefill": 1, "decode": 1, "streamed": 2}, "streamed is a share from 0 to 1"),
         (

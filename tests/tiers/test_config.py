@@ -21,7 +21,7 @@ from kvyard.tiers.links import PRESETS
         ({"num_blocks": 0}, "num_blocks of a tier must be"),
         ({"bytes": 1.5}, "bytes of a tier must be"),
         ({"num_blocks": 1, "scope": "public"}, "unknown scope 'public': choose one of private, shared"),
-        ({"num_blocks": 1, "eviction": "fifo"}, "unknown eviction order 'fifo'"),
+        ({"num_blocks": 1, "eviction": "fifo"}, "unknown eviction policy 'fifo'"),
     ],
 )
 def test_tiers(keys: dict[str, Any], message: str) -> None:

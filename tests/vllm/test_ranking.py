@@ -98,7 +98,7 @@ def test_what_is_cleared_is_let_go_of() -> None:
 
 
 def test_orders_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown eviction order 'best': choose one of"):
+    with pytest.raises(ConfigError, match="unknown eviction policy 'best': choose one of"):
         ChunkRanking("best")
 
 

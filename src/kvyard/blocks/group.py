@@ -294,7 +294,7 @@ class Group:
         self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
 
     def tell_use(self, request: Request, extents: list[Extent]) -> list[Extent]:
-        """Tell the eviction order that ``request`` used ``extents``; returns them as they are then."""
+        """Tell the eviction policy that ``request`` used ``extents``; returns them as they are then."""
         learner = self.pool.learner
         if learner is None:
             return extents

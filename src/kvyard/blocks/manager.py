@@ -60,7 +60,7 @@ class BlockManager:
         windows: WindowPages | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
-        """``hints``: whether requests may say when their session ends or comes back, which needs an eviction order that goes
+        """``hints``: whether requests may say when their session ends or comes back, which needs an eviction policy that goes
         by priority; ``lru`` does then, and is the same without hints. ``quotas``: what tenants
         (``RequestFacts.tenant``) are entitled to. ``radix``: one group of full attention is cached in a
         radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``), with ``windows`` beside it. Raises
@@ -446,7 +446,7 @@ class BlockManager:
         request.num_computed_tokens = request.num_in_flight_tokens = 0
 
     def tell_queue(self, waiting: Iterable[Request]) -> None:
-        """Tell an eviction order that wants to know what ``waiting`` requests, the next one first, would find cached."""
+        """Tell an eviction policy that wants to know what ``waiting`` requests, the next one first, would find cached."""
         learner = self.pool.learner
         if learner is None:
             return

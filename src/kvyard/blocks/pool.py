@@ -45,7 +45,7 @@ class Pool:
         quotas: Quotas | None = None,
     ) -> None:
         """``radix``: cached blocks are a radix tree as SGLang's, with this eviction policy in place of ``eviction``.
-        ``quotas``: what tenants are entitled to. Raises ``ConfigError`` for a pool without blocks, an unknown eviction order,
+        ``quotas``: what tenants are entitled to. Raises ``ConfigError`` for a pool without blocks, an unknown eviction policy,
         an option it doesn't have, or quotas with a radix tree.
         """
         if num_blocks < 1:

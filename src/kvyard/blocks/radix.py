@@ -35,7 +35,7 @@ class RadixGroup(Group):
 
     @property
     def order(self) -> RadixOrder:
-        """The tree's eviction order."""
+        """The tree's eviction policy."""
         radix = self.pool.radix
         assert radix is not None
         return radix

@@ -63,7 +63,7 @@ def make_core(
     config.check()
     if not foresight and (oracle := config.needs_future) is not None:
         raise ConfigError(
-            f"eviction order {oracle} needs to know the future, which only the replay of a trace does: choose another"
+            f"eviction policy {oracle} needs to know the future, which only the replay of a trace does: choose another"
         )
     ahead = config.decides_ahead
     if ahead and ranks > 1:

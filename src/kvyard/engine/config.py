@@ -198,7 +198,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def needs_future(self) -> str | None:
-        """The eviction order of any tier that needs to know what comes next, if there is one."""
+        """The eviction policy of any tier that needs to know what comes next, if there is one."""
         for name in self.eviction_orders:
             order = learning_order(name)
             if order is not None and order.needs_future:

@@ -17,7 +17,7 @@ class JobMaker:
     """Makes the jobs of one fleet."""
 
     def __init__(self, facts: TraceFacts | None, *, names_sessions: bool, reads_keys: bool) -> None:
-        """``facts`` are for eviction orders that use them. ``names_sessions``: engines note whose blocks are whose.
+        """``facts`` are for eviction policies that use them. ``names_sessions``: engines note whose blocks are whose.
         ``reads_keys``: routers read the keys of prompts.
         """
         self._facts = facts

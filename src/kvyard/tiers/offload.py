@@ -103,7 +103,7 @@ class Offload:
         learner = manager.pool.learner
         if policy.ahead and (manager.quotas is not None or (learner is not None and not learner.foreseeable)):
             raise ConfigError(
-                f"{config.policy} copies what the device evicts next, which its eviction order can't tell beforehand: "
+                f"{config.policy} copies what the device evicts next, which its eviction policy can't tell beforehand: "
                 "choose another order or another policy"
             )
         if config.spill != "on_landing" and manager.quotas is not None:

@@ -128,7 +128,7 @@ class TierStore:
         self.tier = tier
         self.num_pages = num_pages
         self.clock = VirtualClock()
-        """Told the time as it passes, for eviction orders that go by it."""
+        """Told the time as it passes, for eviction policies that go by it."""
         self.pool = Pool(
             num_pages + 1,
             num_groups,
@@ -164,7 +164,7 @@ class TierStore:
         """Number of times that room was made: pages are in flight from then on, and others may be gone."""
 
     def tell_time(self, now: int) -> None:
-        """It is ``now``: for eviction orders that go by it, and for the ledger. What goes by recency alone is not told."""
+        """It is ``now``: for eviction policies that go by it, and for the ledger. What goes by recency alone is not told."""
         if not self._by_recency or self.pool.ledger is not None:
             self.clock.sleep_until(now)
 

@@ -1,4 +1,4 @@
-"""kvyard's eviction orders in vLLM's CPU tier: the order that won in a replay, unchanged.
+"""kvyard's eviction policies in vLLM's CPU tier: the order that won in a replay, unchanged.
 
 Loaded by vLLM's ``OffloadingConnector`` with ``"cache_policy_module_path":"kvyard.vllm.eviction"``; ``"eviction_policy"`` is
 ``kvyard-`` and the name of an order, those of installed packages included: ``kvyard-lru``, ``kvyard-priority``.
@@ -26,7 +26,7 @@ WISHES = "retention"
 
 
 class OrderPolicy(CachePolicy):
-    """A cache policy of vLLM's that goes by an eviction order of kvyard's."""
+    """A cache policy of vLLM's that goes by an eviction policy of kvyard's."""
 
     order: ClassVar[str] = "lru"
 

@@ -176,10 +176,10 @@ def test_both_ways_of_planning_agree_and_a_burst_brings_workers_that_leave_again
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("thresholt", "unknown scaler 'thresholt'"),
-        ("threshold:tfft=1", "unknown option 'tfft' of the scaler threshold: choose one of ttft_p99"),
+        ("thresholt", "unknown scaling policy 'thresholt'"),
+        ("threshold:tfft=1", "unknown option 'tfft' of the scaling policy threshold: choose one of ttft_p99"),
         ("threshold:min=3,max=2", "min must be at least 1 and at most max"),
-        ("threshold:queue=-1", "queue of the scaler threshold must be at least 0, got -1"),
+        ("threshold:queue=-1", "queue of the scaling policy threshold must be at least 0, got -1"),
         ("threshold:startup=90", "such as 50ms"),
         ("no.such.module:Class", "can't be imported"),
         ("no.such.module:Class:min=1", "can't be imported"),

@@ -102,11 +102,11 @@ def test_drift_learns_from_late_first_tokens():
 
 
 def test_unknown_names_and_options_are_refused():
-    with pytest.raises(KvyardError, match="unknown decider 'perhaps': choose one of always"):
+    with pytest.raises(KvyardError, match="unknown split policy 'perhaps': choose one of always"):
         make_decider("perhaps")
-    with pytest.raises(KvyardError, match="unknown option 'tokens' of the decider always: it has none"):
+    with pytest.raises(KvyardError, match="unknown option 'tokens' of the split policy always: it has none"):
         make_decider("always", {"tokens": 1})
-    with pytest.raises(KvyardError, match="tokens of the decider uncached must be at least 0"):
+    with pytest.raises(KvyardError, match="tokens of the split policy uncached must be at least 0"):
         make_decider("uncached", {"tokens": -1})
 
 

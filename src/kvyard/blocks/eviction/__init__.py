@@ -1,8 +1,8 @@
-"""Eviction orders: in which order cached extents without a reference are evicted. Each is one file and one entry of ``ORDERS``.
+"""Eviction policies: they order cached extents without a reference. Each is one file and one entry of ``ORDERS``.
 
-An order is a sequence of extents, next victim first. Inside an extent the last position goes first, since a chain is
-worth less without its head than without its tail. An order only sees extents, not what they contain. One that also goes by who
-used them derives from ``LearningOrder``.
+A policy keeps a sequence of extents, next victim first. Inside an extent the last position goes first, since a chain is
+worth less without its head than without its tail. A policy only sees extents, not what they contain. One that depends on the
+requests that used them derives from ``LearningOrder``.
 
 An installed package adds its own by an entry point of the group ``kvyard.eviction``, a program by ``ORDERS.register``.
 """
@@ -45,7 +45,7 @@ class EvictionOrder(Protocol):
 
 _HERE = "kvyard.blocks.eviction"
 ORDERS: Registry[Callable[..., EvictionOrder]] = Registry(
-    "eviction order",
+    "eviction policy",
     "kvyard.eviction",
     {
         "lru": f"{_HERE}.lru:LruOrder",

@@ -29,7 +29,7 @@ class QuotaOrder:
         now: Callable[[], int],
         options: Mapping[str, float] | None = None,
     ) -> None:
-        """``name``: the eviction order within a tenant. Raises ``ConfigError`` for one that can't be had here."""
+        """``name``: the eviction policy within a tenant. Raises ``ConfigError`` for one that can't be had here."""
         check_quota_order(name)
         self.quotas = quotas
         self.isolated = quotas.mode == "isolated"
@@ -150,6 +150,6 @@ class QuotaOrder:
 
 
 def check_quota_order(name: str) -> None:
-    """Raise ``ConfigError`` for an eviction order that can't be that of a tenant's own blocks."""
+    """Raise ``ConfigError`` for an eviction policy that can't be that of a tenant's own blocks."""
     if name not in ("lru", "priority"):
         raise ConfigError(f"cache quotas need eviction lru or priority, not {name}: leave one of the two out")

@@ -78,7 +78,7 @@ class Scaler:
 
 _HERE = "kvyard.replay.scaling"
 SCALERS: Registry[Callable[[Mapping[str, float]], Scaler]] = Registry(
-    "scaler",
+    "scaling policy",
     "kvyard.scalers",
     {
         "constant": f"{_HERE}.constant:Constant",

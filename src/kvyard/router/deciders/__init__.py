@@ -65,7 +65,7 @@ class Decider:
 
 _HERE = "kvyard.router.deciders"
 DECIDERS: Registry[Callable[[Mapping[str, float]], Decider]] = Registry(
-    "decider",
+    "split policy",
     "kvyard.deciders",
     {
         "always": f"{_HERE}.constant:Always",
