@@ -255,9 +255,9 @@ class EngineCore:
         """
         if not self._decide(now):
             return None
-        made = self._decided[0]
-        begins = max(now, made.begins)
-        durations = self._durations_of(made, begins)
+        decided = self._decided[0]
+        begins = max(now, decided.begins)
+        durations = self._durations_of(decided, begins)
         if begins > now:
             durations = durations.copy()  # timing models may hand out the same array again
             durations[0] += begins - now

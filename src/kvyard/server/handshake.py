@@ -53,9 +53,9 @@ class Handshake(asyncio.Protocol):
 
     async def _shake_hands(self) -> None:
         state, below = self._state, self.transport
-        made: asyncio.Transport | None = None
+        secured: asyncio.Transport | None = None
         try:
-            made = await asyncio.get_running_loop().start_tls(
+            secured = await asyncio.get_running_loop().start_tls(
                 below, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
         except OSError as error:
@@ -66,8 +66,8 @@ class Handshake(asyncio.Protocol):
                 state.held.refused["malformed"] += 1
         finally:
             state.held.leave(self)
-            if made is not None and not self._lost and not made.is_closing() and not state.ending:
-                self._hand_over(made)
+            if secured is not None and not self._lost and not secured.is_closing() and not state.ending:
+                self._hand_over(secured)
             else:
                 below.abort()
                 untie(below)

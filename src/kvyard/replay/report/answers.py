@@ -126,7 +126,7 @@ def limits(report: Report, parts: TimeParts) -> Savings:
 
 def _waits(report: Report) -> dict[str, float]:
     """Return the causes of waiting, as shares: by samples of workers with a queue, each by its length."""
-    found = {"prefill": 0.0, "decode": 0.0, "cache": 0.0, "router": 0.0}
+    shares = {"prefill": 0.0, "decode": 0.0, "cache": 0.0, "router": 0.0}
     values = report.timeline.values
     waiting, running, held = (values.get(key, []) for key in ("waiting", "running", "device"))
     engine = _engine(report)
@@ -135,24 +135,24 @@ def _waits(report: Report) -> dict[str, float]:
     need = report.lengths["input"].p90 / (size * blocks) if blocks and "input" in report.lengths else 0.0
     full = 1 - max(SPARE, need)
     roles = [worker.role for worker in report.workers]
-    for at in range(len(report.timeline.times_s)):
-        queues = [row[at] for row in waiting]
-        idle = {role for role, queue, row in zip(roles, queues, running, strict=False) if not queue and not row[at]}
+    for index in range(len(report.timeline.times_s)):
+        queues = [row[index] for row in waiting]
+        idle = {role for role, queue, row in zip(roles, queues, running, strict=False) if not queue and not row[index]}
         for worker, queue in enumerate(queues):
             if not queue:
                 continue
             if roles[worker] in idle:
-                found["router"] += queue
-            elif held and held[worker][at] >= full:
-                found["cache"] += queue
-            elif seats is not None and running[worker][at] >= seats:
-                found["decode"] += queue
+                shares["router"] += queue
+            elif held and held[worker][index] >= full:
+                shares["cache"] += queue
+            elif seats is not None and running[worker][index] >= seats:
+                shares["decode"] += queue
             else:
-                found["prefill"] += queue
-    total = sum(found.values())
+                shares["prefill"] += queue
+    total = sum(shares.values())
     if not total:
-        return found | {"prefill": 1.0}  # waits too short to be seen are for the pass under way
-    return {kind: amount / total for kind, amount in found.items()}
+        return shares | {"prefill": 1.0}  # waits too short to be seen are for the pass under way
+    return {kind: amount / total for kind, amount in shares.items()}
 
 
 def answers(report: Report) -> list[str]:
@@ -162,18 +162,18 @@ def answers(report: Report) -> list[str]:
         return _live(report)
     if not report.reuse["all"].whole or report.pools:  # what is short differs from pool to pool
         return []
-    found = limits(report, parts)
-    whole, first = found.of_whole, found.of_first
+    savings = limits(report, parts)
+    whole, first = savings.of_whole, savings.of_first
     why = _why(whole, report, parts)
     said = [f"{NAMES[whole]} this fleet: {_where(parts)}{'; ' if why else ''}{why}. Try {_next(whole, report, parts)}."]
-    if first != whole and found.first[first] >= LITTLE * parts.first:
+    if first != whole and savings.first[first] >= LITTLE * parts.first:
         start = f"{NAMES[first]} its first token, which comes after {latency(parts.first)}"
         said.append(_sentence(start, first, report, parts))
     offered, served = offered_per_s(report), report.throughput["requests_per_s"]
     if offered is not None and served <= SERVED * offered and parts.waiting >= KNEE * parts.first:
         said.insert(0, f"Overloaded: {served:,.2f} of {offered:,.2f} requests a second were served.")
-    lever = max(LEVERS, key=lambda one: found.first[one])
-    if lever not in (whole, first) and found.first[lever] >= WORTH * parts.first:
+    lever = max(LEVERS, key=lambda one: savings.first[one])
+    if lever not in (whole, first) and savings.first[lever] >= WORTH * parts.first:
         said.append(f"Without more cards: {_why(lever, report, parts)}; try {_next(lever, report, parts)}.")
     busy = report.balance.get("busy_max")
     if busy is not None and busy < IDLE and parts.waiting < LITTLE * parts.whole:

@@ -86,7 +86,7 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
         if plainly:
             found["routed"] = sum(prompts.lru(apart_rooms[name]) for name, prompts in apart.items())
     if not plainly:
-        found |= _managed(fleet, [(at, worker, request) for at, _, worker, *_, request in rows], absent)
+        found |= _managed(fleet, [(instant, worker, request) for instant, _, worker, *_, request in rows], absent)
     return {
         name: share(
             found[name], whole, f"prompt tokens reused ({WORDS[name].lower()}) / prompt tokens of admitted requests"
@@ -111,18 +111,18 @@ def _managed(
     blocks = {name: core.scheduler.manager.pool.num_blocks - 1 for name, (_, core) in pools.items()}
     caches: dict[str, list[PlainCache]] = {}
     if "pooled" not in absent:
-        one = PlainCache(fleet.config.workers[0].engine, sum(blocks.values()))
-        for at, _, request in rows:
+        pooled = PlainCache(fleet.config.workers[0].engine, sum(blocks.values()))
+        for instant, _, request in rows:
             assert request is not None
-            one.add(request, at)
-        caches["pooled"] = [one]
+            pooled.add(request, instant)
+        caches["pooled"] = [pooled]
     if "routed" not in absent:
         apart = {name: PlainCache(engine, blocks[name]) for name, (engine, _) in pools.items()}
-        for at, worker, request in rows:
+        for instant, worker, request in rows:
             assert request is not None
-            apart[worker].add(request, at)
+            apart[worker].add(request, instant)
         caches["routed"] = list(apart.values())
-    return {name: sum(cache.found for cache in made) for name, made in caches.items()}
+    return {name: sum(cache.found for cache in listed) for name, listed in caches.items()}
 
 
 class _PromptLookups:

@@ -47,17 +47,17 @@ def _sources(rows: Rows) -> dict[str, Counts]:
 
     A prefix that another worker had may be short, and what follows it new: it counts as what it is, whatever ended the prefix.
     """
-    found = dict(zip(TIERS, (rows["cached"], *rows["loaded"].T), strict=False))
-    rest = rows["input"] - sum(part.astype(np.int64) for part in found.values())
+    parts_of = dict(zip(TIERS, (rows["cached"], *rows["loaded"].T), strict=False))
+    rest = rows["input"] - sum(part.astype(np.int64) for part in parts_of.values())
     whole = np.zeros(len(rows), dtype=np.bool_)
     for name in _WHOLE:
         here = rows["miss"] == MISS_NAMES.index(name)
-        found[name] = np.where(here, rest, 0)
+        parts_of[name] = np.where(here, rest, 0)
         whole |= here
     parts = {"left": rows["left"], "evicted": rows["lost"], "other_worker": rows["elsewhere"]}
-    found |= {name: np.where(whole, 0, part) for name, part in parts.items()}
-    found["never_seen"] = np.where(whole, 0, rest - rows["left"] - rows["lost"] - rows["elsewhere"])
-    return found
+    parts_of |= {name: np.where(whole, 0, part) for name, part in parts.items()}
+    parts_of["never_seen"] = np.where(whole, 0, rest - rows["left"] - rows["lost"] - rows["elsewhere"])
+    return parts_of
 
 
 def points(wanted: int, workers: int) -> int:
@@ -90,13 +90,13 @@ def make_series(records: Records, totals: RecordTotals, names: Sequence[str], st
         there = (admitted["admitted"] - start) // window
         for name, amounts in _sources(admitted).items():
             np.add.at(prompts[name], there, amounts)
-    spreads = [one.spread() for one in waits]
+    spreads = [wait.spread() for wait in waits]
     return Series(
         window_s=window / SECOND,
         arrived=arrived.tolist(),
         finished=finished.tolist(),
-        ttft_p50=[one.p50 if one.count else None for one in spreads],
-        ttft_p99=[one.p99 if one.count else None for one in spreads],
+        ttft_p50=[spread.p50 if spread.count else None for spread in spreads],
+        ttft_p99=[spread.p99 if spread.count else None for spread in spreads],
         prompts={name: prompts[name].tolist() for name in (*TIERS, *MISSES) if prompts[name].any()},
         routed=routed.tolist(),
         routed_tokens=tokens.tolist(),
@@ -207,9 +207,9 @@ def _balance(workers: Sequence[WorkerReport]) -> dict[str, float]:
     computing = [worker for worker in workers if worker.role != "decode" or worker.input_tokens]
     loads = np.array([worker.input_tokens for worker in computing], dtype=np.float64)
     mean = float(loads.mean())
-    found = {
+    balance = {
         "variation": float(loads.std() / mean) if mean else 0.0,
         "max_over_mean": float(loads.max() / mean) if mean else 0.0,
     }
     busy = [worker.busy for worker in workers if worker.busy is not None]
-    return found | {"busy_min": min(busy), "busy_max": max(busy)} if busy else found
+    return balance | {"busy_min": min(busy), "busy_max": max(busy)} if busy else balance

@@ -90,21 +90,21 @@ def coarse(values: Sequence[float | None], step: int) -> list[float | None]:
 
 def distribution(report: Report, key: str) -> Figure:
     """A histogram with its percentiles marked."""
-    found = report.histograms.get(key, Histogram())
+    histogram = report.histograms.get(key, Histogram())
     spread = report.latency[key]
     marks = [{"x": value, "name": name} for name in ("p50", "p90", "p99") if (value := getattr(spread, name)) > 0]
     return {
         "kind": "histogram",
         "label": f"{LATENCIES[key]}: distribution",
-        "ends": rounded(found.ends),
-        "counts": found.counts,
-        "zeros": found.zeros,
-        "marks": marks if found.counts else [],
+        "ends": rounded(histogram.ends),
+        "counts": histogram.counts,
+        "zeros": histogram.zeros,
+        "marks": marks if histogram.counts else [],
         "color": "blue",
         "xTitle": f"{SHORT[key]} (log)",
         "xFormat": "ms",
         "yTitle": "tokens" if key == "itl" else "requests",
-        "none": "All were zero." if found.zeros else "There are none.",
+        "none": "All were zero." if histogram.zeros else "There are none.",
     }
 
 
@@ -261,15 +261,15 @@ def waterfalls(reports: Sequence[Report], names: Sequence[str]) -> Figure:
             ("worker", sum(tokens for level, tokens in lost.items() if level not in FALLS or level == "delivered"))
         )
         parts += [(level, lost.get(level, 0)) for level in ("routed", "pooled", "belady")]
-        made = []
+        losses = []
         for key, tokens in parts:
             if tokens:
                 seen.add(key)
                 text = f"{percent(tokens / all_tokens)}, {tokens:,} tokens"
-                made.append(
+                losses.append(
                     {"name": FALLS[key][0], "color": FALLS[key][1], "value": digits(tokens / all_tokens), "text": text}
                 )
-        rows.append({"name": name, "parts": made})
+        rows.append({"name": name, "parts": losses})
     return {
         "kind": "bars",
         "label": "Where the reuse went",

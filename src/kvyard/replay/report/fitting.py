@@ -19,19 +19,19 @@ def fitted(table: Table, console: Console, leave_out: Iterable[str]) -> Table:
     from rich.measure import Measurement
 
     columns = list(table.columns)
-    widths = {id(one): _width(one) for one in columns}
+    widths = {id(column): _width(column) for column in columns}
     wide = Measurement.get(console, console.options.update(max_width=WIDE), table).maximum
     around = (wide - sum(widths.values())) / len(columns)
     first = columns[0]
     widths[id(first)] = first.min_width = min(LEAST_NAME, widths[id(first)])
-    widths |= {id(one): min(LEAST_NAME, widths[id(one)]) for one in columns[1:] if one.justify != "right"}
+    widths |= {id(column): min(LEAST_NAME, widths[id(column)]) for column in columns[1:] if column.justify != "right"}
     left: list[str] = []
     for name in leave_out:
-        if sum(widths[id(one)] + around for one in table.columns) <= console.width:
+        if sum(widths[id(column)] + around for column in table.columns) <= console.width:
             break
-        found = next((one for one in table.columns if _plain(one.header) == name), None)
-        if found is not None:
-            table.columns.remove(found)
+        dropped = next((column for column in table.columns if _plain(column.header) == name), None)
+        if dropped is not None:
+            table.columns.remove(dropped)
             left.append(name)
     if left:
         said = f"Not shown, for want of room: {', '.join(left)}."

@@ -62,12 +62,12 @@ def _use(network: Network, kind: str, duration: int) -> LinkUse:
 
 
 def _roles(fleet: Fleet, duration: int) -> dict[str, RoleReport]:
-    found: dict[str, RoleReport] = {}
+    reports: dict[str, RoleReport] = {}
     for role in ("prefill", "decode", "both"):
         workers = [worker for worker in fleet.used if worker.role == role]
         if workers:
             busy = sum(max(core.busy_ns for core in worker.cores) for worker in workers)
-            found[role] = RoleReport(
+            reports[role] = RoleReport(
                 workers=len(workers),
                 worker_seconds=len(workers) * duration / SECOND
                 if fleet.autoscaler is None
@@ -76,4 +76,4 @@ def _roles(fleet: Fleet, duration: int) -> dict[str, RoleReport]:
                     busy, duration * len(workers), "nanoseconds in passes / nanoseconds of the run, times workers"
                 ),
             )
-    return found
+    return reports

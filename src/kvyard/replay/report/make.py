@@ -152,15 +152,15 @@ def _flow(fleet: Fleet, requests: int) -> FlowReport | msgspec.UnsetType:
 
 def make_timings(config: ReplayConfig) -> list[TimingReport]:
     """Return the sources of a fleet's times, a line for each of its timings."""
-    found: dict[str, TimingReport] = {}
+    by_source: dict[str, TimingReport] = {}
     for kind in config.workers:
         timing = kind.engine.timing
         source, faster = timing.describe(), timing.speedup_ratio
         if faster != 1:
             source += f", divided by {faster:g}"
-        workers = kind.count + (found[source].workers if source in found else 0)
+        workers = kind.count + (by_source[source].workers if source in by_source else 0)
         tag = str(timing.__struct_config__.tag)
-        found[source] = TimingReport(
+        by_source[source] = TimingReport(
             kind=tag,
             source=source,
             error=timing.error(),
@@ -168,7 +168,7 @@ def make_timings(config: ReplayConfig) -> list[TimingReport]:
             run_class=timing.run_class(kind.engine.backend),
             workers=workers,
         )
-    return list(found.values())
+    return list(by_source.values())
 
 
 def _reuse(totals: RecordTotals) -> dict[str, Share]:
@@ -249,9 +249,9 @@ def make_tiers(fleet: Fleet, duration: int) -> dict[str, TierReport]:
     }
     engines = [core.offload for core in cores if core.offload is not None]
     for level, tier in enumerate(LOWER_TIERS):
-        found = dict.fromkeys(engine.tiers[level] for engine in engines if level < len(engine.tiers))
-        if found:  # a shared one counts once
-            tiers[tier.label] = _tier(list(found), engines[0].layout.chunk, duration)
+        distinct = dict.fromkeys(engine.tiers[level] for engine in engines if level < len(engine.tiers))
+        if distinct:  # a shared one counts once
+            tiers[tier.label] = _tier(list(distinct), engines[0].layout.chunk, duration)
     return tiers
 
 
@@ -266,14 +266,14 @@ def _tier(tiers: Sequence[LinkedTier], chunk: int, duration: int) -> TierReport:
 
 def _use(links: Sequence[Link], direction: Direction, duration: int) -> LinkUse:
     stats = [link.stats(direction) for link in links]
-    moved = sum(one.bytes for one in stats)
+    moved = sum(lane.bytes for lane in stats)
     speeds = [_speed(link, direction) for link in links]
     limits = [speed for speed in speeds if speed is not None]
     return LinkUse(
         links=len(links),
         bytes=moved,
         busy=share(
-            sum(one.busy_ns for one in stats),
+            sum(lane.busy_ns for lane in stats),
             duration * len(links),
             "nanoseconds in which anything moved / nanoseconds of the run, times links",
         ),
@@ -303,12 +303,12 @@ def make_transfers(fleet: Fleet) -> dict[str, TransferReport]:
             )
     return {
         name: TransferReport(
-            transfers=sum(one.landed for one in found),
-            blocks=sum(one.blocks for one in found),
-            bytes=sum(one.bytes for one in found),
-            waiting_ms=sum(one.queued_ns for one in found) / MS,
+            transfers=sum(total.landed for total in copies),
+            blocks=sum(total.blocks for total in copies),
+            bytes=sum(total.bytes for total in copies),
+            waiting_ms=sum(total.queued_ns for total in copies) / MS,
         )
-        for name, found in totals.items()
+        for name, copies in totals.items()
     }
 
 
@@ -326,11 +326,11 @@ def make_pulls(fleet: Fleet, totals: RecordTotals) -> PullReport | None:
     config = fleet.config.peer_pull
     if config is None:
         return None
-    found = [core.offload.counters.pulls for core in _cores(fleet) if core.offload is not None]
+    counters = [core.offload.counters.pulls for core in _cores(fleet) if core.offload is not None]
     refused: Counter[str] = Counter()
-    for one in found:
-        refused.update(one.refused)
-    landed = sum(one.landed for one in found)
+    for pulls in counters:
+        refused.update(pulls.refused)
+    landed = sum(pulls.landed for pulls in counters)
     return PullReport(
         source=config.source,
         tokens=share(
@@ -338,13 +338,13 @@ def make_pulls(fleet: Fleet, totals: RecordTotals) -> PullReport | None:
             totals.admitted["input"],
             f"prompt tokens pulled from another worker / {ADMITTED}",
         ),
-        begun=sum(one.begun for one in found),
+        begun=sum(pulls.begun for pulls in counters),
         landed=landed,
-        ms=sum(one.ns for one in found) / max(1, landed) / MS,
-        gone=sum(one.gone for one in found),
-        failed=sum(one.failed for one in found),
-        busy=sum(one.busy for one in found),
-        no_room=sum(one.no_room for one in found),
+        ms=sum(pulls.ns for pulls in counters) / max(1, landed) / MS,
+        gone=sum(pulls.gone for pulls in counters),
+        failed=sum(pulls.failed for pulls in counters),
+        busy=sum(pulls.busy for pulls in counters),
+        no_room=sum(pulls.no_room for pulls in counters),
         refused=dict(sorted(refused.items())),
     )
 

@@ -114,6 +114,6 @@ def merged(one: Histogram, other: Histogram) -> Histogram:
     first = min(one.first, other.first)
     counts = [0] * (max(part.first + len(part.counts) for part in (one, other)) - first)
     for part in (one, other):
-        for at, count in enumerate(part.counts, part.first - first):
-            counts[at] += count
+        for step, count in enumerate(part.counts, part.first - first):
+            counts[step] += count
     return Histogram(zeros=zeros, first=first, counts=counts)

@@ -35,25 +35,25 @@ def page(report: Report, home: PageLink | None = None) -> str:
 
     The first screen has the verdict, the answer and headline figures. Sections follow, folded.
     """
-    made = Page(f"{say.name_of(report)} · kvyard")
-    made.add(
+    html = Page(f"{say.name_of(report)} · kvyard")
+    html.add(
         ("" if home is None else f'<p class="home">{home}</p>')
         + head(say.name_of(report), say.summary(report), say.notes(report), say.times(report))
     )
     verdict, sentences = judge(report), answers(report)
     if verdict is None:
-        made.add(answer(sentences))
+        html.add(answer(sentences))
     else:
-        made.add(answer([_sentence(verdict.why), *sentences], verdict.met))
-    made.add(tiles(_tiles(report)))
+        html.add(answer([_sentence(verdict.why), *sentences], verdict.met))
+    html.add(tiles(_tiles(report)))
     if report.reuse:
         text = "of all prompt tokens of admitted requests, at first admission"
         figure = draw.composition([report], [say.name_of(report)])
-        made.add(made.figure("Where prompt tokens came from", text, figure, wide=True))
+        html.add(html.figure("Where prompt tokens came from", text, figure, wide=True))
     for section in SECTIONS:
-        section(made, report)
-    made.footer(f"kvyard {__version__} · report version {report.version} · requests {report.digest}")
-    return made.text()
+        section(html, report)
+    html.footer(f"kvyard {__version__} · report version {report.version} · requests {report.digest}")
+    return html.text()
 
 
 def _sentence(text: str) -> str:
@@ -317,8 +317,8 @@ def _scaling(made: Page, report: Report) -> None:
             cards.append(made.figure("SLO", "of the requests that arrived then", draw.within_slo(report)))
         made.cards("three", *cards)
     rows = [
-        row([say.span(at), role, say.whole(before), say.whole(after)])
-        for at, role, before, after in report.scaling.actions
+        row([say.span(seconds), role, say.whole(before), say.whole(after)])
+        for seconds, role, before, after in report.scaling.actions
     ]
     table_ = table(["at", "role", "workers before", "after"], rows, tall=len(rows) > 16)
     acts = f"<details><summary>Each change of the number of workers</summary>{table_}</details>"

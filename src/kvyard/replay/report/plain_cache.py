@@ -52,14 +52,14 @@ class PlainCache:
             request.facts = self._facts.of(row)
         manager.begin_step()
         hit: Hit | None = manager.lookup(request)
-        at = hit.tokens if hit is not None else 0
-        self.found += at
-        while new := self._chunks.cut(request, at, self._step):
+        position = hit.tokens if hit is not None else 0
+        self.found += position
+        while new := self._chunks.cut(request, position, self._step):
             if manager.allocate(request, new, hit) is None:
                 break  # no cache of this size has room for it at once
             hit = None
-            at += new
-            request.num_computed_tokens = at
+            position += new
+            request.num_computed_tokens = position
             request.running = True
             manager.begin_step()
         if request.id in manager.requests:

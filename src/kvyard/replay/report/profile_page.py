@@ -28,18 +28,18 @@ def page(profile: Profile, data: Measurements | None) -> str:
         elif row.kind == "decode":
             decode[row.context // row.batch].append((row.batch, row.ms))
     of = profile.form
-    made = Page(f"{profile.name} · kvyard")
-    made.add(head(profile.name, ", ".join(filter(None, (profile.source, profile.device)))))
+    html = Page(f"{profile.name} · kvyard")
+    html.add(head(profile.name, ", ".join(filter(None, (profile.source, profile.device)))))
     text = "a line for what the profile says, dots for what was measured" if rows else "what the profile says"
     charts = [
-        made.figure(
+        html.figure(
             "Prefill",
             f"a pass by new tokens, for each number of past ones: {text}",
             _lines(
                 "past", "new tokens", prefill, PAST, (16, 32768), lambda new, past: pass_ms(of, [(new, past)], 0, 0)
             ),
         ),
-        made.figure(
+        html.figure(
             "Decode",
             f"a step by batch, for each length of context: {text}",
             _lines("context", "batch", decode, CONTEXT, (1, 512), lambda n, ctx: pass_ms(of, (), n, n * ctx)),
@@ -47,9 +47,9 @@ def page(profile: Profile, data: Measurements | None) -> str:
     ]
     if rows:
         passes = [(row.ms, pass_ms(of, *row.shape)) for row in rows]
-        charts.append(made.figure("Measured and estimated", "all passes, on the line where equal", _agreement(passes)))
-    made.cards("one", *charts)
-    return made.text()
+        charts.append(html.figure("Measured and estimated", "all passes, on the line where equal", _agreement(passes)))
+    html.cards("one", *charts)
+    return html.text()
 
 
 def _lines(

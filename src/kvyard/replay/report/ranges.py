@@ -23,21 +23,21 @@ def make_ranges(
     if not timings:
         return {}
     load = load_of(latency, loading)
-    found = {}
+    ranges = {}
     for metric, value in _figures(latency, throughput):
         parts = [_one(metric, value, timing, load) for timing in timings]
         stated = [part for part in parts if part is not None]
         if len(stated) == len(parts):
             widest = max(stated, key=lambda one: one.high / one.low if one.low else float("inf"))
-            found[metric] = StatedRange(
-                low=min(one.low for one in stated),
-                high=max(one.high for one in stated),
+            ranges[metric] = StatedRange(
+                low=min(part.low for part in stated),
+                high=max(part.high for part in stated),
                 basis=widest.basis,
                 of=widest.of,
                 runs=widest.runs,
                 sources=widest.sources,
             )
-    return found
+    return ranges
 
 
 def load_of(latency: Mapping[str, Spread], loading: Spread) -> Load:
@@ -67,8 +67,12 @@ def _one(metric: str, value: float, timing: TimingReport, load: Load) -> StatedR
     if timing.run_class is None:
         return None
     of = timing.run_class
-    found = error_range(metric, card=of.card, dtype=of.dtype, model_class=of.model_class, engine=of.engine, load=load)
-    if found is None:
+    published = error_range(
+        metric, card=of.card, dtype=of.dtype, model_class=of.model_class, engine=of.engine, load=load
+    )
+    if published is None:
         return None
-    low, high = found.around(value)
-    return StatedRange(low=low, high=high, basis=PUBLISHED, of=found.words, runs=found.runs, sources=found.sources)
+    low, high = published.around(value)
+    return StatedRange(
+        low=low, high=high, basis=PUBLISHED, of=published.words, runs=published.runs, sources=published.sources
+    )

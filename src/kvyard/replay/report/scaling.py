@@ -91,15 +91,15 @@ def _deployment(kind: WorkerConfig) -> Deployment | None:
 
 
 def _cost(config: ReplayConfig, card_seconds: dict[str, float]) -> ScalingCost | None:
-    prices, found, amount = default_prices(), {}, 0.0
+    prices, by_card, amount = default_prices(), {}, 0.0
     for kind in config.workers:
         deployment = _deployment(kind)
         price = None if deployment is None else prices.card(deployment.gpu)
         if deployment is None or price is None:
             return None
-        found[deployment.gpu] = price
+        by_card[deployment.gpu] = price
         amount += card_seconds[kind.engine.role] / 3600 * price
-    return ScalingCost(amount=amount, currency=prices.currency, prices_of=prices.date, cards=found)
+    return ScalingCost(amount=amount, currency=prices.currency, prices_of=prices.date, cards=by_card)
 
 
 def _mean_on(spans: Sequence[tuple[int, int]], start: int, window: int, count: int) -> list[float]:

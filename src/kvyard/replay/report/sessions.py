@@ -74,22 +74,22 @@ class _Turns:
 
 def _columns(part: RecordPart, chosen: npt.NDArray[np.intp], tops: Column) -> dict[str, Column]:
     rows = part.rows[chosen]
-    found = {name: rows[name].astype(np.int64) for name in _PLAIN}
-    found["session"] = rows["session"].astype(np.int64)
-    found["top"] = tops[found["session"]]
-    found["tool"] = (rows["filled"] == CALLED_TOOL).astype(np.int64)
-    found["worker"] = found["prefill_worker"] = rows["worker"].astype(np.int64)
-    found["loaded"] = np.maximum(rows["loaded"].astype(np.int64), 0).sum(axis=1)
-    found["admitted"] = rows["admitted"].astype(np.int64)
+    columns = {name: rows[name].astype(np.int64) for name in _PLAIN}
+    columns["session"] = rows["session"].astype(np.int64)
+    columns["top"] = tops[columns["session"]]
+    columns["tool"] = (rows["filled"] == CALLED_TOOL).astype(np.int64)
+    columns["worker"] = columns["prefill_worker"] = rows["worker"].astype(np.int64)
+    columns["loaded"] = np.maximum(rows["loaded"].astype(np.int64), 0).sum(axis=1)
+    columns["admitted"] = rows["admitted"].astype(np.int64)
     times = _times(rows)
     if part.stages is not None:
         stages = part.stages[chosen]
         handed = (stages["prefill_worker"] >= 0) & (rows["first_token"] >= 0) & (stages["entered"] >= 0)
-        found["prefill_worker"] = np.where(handed, stages["prefill_worker"], found["worker"])
+        columns["prefill_worker"] = np.where(handed, stages["prefill_worker"], columns["worker"])
         times = np.where(handed[:, None], _staged_times(rows, stages), times)
     for cause in range(5):
-        found[_CAUSES[cause]] = times[:, cause]
-    return found
+        columns[_CAUSES[cause]] = times[:, cause]
+    return columns
 
 
 def _times(rows: npt.NDArray[np.void]) -> Column:
@@ -168,17 +168,17 @@ class _Reader:
 
     def session(self, top: int, start: int, stop: int) -> _Session:
         """The session with rows ``start`` to ``stop``."""
-        found = _Session(top, start, stop)
+        session = _Session(top, start, stop)
         arrival, ended = self._arrival, self._ended
         before = self._predecessors(start, stop)
-        self._note_moves(found)
+        self._note_moves(session)
         last = max(range(start, stop), key=lambda at: (ended[at], at))
-        found.completion = ended[last] - arrival[start]
-        found.causes = self._causes(start, last, before)
-        found.service = sum(found.causes[:5])
+        session.completion = ended[last] - arrival[start]
+        session.causes = self._causes(start, last, before)
+        session.service = sum(session.causes[:5])
         if self._idle is not None:
-            found.idle = self._idle_service(start, stop, before, self._idle)
-        return found
+            session.idle = self._idle_service(start, stop, before, self._idle)
+        return session
 
     def _predecessors(self, start: int, stop: int) -> list[int]:
         """By row, the one that ended last before it came; -1 where none had ended."""
@@ -186,25 +186,25 @@ class _Reader:
         ends: list[tuple[int, int]] = []
         before: list[int] = []
         latest: dict[int, int] = {}
-        for at in range(start, stop):
-            came = arrival[at]
-            found = bisect_right(ends, (came, stop))
-            before.append(ends[found - 1][1] if found else -1)
-            end = (ended[at], at)
+        for row in range(start, stop):
+            came = arrival[row]
+            ended_before = bisect_right(ends, (came, stop))
+            before.append(ends[ended_before - 1][1] if ended_before else -1)
+            end = (ended[row], row)
             if not ends or end > ends[-1]:
                 ends.append(end)
             else:
                 ends.insert(bisect_right(ends, end), end)
-            previous = latest.get(self._agent[at])
-            if previous is not None and self._kept[at] > 0 and self._worker[at] == self._worker[previous]:
-                self.kept += self._kept[at] * max(0, self._admitted[at] - ended[previous])
-            latest[self._agent[at]] = at
+            previous = latest.get(self._agent[row])
+            if previous is not None and self._kept[row] > 0 and self._worker[row] == self._worker[previous]:
+                self.kept += self._kept[row] * max(0, self._admitted[row] - ended[previous])
+            latest[self._agent[row]] = row
         return before
 
     def _note_moves(self, session: _Session) -> None:
         latest: dict[int, int] = {}
-        for at in range(session.start, session.stop):
-            agent, worker = self._agent[at], self._worker[at]
+        for row in range(session.start, session.stop):
+            agent, worker = self._agent[row], self._worker[row]
             previous = latest.get(agent)
             if previous is not None:
                 self.follows += 1
@@ -217,42 +217,42 @@ class _Reader:
         """Nanoseconds by cause, from the end of row ``last`` back to the session's beginning."""
         arrival, ended = self._arrival, self._ended
         sums = [0] * len(_CAUSES)
-        at, until = last, ended[last]
+        row, until = last, ended[last]
         while True:
-            left = until - arrival[at]
-            for cause, ns in enumerate(self._times[at]):
+            left = until - arrival[row]
+            for cause, ns in enumerate(self._times[row]):
                 part = ns if ns < left else left
                 sums[cause] += part
                 left -= part
-            until = arrival[at]
-            previous = before[at - start]
+            until = arrival[row]
+            previous = before[row - start]
             if previous >= 0:
                 sums[5 if self._tool[previous] else 6] += until - ended[previous]
                 until = ended[previous]
             else:  # none had ended: another agent was busy
-                previous = at - 1
+                previous = row - 1
                 while previous >= start and arrival[previous] == until:
                     previous -= 1
             if previous < start:
                 return sums
-            at = previous
+            row = previous
 
     def _idle_service(self, start: int, stop: int, before: Sequence[int], idle: Sequence[int]) -> int:
         """Service time with each request as quick as alone, and tools and people as slow as they were."""
         arrival, ended, due = self._arrival, self._ended, self._due
         ends: list[int] = []
         served: list[int] = []
-        for at in range(start, stop):
-            previous = before[at - start]
+        for row in range(start, stop):
+            previous = before[row - start]
             if previous >= 0:
                 done = ends[previous - start]
-                came = max(done, due[at]) if due[at] >= 0 else done + arrival[at] - ended[previous]
+                came = max(done, due[row]) if due[row] >= 0 else done + arrival[row] - ended[previous]
                 ns = served[previous - start]
             else:
-                came = arrival[at]
+                came = arrival[row]
                 ns = came - arrival[start]
-            ends.append(came + idle[at])
-            served.append(ns + idle[at])
+            ends.append(came + idle[row])
+            served.append(ns + idle[row])
         return served[max(range(stop - start), key=lambda at: (ends[at], at))]
 
 
@@ -273,19 +273,19 @@ def make_sessions(
         count += 1
         if finished[start:stop].all():
             through.append(reader.session(top, start, stop))
-    slowdowns = np.array([one.slowdown for one in through]) if idle is not None else None
+    slowdowns = np.array([session.slowdown for session in through]) if idle is not None else None
     causes: Counter[str] = Counter()
-    for one in through:
-        causes.update(dict(zip(_CAUSES, one.causes, strict=True)))
+    for session in through:
+        causes.update(dict(zip(_CAUSES, session.causes, strict=True)))
     slowest = sorted(through, key=lambda one: (-one.completion, one.top))[:SLOWEST]
     return SessionsReport(
         count=count,
         finished=len(through),
         requests=turns.count,
-        completion=spread([one.completion for one in through], MS),
-        service=spread([one.service for one in through], MS),
+        completion=spread([session.completion for session in through], MS),
+        service=spread([session.service for session in through], MS),
         slowdown=None if slowdowns is None else spread(slowdowns),
-        turns=spread([one.stop - one.start for one in through]),
+        turns=spread([session.stop - session.start for session in through]),
         causes_ms={name: causes[name] / MS / max(1, len(through)) for name in CAUSES},
         migrations=share(
             reader.moves,
@@ -309,13 +309,13 @@ def _reuse(turns: _Turns) -> dict[str, Share]:
     column = turns.column
     known = (column["admitted"] >= 0) & (column["own"] >= 0)
     prompts, own = column["input"][known], column["own"][known]
-    found = column["cached"][known] + column["loaded"][known]
-    within = np.minimum(found, own)
+    reused = column["cached"][known] + column["loaded"][known]
+    within = np.minimum(reused, own)
     of = "{} / prompt tokens of admitted requests of sessions"
     parts = {
         "within": (within, "prompt tokens found that the session had sent before"),
-        "across": (found - within, "prompt tokens found that only others had sent before"),
-        "again": (np.maximum(own - found, 0), "prompt tokens computed though the session had sent them before"),
+        "across": (reused - within, "prompt tokens found that only others had sent before"),
+        "again": (np.maximum(own - reused, 0), "prompt tokens computed though the session had sent them before"),
     }
     return {name: share(int(part.sum()), int(prompts.sum()), of.format(words)) for name, (part, words) in parts.items()}
 
@@ -326,12 +326,12 @@ def _sizes(sessions: Sequence[_Session], slowdowns: npt.NDArray[np.float64]) -> 
     for chosen in np.array_split(np.array(order, dtype=np.int64), GROUPS):
         if len(chosen):
             here = spread(slowdowns[chosen])
-            some = [sessions[at] for at in chosen.tolist()]
+            some = [sessions[index] for index in chosen.tolist()]
             groups.append(
                 SizeGroup(
                     sessions=len(some),
-                    idle_ms=sum(one.idle for one in some) / len(some) / MS,
-                    service_ms=sum(one.service for one in some) / len(some) / MS,
+                    idle_ms=sum(session.idle for session in some) / len(some) / MS,
+                    service_ms=sum(session.service for session in some) / len(some) / MS,
                     slowdown_mean=here.mean,
                     slowdown_p90=here.p90,
                 )
@@ -351,20 +351,20 @@ def _slowest(records: Records, turns: _Turns, sessions: Sequence[_Session], simu
     first = int(column["arrival"].min())
     latency = column["ended"] - column["arrival"]
     shown: dict[int, list[int]] = {}
-    for one in sessions:
-        rows = np.arange(one.start, one.stop)
+    for session in sessions:
+        rows = np.arange(session.start, session.stop)
         if len(rows) > TURNS:
             rows = np.sort(rows[np.argsort(-latency[rows], kind="stable")[:TURNS]])
-        shown[one.top] = rows.tolist()
-    places = {at: int(column["place"][at]) for rows in shown.values() for at in rows}
-    found = records.some(sorted(places.values()))
-    made = []
-    for one in sessions:
-        begun = int(column["arrival"][one.start])
+        shown[session.top] = rows.tolist()
+    places = {row: int(column["place"][row]) for rows in shown.values() for row in rows}
+    records_by_place = records.some(sorted(places.values()))
+    slow = []
+    for session in sessions:
+        begun = int(column["arrival"][session.start])
         requests = []
-        for at in shown[one.top]:
-            record = found[places[at]]
-            causes = {name: int(column[name][at]) / MS for name in _CAUSES[:5] if column[name][at]}
+        for row in shown[session.top]:
+            record = records_by_place[places[row]]
+            causes = {name: int(column[name][row]) / MS for name in _CAUSES[:5] if column[name][row]}
             requests.append(
                 SessionTurn(
                     id=record.id,
@@ -375,25 +375,25 @@ def _slowest(records: Records, turns: _Turns, sessions: Sequence[_Session], simu
                     input=record.input,
                     output=record.output,
                     cached=max(0, record.cached),
-                    loaded=int(column["loaded"][at]),
+                    loaded=int(column["loaded"][row]),
                     own=max(0, record.own),
                     evicted=max(0, record.lost),
                     miss=record.miss,
                     status=record.status,
                 )
             )
-        made.append(
+        slow.append(
             SlowSession(
-                id=records.sessions.names[one.top],
+                id=records.sessions.names[session.top],
                 start_s=(begun - first) / SECOND,
-                completion_ms=one.completion / MS,
-                idle_ms=one.idle / MS if simulated else None,
-                slowdown=one.slowdown if simulated else None,
-                requests=one.stop - one.start,
-                migrations=one.migrations,
-                causes_ms={name: ns / MS for name, ns in zip(_CAUSES, one.causes, strict=True)},
+                completion_ms=session.completion / MS,
+                idle_ms=session.idle / MS if simulated else None,
+                slowdown=session.slowdown if simulated else None,
+                requests=session.stop - session.start,
+                migrations=session.migrations,
+                causes_ms={name: ns / MS for name, ns in zip(_CAUSES, session.causes, strict=True)},
                 turns=requests,
-                left_out=one.stop - one.start - len(requests),
+                left_out=session.stop - session.start - len(requests),
             )
         )
-    return made
+    return slow

@@ -104,7 +104,7 @@ def wanted_metric(name: str, flag: str) -> Metric:
     near = get_close_matches(name, known, 1, 0.6)
     hint = f"did you mean {near[0]}? " if near else ""
     spread = (*LATENCIES, *SESSIONS)
-    plain = [one for one in known if one.rpartition("_")[0] not in spread]
+    plain = [metric for metric in known if metric.rpartition("_")[0] not in spread]
     raise KvyardError(
         f"{flag}: there is no metric {name!r} with a better direction: {hint}There are {', '.join(plain)}, and of "
         f"{', '.join(spread)} each of {', '.join(STATISTICS)}, as in ttft_p99"
@@ -130,14 +130,14 @@ def judged_percentiles(
     request or rejected too many meets none, and one without a finished session none of sessions.
     """
     served = bool(finished) and not too_many_rejected(rejected_share)
-    found = {}
+    judged = {}
     for name, limit in (slo.percentiles or {}).items():
         kind, _, percentile = name.partition("_")
         spread = sessions if kind == SESSION else latency[kind]
         value = float(getattr(spread, percentile)) if spread is not None else 0.0
         known = kind != SESSION or (spread is not None and spread.count > 0)
-        found[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=served and known and value <= limit)
-    return found
+        judged[name] = PercentileLimit(limit_ms=limit, value_ms=value, met=served and known and value <= limit)
+    return judged
 
 
 def limits_of(slo: Slo) -> list[Limit]:
@@ -163,17 +163,17 @@ def violation(values: Mapping[str, float | None], limits: Sequence[Limit]) -> fl
 
 def missed(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
     """Return the limits that ``values`` miss, with what is there instead, and overload; empty if all are kept."""
-    found = []
+    misses = []
     for limit in limits:
         value, metric = values.get(limit.name), WANTED[limit.name]
         if value is not None and limit.violation(value) > 0:
-            found.append(f"{metric.title} is {metric.text(value, unit=True)} (limit {metric.limit_text(limit.value)})")
+            misses.append(f"{metric.title} is {metric.text(value, unit=True)} (limit {metric.limit_text(limit.value)})")
     rejected = values.get("rejected_share") or 0.0
     if too_many_rejected(rejected):
-        found.append(f"{rejected:.1%} of the requests are rejected (limit {REJECTED:.0%})")
-    if found and (overload := overload_text(values)):
-        found.append(overload)
-    return ", ".join(found)
+        misses.append(f"{rejected:.1%} of the requests are rejected (limit {REJECTED:.0%})")
+    if misses and (overload := overload_text(values)):
+        misses.append(overload)
+    return ", ".join(misses)
 
 
 def kept(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:

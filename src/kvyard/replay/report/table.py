@@ -212,7 +212,7 @@ def _print_sessions(sessions: SessionsReport, console: Console) -> None:
         (
             "Slowest",
             ("completion", "slowdown", "requests", "moved", "mainly"),
-            [list(map(_safe, session_words.slow_row(one))) for one in sessions.slowest[:3]],
+            [list(map(_safe, session_words.slow_row(session))) for session in sessions.slowest[:3]],
         ),
     ):
         if rows:
@@ -291,7 +291,7 @@ def _tiers(report: Report) -> Table:
                 say.amount(out.bytes),
                 say.amount(in_.bytes),
                 f"{say.percent(out.busy.value)} / {say.percent(in_.busy.value)}",
-                " / ".join(say.percent(one.value) for one in used) or "no limit",
+                " / ".join(say.percent(share.value) for share in used) or "no limit",
             ]
         table.add_row(name.capitalize(), f"{tier.capacity_blocks:,}", f"{tier.evicted_blocks:,}", *cells)
     return table

@@ -60,7 +60,7 @@ def make_tenants(records: Records, residency: Mapping[str, Residency] | None = N
         rows, tenant = part.rows, part.rows["tenant"]
         admitted = rows["admitted"] >= 0
         done = rows["status"] == FINISHED
-        found = np.maximum(rows["cached"], 0) + np.maximum(rows["loaded"], 0).sum(axis=1)
+        reused = np.maximum(rows["cached"], 0) + np.maximum(rows["loaded"], 0).sum(axis=1)
         answered = np.where(done, (rows["ended"] - rows["first_token"]) * (rows["output"] / 2), 0)
         prompt = np.where(admitted & (rows["ended"] >= 0), (rows["ended"] - rows["admitted"]) * rows["input"], 0)
         for name, values in {
@@ -70,7 +70,7 @@ def make_tenants(records: Records, residency: Mapping[str, Residency] | None = N
             "input": rows["input"],
             "output": rows["output"],
             "admitted": np.where(admitted, rows["input"], 0),
-            "found": np.where(admitted, found, 0),
+            "found": np.where(admitted, reused, 0),
             "held": prompt + answered,
             "waited": np.maximum(rows["waited"], 0),
         }.items():
@@ -88,13 +88,17 @@ def make_tenants(records: Records, residency: Mapping[str, Residency] | None = N
             here = rows[groups == number]
             latencies[number][0].add(here["first_token"] - here["arrival"])
             latencies[number][1].add(here["ended"] - here["arrival"])
-    made: dict[str, TenantReport] = {}
+    reports: dict[str, TenantReport] = {}
     for number, (ttft, e2e) in enumerate(latencies):
         chosen = np.array(present[MOST_TENANTS:] if number == MOST_TENANTS else present[number : number + 1])
         total = {name: float(values[chosen].sum()) for name, values in sums.items()}
         count = max(1.0, total["requests"])
-        own = [OTHERS, *(names[at] for at in chosen)] if number == MOST_TENANTS else [names[present[number]]]
-        made[OTHERS if number == MOST_TENANTS else names[present[number]]] = TenantReport(
+        own = (
+            [OTHERS, *(names[number_of] for number_of in chosen)]
+            if number == MOST_TENANTS
+            else [names[present[number]]]
+        )
+        reports[OTHERS if number == MOST_TENANTS else names[present[number]]] = TenantReport(
             resident_token_s={tier: sum([of.token_s[name] for name in own]) for tier, of in (residency or {}).items()},
             lost_tokens={tier: sum([of.lost[name] for name in own]) for tier, of in (residency or {}).items()},
             requests=int(total["requests"]),
@@ -113,4 +117,4 @@ def make_tenants(records: Records, residency: Mapping[str, Residency] | None = N
             ttft=ttft.spread(),
             e2e=e2e.spread(),
         )
-    return made
+    return reports

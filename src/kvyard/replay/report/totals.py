@@ -170,8 +170,8 @@ class RecordTotals:
             sums[name] += _sum(rows[name])
         for level, tier in enumerate(LOWER_TIERS[: self.levels]):
             sums[tier.label] += _sum(rows["loaded"][:, level])
-        found = rows["cached"].astype(np.int64) + rows["loaded"].sum(axis=1, dtype=np.int64)
-        sums["believed_found"] += _sum(np.minimum(rows["overlap"].astype(np.int64) * self._size, found))
+        reused = rows["cached"].astype(np.int64) + rows["loaded"].sum(axis=1, dtype=np.int64)
+        sums["believed_found"] += _sum(np.minimum(rows["overlap"].astype(np.int64) * self._size, reused))
 
     def _add_finished(self, rows: Rows) -> None:
         ttft, e2e = rows["first_token"] - rows["arrival"], rows["ended"] - rows["arrival"]
@@ -228,12 +228,12 @@ def digest(records: Records) -> str:
     )
     ids, order = _sorted_ids(records)
     hashed = xxhash.xxh3_64(b"[")
-    for at in range(0, len(order), BATCH):
-        some = order[at : at + BATCH]
+    for first in range(0, len(order), BATCH):
+        some = order[first : first + BATCH]
         rows = [
             (bytes(ids[number]).decode("utf-8", "surrogatepass"), *lengths[number].tolist()) for number in some.tolist()
         ]
-        hashed.update(b"," * (at > 0) + msgspec.json.encode(rows)[1:-1])
+        hashed.update(b"," * (first > 0) + msgspec.json.encode(rows)[1:-1])
     hashed.update(b"]")
     return hashed.hexdigest()
 

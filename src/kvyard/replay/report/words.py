@@ -121,15 +121,15 @@ def limits(slo: Slo) -> str:
 
 def verdicts(goodput: Goodput) -> list[tuple[str, str, str]]:
     """Return the name and limit, value and verdict of each percentile of an SLO."""
-    found = []
-    for name, one in (goodput.percentiles or {}).items():
+    rows = []
+    for name, percentile_limit in (goodput.percentiles or {}).items():
         kind, _, percentile = name.partition("_")
-        words = f"{kind.upper()} {percentile} ≤ {limit_time(one.limit_ms)}"
-        found.append((words, latency(one.value_ms), "met" if one.met else "NOT met"))
+        words = f"{kind.upper()} {percentile} ≤ {limit_time(percentile_limit.limit_ms)}"
+        rows.append((words, latency(percentile_limit.value_ms), "met" if percentile_limit.met else "NOT met"))
     if goodput.rejected:
         met = "NOT met" if too_many_rejected(goodput.rejected) else "met"
-        found.append((f"Rejected ≤ {REJECTED:.0%}", percent(goodput.rejected), met))
-    return found
+        rows.append((f"Rejected ≤ {REJECTED:.0%}", percent(goodput.rejected), met))
+    return rows
 
 
 def name_of(report: Report) -> str:
@@ -364,19 +364,19 @@ def tenant_rows(tenants: Mapping[str, TenantReport], times: Mapping[str, CacheTi
     return [
         [
             name or "(none)",
-            whole(one.requests),
-            whole(one.rejected),
-            whole(one.input_tokens),
-            percent(one.reused.value),
-            whole(one.computed_tokens),
-            whole(one.held_token_s),
-            percent(sum(one.resident_token_s.values()) / pool) if pool else "",
-            whole(sum(one.lost_tokens.values())) if pool else "",
-            latency(one.waited_ms),
-            latency(one.ttft.mean),
-            latency(one.ttft.p99),
+            whole(tenant.requests),
+            whole(tenant.rejected),
+            whole(tenant.input_tokens),
+            percent(tenant.reused.value),
+            whole(tenant.computed_tokens),
+            whole(tenant.held_token_s),
+            percent(sum(tenant.resident_token_s.values()) / pool) if pool else "",
+            whole(sum(tenant.lost_tokens.values())) if pool else "",
+            latency(tenant.waited_ms),
+            latency(tenant.ttft.mean),
+            latency(tenant.ttft.p99),
         ]
-        for name, one in tenants.items()
+        for name, tenant in tenants.items()
     ]
 
 
@@ -476,28 +476,28 @@ def what_ifs(report: Report) -> list[str]:
 
 def notes(report: Report) -> list[str]:
     """Return the caveats of the figures."""
-    found = []
+    caveats = []
     if not report.complete:
-        found.append("The run was interrupted: figures cover what had happened until then.")
+        caveats.append("The run was interrupted: figures cover what had happened until then.")
     if report.percentiles:
-        found.append(
+        caveats.append(
             f"More than {report.percentiles.exact_up_to:,} requests: percentiles of requests are within "
             f"{report.percentiles.relative_error:.1%}; all else is exact."
         )
     missing = report.requests["all"] - report.requests.get("finished", 0)
     if missing and report.complete:
-        found.append(f"{missing:,} of {report.requests['all']:,} requests did not finish; latencies leave them out.")
-    found += what_ifs(report)
+        caveats.append(f"{missing:,} of {report.requests['all']:,} requests did not finish; latencies leave them out.")
+    caveats += what_ifs(report)
     live = report.live
     if live is not None:
         for reason, count in live.errors.items():
-            found.append(f"{count:,} without an answer: {reason}.")
+            caveats.append(f"{count:,} without an answer: {reason}.")
         if live.inexact:
-            found.append(f"{live.inexact:,} answers had another length than was asked for.")
+            caveats.append(f"{live.inexact:,} answers had another length than was asked for.")
         if live.lateness.p99 > LATE_MS:
-            found.append(
+            caveats.append(
                 f"The driver was late: 1 % of the requests left {measured(live.lateness.p99)} ms or more after they were due. "
                 "Latencies include that; the endpoint may be faster than they say."
             )
-        found.append(f"Not to be seen from outside, and so not in here: {', '.join(live.absent)}.")
-    return found
+        caveats.append(f"Not to be seen from outside, and so not in here: {', '.join(live.absent)}.")
+    return caveats

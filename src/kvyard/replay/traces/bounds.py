@@ -98,7 +98,7 @@ class Accesses:
 
     def _check(self, new: Sequence[int]) -> None:
         if not self._seen.isdisjoint(new):
-            again = next(one for one in new if one in self._seen)
+            again = next(id_ for id_ in new if id_ in self._seen)
             raise KvyardError(
                 f"id {again} follows two different blocks, or none; ids must name all that comes before them, or be "
                 "chained (--chain-ids)"
@@ -118,16 +118,17 @@ def lru(accesses: Accesses, capacities: Iterable[int]) -> list[Hits]:
     import numpy
 
     distances, lengths, tokens = (
-        numpy.array(one, dtype=numpy.int64) for one in (accesses.distance, accesses.length, accesses.length_tokens)
+        numpy.array(column, dtype=numpy.int64)
+        for column in (accesses.distance, accesses.length, accesses.length_tokens)
     )
     order = numpy.argsort(distances)
     distances = distances[order]
-    sums = [numpy.concatenate(([0], numpy.cumsum(one[order]))) for one in (lengths, tokens)]
-    found = []
+    sums = [numpy.concatenate(([0], numpy.cumsum(column[order]))) for column in (lengths, tokens)]
+    hits = []
     for capacity in _checked(capacities):
         reach = int(numpy.searchsorted(distances, min(capacity, MOST), side="left"))
-        found.append(Hits(int(sums[0][reach]), accesses.blocks, int(sums[1][reach]), accesses.tokens))
-    return found
+        hits.append(Hits(int(sums[0][reach]), accesses.blocks, int(sums[1][reach]), accesses.tokens))
+    return hits
 
 
 def belady(accesses: Accesses, capacities: Iterable[int]) -> list[int]:

@@ -38,27 +38,27 @@ def spread(requests: Iterable[TraceRequest], window: int) -> Iterator[TraceReque
     """
     batch: list[TraceRequest] = []
     last = 0
-    for one in requests:
-        if one.delay is None:
-            if batch and one.arrival - last > TOGETHER:
-                yield from _spread(batch, min(window, one.arrival - batch[0].arrival))
+    for request in requests:
+        if request.delay is None:
+            if batch and request.arrival - last > TOGETHER:
+                yield from _spread(batch, min(window, request.arrival - batch[0].arrival))
                 batch = []
-            last = one.arrival
-        batch.append(one)
+            last = request.arrival
+        batch.append(request)
     yield from _spread(batch, window)
 
 
 def _spread(batch: list[TraceRequest], window: int) -> Iterator[TraceRequest]:
-    free = [one for one in batch if one.delay is None]
+    free = [request for request in batch if request.delay is None]
     first = free[0].arrival if free else 0
-    at = 0
-    for one in batch:
-        if one.delay is None:
+    index = 0
+    for request in batch:
+        if request.delay is None:
             # A recorded order stays, also where its stamps are apart by more than their share of the window.
-            yield replace(one, arrival=max(one.arrival, first + window * at // len(free)))
-            at += 1
+            yield replace(request, arrival=max(request.arrival, first + window * index // len(free)))
+            index += 1
         else:
-            yield one
+            yield request
 
 
 def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
@@ -176,25 +176,25 @@ class _Slice(msgspec.Struct):
 
     def of(self, requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
         taken = 0
-        for one in requests:
-            if self.sessions is not None and not self._wanted(one):
+        for request in requests:
+            if self.sessions is not None and not self._wanted(request):
                 if self.grouped:
                     return
                 continue
-            if one.delay is None and self.until is not None and one.arrival >= self.until:
-                if one.session is None and not self.turned:
+            if request.delay is None and self.until is not None and request.arrival >= self.until:
+                if request.session is None and not self.turned:
                     return
                 continue
-            if not self._in_time(one):
+            if not self._in_time(request):
                 continue
             least, most = self.lengths
-            tokens = one.input_length + one.output_length
+            tokens = request.input_length + request.output_length
             if tokens < least or (most is not None and tokens > most):
                 continue
             if self.skip:
                 self.skip -= 1
                 continue
-            yield self._taken(one)
+            yield self._taken(request)
             taken += 1
             if taken == self.first:
                 return

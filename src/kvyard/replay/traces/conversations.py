@@ -22,19 +22,19 @@ def conversations(requests: Iterable[TraceRequest], token_block: int = TOKEN_BLO
     A request of which nothing is known, or whose prompt is common to the end, is a conversation of its own.
     """
     followers: dict[int, set[int]] = {}
-    for one in requests:
-        if one.hints.session or one.session is not None:
+    for request in requests:
+        if request.hints.session or request.session is not None:
             continue
-        ids = prefix_ids(one, token_block)[0] or ()
-        for at in range(len(ids) - 1):
-            after = followers.setdefault(ids[at], set())
+        ids = prefix_ids(request, token_block)[0] or ()
+        for index in range(len(ids) - 1):
+            after = followers.setdefault(ids[index], set())
             if len(after) < WAYS:
-                after.add(ids[at + 1])
+                after.add(ids[index + 1])
     common = {id_ for id_, after in followers.items() if len(after) >= WAYS}
     names: list[str] = []
-    for one in requests:
-        name = one.hints.session or one.session
-        names.append(_name(one, common, token_block) if name is None else name)
+    for request in requests:
+        name = request.hints.session or request.session
+        names.append(_name(request, common, token_block) if name is None else name)
     return names
 
 

@@ -101,7 +101,7 @@ class _Recipe:
         )
         answers, thinking = Random(f"{workload.seed} answers"), Random(f"{workload.seed} think")
         tree = _Tree(size)
-        made = 0
+        count = 0
         for number, arrival in enumerate(arrival_times(self.gaps, arriving)):
             length, ids = tree.path(self._choose(choosing))
             session = f"s{number}" if self.talks else None
@@ -113,9 +113,9 @@ class _Recipe:
                 ids = ids + tree.new(length // size - len(ids))
                 tail = tree.new(1) if length % size else []
                 delay = None if turn == 0 else round(max(0.0, self.think(thinking)) * SECOND)
-                made += 1
+                count += 1
                 yield TraceRequest(
-                    str(made),
+                    str(count),
                     arrival if turn == 0 else 0,
                     length,
                     answer,
@@ -124,7 +124,7 @@ class _Recipe:
                     session=session,
                     delay=delay,
                 )
-                if made == workload.requests:
+                if count == workload.requests:
                     return
                 length += answer
 
@@ -152,13 +152,13 @@ class _Tree:
     def path(self, steps: list[tuple[int, int]]) -> tuple[int, list[int]]:
         """The length of a shared prefix and the ids of its whole blocks."""
         length, ids = 0, self.known[()]
-        at: tuple[int, ...] = ()
+        node: tuple[int, ...] = ()
         for child, tokens in steps:
             length += tokens
-            at = (*at, child)
-            below = self.known.get(at)
+            node = (*node, child)
+            below = self.known.get(node)
             if below is None:
-                below = self.known[at] = ids + self.new(length // self.block_size - len(ids))
+                below = self.known[node] = ids + self.new(length // self.block_size - len(ids))
             ids = below
         return length, ids
 

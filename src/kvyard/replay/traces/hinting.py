@@ -63,7 +63,7 @@ def parse_hints(text: str) -> tuple[MadeHint, ...]:
     """Hints as people write them: ``session-end:recall=0.5,false=0.1``, ``ttl:seconds=60,then=first``, or both with a ``+``.
     Raises ``KvyardError``.
     """
-    found: dict[str, MadeHint] = {}
+    by_kind: dict[str, MadeHint] = {}
     for part in text.split("+"):
         kind, _, rest = part.strip().partition(":")
         if kind not in KINDS:
@@ -71,10 +71,10 @@ def parse_hints(text: str) -> tuple[MadeHint, ...]:
                 f"hints {kind!r}: choose session-end or ttl, as in session-end:recall=0.5,false=0.1 or ttl:seconds=60, "
                 "or own-ttl"
             )
-        if kind in found:
+        if kind in by_kind:
             raise KvyardError(f"hints say {kind} twice: once is enough")
-        found[kind] = _made(kind, rest)
-    return tuple(found.values())
+        by_kind[kind] = _made(kind, rest)
+    return tuple(by_kind.values())
 
 
 def _made(kind: str, text: str) -> MadeHint:
@@ -120,16 +120,16 @@ class TraceFuture(msgspec.Struct, frozen=True):
 
     def hints(self, made: Sequence[MadeHint], seed: int) -> Iterator[Hints]:
         """The hints of each request. The same seed gives the same ones."""
-        draws = {one.kind: Random(f"{seed} {one.kind}") for one in made}
+        draws = {hint.kind: Random(f"{seed} {hint.kind}") for hint in made}
         longest: dict[str, float] = {}
-        for at, (name, ends, calls) in enumerate(zip(self.names, self.ends, self.calls, strict=False)):
-            if self.gaps and self.gaps[at]:
-                longest[name] = max(longest.get(name, 0.0), self.gaps[at])
+        for index, (name, ends, calls) in enumerate(zip(self.names, self.ends, self.calls, strict=False)):
+            if self.gaps and self.gaps[index]:
+                longest[name] = max(longest.get(name, 0.0), self.gaps[index])
             hints = Hints(name)
-            for one in made:
-                knows = ends if one.kind == "session-end" else calls
-                if draws[one.kind].random() < (one.recall if knows else one.false) and not hints.marks:
-                    hints = _said(one, hints, longest.get(name, 0.0))
+            for hint in made:
+                knows = ends if hint.kind == "session-end" else calls
+                if draws[hint.kind].random() < (hint.recall if knows else hint.false) and not hints.marks:
+                    hints = _said(hint, hints, longest.get(name, 0.0))
             yield hints
 
 
@@ -138,10 +138,10 @@ def with_hints(trace: Trace, wanted: str | tuple[MadeHint, ...], seed: int = 0) 
 
     Looks at the whole trace before its first request. Raises ``KvyardError``.
     """
-    made = parse_hints(wanted) if isinstance(wanted, str) else wanted
+    hints_made = parse_hints(wanted) if isinstance(wanted, str) else wanted
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
-        said = TraceFuture.of(trace).hints(made, seed)
+        said = TraceFuture.of(trace).hints(hints_made, seed)
         for one, hints in zip(trace.rows(tally), said, strict=False):
             kept = one.hints.retention
             yield replace(one, hints=replace(hints, retention=kept) if kept else hints)

@@ -60,11 +60,13 @@ def cumulative(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
             expected = [ids[there - 1] if there else None, *new[:-1]]
             known = list(map(before.setdefault, new, expected))
             if known != expected:
-                at = next(at for at, pair in enumerate(zip(known, expected, strict=False)) if pair[0] != pair[1])
+                position = next(
+                    index for index, pair in enumerate(zip(known, expected, strict=False)) if pair[0] != pair[1]
+                )
                 raise TraceError(
                     getattr(requests, "name", "the trace"),
-                    f"in request {request.id}, id {new[at]} {_follows(expected[at])}, and in an earlier one it "
-                    f"{_follows(known[at])}; an id must name all that comes before it: if they name single blocks, "
+                    f"in request {request.id}, id {new[position]} {_follows(expected[position])}, and in an earlier one it "
+                    f"{_follows(known[position])}; an id must name all that comes before it: if they name single blocks, "
                     "pass --chain-ids (chain_ids=True)",
                 )
         yield request

@@ -192,19 +192,19 @@ def spread(values: Sequence[int]) -> LengthSpread:
     """Return the distribution of numbers. Percentiles are interpolated between neighbours. Raises ``ValueError`` for none."""
     import numpy
 
-    found = numpy.asarray(values, dtype=numpy.int64)
-    p50, p90, p95, p99 = (float(p) for p in numpy.percentile(found, (50, 90, 95, 99)))
-    total = int(found.sum())
+    numbers = numpy.asarray(values, dtype=numpy.int64)
+    p50, p90, p95, p99 = (float(p) for p in numpy.percentile(numbers, (50, 90, 95, 99)))
+    total = int(numbers.sum())
     return LengthSpread(
         total=total,
-        mean=total / len(found),
-        min=int(found.min()),
+        mean=total / len(numbers),
+        min=int(numbers.min()),
         p50=p50,
         p90=p90,
         p95=p95,
         p99=p99,
-        max=int(found.max()),
-        std=float(found.std()),
+        max=int(numbers.max()),
+        std=float(numbers.std()),
     )
 
 

@@ -24,23 +24,23 @@ def write_page(info: Info, path: str | Path) -> None:
 def page(info: Info) -> str:
     """The page's text."""
     name = Path(info.name).name
-    made = Page(f"{name} · kvyard")
-    made.add(head(name, _summary(info)))
+    html = Page(f"{name} · kvyard")
+    html.add(head(name, _summary(info)))
     charts = []
     if info.arrivals:
         text = f"requests that arrive by themselves, in windows of {info.window:.3g} s"
-        charts.append(made.figure("Arrivals", text, _over_time(info, info.arrivals, "requests a second", "blue")))
+        charts.append(html.figure("Arrivals", text, _over_time(info, info.arrivals, "requests a second", "blue")))
         tokens = _over_time(info, info.arriving_tokens, "prompt tokens a second", "orange")
-        charts.append(made.figure("Arriving prompt tokens", "of those requests", tokens))
+        charts.append(html.figure("Arriving prompt tokens", "of those requests", tokens))
     for key, title, color in (("input", "Prompts", "blue"), ("output", "Answers", "orange")):
         text = "requests by length, four steps to a doubling"
-        charts.append(made.figure(title, text, _lengths(info.lengths[key], f"{title.lower()}, tokens (log)", color)))
+        charts.append(html.figure(title, text, _lengths(info.lengths[key], f"{title.lower()}, tokens (log)", color)))
     if info.reuse is not None:
         text = "prompts in order, without time passing"
-        charts.append(made.figure("What a cache hits", text, _hits(info.reuse)))
-        charts.append(made.figure("Reuse distance", "how far back a cache must remember", _distances(info.reuse)))
-    made.cards("two", *charts)
-    return made.text()
+        charts.append(html.figure("What a cache hits", text, _hits(info.reuse)))
+        charts.append(html.figure("Reuse distance", "how far back a cache must remember", _distances(info.reuse)))
+    html.cards("two", *charts)
+    return html.text()
 
 
 def _summary(info: Info) -> str:

@@ -29,11 +29,11 @@ class PromptPrefixes:
         """Have ``owner`` touch a prompt. Returns the latest owner of each part of it, front to back as owner, start and
         end, and the number of known ids. With ``exactly`` all ids are compared, not only the last of a run.
         """
-        known, at, begin, counts, owners = self._ids, self._at, self._begin, self._count, self._owner
-        found: list[tuple[int, int, int]] = []
+        known, numbers, begin, counts, owners = self._ids, self._at, self._begin, self._count, self._owner
+        parts: list[tuple[int, int, int]] = []
         start, stop, before, last = 0, len(ids), -1, -1
         while start < stop:
-            here = at.get(ids[start])
+            here = numbers.get(ids[start])
             if here is None:
                 break
             first, count = begin[here], counts[here]
@@ -45,20 +45,20 @@ class PromptPrefixes:
             if most < count:
                 self._split(here, most)
             if owners[here] == last:
-                found[-1] = (last, found[-1][1], start + most)
+                parts[-1] = (last, parts[-1][1], start + most)
             else:
                 last = owners[here]
-                found.append((last, start, start + most))
+                parts.append((last, start, start + most))
             owners[here] = owner
             if before >= 0 and begin[before] + counts[before] == first:
                 counts[before] += most
-                del at[ids[start]]  # its number isn't used again
+                del numbers[ids[start]]  # its number isn't used again
             else:
                 before = here
             start += most
         if start < stop:
             self._append(ids, start, owner, before)
-        return found, start
+        return parts, start
 
     def _split(self, number: int, count: int) -> None:
         """Leave ``count`` ids to a run, and make the others one of their own."""

@@ -60,35 +60,35 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
     notes: dict[str, None] = {}
     begun: set[str] = set()
     with packed_file(path) as file:
-        for rows, one in enumerate(trace, 1):
+        for rows, request in enumerate(trace, 1):
             row: dict[str, Any] = {}
-            if one.delay is None or one.arrival:
-                row["timestamp"] = _milliseconds(one.arrival)
-            row |= {"input_length": one.input_length, "output_length": one.output_length}
-            ids, per_id = prefix_ids(one, token_block)
+            if request.delay is None or request.arrival:
+                row["timestamp"] = _milliseconds(request.arrival)
+            row |= {"input_length": request.input_length, "output_length": request.output_length}
+            ids, per_id = prefix_ids(request, token_block)
             if ids is not None:
                 row["hash_ids"] = list(ids)
                 size = _same_size(trace, size, per_id)
-            if one.tokens is not None:
+            if request.tokens is not None:
                 notes["tokens are left out: ids stand for them"] = None
-            if one.id != str(rows) or one.session is not None:
-                row["request_id"] = one.id
-            if one.delay is None and (one.session in begun or one.after):
+            if request.id != str(rows) or request.session is not None:
+                row["request_id"] = request.id
+            if request.delay is None and (request.session in begun or request.after):
                 # The format's sessions and wait_for have delays only: a turn at its time, or later, is beyond them.
                 notes["turns keep their times, but don't wait for those before them: Mooncake can't say both"] = None
             else:
-                _add_waits(row, one, notes)
-            if one.session is not None:
-                begun.add(one.session)
+                _add_waits(row, request, notes)
+            if request.session is not None:
+                begun.add(request.session)
             for field in ("priority", "lora", "salt", "tenant", "model"):
-                if value := getattr(one, field):
+                if value := getattr(request, field):
                     row[field] = value
                     if field in ("lora", "salt"):
                         notes[f"{field} is read by kvyard only"] = None
-            if one.tool_call:
+            if request.tool_call:
                 row["tool_call"] = True
-            if one.hints != NO_HINTS:
-                row |= hint_columns(one.hints)
+            if request.hints != NO_HINTS:
+                row |= hint_columns(request.hints)
                 notes["hints are read by kvyard only"] = None
             file.write(msgspec.json.encode(row) + b"\n")
     if size and size != MOONCAKE_BLOCK:
@@ -119,23 +119,23 @@ def write_vllm_custom(trace: Trace, path: Path, token_block: int, lossy: bool) -
     rows = last = 0
     unknown = waits = False
     with packed_file(path) as file:
-        for one in trace:
+        for request in trace:
             rows += 1
-            if one.delay is not None and not lossy:
+            if request.delay is not None and not lossy:
                 raise KvyardError(
-                    f"request {one.id} waits for others, which a custom dataset can't say; pass --lossy to write it as if "
+                    f"request {request.id} waits for others, which a custom dataset can't say; pass --lossy to write it as if "
                     "it didn't, or write Mooncake lines"
                 )
-            waits = waits or one.delay is not None
-            ids, per_id = prefix_ids(one, token_block)
+            waits = waits or request.delay is not None
+            ids, per_id = prefix_ids(request, token_block)
             if ids is None:
                 unknown = True
-                prompt = block_words(f"request {one.id}", one.input_length).lstrip()
+                prompt = block_words(f"request {request.id}", request.input_length).lstrip()
             else:
-                prompt = prompt_words(ids, per_id, one.input_length)
-            row = {"prompt": prompt, "output_tokens": max(1, one.output_length)}
+                prompt = prompt_words(ids, per_id, request.input_length)
+            row = {"prompt": prompt, "output_tokens": max(1, request.output_length)}
             file.write(msgspec.json.encode(row) + b"\n")
-            last = max(last, one.arrival)
+            last = max(last, request.arrival)
     notes = ["prompts are words, about one a token: check the lengths that vLLM reports against the trace"]
     if unknown:
         notes.append("nothing is known of what prompts share, so they share nothing")

@@ -87,10 +87,10 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
         def reached(endpoint: str) -> str:
             return re.sub(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):", f"tcp://{host}:", endpoint)
 
-        replays = [reached(one.replay_endpoint) for one in sources.values() if one.replay_endpoint]
+        replays = [reached(source.replay_endpoint) for source in sources.values() if source.replay_endpoint]
         return msgspec.structs.replace(
             self,
-            events=[reached(one.endpoint) for one in sources.values()],
+            events=[reached(source.endpoint) for source in sources.values()],
             replay=replays if len(replays) == len(sources) else None,
             topic=next(iter(sources.values())).topic,
             dp_size=len(sources),
@@ -112,7 +112,9 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
             raise KvyardError(
                 f"engine {self.called} has {self.dp_size} ranks: list as many endpoints in events and in replay, or one"
             )
-        return [stream(endpoint=one, replay_endpoint=replays[rank], dp_rank=rank) for rank, one in enumerate(listed)]
+        return [
+            stream(endpoint=address, replay_endpoint=replays[rank], dp_rank=rank) for rank, address in enumerate(listed)
+        ]
 
 
 class _FoundEngines(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

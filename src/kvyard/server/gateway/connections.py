@@ -313,12 +313,12 @@ class EngineConnections:
         answer = await self.take(address)
         try:
             await answer.ask("GET", path, headers, None)
-            found = answer.status, await read_up_to(answer, LOOKED_AT)
+            reply = answer.status, await read_up_to(answer, LOOKED_AT)
         except BaseException:
             answer.close()
             raise
         answer.release()
-        return found
+        return reply
 
     def keep(self, connection: EngineConnection) -> None:
         """One is free again."""
@@ -333,7 +333,7 @@ class EngineConnections:
         if idle and connection in idle:
             idle.remove(connection)
             # Idle ones are closed by us, before engines do it: so another process may answer there soon.
-            by_engine = not connection.aborted and all(one.address != address for one in self._all)
+            by_engine = not connection.aborted and all(other.address != address for other in self._all)
             if by_engine and self.on_lost is not None:
                 self.on_lost(address)
 
@@ -350,16 +350,16 @@ class EngineConnections:
             tls = self._tls = self._tls or ssl.create_default_context()
         try:
             async with asyncio.timeout(self._connect_seconds):
-                _, made = await self.loop.create_connection(
+                _, connection = await self.loop.create_connection(
                     lambda: EngineConnection(self, address), address.host, address.port, ssl=tls
                 )
         except TimeoutError:
             raise EngineFailed("it can't be reached in time", reached=False) from None
         except OSError as error:
             raise unreachable(error) from None
-        self._all.add(made)
-        made.busy, made.heard = True, self.now()
-        return made
+        self._all.add(connection)
+        connection.busy, connection.heard = True, self.now()
+        return connection
 
     def _look(self) -> None:
         """Close what was idle or silent for too long. One timer for all: one for each request would cost more than it says."""

@@ -329,9 +329,9 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         answer = await connections.take(engine.address)
         try:
             await answer.ask("POST", self.path.encode(), headers, body)
-            found = await read_up_to(answer, WHOLE)
+            content = await read_up_to(answer, WHOLE)
             if answer.status in ELSEWHERE or not 200 <= answer.status < 500:
-                said = answer.status, answer.headers, found
+                said = answer.status, answer.headers, content
                 raise EngineFailed(f"it answered {answer.status}", answer=said)
             if not answer.complete:
                 raise EngineFailed("its answer has no end")
@@ -339,7 +339,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             answer.close()
             raise
         answer.release()
-        return found if answer.status < 400 else None
+        return content if answer.status < 400 else None
 
     def _blame(self, engine: Engine, failed: EngineFailed) -> None:
         assert self._prefill_place is not None

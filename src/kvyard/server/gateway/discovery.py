@@ -97,13 +97,13 @@ class DnsWatch(msgspec.Struct, eq=False):
         error = looked.exception()
         if error is not None:
             return self._failed(getattr(error, "strerror", None) or str(error) or type(error).__name__)
-        found = {Address(host, self.port) for host in looked.result()}
-        if not found:
+        present = {Address(host, self.port) for host in looked.result()}
+        if not present:
             return self._failed("it has no addresses")
         if self.reason:
             log.info("%s is found again", self.host)
             self.reason = ""
-        return self._take(found)
+        return self._take(present)
 
     async def watch(self) -> AsyncIterator[Change]:
         """Yield changes: the first answer at once, whatever it is, and then each change, for ever."""

@@ -64,7 +64,9 @@ class EngineTokenizer:
         """
         pool, now = self._pool, self._clock.now()
         if len(self._records) > 2 * len(pool.engines) + 8:
-            self._records = {name: one for name, one in self._records.items() if name in pool.engines or one.in_flight}
+            self._records = {
+                name: record for name, record in self._records.items() if name in pool.engines or record.in_flight
+            }
         best: Engine | None = None
         least: tuple[bool, int, int] | None = None
         for engine in pool.engines.values():

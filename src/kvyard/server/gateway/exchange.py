@@ -190,9 +190,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             raise Refusal(502, f"{where}, the last one because {failed.reason}", fix="try again", Retry_After="1")
         status, headers, body = failed.answer
         said = f"tries={tries}" if proxied.explained else None
-        found = downstream(headers, said) if headers else [(b"content-type", JSON.encode())]
+        lines = downstream(headers, said) if headers else [(b"content-type", JSON.encode())]
         proxied.status = status
-        return Response(status, found, body)
+        return Response(status, lines, body)
 
 
 class RelayedStream(Response):

@@ -124,7 +124,7 @@ class Gateway(AsyncService):
         self.client.open()
         await self._maker.check()
         watches = [(name, DnsWatch(name.host, name.port, interval_s=name.interval_s)) for name in config.names]
-        services = [(one, SliceWatch(self.client.session, one)) for one in config.services]
+        services = [(service, SliceWatch(self.client.session, service)) for service in config.services]
         await self.index.start()
         for engine in config.engines:
             await self.members.add(engine)

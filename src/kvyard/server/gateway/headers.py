@@ -66,15 +66,15 @@ def decision_header(decision: Decision, tries: int, wait: FlowWait | None = None
     """A decision in one line: who, why, how much of the prompt was there (and of that: was predicted), what it cost; and why
     the request waited before.
     """
-    found = (
+    text = (
         f"worker={decision.worker}; policy={decision.policy}; why={decision.why}; hit={decision.overlap}/{decision.blocks}; "
         f"best={decision.best}; cost={decision.cost:.3f}"
     )
     if decision.predicted:
-        found += f"; predicted={decision.predicted}"
+        text += f"; predicted={decision.predicted}"
     if wait is not None:
-        found += (
+        text += (
             f"; flow={wait.policy}; waited_ms={wait.waited_ms:.1f}; ahead={wait.ahead}; overtaken={wait.overtaken}; "
             f'waited_because="{wait.why}"'
         )
-    return f"{found}; tries={tries}" if tries > 1 else found
+    return f"{text}; tries={tries}" if tries > 1 else text

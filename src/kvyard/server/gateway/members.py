@@ -150,10 +150,10 @@ class Membership(msgspec.Struct, eq=False):
                 raise Refusal(400, "model is missing, and there are several", field="model", fix="see /v1/models")
         if model is None or not self.names:
             raise Refusal(503, "no engine is known yet", fix="try again later", Retry_After="1")
-        found = self.names.get(model)
-        if found is None:
+        entry = self.names.get(model)
+        if entry is None:
             raise Refusal(404, f"The model `{model[:200]}` does not exist.", field="model", fix="see /v1/models")
-        return model, *found
+        return model, *entry
 
     async def look(self, engine: Engine, *, told: bool = False) -> None:
         """Ask an engine now which names it answers to, ``told`` by another process that they have changed. Raises
@@ -166,16 +166,16 @@ class Membership(msgspec.Struct, eq=False):
 
     async def _learn(self, engine: Engine, listed: list[ListedModel]) -> None:
         """An engine says which names it answers to; with the first time, which pool it belongs to."""
-        models = {one.id: one.parent for one in listed}
-        engine.listed = {one.id: one for one in listed}
-        engine.longest = max(filter(None, (one.max_model_len for one in listed)), default=None)
+        models = {listed_model.id: listed_model.parent for listed_model in listed}
+        engine.listed = {listed_model.id: listed_model for listed_model in listed}
+        engine.longest = max(filter(None, (listed_model.max_model_len for listed_model in listed)), default=None)
         if engine.pool is not None and engine.config.model is None and engine.model not in models:
             log.warning("%s doesn't serve %s any more", engine.name, engine.model)
             await self._leave(engine)
         if engine.config.events is None and not engine.asked_for_events:
             await self._ask_for_events(engine)
         if engine.pool is None:
-            base = next((one.id for one in listed if one.parent is None), None)
+            base = next((listed_model.id for listed_model in listed if listed_model.parent is None), None)
             if base is None:
                 engine.reason = "it serves no model"
                 return

@@ -65,15 +65,15 @@ class KnownPrefixes:
     def path(self, digests: Sequence[bytes]) -> list[KnownStretch]:
         """Return the known runs from the beginning on. They count as used."""
         stretches = self._stretches
-        found: list[KnownStretch] = []
+        known: list[KnownStretch] = []
         for digest in digests:
             stretch = stretches.get(digest)
             if stretch is None:
                 break
-            found.append(stretch)
-        for at in range(len(found) - 1, -1, -1):
-            stretches.move_to_end(digests[at])
-        return found
+            known.append(stretch)
+        for index in range(len(known) - 1, -1, -1):
+            stretches.move_to_end(digests[index])
+        return known
 
     def add(self, digests: Sequence[bytes], fresh: Sequence[KnownStretch]) -> None:
         """Add runs, in the order of the prompt."""

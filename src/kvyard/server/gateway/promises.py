@@ -67,7 +67,7 @@ class EngineStreams:
             return NO_MARKS
         if indexer is not self._of or len(indexer.streams) != self._known:
             self._of, self._known = indexer, len(indexer.streams)
-            self._streams = [one for one in indexer.streams.values() if one.source.worker == self._name]
+            self._streams = [stream for stream in indexer.streams.values() if stream.source.worker == self._name]
         resets = removed = stored = 0
         whole = True
         for stream in self._streams:

@@ -102,10 +102,10 @@ class PeekedResponses(PeekedPrompt, kw_only=True):
         given = await _decoded(self.input)
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        found = await _chat(self, first, items, {"input_text", "output_text", "text"})
-        if found is not None:
-            found.add_special_tokens = True  # vLLM adds them here, and in no other conversation
-        return found
+        chat = await _chat(self, first, items, {"input_text", "output_text", "text"})
+        if chat is not None:
+            chat.add_special_tokens = True  # vLLM adds them here, and in no other conversation
+        return chat
 
 
 class PeekedContinuation(PeekedBody, kw_only=True):
@@ -184,8 +184,8 @@ def read_body(path: str, body: bytes, prompts: bool = True) -> PeekedBody:
     decoders: Mapping[str, msgspec.json.Decoder[Any]] = _DECODERS if prompts else _BRIEF
     for decoder in (decoders.get(path, _PLAIN), _PLAIN):
         try:
-            found: PeekedBody = decoder.decode(body)
-            return found
+            peeked: PeekedBody = decoder.decode(body)
+            return peeked
         except msgspec.ValidationError as error:
             mismatch = str(error)
         except (ValueError, *DECODE_ERRORS) as error:
@@ -292,7 +292,7 @@ class Prompting:
         """The prompts of a request, or none where they can't be read. Of further ones only the length is right, and of text not
         even that.
         """
-        found: list[Sequence[int]] | None = None
+        ids_of: list[Sequence[int]] | None = None
         if isinstance(ask, PeekedResponses | PeekedMessages):
             chat = await ask.as_chat()
             if chat is None:
@@ -300,18 +300,18 @@ class Prompting:
                 return []
             ask = chat
         if isinstance(ask, PeekedCompletion):
-            found = await self._of_completion(ask)
+            ids_of = await self._of_completion(ask)
         elif isinstance(ask, PeekedChat):
             ids = await self._of_chat(ask)
-            found = None if ids is None else [ids]
+            ids_of = None if ids is None else [ids]
         else:
             return []
-        if found is not None and ask.truncate_prompt_tokens is not None:
-            found = truncated(found, ask.truncate_prompt_tokens, ask.truncation_side)
-        if found is None:
+        if ids_of is not None and ask.truncate_prompt_tokens is not None:
+            ids_of = truncated(ids_of, ask.truncate_prompt_tokens, ask.truncation_side)
+        if ids_of is None:
             self.unread += 1
             return []
-        return found
+        return ids_of
 
     async def _of_completion(self, ask: PeekedCompletion) -> list[Sequence[int]] | None:
         given = await _decoded(ask.prompt)
@@ -322,7 +322,7 @@ class Prompting:
             return None
         if type(given[0]) is int:
             return [given]
-        if not all(isinstance(one, list | str) for one in given):
+        if not all(isinstance(item, list | str) for item in given):
             return None
         first, *others = given
         ids = first if isinstance(first, list) else await self._of_text(first, ask)
@@ -330,7 +330,7 @@ class Prompting:
             return None
         # The first decides where they go. How long other texts are is only guessed: asking for each would take as many hops.
         share = len(ids) / len(first) if first and isinstance(first, str) else 0.25
-        return [ids, *(one if isinstance(one, list) else range(int(len(one) * share)) for one in others)]
+        return [ids, *(other if isinstance(other, list) else range(int(len(other) * share)) for other in others)]
 
     async def _of_text(self, text: str, ask: PeekedCompletion) -> list[int] | None:
         special = ask.add_special_tokens is not False

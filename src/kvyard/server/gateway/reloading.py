@@ -125,7 +125,7 @@ class Reloading:
         return live
 
     async def _exchange(self, old: Iterable[GatewayEngine], new: Iterable[GatewayEngine]) -> None:
-        before, after = {one.called: one for one in old}, {one.called: one for one in new}
+        before, after = {engine.called: engine for engine in old}, {engine.called: engine for engine in new}
         for name, engine in before.items():
             if after.get(name) != engine:
                 with suppress(Refusal):  # it was removed by hand

@@ -101,9 +101,9 @@ class RemoteIndex:
             log.info("the index at %s says again what %s has", self._url, self._model)
             self.error = ""
         return {
-            Holder(str(one.instance_id), one.dp_rank): _reach(one)
-            for one in scoring.results[0].workers
-            if one.confidence > 0
+            Holder(str(worker.instance_id), worker.dp_rank): _reach(worker)
+            for worker in scoring.results[0].workers
+            if worker.confidence > 0
         }
 
     def _fail(self, why: str) -> None:

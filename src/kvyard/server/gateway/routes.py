@@ -83,19 +83,19 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     async def models(self, body: None, headers: Headers) -> openai.ModelList:
         """Every model and adapter that some engine serves."""
         created = self.gateway.started // SECOND
-        found: list[openai.ModelCard] = []
+        cards: list[openai.ModelCard] = []
         key = None if self.intake.keys is None else self.intake.keys.find(headers.get("authorization", ""))
         for name, (pool, lora) in self.gateway.members.names.items():
             if key is not None and not key.allows(name):
                 continue
             listed = [engine.listed[name] for engine in pool.engines.values() if name in engine.listed]
-            lengths = [one.max_model_len for one in listed if one.max_model_len is not None]
-            root = next((one.root for one in listed if one.root), pool.model)
+            lengths = [listed_model.max_model_len for listed_model in listed if listed_model.max_model_len is not None]
+            root = next((listed_model.root for listed_model in listed if listed_model.root), pool.model)
             card = openai.ModelCard(id=name, created=created, root=root, parent=None if lora is None else pool.model)
             # The shortest, where engines differ: that much any of them takes.
             card.max_model_len = min(lengths, default=None)
-            found.append(card)
-        return openai.ModelList(data=found)
+            cards.append(card)
+        return openai.ModelList(data=cards)
 
     async def explain(self, body: schemas.ExplainRoute, headers: Headers) -> schemas.RouteExplained:
         """Explain which engine would get a request. Sends nothing."""
@@ -127,11 +127,11 @@ class GatewayRoutes(msgspec.Struct, eq=False):
             block_size=pool.router.block_size,
             candidates=[
                 schemas.RouteCandidate(
-                    worker=str(one.worker),
-                    tiers=by_label(one.tiers),
-                    **picked(one, "cost predicted prefill_tokens active_blocks shared_blocks active_requests"),
+                    worker=str(candidate.worker),
+                    tiers=by_label(candidate.tiers),
+                    **picked(candidate, "cost predicted prefill_tokens active_blocks shared_blocks active_requests"),
                 )
-                for one in decision.candidates
+                for candidate in decision.candidates
             ],
             said=pool.router.explain(decision),
             not_considered=absent,
@@ -156,21 +156,21 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     async def health(self, body: None, headers: Headers) -> Raw:
         """State of everything; 503 if no request can be answered."""
         if self.whole is not None:
-            found = await self.whole.health()
-            return Raw(msgspec.json.encode(found), JSON, 200 if found.ready else 503)
+            state = await self.whole.health()
+            return Raw(msgspec.json.encode(state), JSON, 200 if state.ready else 503)
         gateway, engines = self.gateway, self.gateway.members.engines.values()
         how = readiness(gateway.conditions())
         models = gateway.index.models.values()
         able: Literal["ok", "degraded"] = "degraded" if how.degraded else "ok"
-        found = schemas.GatewayHealth(
+        state = schemas.GatewayHealth(
             status="draining" if gateway.draining else able if how.ready else "no engine",
             **picked(how, "live ready degraded reasons"),
             engines=dict(Counter(engine.state for engine in engines)),
-            streams=dict(Counter(one.info().state for model in models for one in model.listeners.values())),
+            streams=dict(Counter(listener.info().state for model in models for listener in model.listeners.values())),
             under_way=gateway.traffic.counters.under_way,
             queued=sum(len(pool.waiting) for pool in self.gateway.members.pools.values()),
         )
-        return Raw(msgspec.json.encode(found), JSON, 200 if found.ready else 503)
+        return Raw(msgspec.json.encode(state), JSON, 200 if state.ready else 503)
 
     async def ready(self, body: None, headers: Headers) -> Raw:
         """Readiness, and the reasons if it isn't ready."""

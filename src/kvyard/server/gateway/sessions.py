@@ -61,23 +61,23 @@ class PrefixSessions:
         if not keys:
             return None
         known = self._known
-        found: _Recognised | None = None
-        for at in range(len(keys) - 1, max(-1, len(keys) - 1 - LOOK_BACK), -1):
-            one = known.get(keys[at])
-            if one is not None:
-                if one.scope == scope and tokens > one.tokens and one.at >= now - IDLE:
-                    found = one
-                    del known[keys[at]]
+        match: _Recognised | None = None
+        for index in range(len(keys) - 1, max(-1, len(keys) - 1 - LOOK_BACK), -1):
+            candidate = known.get(keys[index])
+            if candidate is not None:
+                if candidate.scope == scope and tokens > candidate.tokens and candidate.at >= now - IDLE:
+                    match = candidate
+                    del known[keys[index]]
                 break
-        if found is None:
+        if match is None:
             self._made += 1
-            found = _Recognised(f"recognised {self._made}", scope, tokens, now)
-        found.tokens, found.at = tokens, now
+            match = _Recognised(f"recognised {self._made}", scope, tokens, now)
+        match.tokens, match.at = tokens, now
         known.pop(keys[-1], None)
-        known[keys[-1]] = found
+        known[keys[-1]] = match
         while len(known) > self._most or next(iter(known.values())).at < now - IDLE:
             known.popitem(last=False)
-        return found.name
+        return match.name
 
 
 class SessionStats(msgspec.Struct, gc=False):
@@ -183,22 +183,22 @@ class SessionTally:
     def session_views(self, now: int) -> list[SessionView]:
         """The latest sessions, the latest first."""
         views: list[SessionView] = []
-        for name, one in reversed(self._sessions.items()):
+        for name, stats in reversed(self._sessions.items()):
             if len(views) == SHOWN:
                 break
             views.append(
                 SessionView(
                     name=name.rpartition("\0")[2],
-                    tenant=one.tenant,
-                    turns=one.turns,
-                    prompt_tokens=one.prompt,
-                    cached_tokens=one.cached,
-                    output_tokens=one.output,
-                    waited_ms=one.waited / one.turns / MS,
-                    worker=one.engine,
-                    moves=one.moves,
-                    lasted_s=(one.last - one.first) / SECOND,
-                    age_s=(now - one.last) / SECOND,
+                    tenant=stats.tenant,
+                    turns=stats.turns,
+                    prompt_tokens=stats.prompt,
+                    cached_tokens=stats.cached,
+                    output_tokens=stats.output,
+                    waited_ms=stats.waited / stats.turns / MS,
+                    worker=stats.engine,
+                    moves=stats.moves,
+                    lasted_s=(stats.last - stats.first) / SECOND,
+                    age_s=(now - stats.last) / SECOND,
                 )
             )
         return views
@@ -209,13 +209,13 @@ class SessionTally:
         return [
             TenantView(
                 name=name,
-                requests=one.requests,
-                failed=one.failed,
-                prompt_tokens=one.prompt,
-                cached_tokens=one.cached,
-                output_tokens=one.output,
-                waited_ms=one.waited / one.requests / MS,
-                engine_s=one.engine_ns / SECOND,
+                requests=stats.requests,
+                failed=stats.failed,
+                prompt_tokens=stats.prompt,
+                cached_tokens=stats.cached,
+                output_tokens=stats.output,
+                waited_ms=stats.waited / stats.requests / MS,
+                engine_s=stats.engine_ns / SECOND,
             )
-            for name, one in ordered
+            for name, stats in ordered
         ]

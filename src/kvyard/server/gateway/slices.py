@@ -143,10 +143,10 @@ class SliceWatch:
 
     async def _list(self) -> Change:
         async with self._get(dict(self._query), 30.0) as reply:
-            found = msgspec.json.decode(await _whole(reply), type=EndpointSliceList)
+            listed = msgspec.json.decode(await _whole(reply), type=EndpointSliceList)
         before = self.addresses
-        self._slices = {one.metadata.name: self._of(one) for one in found.items or ()}
-        self._version = found.metadata.resource_version
+        self._slices = {endpoint_slice.metadata.name: self._of(endpoint_slice) for endpoint_slice in listed.items or ()}
+        self._version = listed.metadata.resource_version
         if self.reason:
             log.warning("service %s is found again", self.config.service)
             self.reason = ""
@@ -190,15 +190,15 @@ class SliceWatch:
     def _of(self, found: EndpointSlice) -> frozenset[Address]:
         """The addresses of a slice's endpoints that can take requests."""
         wanted = self.config.port
-        ports = [one.port for one in found.ports or () if one.port is not None and wanted in (one.name, one.port)]
+        ports = [port.port for port in found.ports or () if port.port is not None and wanted in (port.name, port.port)]
         port = ports[0] if ports else wanted
         if found.address_type not in ADDRESSES or not isinstance(port, int):
             return frozenset()
         return frozenset(
             Address(host, port)
-            for one in found.endpoints or ()
-            if one.conditions.ready is not False and not one.conditions.terminating
-            for host in one.addresses[:1]
+            for endpoint in found.endpoints or ()
+            if endpoint.conditions.ready is not False and not endpoint.conditions.terminating
+            for host in endpoint.addresses[:1]
         )
 
     def _get(self, query: dict[str, str], seconds: float) -> Any:

@@ -67,14 +67,16 @@ class ChatTemplate:
         if isinstance(given, str):
             texts["default"] = given
         elif isinstance(given, list):
-            texts = {one["name"]: one["template"] for one in given}
+            texts = {template["name"]: template["template"] for template in given}
         file = folder / "chat_template.jinja"
         if file.is_file():
             texts["default"] = file.read_text(encoding="utf-8")
         if "default" not in texts:
             return None
         said = {name: config[name] for name in SPECIAL if config.get(name) is not None}
-        return cls(texts, {name: one["content"] if isinstance(one, dict) else one for name, one in said.items()})
+        return cls(
+            texts, {name: value["content"] if isinstance(value, dict) else value for name, value in said.items()}
+        )
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, ask: bool, more: dict[str, Any]) -> str:
         """A conversation as one text; ``ask``: with the beginning of the answer; ``more`` are variables of the request's own.
@@ -91,19 +93,19 @@ class ChatTemplate:
 
 def _message(message: dict[str, Any], by_parts: bool) -> dict[str, Any]:
     """As vLLM hands it to a template."""
-    found = dict(message)
-    content = found.get("content")
+    shown = dict(message)
+    content = shown.get("content")
     if isinstance(content, list):
         texts = [part["text"] for part in content if isinstance(part, dict) and part.get("type") == "text"]
         if len(texts) < len(content):
             raise TypeError("a part isn't text")
-        content = [{"type": "text", "text": one} for one in texts] if by_parts else "\n".join(texts)
+        content = [{"type": "text", "text": text} for text in texts] if by_parts else "\n".join(texts)
     elif isinstance(content, str) and by_parts:
         content = [{"type": "text", "text": content}]
-    found["content"] = content
-    if calls := found.get("tool_calls"):
-        found["tool_calls"] = [_call(one) for one in calls]
-    return found
+    shown["content"] = content
+    if calls := shown.get("tool_calls"):
+        shown["tool_calls"] = [_call(call) for call in calls]
+    return shown
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

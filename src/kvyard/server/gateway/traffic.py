@@ -287,9 +287,9 @@ class Traffic:
         self.counters.output_tokens += proxied.output
         proxied.cached = said.cached
         if proxied.handed_over and said.cached is not None:
-            found = min(said.cached, decision.overlap * proxied.pool.router.block_size)
-            said = said._replace(cached=found)
-            proxied.cached = found
+            cached = min(said.cached, decision.overlap * proxied.pool.router.block_size)
+            said = said._replace(cached=cached)
+            proxied.cached = cached
         if said.prompt is not None:
             proxied.prompt = said.prompt
         metrics, model = self._metrics, proxied.model

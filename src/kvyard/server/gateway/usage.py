@@ -118,15 +118,15 @@ def _read(data: bytes) -> AnswerTokens:
         if not depth:
             end = brace.end()
             break
-    found = {match[1]: int(match[2]) for match in _FIELD.finditer(data, 0, end)}
-    if b"input_tokens" not in found:
-        output = found.get(b"completion_tokens", found.get(b"output_tokens"))
-        return AnswerTokens(found.get(b"prompt_tokens"), output, found.get(b"cached_tokens"))
-    output, read = found.get(b"output_tokens"), found.get(b"cache_read_input_tokens")
+    counts = {match[1]: int(match[2]) for match in _FIELD.finditer(data, 0, end)}
+    if b"input_tokens" not in counts:
+        output = counts.get(b"completion_tokens", counts.get(b"output_tokens"))
+        return AnswerTokens(counts.get(b"prompt_tokens"), output, counts.get(b"cached_tokens"))
+    output, read = counts.get(b"output_tokens"), counts.get(b"cache_read_input_tokens")
     if read is None:  # OpenAI's responses
-        return AnswerTokens(found[b"input_tokens"], output, found.get(b"cached_tokens"))
+        return AnswerTokens(counts[b"input_tokens"], output, counts.get(b"cached_tokens"))
     # Anthropic's: what is cached, before or by this request, isn't among the input.
-    return AnswerTokens(found[b"input_tokens"] + read + found.get(b"cache_creation_input_tokens", 0), output, read)
+    return AnswerTokens(counts[b"input_tokens"] + read + counts.get(b"cache_creation_input_tokens", 0), output, read)
 
 
 def _later(before: AnswerTokens, after: AnswerTokens) -> AnswerTokens:

@@ -66,7 +66,7 @@ class GatewaySource:
                 for model in gateway.index.models.values()
                 for listener in model.listeners.values()
             ],
-            decisions=[self._decision(one) for one in reversed(gateway.traffic.recent)],
+            decisions=[self._decision(decision) for decision in reversed(gateway.traffic.recent)],
             reasons=CAUSES,
             expectation=gateway.expectation,
             sessions=gateway.traffic.sessions.session_views(gateway.clock.now()),
@@ -109,15 +109,15 @@ class GatewaySource:
         now = self._gateway.clock.now()
         sums: dict[str, Any] = {name: listener.total(name) for name in ("gaps", "missed", "restarts")}
         known = listener.known
-        heard = max((one.updated for one in known), default=0)
-        stamped = max((one.ts for one in known), default=0.0)
+        heard = max((stream.updated for stream in known), default=0)
+        stamped = max((stream.ts for stream in known), default=0.0)
         return StreamView(
             name=listener.source.stream,
             worker=listener.source.worker or listener.source.pool,
             **picked(info, "endpoint reason batches block_sizes"),
             **sums,
-            stored=sum(feed.counters.stored for one in known for feed in one.feeds.values()),
-            removed=sum(feed.counters.removed for one in known for feed in one.feeds.values()),
+            stored=sum(feed.counters.stored for stream in known for feed in stream.feeds.values()),
+            removed=sum(feed.counters.removed for stream in known for feed in stream.feeds.values()),
             state="failed" if info.status == "failed" else info.state,
             seq=info.sequence,
             epoch=sums["restarts"],
@@ -197,22 +197,22 @@ class Holdings:
         """Count on."""
         if not self._next:
             self._next = self._places()
-            there = {one.holder for one in self._next}
+            there = {count.holder for count in self._next}
             self._blocks = {holder: blocks for holder, blocks in self._blocks.items() if holder in there}
         left = AT_ONCE
         while self._next and left > 0:
-            at = self._next[-1]
-            if at.number not in at.indexer.places.of.get(at.holder, ()):
+            count = self._next[-1]
+            if count.number not in count.indexer.places.of.get(count.holder, ()):
                 self._next.pop()
                 continue
-            if at.segments is None:
-                at.segments = at.backend.segments_of(at.number)
-            some, at.segments = at.segments[:left], at.segments[left:]
-            at.blocks += at.backend.count_held(at.number, some)
+            if count.segments is None:
+                count.segments = count.backend.segments_of(count.number)
+            some, count.segments = count.segments[:left], count.segments[left:]
+            count.blocks += count.backend.count_held(count.number, some)
             left -= len(some) + 10
-            if not at.segments:
-                place = at.indexer.places[at.number]
-                self._blocks.setdefault(at.holder, {})[place.tier.name, place.group] = at.blocks
+            if not count.segments:
+                place = count.indexer.places[count.number]
+                self._blocks.setdefault(count.holder, {})[place.tier.name, place.group] = count.blocks
                 self._next.pop()
 
     def _places(self) -> list[CountedPlace]:

@@ -95,12 +95,12 @@ class MockRoutes:
             if kept is None:
                 return _no_response(body.previous_response_id)
             before = kept.messages
-        found = take_response(self._intake, body, before, headers)
+        taken_response = take_response(self._intake, body, before, headers)
 
         def shape(taken: Taken, name: str, tokenizer: Tokenizer) -> Shape:
-            return ResponseShape(found, name, tokenizer, self._responses)
+            return ResponseShape(taken_response, name, tokenizer, self._responses)
 
-        return await self._reply(found.taken, shape, what, headers)
+        return await self._reply(taken_response.taken, shape, what, headers)
 
     async def response(self, body: None, request: HttpRequest) -> Any:
         """A response that was made here."""

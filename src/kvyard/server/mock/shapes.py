@@ -221,7 +221,7 @@ class ChatShape(Shape):
         if choice.answer.tool is not None:
             message["content"] = None
             message["tool_calls"] = [self._call(choice, text)]
-        found: dict[str, Any] = {
+        reply: dict[str, Any] = {
             "index": choice.index,
             "message": message,
             "logprobs": self._content(ids, 0),
@@ -229,7 +229,7 @@ class ChatShape(Shape):
             "token_ids": ids if self.taken.token_ids else None,
             "routed_experts": None,
         }
-        return found
+        return reply
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         found = super().whole(choices) | _UNUSED_IN_CHAT

@@ -34,31 +34,31 @@ class Waits(msgspec.Struct):
 def weave(recorded: Iterable[RecordedTurn], slack: int = 0) -> Iterator[tuple[RecordedTurn, Waits]]:
     """The requests in order of their start, and what each waits for. ``slack`` is how far times may be off."""
     ordered = sorted(recorded, key=lambda one: one.start)
-    last: dict[str, RecordedTurn] = {one.session: one for one in ordered}
+    last: dict[str, RecordedTurn] = {turn.session: turn for turn in ordered}
     children: dict[str, list[str]] = defaultdict(list)
-    for one in ordered:
-        if one.parent is not None and one.session not in children[one.parent]:
-            children[one.parent].append(one.session)
+    for turn in ordered:
+        if turn.parent is not None and turn.session not in children[turn.parent]:
+            children[turn.parent].append(turn.session)
     latest: dict[str, RecordedTurn] = {}
-    for one in ordered:
-        before = latest.get(one.session)
+    for turn in ordered:
+        before = latest.get(turn.session)
         after: list[RecordedTurn] = []
-        if before is None and one.parent in latest:
-            after.append(latest[one.parent])
+        if before is None and turn.parent in latest:
+            after.append(latest[turn.parent])
         running = []
-        for child in children.get(one.session, ()):
-            if child in latest and last[child] is latest[child] and last[child].end <= one.start + slack:
+        for child in children.get(turn.session, ()):
+            if child in latest and last[child] is latest[child] and last[child].end <= turn.start + slack:
                 after.append(last[child])
             else:
                 running.append(child)
-        if one.session in children:
-            children[one.session] = running
-        latest[one.session] = one
-        if before is not None and not after and one.think is not None:
-            delay: int | None = one.think
+        if turn.session in children:
+            children[turn.session] = running
+        latest[turn.session] = turn
+        if before is not None and not after and turn.think is not None:
+            delay: int | None = turn.think
         elif before is not None or after:
             ended = max(other.end for other in (*after, *(() if before is None else (before,))))
-            delay = max(0, one.start - ended)
+            delay = max(0, turn.start - ended)
         else:
             delay = None
-        yield one, Waits(tuple(other.id for other in after), delay)
+        yield turn, Waits(tuple(other.id for other in after), delay)

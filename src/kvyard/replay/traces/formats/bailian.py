@@ -43,16 +43,16 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
     chats: dict[int | str, _Chat] = {}
 
     def row(number: int, record: bytes) -> TraceRequest:
-        found = decode(record)
-        checked_lengths(found.input_length, found.output_length, ("input_length", "output_length"))
+        row_read = decode(record)
+        checked_lengths(row_read.input_length, row_read.output_length, ("input_length", "output_length"))
         ids = None
-        if found.hash_ids is not None:
-            check_ids(found.hash_ids, size, found.input_length)
-            ids = chained(found.hash_ids)
-        arrival = reading.arrive(ns(found.timestamp, SECOND, "timestamp"))
-        name = reading.name(number, found.chat_id)
+        if row_read.hash_ids is not None:
+            check_ids(row_read.hash_ids, size, row_read.input_length)
+            ids = chained(row_read.hash_ids)
+        arrival = reading.arrive(ns(row_read.timestamp, SECOND, "timestamp"))
+        name = reading.name(number, row_read.chat_id)
         # A parent that isn't in the file came before it began.
-        parent = chats.get(-1 if found.parent_chat_id is None else found.parent_chat_id)
+        parent = chats.get(-1 if row_read.parent_chat_id is None else row_read.parent_chat_id)
         after: tuple[str, ...] = ()
         if parent is None:
             session = name
@@ -60,12 +60,12 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             session, parent.latest = parent.session, False
         else:
             session, after = name, (parent.name,)
-        chats[found.chat_id] = _Chat(name, session)
+        chats[row_read.chat_id] = _Chat(name, session)
         return TraceRequest(
             name,
             arrival,
-            found.input_length,
-            found.output_length,
+            row_read.input_length,
+            row_read.output_length,
             ids,
             size if ids else 0,
             session=session,

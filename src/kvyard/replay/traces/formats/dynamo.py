@@ -55,7 +55,7 @@ class _DynamoLine(msgspec.Struct, gc=False):
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass, sorted."""
     decode = msgspec.json.Decoder(_DynamoLine).decode
-    found: dict[str, tuple[_DynamoRequest, int]] = {}
+    by_name: dict[str, tuple[_DynamoRequest, int]] = {}
     agents: list[RecordedTurn] = []
     size = 0
     for number, record in records(reading.path):
@@ -74,7 +74,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             start = ns(request.request_received_ms, MS, "request_received_ms")
             end = start + span(request.total_time_ms, MS, "total_time_ms")
             name = reading.name(number, request.request_id)
-            found[name] = (request, start)
+            by_name[name] = (request, start)
             agent = event.agent_context
             # A request without a session is one of its own, and waits for no other.
             agents.append(
@@ -84,23 +84,23 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             )
         except UNREADABLE as bad:
             reading.reject(number, bad)
-    parents = {one.session: one.parent for one in agents}
-    for one, waits in weave(agents):
-        request, start = found.pop(one.id)
+    parents = {turn.session: turn.parent for turn in agents}
+    for turn, waits in weave(agents):
+        request, start = by_name.pop(turn.id)
         arrival = reading.arrive(start) if waits.delay is None else reading.offset(start)
         replay = request.replay
         yield TraceRequest(
-            one.id,
+            turn.id,
             arrival,
             replay.input_length if replay is not None else request.input_tokens or 0,
             request.output_tokens,
             None if replay is None else replay.input_sequence_hashes,
             0 if replay is None else replay.trace_block_size,
-            session=None if one.session.startswith("\0") else one.session,
+            session=None if turn.session.startswith("\0") else turn.session,
             delay=waits.delay,
             after=waits.after,
             model=request.model,
-            root=_root(one.session, parents),
+            root=_root(turn.session, parents),
         )
 
 

@@ -32,18 +32,18 @@ class _Transcript(msgspec.Struct, gc=False):
 def read(reading: Reading) -> Iterator[TraceRequest]:
     """The requests of a pass, in order of their times."""
     decode = msgspec.json.Decoder(_Transcript).decode
-    found: list[tuple[int, int, _Transcript]] = []
+    rows: list[tuple[int, int, _Transcript]] = []
     for number, record in records(reading.path):
         try:
             row = decode(record)
             if row.input:
-                found.append((ns(row.timestamp, US, "timestamp"), number, row))
+                rows.append((ns(row.timestamp, US, "timestamp"), number, row))
             else:
                 reading.leave_out("prompts without text")
         except UNREADABLE as bad:
             reading.reject(number, bad)
-    found.sort(key=lambda one: one[:2])
-    for time, number, row in found:
+    rows.sort(key=lambda one: one[:2])
+    for time, number, row in rows:
         tokens, answer = text_tokens(row.input), text_tokens(row.output)
         yield TraceRequest(
             reading.name(number),

@@ -78,14 +78,14 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
     sessions = _MooncakeSessions()
 
     def row(number: int, record: bytes) -> TraceRequest:
-        found = decode(record)
-        ids = found.hash_ids
-        size = given or found.block_size or BLOCK_SIZE
+        fields = decode(record)
+        ids = fields.hash_ids
+        size = given or fields.block_size or BLOCK_SIZE
         if size < 1:
             raise BadRow(f"block_size is {size}: an id stands for at least one token")
         tokens_in, tokens_out = checked_lengths(
-            found.input_length if found.input_tokens is None else found.input_tokens,
-            found.output_length if found.output_tokens is None else found.output_tokens,
+            fields.input_length if fields.input_tokens is None else fields.input_tokens,
+            fields.output_length if fields.output_tokens is None else fields.output_tokens,
             ("input_length", "output_length"),
         )
         if ids is not None:
@@ -96,14 +96,14 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
                 raise BadRow(
                     f"hash_ids holds {max(ids)}: ids have at most 64 bits; shorten those that are longer hashes"
                 )
-        stamp = found.timestamp if found.created_time is None else found.created_time
+        stamp = fields.timestamp if fields.created_time is None else fields.created_time
         time = None if stamp is None else ns(stamp, MS, "timestamp")
-        session, wait_for = found.session_id, found.wait_for
+        session, wait_for = fields.session_id, fields.wait_for
         if session is None and not wait_for:
             delay = None
         else:
             session = None if session is None else str(session)
-            delay = _delay(reading, found, time, session, sessions)
+            delay = _delay(reading, fields, time, session, sessions)
         if delay is not None:
             arrival = 0 if time is None else reading.offset(time)
         else:
@@ -112,7 +112,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             if time is None and sessions.timed:
                 raise BadRow("timestamp is missing, and it waits for no other row")
             arrival = 0 if time is None else reading.arrive(time)
-        name = reading.name(number, found.request_id)
+        name = reading.name(number, fields.request_id)
         if session is not None:
             sessions.last[session] = time
         return TraceRequest(
@@ -125,14 +125,14 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             session=session,
             delay=delay,
             after=wait_for,
-            priority=found.priority,
-            lora=found.lora,
-            salt=found.salt,
-            tenant=found.tenant,
-            model=found.model,
-            root=found.root_session_id,
-            tool_call=found.tool_call,
-            hints=_hints(found),
+            priority=fields.priority,
+            lora=fields.lora,
+            salt=fields.salt,
+            tenant=fields.tenant,
+            model=fields.model,
+            root=fields.root_session_id,
+            tool_call=fields.tool_call,
+            hints=_hints(fields),
         )
 
     return reading.rows(row)
@@ -161,9 +161,12 @@ def _retention(given: int | tuple[_Kept, ...]) -> tuple[Retention, ...]:
     try:
         return tuple(
             Retention(
-                one.start, one.stop, one.priority, None if one.duration is None else span(one.duration, MS, "duration")
+                directive.start,
+                directive.stop,
+                directive.priority,
+                None if directive.duration is None else span(directive.duration, MS, "duration"),
             )
-            for one in given
+            for directive in given
         )
     except ConfigError as wrong:
         raise BadRow(f"retention: {wrong}") from None

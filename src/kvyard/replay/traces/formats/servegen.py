@@ -110,31 +110,31 @@ def _draw(table: tuple[list[int], list[float]], random: Random) -> int:
 
 def _windows(file: Path) -> list[RateWindow]:
     """Raises ``BadRow``."""
-    found: list[tuple[float, float, str, float]] = []
+    windows: list[tuple[float, float, str, float]] = []
     for number, row in enumerate(csv.reader(whole(file).decode().splitlines()), 1):
         try:
             start, rate, _, family, shape, *_ = row
-            found.append((float(start), float(rate), family, float(shape)))
+            windows.append((float(start), float(rate), family, float(shape)))
         except ValueError:
             raise BadRow(f"line {number} isn't start,rate,variation,family,shape,scale") from None
-        if not (0 <= found[-1][0] < 1e9 and 0 <= found[-1][1] < 1e6 and found[-1][2] in FAMILIES):
+        if not (0 <= windows[-1][0] < 1e9 and 0 <= windows[-1][1] < 1e6 and windows[-1][2] in FAMILIES):
             raise BadRow(f"line {number} has a time, a rate or a family that can't be: {','.join(row)}")
-        if family and rate and not 0 < found[-1][3] < 1e6:
+        if family and rate and not 0 < windows[-1][3] < 1e6:
             raise BadRow(f"line {number} has a shape that can't be: {shape}")
-    starts = [start for start, *_ in found]
+    starts = [start for start, *_ in windows]
     if any(after <= before for before, after in pairwise(starts)):
         raise BadRow("windows aren't in order of time")
     ends = [*starts[1:], (starts[-1] if starts else 0) + WINDOW]
     return [
         RateWindow(start, end, rate, family, shape)
-        for (start, rate, family, shape), end in zip(found, ends, strict=False)
+        for (start, rate, family, shape), end in zip(windows, ends, strict=False)
     ]
 
 
 def _tables(file: Path) -> list[tuple[float, LengthTables]]:
     """Raises ``BadRow``."""
     beside = file.with_name(file.name.removesuffix(TRACE) + DATASET)
-    found: list[tuple[float, LengthTables]] = []
+    tables: list[tuple[float, LengthTables]] = []
     for start, texts in msgspec.json.decode(whole(beside), type=dict[str, dict[str, str]]).items():
         where = f"{beside.name}, at {start}"
         if not start.isdecimal():
@@ -143,10 +143,10 @@ def _tables(file: Path) -> list[tuple[float, LengthTables]]:
         if "output_tokens" not in table or not ("input_tokens" in table or "text_tokens" in table):
             raise BadRow(f"{where}: no table of input_tokens or text_tokens, or none of output_tokens")
         if all(lengths for lengths, _ in table.values()):  # no request came while tables are empty
-            found.append((float(start), table))
-    if not found:
+            tables.append((float(start), table))
+    if not tables:
         raise BadRow(f"{beside.name} has no tables")
-    return sorted(found, key=lambda one: one[0])
+    return sorted(tables, key=lambda one: one[0])
 
 
 def _table(text: str, where: str) -> tuple[list[int], list[float]]:

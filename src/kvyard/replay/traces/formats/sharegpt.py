@@ -23,21 +23,21 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
     decode = msgspec.json.Decoder(_ShareGptRow).decode
 
     def row(number: int, record: bytes) -> TraceRequest:
-        found = decode(record)
-        checked_lengths(found.input_toks, found.output_toks, ("input_toks", "output_toks"))
+        fields = decode(record)
+        checked_lengths(fields.input_toks, fields.output_toks, ("input_toks", "output_toks"))
         for tokens, count, field in (
-            (found.input_tok_ids, found.input_toks, "input_tok_ids"),
-            (found.output_tok_ids, found.output_toks, "output_tok_ids"),
+            (fields.input_tok_ids, fields.input_toks, "input_tok_ids"),
+            (fields.output_tok_ids, fields.output_toks, "output_tok_ids"),
         ):
             if tokens is not None and len(tokens) != count:
                 raise BadRow(f"{field} has {len(tokens)} tokens where {count} are announced")
         return TraceRequest(
             reading.name(number),
-            reading.arrive(found.arrival_time_ns),
-            found.input_toks,
-            found.output_toks,
-            tokens=found.input_tok_ids,
-            output_tokens=found.output_tok_ids,
+            reading.arrive(fields.arrival_time_ns),
+            fields.input_toks,
+            fields.output_toks,
+            tokens=fields.input_tok_ids,
+            output_tokens=fields.output_tok_ids,
         )
 
     return reading.rows(row)

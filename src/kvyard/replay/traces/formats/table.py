@@ -20,11 +20,11 @@ def read_table(
     def line(number: int, record: bytes) -> TraceRequest | None:
         nonlocal header
         if not header:
-            found = look(record).columns
-            missing = [column for column in columns if column not in found]
+            columns_read = look(record).columns
+            missing = [column for column in columns if column not in columns_read]
             if missing:
                 raise BadRow(f"no column {missing[0]!r} in the header: it must have {', '.join(columns)}")
-            header = found
+            header = columns_read
             return None
         try:
             fields = next(csv.reader([record.decode().rstrip("\r\n")]))

@@ -102,25 +102,25 @@ class _Reader:
             self.recorded.append(RecordedTurn(name, session, start, start + api, parent, think))
 
     def _request(self, one: RecordedTurn, after: tuple[str, ...], delay: int | None) -> TraceRequest:
-        found = self.found[one.id]
+        recorded = self.found[one.id]
         try:
-            checked_lengths(found.input, found.output, ("in", "out"))
-            ids = self._ids(found)
+            checked_lengths(recorded.input, recorded.output, ("in", "out"))
+            ids = self._ids(recorded)
         except BadRow as bad:
             raise BadRow(f"request {one.id}: {bad}") from None
         return TraceRequest(
             one.id,
             max(0, one.start) if delay is not None else 0,
-            found.input,
-            found.output,
+            recorded.input,
+            recorded.output,
             ids,
             self.block_size,
             session=one.session,
             delay=delay,
             after=after,
-            model=found.model,
+            model=recorded.model,
             root=None if one.session == self.name else self.name,
-            tool_call=found.stop == "tool_use",
+            tool_call=recorded.stop == "tool_use",
         )
 
     def _ids(self, request: _WekaRequest) -> array[int]:
@@ -151,11 +151,11 @@ class _IdTexts:
         same = _common_bytes(self._text, text)
         cut = text.rfind(b",", 0, same)
         known, rest = (0, text) if cut < 0 else (text.count(b",", 0, cut + 1), b"[" + text[cut + 1 :])
-        found = msgspec.json.decode(rest, type=list[int])
-        if found and (min(found) < 0 or max(found) >= SHARE // 2):
+        listed = msgspec.json.decode(rest, type=list[int])
+        if listed and (min(listed) < 0 or max(listed) >= SHARE // 2):
             raise BadRow(f"hash_ids holds a number that isn't between 0 and {SHARE // 2 - 1}")
         ids = self._ids[:known]
-        ids.extend([one + base for one in found] if base else found)
+        ids.extend([id_ + base for id_ in listed] if base else listed)
         self._text, self._ids = text, ids
         return ids[:]
 

@@ -61,10 +61,10 @@ class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if not self.key or not self.key.isascii() or not self.key.isprintable() or " " in self.key:
                 raise KvyardError(f"key {self.name}: a key is one word of printable characters")
             return hashlib.sha256(self.key.encode()).hexdigest()
-        found = (self.sha256 or "").lower()
-        if len(found) != 64 or not set(found) <= set(string.hexdigits):
+        written = (self.sha256 or "").lower()
+        if len(written) != 64 or not set(written) <= set(string.hexdigits):
             raise KvyardError(f"key {self.name}: sha256 is 64 hexadecimal digits, as sha256sum writes them")
-        return found
+        return written
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,10 +77,10 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def read_keys(path: str) -> KeyFile:
     """Raises ``KvyardError`` for a file that can't be used, and says where."""
-    found = settings_as(load(Path(path)), KeyFile, path)
+    key_file = settings_as(load(Path(path)), KeyFile, path)
     names: set[str] = set()
     digests: set[str] = set()
-    for key in found.keys:
+    for key in key_file.keys:
         try:
             digest = key.digest
         except KvyardError as error:
@@ -91,7 +91,7 @@ def read_keys(path: str) -> KeyFile:
             raise KvyardError(f"{path}: key {key.name} is another's too: give each its own")
         names.add(key.name)
         digests.add(digest)
-    return found
+    return key_file
 
 
 def not_for_key(model: str) -> Refusal:
@@ -141,12 +141,12 @@ class KeyRing:
         scheme, _, given = authorization.partition(" ")
         # By its digest: how long a lookup takes says nothing of how near a guess was.
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogatepass")).hexdigest()
-        found = self._keys.get(digest) if scheme.lower() == "bearer" else None
-        if found is None:
+        key = self._keys.get(digest) if scheme.lower() == "bearer" else None
+        if key is None:
             raise Refusal(
                 401, "the key is missing or wrong", fix="send Authorization: Bearer KEY", WWW_Authenticate="Bearer"
             )
-        return found
+        return key
 
     def check(self, authorization: str) -> None:
         """Raise ``Refusal`` where nobody has this key."""

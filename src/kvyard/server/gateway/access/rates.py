@@ -94,21 +94,24 @@ class RateTicket:
         self._allowances = allowances
         self.taken = tokens
         """Tokens that it took so far."""
-        for one in allowances:
-            for kind, bucket, amount in (("requests", one.requests, 1), ("tokens", one.tokens, max(1, tokens))):
+        for allowance in allowances:
+            for kind, bucket, amount in (
+                ("requests", allowance.requests, 1),
+                ("tokens", allowance.tokens, max(1, tokens)),
+            ):
                 if bucket is not None and (wait := bucket.wait(amount)) > 0:
                     raise Refusal(
                         429,
-                        f"{one.whose} may have {bucket.limit} {kind} a minute",
+                        f"{allowance.whose} may have {bucket.limit} {kind} a minute",
                         fix=f"try again in {wait:.1f} s",
                         Retry_After=str(max(1, round(wait + 0.5))),
                         **{name.replace("-", "_"): value for name, value in rate_headers(allowances).items()},
                     )
-        for one in allowances:
-            if one.requests is not None:
-                one.requests.take(1)
-            if one.tokens is not None:
-                one.tokens.take(tokens)
+        for allowance in allowances:
+            if allowance.requests is not None:
+                allowance.requests.take(1)
+            if allowance.tokens is not None:
+                allowance.tokens.take(tokens)
 
     def settle(self, tokens: int) -> None:
         """Settle the request's quota with the tokens it used."""
@@ -124,13 +127,13 @@ class RateTicket:
 
 def rate_headers(allowances: Iterable[Allowance]) -> dict[str, str]:
     """As OpenAI has them; of several allowances, the one with the least left."""
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     listed = list(allowances)
     for kind in ("requests", "tokens"):
-        buckets = [one.requests if kind == "requests" else one.tokens for one in listed]
+        buckets = [allowance.requests if kind == "requests" else allowance.tokens for allowance in listed]
         least = min((bucket for bucket in buckets if bucket is not None), key=lambda bucket: bucket.level, default=None)
         if least is not None:
-            found[f"x-ratelimit-limit-{kind}"] = str(least.limit)
-            found[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(least.level)))
-            found[f"x-ratelimit-reset-{kind}"] = f"{least.wait(least.limit):.3f}s"
-    return found
+            headers[f"x-ratelimit-limit-{kind}"] = str(least.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(least.level)))
+            headers[f"x-ratelimit-reset-{kind}"] = f"{least.wait(least.limit):.3f}s"
+    return headers

@@ -80,10 +80,10 @@ def merged_figures(ended: Figures, parts: Sequence[Figures]) -> Figures:
             kind,
             text,
             [
-                one
-                for one in samples
-                if one[1].get(ENGINE) in (None, *engines)
-                and (_adds_up(name) or (one[0], tuple(one[1].items())) in there)
+                sample
+                for sample in samples
+                if sample[1].get(ENGINE) in (None, *engines)
+                and (_adds_up(name) or (sample[0], tuple(sample[1].items())) in there)
             ],
         )
         for name, kind, text, samples in ended

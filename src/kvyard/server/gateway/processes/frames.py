@@ -73,15 +73,15 @@ class FrameReader:
         """The frames that are whole with ``data``: kind, peer, body."""
         held = self._held
         held += data
-        found: list[tuple[FrameKind, int, bytes]] = []
-        at = 0
-        while len(held) - at >= _HEADER.size:
-            length, kind, peer = _HEADER.unpack_from(held, at)
-            end = at + _HEADER.size + length
+        frames: list[tuple[FrameKind, int, bytes]] = []
+        offset = 0
+        while len(held) - offset >= _HEADER.size:
+            length, kind, peer = _HEADER.unpack_from(held, offset)
+            end = offset + _HEADER.size + length
             if len(held) < end:
                 break
-            found.append((FrameKind(kind), peer, bytes(held[at + _HEADER.size : end])))
-            at = end
-        if at:
-            del held[:at]
-        return found
+            frames.append((FrameKind(kind), peer, bytes(held[offset + _HEADER.size : end])))
+            offset = end
+        if offset:
+            del held[:offset]
+        return frames

@@ -112,14 +112,14 @@ class Hub:
     def add(self, number: int, end: socket.socket) -> None:
         """A process is started, and has the other end."""
         end.setblocking(False)
-        for one in self._members:
-            self.send(FrameKind.JOINED, one, HUB, bytes([number]))
+        for other in self._members:
+            self.send(FrameKind.JOINED, other, HUB, bytes([number]))
         self._members[number] = member = _HubProcess(number, end, FrameReader(), deque())
         member.missed = self._changes.begun_by_now
         self._selector.register(end, selectors.EVENT_READ, member)
-        for one in self._members:
-            if one != number:
-                self.send(FrameKind.JOINED, number, HUB, bytes([one]))
+        for other in self._members:
+            if other != number:
+                self.send(FrameKind.JOINED, number, HUB, bytes([other]))
 
     def remove(self, number: int) -> None:
         """A process has ended."""
@@ -132,12 +132,12 @@ class Hub:
         with suppress(KeyError):
             self._selector.unregister(member.end)
         member.end.close()
-        self._ended = ended_figures(self._ended, member.figures, [one.figures for one in self._members.values()])
+        self._ended = ended_figures(self._ended, member.figures, [other.figures for other in self._members.values()])
         if self._recorder is not None:
             for id_ in member.recorded:
                 self._recorder.ended((number, id_), 0)  # it won't say how they end, and rows behind them wait
-        for one in self._members:
-            self.send(FrameKind.GONE, one, HUB, bytes([number]))
+        for other in self._members:
+            self.send(FrameKind.GONE, other, HUB, bytes([number]))
 
     def is_ready(self, number: int) -> bool:
         """Return true if a process answers requests."""
@@ -224,9 +224,9 @@ class Hub:
         member.unanswered = 0
         for kind, peer, body in member.reader.feed(data):
             if peer == ALL:
-                for one in self._members:
-                    if one != member.number:
-                        self.send(kind, one, member.number, body)
+                for other in self._members:
+                    if other != member.number:
+                        self.send(kind, other, member.number, body)
             elif peer != HUB:
                 self.send(kind, peer, member.number, body)
             else:
@@ -274,9 +274,9 @@ class Hub:
                 self._selector.modify(member.end, events, member)
         if member.behind and not waiting:
             member.behind = False
-            for one in self._members:
-                if one != member.number:
-                    self.send(FrameKind.RESTATE, one, HUB, bytes([member.number]))
+            for other in self._members:
+                if other != member.number:
+                    self.send(FrameKind.RESTATE, other, HUB, bytes([member.number]))
 
     # -- what is for the hub itself -----------------------------------------------------------------------------------------
 
@@ -295,8 +295,8 @@ class Hub:
             member.figures = _figures(body)
         elif kind is FrameKind.CHANGE:
             self._changes.begun(member.number, _change(body))
-            for one in list(self._members):
-                self.send(kind, one, member.number, body)
+            for other in list(self._members):
+                self.send(kind, other, member.number, body)
         elif kind is FrameKind.CHANGED:
             self._made(body[0], body[1:])
         elif kind is FrameKind.RECORD:

@@ -136,13 +136,13 @@ class GatewayPart:
     async def change(self, op: str, engine: str, config: GatewayEngine | None = None) -> Engine:
         """Make a change in all processes. Raises what the change raises here."""
         number = next(self._numbers)
-        made: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
-        self._mine[number] = made
+        done: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
+        self._mine[number] = done
         try:
             told = {"op": op, "engine": engine, "config": config, "number": number}
             if not self.channel.send(FrameKind.CHANGE, HUB, encode(told)):
                 raise Refusal(503, "the gateway ends", fix="try again", Retry_After="1")
-            return await made
+            return await done
         finally:
             del self._mine[number]
 
@@ -176,12 +176,12 @@ class GatewayPart:
                 elif not asked.done():
                     asked.set_exception(error)
                 continue
-            made = bytes([peer]) + encode(change)
+            message = bytes([peer]) + encode(change)
             if asked is None:
-                self.channel.send(FrameKind.CHANGED, HUB, made)
+                self.channel.send(FrameKind.CHANGED, HUB, message)
                 continue
             try:
-                await self.channel.ask_hub("changed", made)
+                await self.channel.ask_hub("changed", message)
             except ConnectionError:
                 said = "it was made here, but the parent process doesn't answer"
                 if not asked.done():

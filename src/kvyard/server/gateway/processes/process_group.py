@@ -149,7 +149,7 @@ class ProcessGroup:
             for end in ends:
                 end.close()
             why = f"process {child.number} can't be started: {error.strerror}"
-            if not any(one.times for one in self._children):
+            if not any(child_process.times for child_process in self._children):
                 raise KvyardError(f"{why}; see ulimit -u and -n, and the memory that is free") from None
             log.error("%s", why)
             self._wait_for_next(child)

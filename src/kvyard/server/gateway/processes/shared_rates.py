@@ -44,7 +44,7 @@ class SharedRates:
 
     async def admit(self, key: AccessKey, model: str, tokens: int) -> SharedTicket:
         """As ``KeyRing.admit``. Raises ``Refusal``."""
-        rates = [_named(one) for one in self._keys.allowances(key, model) if one.bounded]
+        rates = [_named(allowance) for allowance in self._keys.allowances(key, model) if allowance.bounded]
         ticket = SharedTicket(self._channel, rates, tokens)
         if not rates:
             return ticket

@@ -60,16 +60,16 @@ class WholeGateway:
         """Return the state of everything."""
         states, more = await self._statements()
         how = merged_readiness(states, more)
-        draining = all(one.draining for one in states)
+        draining = all(state.draining for state in states)
         able: Literal["ok", "degraded"] = "degraded" if how.degraded else "ok"
-        engines = merged_engines([one.engines for one in states])
+        engines = merged_engines([state.engines for state in states])
         return GatewayHealth(
             status="draining" if draining else able if how.ready else "no engine",
             **picked(how, "live ready degraded reasons"),
-            engines=dict(Counter(one.state for one in engines)),
-            streams=dict(Counter(_worst([one.streams for one in states], STREAM_STATES).values())),
-            under_way=sum(one.under_way for one in states),
-            queued=sum(one.queued for one in states),
+            engines=dict(Counter(engine.state for engine in engines)),
+            streams=dict(Counter(_worst([state.streams for state in states], STREAM_STATES).values())),
+            under_way=sum(state.under_way for state in states),
+            queued=sum(state.queued for state in states),
         )
 
     async def ready(self) -> Readiness:
@@ -150,17 +150,17 @@ def merged_readiness(states: Sequence[PartStatement], more: Iterable[HealthReaso
 
 def merged_engines(lists: Sequence[Sequence[EngineInfo]]) -> list[EngineInfo]:
     """Merge the lists of engines: processes' requests add up, and the worst state counts."""
-    found: dict[str, EngineInfo] = {}
+    by_name: dict[str, EngineInfo] = {}
     for one in (engine for engines in lists for engine in engines):
-        known = found.get(one.name)
+        known = by_name.get(one.name)
         if known is None:
-            found[one.name] = msgspec.structs.replace(one)
+            by_name[one.name] = msgspec.structs.replace(one)
             continue
         for name in ("in_flight", "requests", "failed"):
             setattr(known, name, getattr(known, name) + getattr(one, name))
         if ENGINE_STATES.index(one.state) > ENGINE_STATES.index(known.state):
             known.state, known.reason = one.state, one.reason
-    return list(found.values())
+    return list(by_name.values())
 
 
 def merged_views(parts: Sequence[PartView]) -> FleetView:
@@ -175,7 +175,7 @@ def merged_views(parts: Sequence[PartView]) -> FleetView:
         notes=list(dict.fromkeys(note for view in views for note in view.notes)),
         workers=_workers(views),
         decisions=_decisions(views),
-        sessions=sorted((one for view in views for one in view.sessions), key=lambda one: one.age_s)[:SHOWN],
+        sessions=sorted((total for view in views for total in view.sessions), key=lambda one: one.age_s)[:SHOWN],
         session_count=sum(view.session_count for view in views),
         tenants=_tenants(views),
         expectation=max(
@@ -185,19 +185,19 @@ def merged_views(parts: Sequence[PartView]) -> FleetView:
         ),
         totals=Totals(
             **_sums(totals, TOTALS),
-            prompts=_added([one.prompts for one in totals]),
-            promises=_promises([one.promises for one in totals]),
+            prompts=_added([total.prompts for total in totals]),
+            promises=_promises([total.promises for total in totals]),
             ttft=latency_of([took for part in parts for took in part.first_bytes]),
         ),
     )
 
 
 def _workers(views: Sequence[FleetView]) -> list[WorkerStatus]:
-    found: dict[str, list[WorkerStatus]] = {}
-    for worker in (one for view in views for one in view.workers):
-        found.setdefault(worker.name, []).append(worker)
+    by_name: dict[str, list[WorkerStatus]] = {}
+    for worker in (shown for view in views for shown in view.workers):
+        by_name.setdefault(worker.name, []).append(worker)
     merged: list[WorkerStatus] = []
-    for same in found.values():
+    for same in by_name.values():
         worst = max(same, key=lambda one: WORKER_STATES.index(one.state))
         merged.append(
             msgspec.structs.replace(
@@ -205,8 +205,8 @@ def _workers(views: Sequence[FleetView]) -> list[WorkerStatus]:
                 state=worst.state,
                 reason=worst.reason,
                 **_sums(same, ADDED),
-                prompts=_added([one.prompts for one in same]),
-                promises=_promises([one.promises for one in same]),
+                prompts=_added([status.prompts for status in same]),
+                promises=_promises([status.promises for status in same]),
             )
         )
     return merged
@@ -214,15 +214,15 @@ def _workers(views: Sequence[FleetView]) -> list[WorkerStatus]:
 
 def _tenants(views: Sequence[FleetView]) -> list[TenantView]:
     """Tenants of all processes, the one with the most tokens first."""
-    found: dict[str, TenantView] = {}
+    by_name: dict[str, TenantView] = {}
     for one in (tenant for view in views for tenant in view.tenants):
-        known = found.get(one.name)
+        known = by_name.get(one.name)
         if known is not None:
             requests = known.requests + one.requests
             waited = known.waited_ms * known.requests + one.waited_ms * one.requests
             one = TenantView(name=one.name, waited_ms=waited / max(1, requests), **_sums([known, one], TENANT))
-        found[one.name] = one
-    return sorted(found.values(), key=lambda one: (-one.prompt_tokens - one.output_tokens, one.name))
+        by_name[one.name] = one
+    return sorted(by_name.values(), key=lambda one: (-one.prompt_tokens - one.output_tokens, one.name))
 
 
 def _decisions(views: Sequence[FleetView]) -> list[DecisionView]:

@@ -70,17 +70,17 @@ class PrefixIds:
         if root is None:
             root = self._roots[space] = _IdRange(array("Q"), 0, None, 0)
         self._prompts += 1
-        node, at, end = root, 0, len(wanted)
-        while at < end:
-            child = node.children.get(wanted[at])
+        node, index, end = root, 0, len(wanted)
+        while index < end:
+            child = node.children.get(wanted[index])
             if child is None:
-                node = self._grow(node, wanted[at:])
+                node = self._grow(node, wanted[index:])
                 ids.extend(range(node.first, self._next))
                 break
-            alike = _alike(child.names, wanted, at)
+            alike = _alike(child.names, wanted, index)
             ids.extend(range(child.first, child.first + alike))
-            at += alike
-            if alike < len(child.names) and at < end:
+            index += alike
+            if alike < len(child.names) and index < end:
                 child = self._split(child, alike)
             child.seen = self._prompts
             node = child

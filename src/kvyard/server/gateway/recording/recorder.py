@@ -270,10 +270,10 @@ class TrafficRecorder:
 
     def _said(self, entry: _TraceRow) -> dict[str, Any]:
         """Its hints, with a name made here for the session that they are about, unless the row has one."""
-        found = hint_columns(entry.hints)
-        name = found.pop("conversation", None)
+        columns = hint_columns(entry.hints)
+        name = columns.pop("conversation", None)
         if name is None or entry.session is not None:
-            return found
+            return columns
         known = self._conversations.pop(name, None)
         if known is None:
             self._named += 1
@@ -281,7 +281,7 @@ class TrafficRecorder:
         self._conversations[name] = known
         if len(self._conversations) > SESSIONS:
             del self._conversations[next(iter(self._conversations))]
-        return found | {"conversation": known}
+        return columns | {"conversation": known}
 
     def _guarded(self, write: Callable[..., None], *args: Any) -> None:
         """Write, and see to the limit. An error ends the recording."""
