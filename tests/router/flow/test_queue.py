@@ -246,6 +246,21 @@ def test_a_tenant_has_so_many_requests_at_workers_at_a_time(policy: str) -> None
     assert not made._in_flight.get("t") and not made._parked
 
 
+def test_one_that_is_given_up_as_its_turn_comes_passes_it_on() -> None:
+    made = queue("fair", tenant_requests=1)
+    first = asked("0", tenant="t")
+    made.sent(first, 0)
+    waiting = [made.push(asked(name, tenant="t"), name, 0) for name in "ab"]
+    assert order(made) == "", "both are held back"
+    assert made.ended(first, 1, 1, 0)
+    made.grant(0, lambda: False, lambda waiting: True)
+    assert made.remove(waiting[0]) and order(made) == "b"
+    for at in range(500):
+        made.remove(made.push(asked(f"x{at}", tenant="t"), f"x{at}", 0))
+        assert order(made) == ""
+    assert sum(map(len, made._parked.values())) < 100 and len(made._order) < 100
+
+
 def test_a_capped_tenant_keeps_its_order_and_costs_others_no_time() -> None:
     made = queue("fair", tenant_requests=1)
     flood = [asked(f"{at:04}", tenant="t") for at in range(2000)]

@@ -173,6 +173,7 @@ class FlowQueue(Generic[T]):
         if len(self._order) > 2 * len(self._waiting) + _SPARE:  # clients that come and go leave nothing behind
             self._order = [entry for entry in self._order if entry[1] in self._waiting]
             heapify(self._order)
+        self._unpark(waiting.request.tenant)  # it may have been the one that was up
         return True
 
     def drain(self) -> list[T]:
@@ -257,7 +258,12 @@ class FlowQueue(Generic[T]):
         in_flight.discard(id_)
         if not in_flight:
             del self._in_flight[tenant]
-        parked = self._parked.get(tenant, [])
+        self._unpark(tenant)
+        return True
+
+    def _unpark(self, tenant: str) -> None:
+        """Rank the next request again that its tenant's limit held back."""
+        parked = self._parked.get(tenant)
         while parked:
             entry = heappop(parked)
             if entry[1] in self._waiting:
@@ -265,7 +271,6 @@ class FlowQueue(Generic[T]):
                 break
         if not parked:
             self._parked.pop(tenant, None)
-        return True
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
