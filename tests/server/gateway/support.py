@@ -137,7 +137,7 @@ class Gated:
 
         def pools() -> list[Any]:
             found = self.gateway.members.pools.values()
-            return [*found, *(pool.prefill for pool in found if pool.prefill is not None)]
+            return [*found, *(pool.prefill_pool for pool in found if pool.prefill_pool is not None)]
 
         def quiet() -> bool:
             for pool in pools():

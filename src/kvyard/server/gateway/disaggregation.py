@@ -1,6 +1,6 @@
 """Prefill and decode on different engines: an exchange in two parts.
 
-A decider says whether a request takes both ways. If it does, a prefill engine computes its prompt and a decode engine answers:
+If the split policy decides for both stages, a prefill engine computes the prompt and a decode engine answers:
 
     vllm      a request for one token with ``kv_transfer_params`` to the prefill engine, then the client's own to a decode
               engine with what came back, as vLLM's proxies do it
@@ -144,19 +144,19 @@ class PrefillFailed(EngineFailed):
 
 def splits(pool: EnginePool, place: Placement, prefill: Placement) -> tuple[bool, Decision | None]:
     """Return true if a prefill engine is to compute a prompt, and its decision, if the split policy looked. Books nothing."""
-    side, config = pool.prefill, pool.config.disaggregation
-    if side is None or pool.decider is None or not side.may_take(prefill):
+    prefill_pool, config = pool.prefill_pool, pool.config.disaggregation
+    if prefill_pool is None or pool.decider is None or not prefill_pool.may_take(prefill):
         return False, None
     if config.transfer == "sglang":
         return True, None  # those engines have no way to keep one
     if not pool.decider.looks:
         return pool.decider.splits(None), None
     try:
-        decode, first = pool.preview(place), side.preview(prefill)
+        decode, first = pool.preview(place), prefill_pool.preview(prefill)
     except KvyardError:
         return False, None
     here = Prospect(decode, pool.router.pace(decode.worker), config.tokens_per_pass)
-    there = Prospect(first, side.router.pace(first.worker), config.tokens_per_pass)
+    there = Prospect(first, prefill_pool.router.pace(first.worker), config.tokens_per_pass)
     send_ms = here.uncached * config.send_us_per_token / 1000
     return pool.decider.splits(SplitInput(place.request.num_tokens, here, there, send_ms)), first
 
@@ -165,13 +165,13 @@ def would_split(pool: EnginePool, place: Placement, name: str) -> tuple[bool | N
     """Return true if a request for the model ``name`` would be handed over, and the engine that would compute its prompt;
     ``None`` if engines have no roles. Books nothing.
     """
-    side = pool.prefill
-    if side is None:
+    prefill_pool = pool.prefill_pool
+    if prefill_pool is None:
         return None, None
-    prefill = Placement(request=place.request, shut=side.without(name), known=place.known)
+    prefill = Placement(request=place.request, shut=prefill_pool.without(name), known=place.known)
     over, first = splits(pool, place, prefill)
     if over and first is None:
-        first = side.preview(prefill)
+        first = prefill_pool.preview(prefill)
     return over, first if over else None
 
 
@@ -233,21 +233,21 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 self.proxy.traffic.split(self.proxied, "fell-back")
 
     def _placement(self) -> Placement:
-        side = self.proxied.pool.prefill
-        shut = frozenset() if side is None else side.without(self.proxied.model)
+        prefill_pool = self.proxied.pool.prefill_pool
+        shut = frozenset() if prefill_pool is None else prefill_pool.without(self.proxied.model)
         return Placement(request=self.proxied.place.request, shut=shut, known=self.proxied.place.known)
 
     # -- the prefill engine ---------------------------------------------------------------------------------------------
 
     async def _hand_over(self) -> bool:
         """Have a prefill engine compute the prompt, or be about to. Returns whether one does."""
-        side, place, proxy = self.proxied.pool.prefill, self._prefill_place, self.proxy
-        assert side is not None and place is not None
+        prefill_pool, place, proxy = self.proxied.pool.prefill_pool, self._prefill_place, self.proxy
+        assert prefill_pool is not None and place is not None
         for _ in range(proxy.retries + 1):
             try:
-                if not self._must and not side.may_take(place):
+                if not self._must and not prefill_pool.may_take(place):
                     return False
-                decision, engine = await side.place(place)
+                decision, engine = await prefill_pool.place(place)
             except Refusal:
                 if self._must:
                     raise
@@ -282,8 +282,8 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
 
     async def _compute(self, engine: Engine, decision: Decision) -> bool:
         """Have ``engine`` compute the prompt, and keep what it says. Returns whether it did."""
-        side, proxy, place = self.proxied.pool.prefill, self.proxy, self._prefill_place
-        assert side is not None and place is not None
+        prefill_pool, proxy, place = self.proxied.pool.prefill_pool, self.proxy, self._prefill_place
+        assert prefill_pool is not None and place is not None
         began, computed = proxy.clock.now(), False
         self.proxied.prefill_tried = True
         try:
@@ -293,7 +293,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 self.body, self.handed_over = self._whole_body, False
                 return True
             computed = True
-            side.first_token(self.proxied.id)
+            prefill_pool.first_token(self.proxied.id)
             self._keep(engine, decision, answer)
             self._computed_at = proxy.clock.now()
             proxy.traffic.staged(self.proxied, "prefill", self._computed_at - began)
@@ -302,7 +302,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             self._blame(engine, failed)
             return False
         finally:
-            side.release(engine, self.proxied.id, refused=not computed)
+            prefill_pool.release(engine, self.proxied.id, refused=not computed)
 
     def _keep(self, engine: Engine, decision: Decision, answer: bytes) -> None:
         try:
@@ -350,12 +350,12 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
     def _let_go(self, computed: bool) -> None:
         """A prefill engine that was asked in another way is through, or not needed any more."""
         booked, self._booked = self._booked, None
-        side = self.proxied.pool.prefill
-        if booked is None or side is None:
+        prefill_pool = self.proxied.pool.prefill_pool
+        if booked is None or prefill_pool is None:
             return
         if computed:
-            side.first_token(self.proxied.id, seen=False)
-        side.release(booked[1], self.proxied.id, refused=not computed)
+            prefill_pool.first_token(self.proxied.id, seen=False)
+        prefill_pool.release(booked[1], self.proxied.id, refused=not computed)
 
     # -- the decode engine ----------------------------------------------------------------------------------------------
 

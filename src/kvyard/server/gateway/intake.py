@@ -108,7 +108,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         name, pool, lora = self.members.find(asked.model)
         prompt, known = NOTHING, None
         reads = self.reads_prompts
-        if not reads and pool.prefill is not None:
+        if not reads and pool.prefill_pool is not None:
             asked, reads = await self._read(path, body), True  # who computes it depends on how long it is
         if reads:
             salt = asked.cache_salt if isinstance(asked, PeekedPrompt) else None
@@ -223,7 +223,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         proxied = await self.begin(path, len(body), request, finding, estimate=len(body) // BYTES_PER_TOKEN)
         if proxied.place.salt is not None:
             body = with_salt(body, proxied.place.salt)
-        splits = proxied.pool.prefill is not None and divisible(path, body)
+        splits = proxied.pool.prefill_pool is not None and divisible(path, body)
         return await self._respond(SplitExchange if splits else Exchange, proxied, path, body, request)
 
     async def accept_unknown(self, body: bytes, request: HttpRequest) -> Response:

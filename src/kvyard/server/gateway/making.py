@@ -120,7 +120,7 @@ class PoolMaker:
         self._share(pool, joined(model))
         return pool
 
-    def make_side(self, pool: EnginePool) -> EnginePool:
+    def make_prefill_pool(self, pool: EnginePool) -> EnginePool:
         """Make the prefill pool of ``pool``: the engines that compute prompts for others."""
         config = self._config
         mixed = any(engine.config.role == "both" for engine in pool.engines.values())
@@ -131,7 +131,7 @@ class PoolMaker:
         router = Router(policy, (), index, config.seed, journal=said)
         split = config.disaggregation
         pool.decider = make_decider(split.decider, split.decider_options)
-        side = EnginePool(
+        prefill_pool = EnginePool(
             pool.model,
             router,
             pool.reader,
@@ -139,10 +139,10 @@ class PoolMaker:
             self._clock,
             pool.remote,
             indexer=pool.indexer,
-            computes=True,
+            is_prefill=True,
         )
-        self._share(side, joined(PREFILL_ROUTER, pool.model))
-        return side
+        self._share(prefill_pool, joined(PREFILL_ROUTER, pool.model))
+        return prefill_pool
 
     def _share(self, pool: EnginePool, name: str) -> None:
         """Share a pool's load with the other processes; ``name`` is what they call it."""

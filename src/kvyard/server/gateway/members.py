@@ -219,8 +219,8 @@ class Membership(msgspec.Struct, eq=False):
                             raise
                     self.supervisor.keep(f"sharing of {model}", pool.sharing.run)
                 self.pools[model] = pool
-            if engine.config.role != "both" and pool.prefill is None:
-                pool.add_side(self.maker.make_side(pool))
+            if engine.config.role != "both" and pool.prefill_pool is None:
+                pool.add_prefill_pool(self.maker.make_prefill_pool(pool))
         await self._listen(engine, model, lenient=lenient)
         pool.add(engine)
         self._names_changed()

@@ -199,14 +199,14 @@ class EnginePool(msgspec.Struct, eq=False):
     """Tells others of our load, and us of theirs."""
     indexer: Indexer | None = None
     """Index of the engines, if it is kept in this process."""
-    prefill: "EnginePool | None" = None
+    prefill_pool: "EnginePool | None" = None
     """The engines in their role of computing prompts for others, if some have roles. Those here are the ones that answer."""
     decider: Decider | None = None
     """Says which prompts those compute."""
-    computes: bool = False
+    is_prefill: bool = False
     """True if this is the prefill pool of another pool."""
-    twin: "EnginePool | None" = None
-    """The pool of which it is a side, or its side."""
+    other_role: "EnginePool | None" = None
+    """The pool with these engines in the other role, if there is one."""
     engines: dict[str, Engine] = {}
     refused: int = 0
     """Requests that the queue had no room for."""
@@ -233,8 +233,8 @@ class EnginePool(msgspec.Struct, eq=False):
         self.waiting.configure(config.flow, config.queue)
         for engine in self.engines.values():
             self._update_full(engine)
-        if self.prefill is not None:
-            self.prefill.configured(config)
+        if self.prefill_pool is not None:
+            self.prefill_pool.configured(config)
         self.grant()
 
     async def read(self, ask: PeekedBody, lora: str | None, salt: str | None) -> ReadPrompt:
@@ -262,21 +262,21 @@ class EnginePool(msgspec.Struct, eq=False):
         self.engines[engine.name] = engine
         engine.pool = self
         self.names_changed()
-        if self.prefill is not None and engine.config.role != "decode":
-            self.prefill.engines[engine.name] = engine
+        if self.prefill_pool is not None and engine.config.role != "decode":
+            self.prefill_pool.engines[engine.name] = engine
 
-    def add_side(self, side: "EnginePool") -> None:
-        """Let prompts be computed by ``side``, whose router is another."""
-        self.prefill, self.twin, side.twin = side, side, self
+    def add_prefill_pool(self, prefill_pool: "EnginePool") -> None:
+        """Let prompts be computed by ``prefill_pool``, which has a router of its own."""
+        self.prefill_pool, self.other_role, prefill_pool.other_role = prefill_pool, prefill_pool, self
         for engine in self.engines.values():
             if engine.config.role != "decode":
-                side.engines[engine.name] = engine
+                prefill_pool.engines[engine.name] = engine
                 if any(holder in self._open for holder in engine.holders):
-                    side.open(engine)
+                    prefill_pool.open(engine)
 
     def takes(self, engine: Engine) -> bool:
         """Return true if ``engine`` has the role that this pool's requests need."""
-        return engine.config.role != ("decode" if self.computes else "prefill")
+        return engine.config.role != ("decode" if self.is_prefill else "prefill")
 
     def may_take(self, place: Placement) -> bool:
         """Return true if some engine that is up may get a request, now or once it has room."""
@@ -288,13 +288,13 @@ class EnginePool(msgspec.Struct, eq=False):
         del self.engines[engine.name]
         engine.pool = None
         self.names_changed()
-        if self.prefill is not None:
-            self.prefill.engines.pop(engine.name, None)
+        if self.prefill_pool is not None:
+            self.prefill_pool.engines.pop(engine.name, None)
 
     def open(self, engine: Engine) -> None:
         """Send it requests from now on."""
-        if self.prefill is not None:
-            self.prefill.open(engine)
+        if self.prefill_pool is not None:
+            self.prefill_pool.open(engine)
         if not self.takes(engine):
             return
         for holder in engine.holders:
@@ -309,8 +309,8 @@ class EnginePool(msgspec.Struct, eq=False):
 
     def shut(self, engine: Engine) -> None:
         """Send it no more; its requests in flight go on and count."""
-        if self.prefill is not None:
-            self.prefill.shut(engine)
+        if self.prefill_pool is not None:
+            self.prefill_pool.shut(engine)
         for holder in engine.holders:
             if holder in self._open:
                 self._open.discard(holder)
@@ -321,8 +321,8 @@ class EnginePool(msgspec.Struct, eq=False):
 
     def forget(self, engine: Engine) -> None:
         """Send it no more, and discard what was sent: its process is gone, and its cache with it."""
-        if self.prefill is not None:
-            self.prefill.forget(engine)
+        if self.prefill_pool is not None:
+            self.prefill_pool.forget(engine)
         known = set(self.router.workers)
         for holder in engine.holders:
             if holder in known:
@@ -334,15 +334,15 @@ class EnginePool(msgspec.Struct, eq=False):
 
     def spare(self, engine: Engine) -> bool:
         """Return true if others can take requests without this engine."""
-        if self.prefill is not None and engine.config.role == "prefill":
-            return self.prefill.spare(engine)
+        if self.prefill_pool is not None and engine.config.role == "prefill":
+            return self.prefill_pool.spare(engine)
         return any(holder.name != engine.name for holder in self._open)
 
     def names_changed(self) -> None:
         """Engines' names have changed: work out again which can't take what."""
         self._shut.clear()
-        if self.prefill is not None:
-            self.prefill.names_changed()
+        if self.prefill_pool is not None:
+            self.prefill_pool.names_changed()
 
     def without(self, name: str) -> frozenset[Holder]:
         """Ranks that don't serve ``name``. The pool's own model is served by all: an engine put here by mistake will say so."""
@@ -423,13 +423,13 @@ class EnginePool(msgspec.Struct, eq=False):
         engine.in_flight -= 1
         if self._taken(engine) == self.config.engine_requests - 1:
             self._full.difference_update(engine.holders)
-            if self.twin is not None:
-                self.twin.has_room(engine)
+            if self.other_role is not None:
+                self.other_role.has_room(engine)
         if self.waiting:
             self.grant()
 
     def has_room(self, engine: Engine) -> None:
-        """An engine that had as much as it may have has less, as the other side found."""
+        """An engine that had as much as it may have has less, as the pool of the other role found."""
         self._full.difference_update(engine.holders)
         if self.waiting:
             self.grant()
@@ -527,14 +527,14 @@ class EnginePool(msgspec.Struct, eq=False):
         engine.in_flight += 1
         if self._taken(engine) >= self.config.engine_requests:
             self._update_full(engine)
-            if self.twin is not None:
-                self.twin.is_full(engine)
+            if self.other_role is not None:
+                self.other_role.is_full(engine)
         if self.sharing is not None:
             self.sharing.routed(place.request, decision.worker, decision.new_tokens)
         return decision, engine
 
     def is_full(self, engine: Engine) -> None:
-        """An engine has as much as it may have, as the other side found."""
+        """An engine has as much as it may have, as the pool of the other role found."""
         self._update_full(engine)
 
     def load_changed(self, name: str) -> None:
@@ -542,10 +542,10 @@ class EnginePool(msgspec.Struct, eq=False):
         engine = self.engines.get(name)
         if engine is not None:
             self._update_full(engine)
-            if self.twin is not None:
-                self.twin.is_full(engine)
-                if self.twin.waiting:
-                    self.twin.grant()
+            if self.other_role is not None:
+                self.other_role.is_full(engine)
+                if self.other_role.waiting:
+                    self.other_role.grant()
             if self.waiting:
                 self.grant()
 
@@ -554,8 +554,8 @@ class EnginePool(msgspec.Struct, eq=False):
         taken = engine.in_flight
         if self.sharing is not None:
             taken += self.sharing.elsewhere(engine.name)
-            if self.twin is not None and self.twin.sharing is not None:
-                taken += self.twin.sharing.elsewhere(engine.name)
+            if self.other_role is not None and self.other_role.sharing is not None:
+                taken += self.other_role.sharing.elsewhere(engine.name)
         return taken
 
     def _update_full(self, engine: Engine) -> None:
