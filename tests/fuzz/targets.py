@@ -216,7 +216,7 @@ def continuation(data: bytes) -> None:
     """Prompts that go on from one another, cut anywhere: the same names and tokens as if each were read whole."""
     cuts, text = data[:2], data[2:160].decode("utf-8", "replace")
     reader = _reader()
-    with mock.patch.object(reading, "STRETCH", 16):
+    with mock.patch.object(reading, "RUN_BYTES", 16):
         for cut in (*cuts, 255):
             prompt = text[: len(text) * cut // 255]
             _agree(read_body(PATHS[0], json.dumps({"prompt": prompt}).encode()), reader)

@@ -16,7 +16,7 @@ from kvyard import openai
 from kvyard.hashing import PLAIN, Namespace
 from kvyard.index import Identity
 from kvyard.server.gateway import prefixes, reading
-from kvyard.server.gateway.prefixes import OVERHEAD, KnownPrefixes, KnownStretch
+from kvyard.server.gateway.prefixes import OVERHEAD, KnownPrefixes, KnownRun
 from kvyard.server.gateway.prompting import Prompting, read_body
 from kvyard.server.gateway.reading import PromptReader, ReadPrompt
 from kvyard.server.indexer.names import LocalNames
@@ -110,11 +110,11 @@ def read(reader: PromptReader, path: str, namespace: Namespace = PLAIN, **body: 
 
 
 @pytest.fixture(params=[(16, 32_768), (20, 50), (300, 500)], ids=str, autouse=True)
-def short_stretches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stretches of which some end inside a block, and names of one or of several stretches at once."""
-    stretch, turn = request.param
+def short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of which some end inside a block, and names of one or of several runs at once."""
+    run, turn = request.param
     for module in (prefixes, reading):
-        monkeypatch.setattr(module, "STRETCH", stretch)
+        monkeypatch.setattr(module, "RUN_BYTES", run)
     monkeypatch.setattr(reading, "TURN", turn)
 
 
@@ -130,8 +130,8 @@ def growing(rng: random.Random, count: int) -> list[str]:
 
 @pytest.mark.parametrize("limit", [0, 6000, 64 << 20])
 def test_bytes(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if prefixes.STRETCH == 20:
-        monkeypatch.setattr(reading, "STRETCH", 21)  # they may be cut anywhere
+    if prefixes.RUN_BYTES == 20:
+        monkeypatch.setattr(reading, "RUN_BYTES", 21)  # they may be cut anywhere
     rng = random.Random(limit)
     reader = PromptReader(Prompting("bytes", nobody), IDENTITY, limit)
     for number, one in enumerate(growing(rng, 30)):
@@ -252,14 +252,14 @@ def test_what_is_held_of_a_long_prompt_is_nothing_to_search_for_garbage() -> Non
     assert list(found.keys) == IDENTITY.keys(range(length)) and list(found.tail or ()) == [length - 1]
 
 
-def test_later_stretches_are_forgotten_first() -> None:
+def test_later_runs_are_evicted_first() -> None:
     known = KnownPrefixes(3 * OVERHEAD + 3 * 8)
     digests = known.digests(b"", [b"a", b"b", b"c"])
-    known.add(digests, [KnownStretch(b"12345678", at, ()) for at in range(3)])
+    known.add(digests, [KnownRun(b"12345678", at, ()) for at in range(3)])
     other = known.digests(b"other", [b"a", b"b", b"c"])
     assert not set(other) & set(digests)
     assert len(known.path(digests)) == 3
-    known.add(other[:1], [KnownStretch(b"12345678", 0, ())])
+    known.add(other[:1], [KnownRun(b"12345678", 0, ())])
     assert len(known.path(digests)) == 2 and len(known.path(other)) == 1
     known.clear()
     assert known.held == 0 and not known.path(digests)

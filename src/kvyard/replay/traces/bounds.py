@@ -53,7 +53,7 @@ class Accesses:
         self.tokens = 0
         self.unique = 0
         """Different blocks."""
-        # One entry per stretch, in order of the prompts that used it again.
+        # One entry per run, in order of the prompts that used it again.
         self.prompt = array("q")
         """Prompt that used it again."""
         self.before = array("q")
@@ -77,17 +77,17 @@ class Accesses:
             tokens = len(ids) * block_size
         me = self.prompts
         live = self._live
-        stretches, start = self._index.touch(ids, me, me < CHECKED)
+        runs, start = self._index.touch(ids, me, me < CHECKED)
         stop = len(ids)
         if me < CHECKED:
             self._check(ids[start:])
-        for owner, begin, end in stretches:
+        for owner, begin, end in runs:
             self.prompt.append(me)
             self.before.append(owner)
             self.length.append(end - begin)
             self.length_tokens.append(min(end * block_size, tokens) - begin * block_size)
             self.distance.append(live.total - live.before(owner) - 1)
-        for owner, begin, end in stretches:
+        for owner, begin, end in runs:
             live.add(owner, begin - end)
         live.append(stop)
         self.prompts += 1
@@ -140,7 +140,7 @@ def belady(accesses: Accesses, capacities: Iterable[int]) -> list[int]:
     import numpy
 
     ends, lengths = accesses.prompt, accesses.length
-    # Stretches in order of their first use; of their last they are in order already.
+    # Runs in order of their first use; of their last they are in order already.
     before = numpy.array(accesses.before, dtype=numpy.int64)
     order = numpy.argsort(before, kind="stable")
     begins, firsts = array("q", order.astype(numpy.int64).tobytes()), array("q", before[order].tobytes())

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-STRETCH = 2048
+RUN_BYTES = 2048
 """Least bytes or characters of a prompt in a run."""
 OVERHEAD = 400
 """Bytes of a run beside its names and tokens."""
 
 
-class KnownStretch(msgspec.Struct, frozen=True, gc=False):
+class KnownRun(msgspec.Struct, frozen=True, gc=False):
     """Run that was read before."""
 
     names: bytes
@@ -46,12 +46,12 @@ class KnownPrefixes:
         """Tokens that weren't made again, over all time."""
         self.read = 0
         """Tokens of all prompts, over all time."""
-        self._stretches: OrderedDict[bytes, KnownStretch] = OrderedDict()
+        self._runs: OrderedDict[bytes, KnownRun] = OrderedDict()
         # Nobody outside can make two prompts with one digest without knowing this.
         self._secret = os.urandom(32)
 
     def __len__(self) -> int:
-        return len(self._stretches)
+        return len(self._runs)
 
     def digests(self, kind: bytes, pieces: Sequence[bytes | memoryview]) -> list[bytes]:
         """Per piece of a prompt the digest of all up to its end. ``kind`` tells apart what reads differently."""
@@ -62,40 +62,40 @@ class KnownPrefixes:
             found.append(hasher.digest())
         return found
 
-    def path(self, digests: Sequence[bytes]) -> list[KnownStretch]:
+    def path(self, digests: Sequence[bytes]) -> list[KnownRun]:
         """Return the known runs from the beginning on. They count as used."""
-        stretches = self._stretches
-        known: list[KnownStretch] = []
+        runs = self._runs
+        known: list[KnownRun] = []
         for digest in digests:
-            stretch = stretches.get(digest)
-            if stretch is None:
+            run = runs.get(digest)
+            if run is None:
                 break
-            known.append(stretch)
+            known.append(run)
         for index in range(len(known) - 1, -1, -1):
-            stretches.move_to_end(digests[index])
+            runs.move_to_end(digests[index])
         return known
 
-    def add(self, digests: Sequence[bytes], fresh: Sequence[KnownStretch]) -> None:
+    def add(self, digests: Sequence[bytes], fresh: Sequence[KnownRun]) -> None:
         """Add runs, in the order of the prompt."""
-        stretches = self._stretches
-        for digest, stretch in zip(reversed(digests), reversed(fresh), strict=True):
-            old = stretches.pop(digest, None)
+        runs = self._runs
+        for digest, run in zip(reversed(digests), reversed(fresh), strict=True):
+            old = runs.pop(digest, None)
             if old is not None:
                 self.held -= old.size
-            stretches[digest] = stretch
-            self.held += stretch.size
-        while self.held > self.limit and self._stretches:
-            _, gone = self._stretches.popitem(last=False)
+            runs[digest] = run
+            self.held += run.size
+        while self.held > self.limit and self._runs:
+            _, gone = self._runs.popitem(last=False)
             self.held -= gone.size
 
     def clear(self) -> None:
         """Remove everything."""
-        self._stretches.clear()
+        self._runs.clear()
         self.held = 0
 
 
-def names_of(path: Sequence[KnownStretch], fresh: Sequence[bytes]) -> "array[int]":
+def names_of(path: Sequence[KnownRun], fresh: Sequence[bytes]) -> "array[int]":
     """The names of all blocks of a prompt, packed."""
     names = array("Q")
-    names.frombytes(b"".join([*[stretch.names for stretch in path], *fresh]))
+    names.frombytes(b"".join([*[run.names for run in path], *fresh]))
     return names

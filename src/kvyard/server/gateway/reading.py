@@ -23,7 +23,7 @@ from kvyard.errors import KvyardError
 from kvyard.hashing import Namespace
 from kvyard.index import Identity
 from kvyard.server.gateway.id_lists import cut_ids, read_ids
-from kvyard.server.gateway.prefixes import STRETCH, KnownPrefixes, KnownStretch, names_of
+from kvyard.server.gateway.prefixes import RUN_BYTES, KnownPrefixes, KnownRun, names_of
 from kvyard.server.gateway.prompting import PeekedBody, PeekedChat, PeekedPrompt, Prompting, RawPrompt
 from kvyard.server.tokens import ByteTokenizer, FileTokenizer, Tokenizer
 from kvyard.server.weight import LARGE
@@ -82,13 +82,13 @@ class TextCutter:
         """Return the text in runs and a last piece, as bytes; and a function for the tokens of each."""
         if self._whole_bytes:
             data = memoryview(text.encode("utf-8", "surrogatepass"))
-            pieces: list[bytes | memoryview] = [data[at : at + STRETCH] for at in range(0, len(data), STRETCH)]
-            if not pieces or len(pieces[-1]) == STRETCH:
+            pieces: list[bytes | memoryview] = [data[at : at + RUN_BYTES] for at in range(0, len(data), RUN_BYTES)]
+            if not pieces or len(pieces[-1]) == RUN_BYTES:
                 pieces.append(data[:0])
             return pieces, lambda at: pieces[at]
         texts: list[str] = []
         begin = 0
-        while (cut := _CUT.search(text, begin + STRETCH)) is not None:
+        while (cut := _CUT.search(text, begin + RUN_BYTES)) is not None:
             texts.append(text[begin : cut.start()])
             begin = cut.start()
         texts.append(text[begin:])
@@ -191,10 +191,10 @@ class PromptReader:
                 keys = self._identity.keys(ids, namespace)
                 return ReadPrompt(keys, tokens, ids[len(keys) * size :], kept, single)
             data = memoryview(packed).cast("B")
-            pieces = [data[at : at + STRETCH] for at in range(0, len(data), STRETCH)]
-            if not pieces or len(pieces[-1]) == STRETCH:
+            pieces = [data[at : at + RUN_BYTES] for at in range(0, len(data), RUN_BYTES)]
+            if not pieces or len(pieces[-1]) == RUN_BYTES:
                 pieces.append(data[:0])
-            step = STRETCH // 4
+            step = RUN_BYTES // 4
             found = await self._named(b"ids", pieces, lambda at: ids[at * step : (at + 1) * step], namespace, too_long)
         except KvyardError:
             return unnamed
@@ -210,8 +210,8 @@ class PromptReader:
             count = source.ids.count(b",") + 1
             if too_long(count):
                 return ReadPrompt((), count, single=True)
-            pieces = cut_ids(source.ids, STRETCH)
-            if max(map(len, pieces)) > 2 * STRETCH:
+            pieces = cut_ids(source.ids, RUN_BYTES)
+            if max(map(len, pieces)) > 2 * RUN_BYTES:
                 return None  # mostly blanks
             try:
                 return await self._named(b"json", pieces, lambda at: read_ids(pieces[at]), namespace, too_long)
@@ -259,15 +259,15 @@ class PromptReader:
             made = await loop.run_in_executor(_THREADS, lambda: [tokens_of(at) for at in range(done, last + 1)])
         count, rest = (path[-1].tokens, path[-1].rest) if path else (0, ())
         parent: int | None = None
-        for stretch in reversed(path):
-            if stretch.names:
-                parent = int.from_bytes(stretch.names[-8:], sys.byteorder)
+        for run in reversed(path):
+            if run.names:
+                parent = int.from_bytes(run.names[-8:], sys.byteorder)
                 break
         known.found += count
         fresh: list[bytes] = []
-        stretches: list[KnownStretch] = []
+        runs: list[KnownRun] = []
         batch: list[Sequence[int]] = []
-        """Tokens of stretches that have no names yet: those of many are made at once."""
+        """Tokens of runs that have no names yet: those of many are made at once."""
         turn = count
         for at in range(done, last + 1):
             batch.append(tokens_of(at) if made is None else made[at - done])
@@ -289,8 +289,8 @@ class PromptReader:
             for ids in batch if at < last else batch[:-1]:
                 end += len(ids)
                 blocks = end // size
-                stretches.append(
-                    KnownStretch(names[8 * block : 8 * blocks], start + end, tuple(ready[blocks * size : end]))
+                runs.append(
+                    KnownRun(names[8 * block : 8 * blocks], start + end, tuple(ready[blocks * size : end]))
                 )
                 block = blocks
             rest = tuple(ready[whole:])
@@ -299,8 +299,8 @@ class PromptReader:
                 await pause()
         _packed(rest)  # what is behind the last full block was looked at by nothing yet
         known.read += count
-        if stretches:
-            known.add(digests[done:], stretches)
+        if runs:
+            known.add(digests[done:], runs)
         return ReadPrompt(names_of(path, fresh), count, rest, single=True)
 
     # -- looking again --------------------------------------------------------------------------------------------------

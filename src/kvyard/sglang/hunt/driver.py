@@ -28,7 +28,7 @@ Finding = dict[str, Any]
 
 
 class Texts:
-    """Which text each position of a request stands for: a number for a token and all that came before it."""
+    """Text of each position of a request: a number for a token and all that came before it."""
 
     def __init__(self, case: Case) -> None:
         self.requests = {request["request"]: request for request in case["requests"]}
@@ -226,7 +226,7 @@ class World:
         return {"kind": "leak", "detail": f"after the end of all requests are missing: {said}"}
 
     def pressure(self) -> float:
-        """How near the run came to trouble: retractions, tokens computed again, decisions without a batch."""
+        """Return the nearness of the run to trouble: retractions, tokens computed again, decisions without a batch."""
         requests = self._texts.requests.values()
         tokens = sum(sum(count for _, count in each["prompt"]) + each["output"][1] for each in requests)
         return float(sum(self._retractions.values()) + self.computed / max(1, tokens) + self.longest_idle / 8)

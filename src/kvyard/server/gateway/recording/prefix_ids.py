@@ -103,7 +103,7 @@ class PrefixIds:
         while waiting:
             node = waiting.pop()
             for name, child in node.children.items():
-                assert child.parent is node and child.names[0] == name, "a stretch isn't where it belongs"
+                assert child.parent is node and child.names[0] == name, "a run isn't where it belongs"
                 assert node.parent is None or node.seen >= child.seen, "a prefix was seen before what follows it"
                 assert child.children or (child.seen, child) in ends, "an end can't be forgotten"
                 size += len(child.names)
