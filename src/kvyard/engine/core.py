@@ -104,7 +104,7 @@ class EngineCore:
         """The pass in flight, or the plan of passes that it begins."""
         self._start = 0
         self._delayed = False
-        """With passes decided ahead: whether the pass under way starts later, when the one after it is decided on."""
+        """With passes decided ahead: true if the pass in flight starts later, when the one after it is decided on."""
         self._durations: Durations = np.zeros(0, dtype=np.int64)
         self._ends: Instants = _NEVER
         self._done = 0
@@ -150,7 +150,7 @@ class EngineCore:
         if job.state.ended:
             return
         if self.ahead and self._start == now:
-            # The pass under way starts after what comes in now, with the job; those planned after it are without.
+            # The pass in flight starts after what comes in now, with the job; those planned after it are without.
             self.cut(now)
         elif self._ends and (
             job.state in (JobState.PREFILL, JobState.DECODE)
@@ -474,7 +474,7 @@ class EngineCore:
         if self._loads is not None and of.stable_for > 1:
             deadline = self._loads.earliest_deadline()
             if deadline is not None:
-                # The pass under way when something lands is the last one that is certain.
+                # The pass in flight when something lands is the last one that is certain.
                 durations = durations[: int(durations.cumsum().searchsorted(deadline - now)) + 1]
         return durations
 

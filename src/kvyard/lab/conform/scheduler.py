@@ -144,7 +144,7 @@ class SchedulerLog:
             self.timed = self.header["timing"] is not None
             """Whether times follow from a formula, so that plans can be compared too."""
             self.cut = any("cut" in line for line in lines)
-            """Whether it ended while requests were under way."""
+            """True if it ended while requests were in flight."""
             timing = (
                 LogTiming(**self.header["timing"])
                 if self.timed

@@ -151,7 +151,7 @@ def _waits(report: Report) -> dict[str, float]:
                 shares["prefill"] += queue
     total = sum(shares.values())
     if not total:
-        return shares | {"prefill": 1.0}  # waits too short to be seen are for the pass under way
+        return shares | {"prefill": 1.0}  # waits too short to be seen are for the pass in flight
     return {kind: amount / total for kind, amount in shares.items()}
 
 

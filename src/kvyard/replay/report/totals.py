@@ -121,7 +121,7 @@ class RecordTotals:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _map_names(self, records: Records) -> None:
-        for record in records.open.values():  # those under way may have no number for their worker yet
+        for record in records.open.values():  # those in flight may have no number for their worker yet
             records.workers.number(record.worker)
             if record.stages is not None:
                 records.workers.number(record.stages.prefill_worker)

@@ -289,9 +289,7 @@ class PromptReader:
             for ids in batch if at < last else batch[:-1]:
                 end += len(ids)
                 blocks = end // size
-                runs.append(
-                    KnownRun(names[8 * block : 8 * blocks], start + end, tuple(ready[blocks * size : end]))
-                )
+                runs.append(KnownRun(names[8 * block : 8 * blocks], start + end, tuple(ready[blocks * size : end])))
                 block = blocks
             rest = tuple(ready[whole:])
             batch, turn = [], count

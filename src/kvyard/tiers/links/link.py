@@ -59,7 +59,7 @@ class Transfer:
         """Nanoseconds that other transfers cost it: how much later it landed than it would have on an idle link."""
 
     def __repr__(self) -> str:
-        state = "under way" if self.ended is None else f"{'cancelled' if self.cancelled else 'landed'} at {self.ended}"
+        state = "in flight" if self.ended is None else f"{'cancelled' if self.cancelled else 'landed'} at {self.ended}"
         return (
             f"<{type(self).__name__} {self.number} {self.direction.name} {self.nbytes} B of {self.client!r}, {state}>"
         )
@@ -226,9 +226,9 @@ class LinkBase(Generic[T]):
             assert account.submitted == account.landed + account.cancelled + live, f"{way.name}: a transfer is lost"
         for number, transfer in self._live.items():
             assert transfer.number == number, f"{transfer} is filed as {number}"
-            assert transfer.ended is None, f"{transfer} has ended and is still under way"
+            assert transfer.ended is None, f"{transfer} has ended and is still in flight"
         for landed in self._landed:
-            assert landed.ended is not None, f"{landed} is reported and under way"
+            assert landed.ended is not None, f"{landed} is reported and in flight"
             assert landed.ended <= self._now, f"{landed} landed in the future"
 
     # -- what a discipline adds ---------------------------------------------------------------------------------------
