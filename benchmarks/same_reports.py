@@ -39,7 +39,10 @@ ADDED = (
     ".report.sessions",
     *(f".report.scaling.{name}" for name in ("card_seconds", "cost", "flaps", "flap_s", "workers", "within_slo")),
     ".report.tenants",
-    *(f".report.config.workers.engine.{name}" for name in ("cache_quota", "tenant_quotas", "tiers.tiers.quotas")),
+    *(
+        f".report.config.workers.engine.{name}"
+        for name in ("cache_quota", "tenant_quotas", "tiers.tiers.quotas", "tiers.spill")
+    ),
     ".report.config.flow.tenant_requests",
     ".report.cache_time",
     ".rows.flow_wait_ms",
