@@ -34,12 +34,12 @@ def _text(node: ast.ClassDef) -> str:
         if part.name == "__init__":
             fields += _fields(part.body, "self.")
         elif not part.name.startswith("_"):
-            said = " ".join((ast.get_docstring(part) or "").split())
+            summary = " ".join((ast.get_docstring(part) or "").split())
             if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in part.decorator_list):
-                fields.append(f"{part.name}: {said}")
+                fields.append(f"{part.name}: {summary}")
             else:
                 names = ", ".join(argument.arg for argument in part.args.args[1:])
-                methods.append(f"{part.name}({names}): {said}")
+                methods.append(f"{part.name}({names}): {summary}")
     text = ast.get_docstring(node) or ""
     for title, lines in (("Fields", fields), ("Methods", methods)):
         if lines:
@@ -60,8 +60,8 @@ def _fields(body: list[ast.stmt], before: str) -> list[str]:
         if not name.startswith(before) or name.removeprefix(before).startswith("_"):
             continue
         below = body[index + 1] if index + 1 < len(body) else None
-        said = ""
+        summary = ""
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-            said = ": " + " ".join(below.value.value.split())
-        lines.append(f"{name.removeprefix(before)}{said}")
+            summary = ": " + " ".join(below.value.value.split())
+        lines.append(f"{name.removeprefix(before)}{summary}")
     return lines

@@ -264,10 +264,10 @@ def summary(subscription: Subscription) -> Iterator[str]:
             "damaged": counters.damaged,
             "restarts": counters.restarts,
         }
-        said = "".join(f", {name} {count}" for name, count in odd.items() if count)
+        oddities = "".join(f", {name} {count}" for name, count in odd.items() if count)
         name = f"{status.topic or status.stream}"
         state = "" if status.state == State.FRESH else f"{_because(status.reason)}"
-        yield f"{name}: {counters.batches} batches, {counters.events} events{said}; {status.state}{state}"
+        yield f"{name}: {counters.batches} batches, {counters.events} events{oddities}; {status.state}{state}"
     if malformed:
         yield f"{malformed} messages were no batches"
     if not statuses:

@@ -232,14 +232,14 @@ def _replay_pools(
     bar = nullcontext() if results.quiet else Bar(read_trace(trace, reading), common_limit(settings))
     try:
         with _ended_by(signal.default_int_handler), executor(at_a_time.jobs, at_a_time.ray) as crew, bar as shown:
-            told = None if shown is None else shown.told
+            report_progress = None if shown is None else shown.told
             return replay_pools(
                 trace,
                 settings,
                 slo=slo,
                 label=results.label,
                 executor=crew,
-                progress=told,
+                progress=report_progress,
                 per_request=results.per_request,
                 **reading,
             )

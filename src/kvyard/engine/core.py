@@ -542,9 +542,9 @@ class EngineCore:
             # The first pass of a plan got its blocks when it was decided on, unless those of all are taken together.
             until = self._take_blocks(index, count) if batch.decoding and (count > 1 or together) else count
             # What was taken together is told together; otherwise nothing is to be told of the passes after this one.
-            told = until - 1 if together else index
-            if told + 1 < len(ends):
-                self._announce(ends[told])
+            last = until - 1 if together else index
+            if last + 1 < len(ends):
+                self._announce(ends[last])
             index = until
         if dropping:
             self.tell()  # of those before

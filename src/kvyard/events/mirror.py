@@ -77,14 +77,14 @@ class Mirror:
     def _store(self, event: Stored) -> None:
         held = self._held.setdefault((event.group, event.tier), {})
         before = len(held)
-        said = _Announcement(event)
+        announcement = _Announcement(event)
         if event.tokens is None:
             # Hashes alone must not replace an announcement that says more.
-            for key in said.hashes:
-                held.setdefault(key, said)
+            for key in announcement.hashes:
+                held.setdefault(key, announcement)
         else:
-            held.update(dict.fromkeys(said.hashes, said))
-        self.repeated += before + len(said.hashes) - len(held)
+            held.update(dict.fromkeys(announcement.hashes, announcement))
+        self.repeated += before + len(announcement.hashes) - len(held)
 
     def _remove(self, event: Removed) -> None:
         place = (event.group, event.tier)
@@ -99,14 +99,14 @@ class Mirror:
 
 def _runs(found: dict[Key, _Announcement]) -> Iterator[Stored]:
     """Yield every held block once, in consecutive runs of the event it came with, events in order of their first block."""
-    for said in dict.fromkeys(found.values()):
-        hashes = said.hashes
+    for announcement in dict.fromkeys(found.values()):
+        hashes = announcement.hashes
         start = 0
         for index in range(len(hashes) + 1):
-            if index < len(hashes) and found.get(hashes[index]) is said:
+            if index < len(hashes) and found.get(hashes[index]) is announcement:
                 continue
             if start < index:
-                yield _slice(said, start, index)
+                yield _slice(announcement, start, index)
             start = index + 1
 
 

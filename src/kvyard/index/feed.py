@@ -179,14 +179,14 @@ class Feed:
 
     def _store(self, event: Stored) -> None:
         identity, hashes = self._identity, event.hashes
-        said = (event.group, event.tier, event.block_size, event.kind)
-        if said != self._said:
+        described = (event.group, event.tier, event.block_size, event.kind)
+        if described != self._said:
             self._catalog.learn(self.holder, event, self._size if identity.direct else 0)
         if not hashes:
             return
-        if said != self._said:
+        if described != self._said:
             self._last = self._place(event.tier, event.group)
-            self._said = said
+            self._said = described
         place = self._last
         if identity.direct:
             self._store_direct(place, event, hashes)

@@ -34,7 +34,7 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
     table = Table(rows=rows, runs=runs)
     notes, timing = _notes(reports, runs), common_times(runs, reports)
     settings = differences([report.config for report in reports])
-    said = compared([Candidate(run, row.values) for run, row in zip(runs, rows, strict=True)]).sentences
+    sentences = compared([Candidate(run, row.values) for run, row in zip(runs, rows, strict=True)]).sentences
     changes = f"changes are against {runs[0]}, the yardstick, of shares in points of a percent."
     differ = "All else is the same in every run." if settings else "There is no difference."
     return Result(
@@ -49,9 +49,9 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
             "timing": timing,
             "settings": settings,
             "lines": [_line(table, metric) for metric in table.metrics()],
-            "verdict": said,
+            "verdict": sentences,
         },
-        advice=said,
+        advice=sentences,
         notes=notes,
         times=timing,
         legend=f"* best, or within 0.5% of it; {changes}",

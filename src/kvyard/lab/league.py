@@ -86,9 +86,9 @@ def view(study: Study) -> Result:
     """Return the result of a league: a table of standings per cell."""
     cells = standings(study)
     jammed = overloaded(cells)
-    said = advice(cells)
+    recommendation = advice(cells)
     if study.slo is not None:
-        said = said.also(
+        recommendation = recommendation.also(
             rejection_rule(
                 [Candidate(standing.policy, standing.values) for places in cells.values() for standing in places]
             )
@@ -120,8 +120,8 @@ def view(study: Study) -> Result:
             for place in places
         ],
         rows_key="standings",
-        facts={"trace": study.trace, "overloaded": sorted(jammed), "advice": said.sentences},
-        advice=said.sentences,
+        facts={"trace": study.trace, "overloaded": sorted(jammed), "advice": recommendation.sentences},
+        advice=recommendation.sentences,
         legend="* no policy has both a lower mean TTFT and a lower ITL p99. Times are in ms, means over seeds.",
         sections=[
             Section(
@@ -176,14 +176,14 @@ def advice(cells: Mapping[str, Sequence[Standing]]) -> Advice:
     """Advise on the policy to route by, over all cells whose queues don't decide."""
     jammed = overloaded(cells)
     judged = {cell: places for cell, places in cells.items() if cell not in jammed} or cells
-    said = least_behind(
+    recommendation = least_behind(
         {
             cell: [Candidate(place.policy, place.values, evidence=place.evidence) for place in places]
             for cell, places in judged.items()
         }
     )
     left = "Overloaded loads are left out of this: their queues decide, and not the router."
-    return said.also(left if said.choice and len(judged) < len(cells) else "")
+    return recommendation.also(left if recommendation.choice and len(judged) < len(cells) else "")
 
 
 def cell_of(varied: Mapping[str, str]) -> str:

@@ -53,7 +53,7 @@ def view(study: Study) -> Result:
     fleets = fleet_costs(study)
     values = {point.key: {**read_metrics(report), COST.name: fleets[point.key].price} for point, report in study.done}
     limits = limits_of(study.slo) if study.slo is not None else []
-    said = advice(study)
+    recommendation = advice(study)
     table = Table(
         rows=[
             Row(
@@ -72,7 +72,7 @@ def view(study: Study) -> Result:
     )
     over = " and ".join(f"{len(values)} values of {name}" for name, values in study.grid.axes.items())
     charts, note = _charts(study, along, values, limits)
-    frontiers = _frontiers(study, fleets, values, limits, said.choice)
+    frontiers = _frontiers(study, fleets, values, limits, recommendation.choice)
     text = "Shares are of the prompt tokens of admitted requests. Each point has a page of its own."
     return Result(
         kind="sweep",
@@ -80,13 +80,13 @@ def view(study: Study) -> Result:
         about=f"{len(study.done)} replays of {study.trace}, over {over}",
         tables=[table] if study.done else [],
         rows=list(_rows(study, fleets, values)),
-        facts={"trace": study.trace, "axes": study.grid.axes, "advice": said.sentences},
-        advice=said.sentences,
+        facts={"trace": study.trace, "axes": study.grid.axes, "advice": recommendation.sentences},
+        advice=recommendation.sentences,
         legend=f"{LEGEND} Cost is in {default_prices().currency} an hour, by prices of {default_prices().date}."
         if any(metrics[COST.name] is not None for metrics in values.values())
         else LEGEND,
-        met=bool(said.choice) if limits and study.done else None,
-        tiles=[*_chosen(study, fleets, values, limits, said.choice), *_tiles(study, along, values)],
+        met=bool(recommendation.choice) if limits and study.done else None,
+        tiles=[*_chosen(study, fleets, values, limits, recommendation.choice), *_tiles(study, along, values)],
         sections=[
             *([Section(title="Cost and the SLO", text=FRONTIER, charts=frontiers)] if frontiers else []),
             Section(title="By metric", text=note, charts=charts),
@@ -116,9 +116,9 @@ def advice(study: Study) -> Advice:
             fleets[foresees(point.config)].append(fleet)
     if study.slo is not None:
         return answer(fleets[False], [COST], limits, wanted(study)).also(with_foresight(fleets[True]))
-    said = lowest_ttft(fleets[False])
-    edges = _edges(study, fleets[False]) if said.choice else {}
-    return said.also(*at_edges(edges), with_foresight(fleets[True]))
+    recommendation = lowest_ttft(fleets[False])
+    edges = _edges(study, fleets[False]) if recommendation.choice else {}
+    return recommendation.also(*at_edges(edges), with_foresight(fleets[True]))
 
 
 def wanted(study: Study) -> str:

@@ -366,7 +366,7 @@ class Router:
     def _asked(self, request: RouteRequest, now: int, exclude: Collection[Holder] | None = None) -> dict[str, Any]:
         """Return a request's fields for the journal."""
         keys = request.keys
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "at": now,
             "id": str(request.id),
             "tokens": request.num_tokens,
@@ -376,7 +376,7 @@ class Router:
             "session": request.session,
             "expected_output": request.expected_output,
         }
-        return said if exclude is None else said | {"excluded": tuple(sorted(exclude))}
+        return fields if exclude is None else fields | {"excluded": tuple(sorted(exclude))}
 
     def _guard(self, routing: RoutingInput) -> Choice | None:
         """The least loaded, where loads are too far apart for the policy to be followed."""

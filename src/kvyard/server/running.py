@@ -106,10 +106,10 @@ class TlsFiles(msgspec.Struct):
             fresh.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
             why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-            said = f"TLS can't be had with {self.certificate} and {self.key}: {why}; give both as PEM"
+            problem = f"TLS can't be had with {self.certificate} and {self.key}: {why}; give both as PEM"
             if self._usable is None:
-                raise KvyardError(said) from None
-            log.warning("%s; the certificate stays as it was", said)
+                raise KvyardError(problem) from None
+            log.warning("%s; the certificate stays as it was", problem)
             return self._usable
         self._usable = fresh
         return fresh

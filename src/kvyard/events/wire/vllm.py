@@ -345,7 +345,9 @@ def _read_stored(
     extras = None if shape.extra_keys is None else read_extras(shape.extra_keys)
     salt = None if extras is None or parent is not None else salt_of(extras, lora_name)
     # Arrays went out of use before these fields came.
-    said = (shape.locality, shape.ownership, shape.session_id) if isinstance(shape, MapStored) else (None, None, None)
+    optional = (
+        (shape.locality, shape.ownership, shape.session_id) if isinstance(shape, MapStored) else (None, None, None)
+    )
     return Stored(
         hashes=hashes,
         parent=parent,
@@ -359,9 +361,9 @@ def _read_stored(
         kind=shape.kv_cache_spec_kind,
         window=_count(shape.kv_cache_spec_sliding_window, ProblemKind.MALFORMED, "window"),
         salt=salt,
-        locality=said[0],
-        ownership=said[1],
-        session_id=said[2],
+        locality=optional[0],
+        ownership=optional[1],
+        session_id=optional[2],
     )
 
 

@@ -77,8 +77,8 @@ class Directory:
         self.owners = {}
         for name, token, replica, left, says in owners:
             until = asked + left * MS if left > 0 else 0
-            said = dict(zip(says[::2], says[1::2], strict=True))
-            self.owners[name.decode()] = Owner(token, replica.decode(errors="replace"), until, said)
+            parts = dict(zip(says[::2], says[1::2], strict=True))
+            self.owners[name.decode()] = Owner(token, replica.decode(errors="replace"), until, parts)
         state = (version, {name: (owner.token, owner.until > 0) for name, owner in self.owners.items()})
         if state != self._state:
             self._state = state

@@ -232,8 +232,10 @@ class SharedIndexer(Indexer):
             known = not again and before == worth
             if known and (not steps or seq == stream.seq):
                 continue
-            told = [FeedRecord(holder, tuple(self.places.names(feed.mask)), learned[holder]) for holder, feed in feeds]
-            self._put(*key, stream, told, loud=not known)
+            records = [
+                FeedRecord(holder, tuple(self.places.names(feed.mask)), learned[holder]) for holder, feed in feeds
+            ]
+            self._put(*key, stream, records, loud=not known)
             self._written[key] = (worth, stream.seq)
 
     def _put(
@@ -299,8 +301,8 @@ class SharedIndexer(Indexer):
         connected = self.backend.server.connected
         known = self._said_by_all() if connected else {}
         for name in [*self.sources, *sorted(known.keys() - self.sources.keys())]:
-            told = known.get(name, [])
-            for record, stream in told:
+            recorded = known.get(name, [])
+            for record, stream in recorded:
                 for feed in record.feeds:
                     mask = mask_of(self.places.number(place) for place in feed.places)
                     mentioned |= mask
@@ -308,11 +310,11 @@ class SharedIndexer(Indexer):
                         untrusted |= mask
                     self._adopt(record.source, feed)
                     speaking.setdefault(feed.holder, []).append(stream)
-            if not any(record.feeds for record, _ in told):
-                source = self.sources.get(name) or told[0][0].source
+            if not any(record.feeds for record, _ in recorded):
+                source = self.sources.get(name) or recorded[0][0].source
                 self._adopt(source, FeedRecord(source.holder(), (), ()))
                 speaking.setdefault(source.holder(), []).extend(
-                    [stream for _, stream in told] or [FollowedStream(source)]
+                    [stream for _, stream in recorded] or [FollowedStream(source)]
                 )
         standings = {holder: self._standing(streams) for holder, streams in speaking.items()}
         if connected:

@@ -239,7 +239,7 @@ class _Prober:
 
     async def settle(self) -> None:
         """Find out how it takes prompts, and warm it up. Raises ``KvyardError`` where it takes none."""
-        url, said = self.endpoint.url, ""
+        url, reason = self.endpoint.url, ""
         ranges = await self._id_ranges()
         for exact in (True, False):
             for ids in ranges:
@@ -256,14 +256,14 @@ class _Prober:
                         raise KvyardError(_with_key(f"{url} refuses requests: {error}")) from None
                     if error.status not in BAD_REQUEST:
                         raise KvyardError(f"{url} refuses requests: {error}") from None
-                    said = said or str(error)
+                    reason = reason or str(error)
                 except AnswerBroken as error:
                     if not self._streamed:
                         raise KvyardError(
                             f"{url} answers in one piece: calibrate needs streamed answers, whose tokens can be timed"
                         ) from None
-                    said = said or str(error)  # engines refuse in the stream too
-        raise KvyardError(f"{url} completes neither token ids nor text: {said}")
+                    reason = reason or str(error)  # engines refuse in the stream too
+        raise KvyardError(f"{url} completes neither token ids nor text: {reason}")
 
     async def served(self) -> tuple[int, float] | None:
         """Requests that the engine has counted, and the seconds to their first tokens by its own clock, if it counts."""
@@ -339,13 +339,13 @@ class _Prober:
             self._streamed = self._streamed and bool(state.times)
             raise AnswerBroken("an answer without tokens")
         usage = stream.usage
-        told = None if usage is None else usage.prompt_tokens
-        if isinstance(prompt, str) and told:
-            self._prompts.learn(prompt, told)
+        counted = None if usage is None else usage.prompt_tokens
+        if isinstance(prompt, str) and counted:
+            self._prompts.learn(prompt, counted)
         times = state.times
         output = len(times) if usage is None or usage.completion_tokens is None else usage.completion_tokens
         return MeasuredRequest(
-            request=TraceRequest(str(self.sent), sent, told or length, max(1, output)),
+            request=TraceRequest(str(self.sent), sent, counted or length, max(1, output)),
             first_token=times[0],
             ended=times[-1],
             cached=None if usage is None else usage.cached_tokens,

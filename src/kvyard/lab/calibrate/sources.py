@@ -70,8 +70,8 @@ def run_passes(run: MeasuredRun, source: str, budget: int | None = None, until: 
     _one_engine(run, source)
     if run.closed_loop_s is not None:
         raise KvyardError(f"{source} doesn't say when its requests came, so what ran beside what isn't known")
-    said = run.settings.get("max_num_batched_tokens")
-    limit = budget if budget is not None else said if isinstance(said, int) else None
+    configured = run.settings.get("max_num_batched_tokens")
+    limit = budget if budget is not None else configured if isinstance(configured, int) else None
     rows = windows(run.requests, limit, until=until)
     if not rows:
         raise KvyardError(f"{source}: no answer of it has two tokens or more, so it shows no decode step")

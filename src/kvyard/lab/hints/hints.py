@@ -113,7 +113,7 @@ def quick_hints(
     for false in _with_0(falses):
         for recall in _with_0(recalls):
             hint = MadeHint(kind="session-end", recall=recall, false=false)
-            drawn = [[said.session_end for said in future.hints([hint], seed)] for seed in seeds]
+            drawn = [[hint_given.session_end for hint_given in future.hints([hint], seed)] for seed in seeds]
             shares = [reuse_without_time(prompts, ends, caches, capacity) for ends in drawn]
             runs["session-end", recall, false] = [{"reuse": reuse} for reuse in shares]
             progress(len(runs), len(_with_0(falses)) * len(_with_0(recalls)))
@@ -153,7 +153,7 @@ def view(
         )
         for hint, points in by_hint.items()
     }
-    said = [sentence for points in by_hint.values() if (sentence := worth(points))]
+    sentences = [sentence for points in by_hint.values() if (sentence := worth(points))]
     before, after = _last_shares(future)
     flatters = "cuts conversations off, which flatters hints about ends"
     cut = f"the trace's end {flatters if after > before else 'cuts no more conversations off than end before it'}"
@@ -165,8 +165,8 @@ def view(
         about=f"{trace} on {setting}; means over seeds",
         tables=list(tables.values()),
         rows=[_row(point, _base(points), metrics) for points in by_hint.values() for point in points],
-        facts={"trace": trace, "setting": setting, "last_of_conversation": shares, "advice": said},
-        advice=said,
+        facts={"trace": trace, "setting": setting, "last_of_conversation": shares, "advice": sentences},
+        advice=sentences,
         notes=[censoring],
         legend=f"{trace}: {setting}. Times are in ms, means over seeds.",
         sections=[

@@ -45,14 +45,14 @@ class Hunter:
         """Try cases for about ``seconds``; what is being made smaller when they end is finished."""
         self._folder.mkdir(parents=True, exist_ok=True)
         clock = WallClock()
-        told = clock.now()
-        ends = told + round(seconds * SECOND)
+        reported = clock.now()
+        ends = reported + round(seconds * SECOND)
         try:
             while clock.now() < ends:
                 self._try(say)
-                if clock.now() - told >= 10 * SECOND:
-                    told = clock.now()
-                    left = max(0, ends - told) / SECOND
+                if clock.now() - reported >= 10 * SECOND:
+                    reported = clock.now()
+                    left = max(0, ends - reported) / SECOND
                     say(f"{self.tried} cases tried, {len(self.findings)} findings, {left:.0f} s left")
         finally:
             self._save()

@@ -43,8 +43,8 @@ def view(planned: Planned) -> Result:
         settings = planned.settings(answer)
         commands = serve_commands(settings, answer)
         prices = planned.prices[answer.shape.gpu]
-        said = [f"kvyard plan {planned.trace}: {asked}", *sentences, *commands]
-        files["plan.toml"] = lambda: as_toml("plan", said, settings, prices)
+        header = [f"kvyard plan {planned.trace}: {asked}", *sentences, *commands]
+        files["plan.toml"] = lambda: as_toml("plan", header, settings, prices)
     return Result(
         kind="plan",
         title=f"A fleet for {asked}",
@@ -95,15 +95,15 @@ def paragraph(planned: Planned) -> list[str]:
     answer = planned.answer
     if answer is None:
         return _none(planned)
-    said = [_take(planned, answer)]
+    sentences = [_take(planned, answer)]
     if planned.budget is not None and answer.cost > planned.budget:
-        said.append(_over(planned))
-    said.append(_sure(planned, answer))
-    said.append(f"In this fleet {_limiting(answer)}.")
-    said += [_cheaper(planned, answer), _better(planned, answer), _growth(planned), _other_card(planned, answer)]
+        sentences.append(_over(planned))
+    sentences.append(_sure(planned, answer))
+    sentences.append(f"In this fleet {_limiting(answer)}.")
+    sentences += [_cheaper(planned, answer), _better(planned, answer), _growth(planned), _other_card(planned, answer)]
     if planned.interrupted:
-        said.append("The search was interrupted: this is the best so far.")
-    return [sentence for sentence in said if sentence]
+        sentences.append("The search was interrupted: this is the best so far.")
+    return [sentence for sentence in sentences if sentence]
 
 
 def money(planned: Planned, price: float) -> str:
@@ -153,15 +153,15 @@ def _sure(planned: Planned, answer: FleetOption) -> str:
         parts.append(f"{metric.title} {low} to {high}")
         if limit.violation(stated.high) > 0:
             open_.append(metric.title)
-    said = f"By comparable published runs ({LEVEL:.0%} of them) that will be measured as {', '.join(parts)}"
+    measured = f"By comparable published runs ({LEVEL:.0%} of them) that will be measured as {', '.join(parts)}"
     if not open_:
-        return f"{said}: the limits hold in that range."
+        return f"{measured}: the limits hold in that range."
     sure = [fleet for fleet in planned.search.fleets if fleet.met and _holds(planned, fleet)]
     instead = ""
     if sure:
         cheapest = min(sure, key=lambda fleet: fleet.cost)
         instead = f" {describe(cheapest)}, {money(planned, cheapest.cost)}, keeps it in the whole range."
-    return f"{said}: the limit of {' and '.join(open_)} lies inside that range, so measure before you buy.{instead}"
+    return f"{measured}: the limit of {' and '.join(open_)} lies inside that range, so measure before you buy.{instead}"
 
 
 def _holds(planned: Planned, fleet: FleetOption) -> bool:
@@ -258,13 +258,13 @@ def _other_card(planned: Planned, answer: FleetOption) -> str:
         if fleet.met and fleet.shape.gpu != answer.shape.gpu:
             least = others.get(fleet.shape.gpu)
             others[fleet.shape.gpu] = fleet if least is None or fleet.cost < least.cost else least
-    said = []
+    cards = []
     for gpu, fleet in others.items():
         own = planned.prices[gpu].card
         below = (answer.cost - (fleet.cost - fleet.cards * own)) / fleet.cards
         if below > 0:
-            said.append(f"{gpu.upper()} at {below:,.2f} {planned.price_list.currency} ({own:g} now)")
-    return f"As cheap would be {' or '.join(said)}." if said else ""
+            cards.append(f"{gpu.upper()} at {below:,.2f} {planned.price_list.currency} ({own:g} now)")
+    return f"As cheap would be {' or '.join(cards)}." if cards else ""
 
 
 def _table(planned: Planned, most: int | None = MOST_ROWS) -> Table:

@@ -55,9 +55,10 @@ def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
         waited_for: dict[str, str | None] | None = None
         for request in trace.rows(tally):
             if request.model is None or request.model not in names:
-                said = "names no model" if request.model is None else f"asks for the model {request.model!r}"
+                problem = "names no model" if request.model is None else f"asks for the model {request.model!r}"
                 raise TraceError(
-                    trace.name, f"request {request.id} {said}, and the fleet's pools are {', '.join(map(repr, names))}"
+                    trace.name,
+                    f"request {request.id} {problem}, and the fleet's pools are {', '.join(map(repr, names))}",
                 )
             if request.session is not None and sessions.setdefault(request.session, request.model) != request.model:
                 raise TraceError(

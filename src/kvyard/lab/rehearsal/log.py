@@ -58,7 +58,7 @@ class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         sides = (("live", self.live), ("offline", self.offline))
-        told = "; ".join(
+        difference = "; ".join(
             f"{name}: {line.words(self.since) if line is not None else 'nothing more'}" for name, line in sides
         )
         parts = ""
@@ -66,7 +66,7 @@ class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
             names = [name for name in self.live.facts if self.live.facts.get(name) != self.offline.facts.get(name)]
             names += ["its time"] if self.live.at != self.offline.at else []
             parts = f"; what differs is {', '.join(names)}" if names else ""
-        return f"{self.place}, decision {self.number + 1}: {told}{parts}"
+        return f"{self.place}, decision {self.number + 1}: {difference}{parts}"
 
 
 def first_difference(

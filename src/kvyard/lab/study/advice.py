@@ -115,15 +115,15 @@ def answer(
             "", [f"No point of {count} meets the SLO{slo}. The closest is {best.name}: {why}; {_price(best)}."]
         ).also(rejection_rule(candidates))
     if len(chosen) > 1:
-        said = f"{len(chosen)} of {count} points are on the Pareto front. In its middle: {best.name}"
+        sentence = f"{len(chosen)} of {count} points are on the Pareto front. In its middle: {best.name}"
     else:
         kept = sum(candidate.violation <= 0 for candidate in candidates)
         keeping = f"{kept} of {count} points keep {wanted}" if wanted else f"of {count} points"
         by = "it is the cheapest" if goals[0] is COST else f"it has the best {goals[0].name}"
-        said = f"Take {best.name}: {keeping}, and {by}" if wanted else f"Take {best.name}: {keeping} {by}"
+        sentence = f"Take {best.name}: {keeping}, and {by}" if wanted else f"Take {best.name}: {keeping} {by}"
     asked = [metric for metric in _asked(goals, limits) if metric is not COST]
     results = ", ".join([f"{metric.title} {metric.text(best.values.get(metric.name), unit=True)}" for metric in asked])
-    advice = Advice(best.name, [f"{said}: {f'{results}, ' if results else ''}{_price(best)}."])
+    advice = Advice(best.name, [f"{sentence}: {f'{results}, ' if results else ''}{_price(best)}."])
     if len(goals) == 1 and goals[0] is not COST:
         rest = [candidate for candidate in candidates if candidate is not best and candidate.violation <= 0]
         advice = advice.also(in_order(best, choose(rest, goals)[0], goals[0]) if rest else "")

@@ -129,10 +129,10 @@ class _Axis:
         log = metric.timed and least > 0 and most > WIDE * least
         fit = fit and least > 0 and most - least < CLOSE * most
         self.metric = metric if log else metric.fitted(shown)
-        said = ["the axis is logarithmic"] if log else ["the axis doesn't begin at 0"] if fit else []
+        remarks = ["the axis is logarithmic"] if log else ["the axis doesn't begin at 0"] if fit else []
         if limit is not None and self._limit is None and values:
-            said.append(f"the limit, {metric.limit_text(limit.value)}, is far above")
-        self.text = "; ".join(said)
+            remarks.append(f"the limit, {metric.limit_text(limit.value)}, is far above")
+        self.text = "; ".join(remarks)
         self.heading = metric.title if log else self.metric.label
         unit = self.metric.unit if metric.timed else metric.head
         self.title = f"{metric.title} (log)" if log else "share" if metric.unit == "share" else unit

@@ -218,26 +218,26 @@ def _tested(tuned: Tuned, found: Trial) -> str:
     metrics = [metric for metric in tuned.wanted if metric is not COST]
     results = [f"{metric.title} {metric.text(found.test.get(metric.name), unit=True)}" for metric in metrics]
     requests = f"{tuned.parts.requests['test']:,} requests, later and not searched on"
-    said = f"On the test part ({requests}): {', '.join(results) or 'replayed'}"
+    result = f"On the test part ({requests}): {', '.join(results) or 'replayed'}"
     if found.test_violation <= 0:
-        return f"{said}{'; the SLO is met there too' if tuned.limits else ''}."
+        return f"{result}{'; the SLO is met there too' if tuned.limits else ''}."
     why = missed(found.test, tuned.limits)
-    return f"{said}. The SLO is missed there: {why}."
+    return f"{result}. The SLO is missed there: {why}."
 
 
 def _doubts(tuned: Tuned, found: Trial) -> list[str]:
     """Return the doubts about the answer."""
     flat = {name.rpartition(".")[2]: value for name, value in tuned.space.flat(found.point).items()}
     edges = {f"{name} {flat[name.rpartition('.')[2]]}": end for name, end in tuned.space.edges(found.point).items()}
-    said = at_edges(edges)
+    doubts = at_edges(edges)
     if tuned.met and found.test and found.test_violation > 0:
-        said.append("What is best on one part misses the SLO on the other: leave room, with a lower limit in --slo.")
+        doubts.append("What is best on one part misses the SLO on the other: leave room, with a lower limit in --slo.")
     if tuned.interrupted:
-        said.append("The search was interrupted: this is the best so far.")
+        doubts.append("The search was interrupted: this is the best so far.")
     failed = [trial for trial in tuned.trials if trial.state == "failed"]
     if failed:
-        said.append(f"{len(failed)} points couldn't be replayed, the first because {failed[0].why}")
-    return said
+        doubts.append(f"{len(failed)} points couldn't be replayed, the first because {failed[0].why}")
+    return doubts
 
 
 def _shown(tuned: Tuned) -> list[str]:

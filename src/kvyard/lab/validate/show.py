@@ -36,7 +36,7 @@ def summary(found: Validation) -> str:
 def _worst(found: Validation) -> str:
     """Return the largest error of the tables, and how far single requests are off at most of what they list."""
     (name, statistic), error = max(found.errors().items(), key=lambda entry: abs(entry[1]))
-    said = (
+    worst = (
         f"{percent(abs(error))} off ({SHORT[name]} {statistic})"
         if statistic
         else f"{percent(abs(error))} off ({RATES[name].lower()})"
@@ -48,9 +48,9 @@ def _worst(found: Validation) -> str:
         for column in COLUMNS
     }
     if not scattered:
-        return said
+        return worst
     widest = max(scattered, key=lambda of: scattered[of])
-    return f"{said}, single requests {scattered[widest] * 100:.1f}% ({widest})"
+    return f"{worst}, single requests {scattered[widest] * 100:.1f}% ({widest})"
 
 
 def signed(error: float) -> str:

@@ -183,15 +183,15 @@ class LiveDriver:
                 handed_over = True
                 cached = PREFILLED.search(prefill)
                 record.cached = -1 if cached is None else int(cached[1])
-            said = DECISION.match(headers.get("x-kvyard-decision", ""))
-            if said is None:
+            decision = DECISION.match(headers.get("x-kvyard-decision", ""))
+            if decision is None:
                 record.worker = headers.get("x-mock-worker", "")  # a mock engine by itself
                 return
-            record.worker = said["worker"]
+            record.worker = decision["worker"]
             tries = TRIES.search(headers["x-kvyard-decision"])
             record.retries = 0 if tries is None else int(tries[1]) - 1
-            if said["hit"] is not None and said["best"] is not None:
-                record.overlap, record.best_overlap = int(said["hit"]), int(said["best"])
+            if decision["hit"] is not None and decision["best"] is not None:
+                record.overlap, record.best_overlap = int(decision["hit"]), int(decision["best"])
 
         def came(chunks: int) -> None:
             nonlocal last

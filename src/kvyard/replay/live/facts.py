@@ -150,18 +150,18 @@ def _from_vllm(facts: EngineFacts, text: str | None) -> None:
 
 
 def _from_sglang(facts: EngineFacts, text: str | None) -> None:
-    told = _member(text)
-    if not isinstance(told, dict):
+    info = _member(text)
+    if not isinstance(info, dict):
         return
     facts.engine = "SGLang"
-    facts.version = facts.version or str(told.get("version", ""))[:100]
-    facts.block_size = _number(told.get("page_size"))
-    tokens = _number(told.get("max_total_num_tokens"))
+    facts.version = facts.version or str(info.get("version", ""))[:100]
+    facts.block_size = _number(info.get("page_size"))
+    tokens = _number(info.get("max_total_num_tokens"))
     if tokens is not None and facts.block_size:
         facts.num_gpu_blocks = tokens // facts.block_size
-    facts.max_num_batched_tokens = _number(told.get("chunked_prefill_size"))
-    facts.max_num_seqs = _number(told.get("max_running_requests"))
-    off = told.get("disable_overlap_schedule")
+    facts.max_num_batched_tokens = _number(info.get("chunked_prefill_size"))
+    facts.max_num_seqs = _number(info.get("max_running_requests"))
+    off = info.get("disable_overlap_schedule")
     facts.async_scheduling = not off if isinstance(off, bool) else None
 
 

@@ -148,10 +148,10 @@ def make_live_report(
     now = driver.now() if driver.interrupted else None
     seen = Observations(Records.of(driver.records.values()), simulated=False, now=now, slo=slo)
     workers = [_worker(name, mine) for name, mine in sorted(seen.by_worker.items())]
-    told = seen.totals.told
-    reuse, computed = _cached(told)
+    known = seen.totals.told
+    reuse, computed = _cached(known)
     absent = list(ABSENT)
-    if not told["requests"]:
+    if not known["requests"]:
         absent.append("what was cached, which this endpoint doesn't say")
     if not workers:
         absent.append("workers")

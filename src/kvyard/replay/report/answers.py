@@ -165,20 +165,22 @@ def answers(report: Report) -> list[str]:
     savings = limits(report, parts)
     whole, first = savings.of_whole, savings.of_first
     why = _why(whole, report, parts)
-    said = [f"{NAMES[whole]} this fleet: {_where(parts)}{'; ' if why else ''}{why}. Try {_next(whole, report, parts)}."]
+    sentences = [
+        f"{NAMES[whole]} this fleet: {_where(parts)}{'; ' if why else ''}{why}. Try {_next(whole, report, parts)}."
+    ]
     if first != whole and savings.first[first] >= LITTLE * parts.first:
         start = f"{NAMES[first]} its first token, which comes after {latency(parts.first)}"
-        said.append(_sentence(start, first, report, parts))
+        sentences.append(_sentence(start, first, report, parts))
     offered, served = offered_per_s(report), report.throughput["requests_per_s"]
     if offered is not None and served <= SERVED * offered and parts.waiting >= KNEE * parts.first:
-        said.insert(0, f"Overloaded: {served:,.2f} of {offered:,.2f} requests a second were served.")
+        sentences.insert(0, f"Overloaded: {served:,.2f} of {offered:,.2f} requests a second were served.")
     lever = max(LEVERS, key=lambda one: savings.first[one])
     if lever not in (whole, first) and savings.first[lever] >= WORTH * parts.first:
-        said.append(f"Without more cards: {_why(lever, report, parts)}; try {_next(lever, report, parts)}.")
+        sentences.append(f"Without more cards: {_why(lever, report, parts)}; try {_next(lever, report, parts)}.")
     busy = report.balance.get("busy_max")
     if busy is not None and busy < IDLE and parts.waiting < LITTLE * parts.whole:
-        said.append(f"The fleet has room: its busiest worker is busy for {busy:.0%} of the time.")
-    return said
+        sentences.append(f"The fleet has room: its busiest worker is busy for {busy:.0%} of the time.")
+    return sentences
 
 
 def _sentence(start: str, resource: Resource, report: Report, parts: TimeParts) -> str:
@@ -194,12 +196,12 @@ def _where(parts: TimeParts) -> str:
         "being handed over": parts.handover,
         "decoding": parts.decode,
     }
-    told = [
+    parts_listed = [
         f"{latency(ms)} {words} ({ms / parts.whole:.0%})" for words, ms in pieces.items() if ms > SEEN * parts.whole
     ]
-    if not told:
+    if not parts_listed:
         return "a request takes no time at all"
-    listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+    listed = parts_listed[0] if len(parts_listed) == 1 else f"{', '.join(parts_listed[:-1])} and {parts_listed[-1]}"
     return f"a request takes {latency(parts.whole)} on average, {listed}"
 
 

@@ -34,8 +34,8 @@ def fitted(table: Table, console: Console, leave_out: Iterable[str]) -> Table:
             table.columns.remove(dropped)
             left.append(name)
     if left:
-        said = f"Not shown, for want of room: {', '.join(left)}."
-        table.caption, table.caption_justify = f"{table.caption} {said}" if table.caption else said, "left"
+        caption = f"Not shown, for want of room: {', '.join(left)}."
+        table.caption, table.caption_justify = f"{table.caption} {caption}" if table.caption else caption, "left"
     return table
 
 

@@ -53,8 +53,8 @@ class Page:
         self._sections[name] = title
         link = f'<a class="anchor" href="#{name}" aria-label="Link to {esc(title)}"></a>'
         if folded:
-            said = f"<p>{esc(text)}</p>" if text else ""
-            self.add(f'<details class="fold" id="{name}"><summary><h2>{esc(title)}{link}</h2>{said}</summary>')
+            paragraph = f"<p>{esc(text)}</p>" if text else ""
+            self.add(f'<details class="fold" id="{name}"><summary><h2>{esc(title)}{link}</h2>{paragraph}</summary>')
         else:
             self.add(f'<h2 id="{name}">{esc(title)}{link}</h2><p>{esc(text)}</p>')
         self._folding = folded

@@ -62,17 +62,17 @@ def more_room(engine: Mapping[str, Any]) -> str:
         own = _plan(deployment, engine).max_tokens
     except KvyardError:
         own = 0
-    said = []
+    ways = []
     for words, changed in changes.items():
         try:
             times = _plan(changed, engine).max_tokens / own if own else 0.0
         except KvyardError:
             continue
         if not own or times >= WORTH:
-            said.append(f"{words})" if not own else f"{words}: {times:.1f} times the room)")
-    if not said:
+            ways.append(f"{words})" if not own else f"{words}: {times:.1f} times the room)")
+    if not ways:
         return "fewer requests at a time (--max-num-seqs), or more workers"
-    return said[0] if len(said) == 1 else f"{', '.join(said[:-1])} or {said[-1]}"
+    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
 
 
 def _deployment(engine: Mapping[str, Any]) -> Deployment | None:

@@ -150,8 +150,8 @@ class RecordTotals:
         self.all["informed"] += len(informed)
         self.all["best"] += int((informed["overlap"] == informed["best_overlap"]).sum())
         self._add_admitted(rows[rows["admitted"] >= 0])
-        told = rows[rows["cached"] >= 0]
-        self.told.update(requests=len(told), input=_sum(told["input"]), cached=_sum(told["cached"]))
+        known = rows[rows["cached"] >= 0]
+        self.told.update(requests=len(known), input=_sum(known["input"]), cached=_sum(known["cached"]))
         loading = rows["loading"]
         self.latency["loading"].add(loading[loading > 0])
         self._add_finished(rows[rows["status"] == FINISHED])

@@ -293,8 +293,8 @@ def pulled(pulls: PullReport) -> str:
         (pulls.gone, "found nothing there any more"),
         (pulls.failed, "lost with their source"),
     ]
-    told = [f"{number:,} {what}" for number, what in left if number]
-    return f"{words}; {', '.join(told)}" if told else words
+    reasons = [f"{number:,} {what}" for number, what in left if number]
+    return f"{words}; {', '.join(reasons)}" if reasons else words
 
 
 STAGES = {

@@ -64,9 +64,11 @@ class AdapterRoutes(msgspec.Struct, eq=False):
         answers = await asyncio.gather(*(self._tell(engine, path, content) for engine in engines))
         worst = max(status for status, _ in answers)
         if worst != 200:
-            told = "; ".join(f"{engine.name}: {why}" for engine, (_, why) in zip(engines, answers, strict=True))
+            answers_listed = "; ".join(
+                f"{engine.name}: {why}" for engine, (_, why) in zip(engines, answers, strict=True)
+            )
             raise Refusal(
-                worst, told, fix="mend what engines say, and ask again: those that did it refuse or repeat it"
+                worst, answers_listed, fix="mend what engines say, and ask again: those that did it refuse or repeat it"
             )
         found = AdapterChange(lora_name=wish.lora_name, engines=[engine.name for engine in engines])
         return Raw(msgspec.json.encode(found), JSON)

@@ -312,10 +312,10 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         # An engine whose caches are shared by other means says nothing.
         self.body = self._whole_body if params == _NULL else decode_body(self._whole_body, params)
         self._prefilled_by(decision)
-        said = answer_tokens(answer)
-        if said.cached is not None:
-            self._by += f"; cached={said.cached}"
-        self.proxy.traffic.prefilled(self.proxied, engine, decision, said)
+        usage = answer_tokens(answer)
+        if usage.cached is not None:
+            self._by += f"; cached={usage.cached}"
+        self.proxy.traffic.prefilled(self.proxied, engine, decision, usage)
         self.proxy.health.served(engine, [])
 
     async def _ask(self, engine: Engine, decision: Decision, body: bytes) -> bytes | None:
@@ -331,8 +331,8 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             await answer.ask("POST", self.path.encode(), headers, body)
             content = await read_up_to(answer, WHOLE)
             if answer.status in ELSEWHERE or not 200 <= answer.status < 500:
-                said = answer.status, answer.headers, content
-                raise EngineFailed(f"it answered {answer.status}", answer=said)
+                reply = answer.status, answer.headers, content
+                raise EngineFailed(f"it answered {answer.status}", answer=reply)
             if not answer.complete:
                 raise EngineFailed("its answer has no end")
         except BaseException:
@@ -377,8 +377,8 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                     self._blame(source, failed)
                     raise PrefillFailed(f"the prefill engine failed: {failed.reason}", answer=failed.answer)
                 if failed is None and (answer := computing.result()) is not None:
-                    said = answer_tokens(answer)
-                    self.proxy.traffic.prefilled(self.proxied, source, first, said)
+                    usage = answer_tokens(answer)
+                    self.proxy.traffic.prefilled(self.proxied, source, first, usage)
             return await answering
         except BaseException:
             for task in (computing, answering):

@@ -132,8 +132,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         await answer.ask(self.method, target, headers, None if self.method in BODILESS and not self.body else self.body)
         status = answer.status
         if status in ELSEWHERE:
-            said = status, answer.headers, await read_up_to(answer, WHOLE)
-            raise EngineFailed(f"it answered {status}", answer=said)
+            reply = status, answer.headers, await read_up_to(answer, WHOLE)
+            raise EngineFailed(f"it answered {status}", answer=reply)
         if not 200 <= status < 600:
             raise EngineFailed(f"it answered {status}")
         if answer.content_type == b"text/event-stream" and status < 400:
@@ -170,8 +170,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         # A response says that it begins before its prompt is computed.
         proxied.first_token(seen=streamed and not self.handed_over and self.path != RESPONSES)
         proxied.status = answer.status
-        said = decision_header(decision, proxied.tries, proxied.place.wait) if proxied.explained else None
-        headers = downstream(answer.headers, said)
+        header = decision_header(decision, proxied.tries, proxied.place.wait) if proxied.explained else None
+        headers = downstream(answer.headers, header)
         return headers if proxied.ticket is None else headers + proxied.ticket.headers()
 
     def _complete(self, engine: Engine, status: int, usage: AnswerTokens) -> None:
@@ -189,8 +189,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
             where = f"{tries} engines failed" if tries > 1 else "the engine failed"
             raise Refusal(502, f"{where}, the last one because {failed.reason}", fix="try again", Retry_After="1")
         status, headers, body = failed.answer
-        said = f"tries={tries}" if proxied.explained else None
-        lines = downstream(headers, said) if headers else [(b"content-type", JSON.encode())]
+        header = f"tries={tries}" if proxied.explained else None
+        lines = downstream(headers, header) if headers else [(b"content-type", JSON.encode())]
         proxied.status = status
         return Response(status, lines, body)
 

@@ -137,9 +137,9 @@ class Gateway(AsyncService):
             self.reloading.reloads = 0
         for join in self.joining:
             await join()
-        for told in config.subscriptions:
-            self.index.keep(told.model_name, told.tenant)
-            await self.index.register(told)
+        for registration in config.subscriptions:
+            self.index.keep(registration.model_name, registration.tenant)
+            await self.index.register(registration)
         for name, watch in watches:
             self.supervisor.keep(f"lookups of {name.host}", partial(self._follow, name, watch))
         for service, slices in services:

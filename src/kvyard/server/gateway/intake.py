@@ -119,9 +119,9 @@ class RequestIntake(msgspec.Struct, eq=False):
                 raise not_json(error) from None
             if pool.remote is not None and prompt.ids is not None and prompt.keys:
                 known = await pool.remote.ask(prompt.ids, Namespace(lora_name=lora, salt=salt or None))
-        said = session_name(headers.get(self.config.session_header))
+        session_given = session_name(headers.get(self.config.session_header))
         shut = pool.without(name)
-        session = said
+        session = session_given
         if isinstance(asked, PeekedResponses | PeekedContinuation) and asked.previous_response_id is not None:
             home = await self._home(asked.previous_response_id, key)
             if home is None and key is not None:
@@ -133,7 +133,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         owner = "" if key is None else key.name
         session = self._session(session, asked, prompt, owner)
         request = RouteRequest(id_, prompt.keys, prompt.tokens, session)
-        place = Placement(request=request, shut=shut, known=known, salt=key_salt, said=said)
+        place = Placement(request=request, shut=shut, known=known, salt=key_salt, said=session_given)
         place.flow = self._flow_request(request, asked, headers, key)
         if self.proxy.traffic.recorder is not None and prompt.single and not await too_heavy(body):
             place.hints = peek_hints(body, headers, prompt.tokens)

@@ -127,8 +127,8 @@ class PoolMaker:
         policy, _ = router_pair(config.router, None, mixed)
         journal = self._of.get(pool.model)
         index = pool.indexer if pool.indexer is not None else pool.router.identity
-        said = None if journal is None else named(journal, PREFILL_ROUTER)
-        router = Router(policy, (), index, config.seed, journal=said)
+        own_journal = None if journal is None else named(journal, PREFILL_ROUTER)
+        router = Router(policy, (), index, config.seed, journal=own_journal)
         split = config.disaggregation
         pool.decider = make_decider(split.decider, split.decider_options)
         prefill_pool = EnginePool(

@@ -230,8 +230,8 @@ class Membership(msgspec.Struct, eq=False):
         if self.config.index_url is None:
             engine.heard_for = model
             try:
-                for told in engine.config.registrations(model):
-                    await self.maker.index.register(told)
+                for registration in engine.config.registrations(model):
+                    await self.maker.index.register(registration)
             except BaseException as error:
                 await self._stop_listening(engine)
                 if not lenient or not isinstance(error, KvyardError | Refusal):

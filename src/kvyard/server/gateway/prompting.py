@@ -140,7 +140,7 @@ async def _decoded(raw: msgspec.Raw) -> Any:
 
 async def _chat(ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kinds: set[str]) -> PeekedChat | None:
     """``items`` after ``first`` as a conversation; ``None`` where a part is none of ``kinds``."""
-    said: list[dict[str, Any]] = []
+    messages_read: list[dict[str, Any]] = []
     for item in [*first, *items] if isinstance(items, list) else [None]:
         if not isinstance(item, dict) or not isinstance(item.get("role"), str):
             return None
@@ -152,8 +152,8 @@ async def _chat(ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kind
             content = "\n".join(part["text"] for part in parts)
         if not isinstance(content, str):
             return None
-        said.append({"role": item["role"], "content": content})
-    messages = msgspec.json.encode(said)
+        messages_read.append({"role": item["role"], "content": content})
+    messages = msgspec.json.encode(messages_read)
     if len(messages) >= LARGE:
         await pause()
     return PeekedChat(model=ask.model, cache_salt=ask.cache_salt, messages=msgspec.Raw(messages))

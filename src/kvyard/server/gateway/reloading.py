@@ -119,8 +119,8 @@ class Reloading:
             log.warning("changed, and needs a restart: %s", ", ".join(fixed))
         old, live = self.config.engines, [name for name in differing if name in LIVE]
         self.config = msgspec.structs.replace(self.config, **{name: getattr(fresh, name) for name in live})
-        for told in self.changed:
-            told(self.config)
+        for notify in self.changed:
+            notify(self.config)
         await self._exchange(old, self.config.engines)
         return live
 

@@ -93,8 +93,8 @@ class RemoteIndex:
                     )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, *DECODE_ERRORS) as error:
             self.failures += 1
-            said = "" if type(error) is ValueError else f"{type(error).__name__}: "
-            self._fail(f"{said}{error}"[:200])
+            kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+            self._fail(f"{kind}{error}"[:200])
             self._not_before = self._clock.now() + PAUSE
             return None
         if self.error:

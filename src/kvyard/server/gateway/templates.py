@@ -73,9 +73,9 @@ class ChatTemplate:
             texts["default"] = file.read_text(encoding="utf-8")
         if "default" not in texts:
             return None
-        said = {name: config[name] for name in SPECIAL if config.get(name) is not None}
+        tokens = {name: config[name] for name in SPECIAL if config.get(name) is not None}
         return cls(
-            texts, {name: value["content"] if isinstance(value, dict) else value for name, value in said.items()}
+            texts, {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
         )
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, ask: bool, more: dict[str, Any]) -> str:

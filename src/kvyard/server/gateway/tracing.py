@@ -59,14 +59,14 @@ class RequestTrace:
     def decided(self, start: int, end: int, decision: Decision) -> None:
         """A router chose, between two times."""
         self.part("queue", self._queued or start, start)
-        said: Attributes = {
+        attributes: Attributes = {
             "kvyard.worker": str(decision.worker),
             "kvyard.policy": decision.policy,
             "kvyard.why": decision.why,
             "kvyard.hit_blocks": decision.overlap,
             "kvyard.prompt_blocks": decision.blocks,
         }
-        self._parts.append(RequestPart("decide", start, end, attributes=said))
+        self._parts.append(RequestPart("decide", start, end, attributes=attributes))
 
     def end(self, now: int, status: int, outcome: str, attributes: Attributes) -> None:
         """The request is over."""

@@ -99,24 +99,26 @@ def workers(model: IndexedModel) -> list[WorkerInfo]:
     """Return the workers registered for a model."""
     by_worker: dict[tuple[str, str], WorkerInfo] = {}
     for listener in model.listeners.values():
-        told = listener.told
-        key = ("pool", told.pool) if told.pool is not None else ("worker", str(told.instance_id))
+        registration = listener.told
+        key = (
+            ("pool", registration.pool) if registration.pool is not None else ("worker", str(registration.instance_id))
+        )
         info = by_worker.get(key)
         if info is None:
             info = by_worker[key] = WorkerInfo(
-                instance_id=told.instance_id,
-                pool=told.pool,
+                instance_id=registration.instance_id,
+                pool=registration.pool,
                 status="active",
-                **model_facts(model) | {"block_size": told.block_size},
+                **model_facts(model) | {"block_size": registration.block_size},
                 routing_group=model.tenant,
                 endpoints={},
                 listeners={},
             )
-        rank = str(told.dp_rank or 0)
+        rank = str(registration.dp_rank or 0)
         about = listener.info()
-        info.endpoints.setdefault(rank, told.endpoint)
+        info.endpoints.setdefault(rank, registration.endpoint)
         info.listeners[rank if rank not in info.listeners else f"{rank}/{about.name}"] = about
-        info.block_size = info.block_size or told.block_size
+        info.block_size = info.block_size or registration.block_size
         info.status = max(info.status, about.status, key=("active", "pending", "failed").index)
     return list(by_worker.values())
 

@@ -90,11 +90,11 @@ async def bootstrap(
     """
     for url in peers:
         try:
-            told = await fetch(url, token)
+            dump = await fetch(url, token)
         except KvyardError as error:
             log.warning("%s", error)
             continue
-        more = await _listen_too(told, models, listen)
+        more = await _listen_too(dump, models, listen)
         connected = await asyncio.gather(
             *(listener.subscriber.connected(CONNECT_SECONDS) for listener in (*opened, *more))
         )
@@ -104,8 +104,8 @@ async def bootstrap(
                 "%d of %d streams aren't connected yet: what they send now may be missed", missing, len(connected)
             )
         # Once more, now that nothing falls between it and the sockets.
-        told = await fetch(url, token)
-        names = [name for model in told.models for name in _take_over(models, model, clock.now())]
+        dump = await fetch(url, token)
+        names = [name for model in dump.models for name in _take_over(models, model, clock.now())]
         log.info("took over %d streams from %s", len(names), url)
         return more
     return []

@@ -48,12 +48,12 @@ class Listener:
         self.subscriber = self._subscriber()
 
     def _subscriber(self) -> Subscriber:
-        told, patience = self.told, self._patience
+        registration, patience = self.told, self._patience
         return Subscriber(
-            told.endpoint,
-            replay=told.replay_endpoint,
-            topic=told.topic,
-            dialect=told.dialect,
+            registration.endpoint,
+            replay=registration.replay_endpoint,
+            topic=registration.topic,
+            dialect=registration.dialect,
             limits=patience.limits(),
             hwm=patience.queue,
             frame_bytes=patience.frame_bytes,
@@ -176,7 +176,7 @@ class Listener:
         else:
             heard = next(iter(self.subscriber.statuses()), None)
             state, reason = State.STALE, "nothing received yet" if heard is None else heard.reason
-        told = self.told.block_size
+        configured = self.told.block_size
         return ListenerInfo(
             name=self.told.stream,
             endpoint=self.told.endpoint,
@@ -186,7 +186,7 @@ class Listener:
             reason=self.error or reason,
             sequence=max((stream.seq for stream in known), default=-1),
             batches=self.applied,
-            block_sizes=[] if told is None else sorted(size for size in self.block_sizes if size != told),
+            block_sizes=[] if configured is None else sorted(size for size in self.block_sizes if size != configured),
         )
 
 

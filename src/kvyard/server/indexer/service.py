@@ -68,9 +68,9 @@ class Service(AsyncService):
         for label in self.config.models:
             name, _, tenant = label.partition(":")
             self.keep(name, tenant or "default")
-        for number, told in enumerate(self.config.subscriptions):
+        for number, registration in enumerate(self.config.subscriptions):
             try:
-                opened += await self.open(told)
+                opened += await self.open(registration)
             except Refusal as refusal:
                 raise KvyardError(f"subscriptions[{number}]: {refusal}; {refusal.problem.fix}") from None
         if self.config.peers:

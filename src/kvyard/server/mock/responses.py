@@ -61,13 +61,13 @@ def take(
     if body.tools:
         raise refuse("this mock answers with text here: leave tools out, or ask /v1/chat/completions", "tools")
     items: list[Json] = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    said = [*before, *(_message(item, index) for index, item in enumerate(items))]
+    conversation = [*before, *(_message(item, index) for index, item in enumerate(items))]
     first = [] if body.instructions is None else [ChatMessage(role="system", content=body.instructions)]
     hints = {name: getattr(body, name) for name in HintFields.__struct_fields__}
     chat = ChatRequest(
         **hints,
         model=body.model,
-        messages=[*first, *said],
+        messages=[*first, *conversation],
         max_completion_tokens=body.max_output_tokens,
         stream=body.stream,
         temperature=body.temperature,
@@ -75,7 +75,7 @@ def take(
         cache_salt=body.cache_salt,
         add_special_tokens=True,  # unlike in a chat, as vLLM has it
     )
-    return TakenResponse(body, said, intake.chat(chat, headers))
+    return TakenResponse(body, conversation, intake.chat(chat, headers))
 
 
 def _message(item: Json, at: int) -> ChatMessage:

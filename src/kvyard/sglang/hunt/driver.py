@@ -248,8 +248,8 @@ def run(case: Case) -> tuple[Finding | None, float]:
         place = f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
         if frame.name == "add":
             return None, 0.0  # it clips the answer: the case asks for more than the pool has room for
-        said = str(raised).strip().splitlines()
-        finding = {"kind": "crash", "detail": f"{type(raised).__name__} at {place}: {said[0] if said else ''}"}
+        lines = str(raised).strip().splitlines()
+        finding = {"kind": "crash", "detail": f"{type(raised).__name__} at {place}: {lines[0] if lines else ''}"}
     return finding, world.pressure()
 
 

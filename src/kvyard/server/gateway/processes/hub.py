@@ -315,27 +315,27 @@ class Hub:
 
     def _answer(self, asker: int, body: bytes) -> None:
         number, what, asked = _question(body)
-        said = b""
+        reply = b""
         if what == "admit":
-            said = self._admit(*_admission(asked))
+            reply = self._admit(*_admission(asked))
         elif what == "home":
             home = self._homes.find(asked.decode())
-            said = b"" if home is None else encode(home)
+            reply = b"" if home is None else encode(home)
         elif what == "changed":
             self._made(asked[0], asked[1:])
         elif what == "changes":
-            said = encode(self._changes.listed())
+            reply = encode(self._changes.listed())
             if asker in self._members:
                 self._members[asker].caught_up = True
         elif what == "config":
-            said = self._config
+            reply = self._config
         elif what == "figures":
             # One that starts knows of no engine yet whether it answers.
             kept = [member.figures for member in self._members.values() if member.ready]
-            said = encode([self._ended, *kept])
+            reply = encode([self._ended, *kept])
         elif what == "state":
-            said = encode(self._state())
-        self.send(FrameKind.ANSWER, asker, HUB, encode((number, said)))
+            reply = encode(self._state())
+        self.send(FrameKind.ANSWER, asker, HUB, encode((number, reply)))
 
     def _made(self, process: int, body: bytes) -> None:
         """A process has made a change that ``process`` was asked for."""

@@ -139,8 +139,8 @@ class GatewayPart:
         done: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         self._mine[number] = done
         try:
-            told = {"op": op, "engine": engine, "config": config, "number": number}
-            if not self.channel.send(FrameKind.CHANGE, HUB, encode(told)):
+            message = {"op": op, "engine": engine, "config": config, "number": number}
+            if not self.channel.send(FrameKind.CHANGE, HUB, encode(message)):
                 raise Refusal(503, "the gateway ends", fix="try again", Retry_After="1")
             return await done
         finally:
@@ -149,9 +149,9 @@ class GatewayPart:
     async def _catch_up(self) -> None:
         """Make the changes that were made before this process was there."""
         reloading = self._gateway.reloading
-        if reloading.error and (told := await self.channel.ask_hub("config")):
+        if reloading.error and (configured := await self.channel.ask_hub("config")):
             # The others go on with what they read while it could be used.
-            in_force = _in_force(told)
+            in_force = _in_force(configured)
             if in_force.keys is not None:
                 reloading.take_over_keys(in_force.keys)
             await reloading.take_over(with_settings(reloading.config, in_force.settings))
@@ -183,9 +183,9 @@ class GatewayPart:
             try:
                 await self.channel.ask_hub("changed", message)
             except ConnectionError:
-                said = "it was made here, but the parent process doesn't answer"
+                why = "it was made here, but the parent process doesn't answer"
                 if not asked.done():
-                    asked.set_exception(Refusal(503, said, fix="see /admin/engines"))
+                    asked.set_exception(Refusal(503, why, fix="see /admin/engines"))
                 continue
             if not asked.done():
                 asked.set_result(engine)
