@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles, and a CI that refuses to skip quietly."""
+"""Shared parts of all tests: hypothesis profiles, and a CI that refuses to skip quietly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the block manager share: short ways to make and run requests, a snapshot of everything, and a
+"""Shared parts of the tests of the block manager: short ways to make and run requests, a snapshot of everything, and a
 coordinator that is wrong on purpose."""
 
 from __future__ import annotations

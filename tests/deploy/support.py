@@ -1,4 +1,4 @@
-"""What the deployment's tests share: files read as their tools read them, and as much of kustomize as ours use."""
+"""Shared parts of the deployment's tests: files read as their tools read them, and as much of kustomize as ours use."""
 
 from __future__ import annotations
 

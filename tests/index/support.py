@@ -1,4 +1,4 @@
-"""What the index's tests share: short ways to make events of an engine whose hashes are nothing like ours."""
+"""Shared parts of the index's tests: short ways to make events of an engine whose hashes are nothing like ours."""
 
 from __future__ import annotations
 

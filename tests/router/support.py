@@ -1,4 +1,4 @@
-"""What the router's tests share: prompts by name, and a fleet whose workers announce what they are told to."""
+"""Shared parts of the router's tests: prompts by name, and a fleet whose workers announce what they are told to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service's tests share: a real server on a port of its own, and real engines that publish to it."""
+"""Shared parts of the service's tests: a real server on a port of its own, and real engines that publish to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of tiers share: a worker without a scheduler, whose blocks have contents that can be read back."""
+"""Shared parts of the tests of tiers: a worker without a scheduler, whose blocks have contents that can be read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard's tests share: a server that shows whatever it is given, and viewers that read its stream."""
+"""Shared parts of the dashboard's tests: a server that shows whatever it is given, and viewers that read its stream."""
 
 from __future__ import annotations
 

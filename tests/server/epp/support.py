@@ -1,4 +1,4 @@
-"""What the picker's tests share: a real picker in a thread, and a client over real gRPC that plays the data plane."""
+"""Shared parts of the picker's tests: a real picker in a thread, and a client over real gRPC that plays the data plane."""
 
 from __future__ import annotations
 

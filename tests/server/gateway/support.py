@@ -1,4 +1,4 @@
-"""What the gateway's tests share: a real gateway on a port of its own, in a thread, in front of real mock fleets."""
+"""Shared parts of the gateway's tests: a real gateway on a port of its own, in a thread, in front of real mock fleets."""
 
 from __future__ import annotations
 

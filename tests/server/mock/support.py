@@ -1,4 +1,4 @@
-"""What the mock's tests share: a real fleet on ports of its own, in a thread."""
+"""Shared parts of the mock's tests: a real fleet on ports of its own, in a thread."""
 
 from __future__ import annotations
 
