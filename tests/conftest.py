@@ -100,7 +100,7 @@ class NoSkips:
 
 
 SLOW_SECONDS = 1800
-"""What a test marked slow may take, unless it says itself."""
+"""Time limit of a test marked slow, unless it has its own."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

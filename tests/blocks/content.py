@@ -139,7 +139,7 @@ class Engine:
                 self.expect(block, position % group.block_size, (index, position + 1, job.digest(position)), job)
 
     def verify_hit(self, job: Job, hit: Hit) -> None:
-        """What a lookup found must be this text, whether or not it is going to be read."""
+        """Check that a lookup found this text, whether or not it is going to be read."""
         for index, (group, ids) in enumerate(zip(self.manager.groups, hit.block_ids(), strict=True)):
             size = group.block_size
             for at, block in enumerate(ids):
@@ -293,7 +293,7 @@ class Traffic:
         self.texts = [[1000 * (text + 1) + i for i in range(6 * self.unit)] for text in range(2)]
         self.names = iter(range(10**9))
         self.hits: dict[str, Hit] = {}
-        """What was found for requests that still wait. The manager knows whether it may still be used."""
+        """Hits of requests that still wait. The manager knows if they may still be used."""
         self.done: dict[str, int] = dict.fromkeys(
             ("admitted", "hit", "loaded", "stepped", "preempted", "finished", "late"), 0
         )
@@ -355,7 +355,7 @@ class Traffic:
             del engine.waiting[job.request.id]
 
     def look_up(self, job: Job) -> tuple[Hit, bool]:
-        """What is cached of this request: from an earlier time, if that still counts, else as of now."""
+        """Return the hit of this request: from an earlier time, if that still counts, else as of now."""
         kept = self.hits.get(job.request.id)
         late = kept is not None and kept.version == self.engine.manager.pool.version and self.rng.random() < 0.8
         if not late:

@@ -26,7 +26,7 @@ NULL = 0
 """The block id that stands for "nobody needs this position"."""
 
 Key = tuple[int, bytes]
-"""What a block is found by: (group, hash of the whole text up to where the block's content ends)."""
+"""Identity of a block: (group, hash of the whole text up to where the block's content ends)."""
 
 Hits = list[list[int]]
 """A lookup's answer: per group one block id per position, ``NULL`` where nothing has to be there."""
@@ -86,7 +86,7 @@ class Request:
         return self.hashes[units - 1] if 0 < units <= len(self.hashes) else None
 
     def extra_keys(self, start: int, stop: int) -> tuple[tuple[Any, ...], ...] | None:
-        """What besides tokens makes this stretch different: adapter, media in it, and at the very start the salt."""
+        """Return what makes this run different besides tokens: adapter, media in it, and at the very start the salt."""
         keys: list[tuple[Any, ...]] = []
         if self.lora:
             keys.append(("lora", self.lora["name"], self.lora.get("path", "/adapter")))
@@ -247,7 +247,7 @@ class Group:
         return 0
 
     def is_split(self, hits: list[int], local: int) -> bool:
-        """Whether a hit of ``local`` tokens ends inside the last of its blocks."""
+        """Return true if a hit of ``local`` tokens ends inside the last of its blocks."""
         return bool(hits) and local % self.size != 0
 
     # Allocation, in the order the manager asks for it.
@@ -767,7 +767,7 @@ class Model:
         }
 
     def check_config(self, sizes: list[int]) -> None:
-        """What vLLM refuses at start-up."""
+        """Raise for configurations that vLLM refuses at start-up."""
         assert all(self.scheduler_size % size == 0 for size in [self.hash_size, *sizes])
         if self.caching:
             assert all(size % self.hash_size == 0 for size in sizes)

@@ -35,7 +35,7 @@ class Family:
     config: dict[str, Any]
     steps: int = 40
     seeds: tuple[int, ...] = (1,)
-    """What to record by default: walks known to come by the corners this family is for."""
+    """Seeds recorded by default: walks known to come by the corners this family is for."""
     burst: tuple[int, ...] = (1, 1, 2, 4)
     """How much may happen in one step."""
     drafts: int = 0
@@ -45,7 +45,7 @@ class Family:
     """Steps that may be scheduled before the output of an earlier one is known."""
     external: float = 0.25
     loads_states: bool = False
-    """Whether external tokens may come with aligned states, which vLLM's own scheduler never asks for."""
+    """True if external tokens may come with aligned states, which vLLM's own scheduler never asks for."""
     cold: float = 0.0
     """Share of requests that are never looked up."""
     must_fit: float = 0.5

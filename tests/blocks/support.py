@@ -75,7 +75,7 @@ def snapshot(manager: BlockManager, *requests: Request) -> dict[str, Any]:
 
 
 class Interleaved(Coordinator):
-    """What vLLM did before #44409: a group adopts its hits and takes blocks before the next group has pinned its own.
+    """Coordinator of vLLM before #44409: a group adopts its hits and takes blocks before the next group has pinned its own.
 
     Hits are adopted as they are in vLLM, by physical id: a block that was handed out in between is adopted all the same.
     """

@@ -36,7 +36,7 @@ def enter(pool: Pool, chain: TokenChain, start: int, stop: int) -> Extent:
 
 
 def spans(cache_map: CacheMap, chain: TokenChain) -> list[tuple[int, int, int]]:
-    """What a walk finds: (start, stop, copies) of each node, holes included, as far as the chain agrees."""
+    """Return a walk's nodes: (start, stop, copies) of each, holes included, as far as the chain agrees."""
     nodes, covered = cache_map.walk(chain.keys, len(chain.keys))
     return [(node.start, min(node.stop, covered), len(node.copies)) for node in nodes]
 
@@ -271,7 +271,7 @@ def test_random_use_equals_a_dictionary(seed: int) -> None:
 
 
 def settled(held: list[Extent]) -> list[Extent]:
-    """What is held, with the parts that were split off."""
+    """Return the held extents, with the parts that were split off."""
     parts: list[Extent] = []
     for extent in held:
         at: Extent | None = extent

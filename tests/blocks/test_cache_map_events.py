@@ -1,4 +1,4 @@
-"""What the sink is told: everything that enters and leaves the maps of cached copies, and what is first and last.
+"""Calls of the sink: everything that enters and leaves the maps of cached copies, and what is first and last.
 
 The native stream announces the first copy in and the last copy out. A mirror that hears only that must know, after every
 single operation, exactly what can be found: invariant I4 at its source.

@@ -34,7 +34,7 @@ def prompts(rng: random.Random, count: int) -> list[list[int]]:
 
 
 def next_uses(texts: list[Prompt], at: int) -> tuple[tuple[int, int], ...]:
-    """What the trace says of its future, found block by block."""
+    """Return the trace's future, found block by block."""
     found: list[tuple[int, int]] = []
     for position, key in enumerate(texts[at].keys):
         following = next((later.number for later in texts[at + 1 :] if key in later.keys), None)

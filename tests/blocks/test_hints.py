@@ -214,7 +214,7 @@ def test_hints_need_an_order_that_knows_them() -> None:
 
 
 class Mark(NamedTuple):
-    """What a block is, apart from ordinary."""
+    """State of a block, apart from ordinary."""
 
     kind: str
     """``over`` or ``kept``."""

@@ -307,7 +307,7 @@ def test_an_unknown_order_is_refused() -> None:
 
 
 class Blocks:
-    """The same pool, one block at a time: a queue, a count per block, and names."""
+    """Model of the pool, one block at a time: a queue, a count per block, and names."""
 
     def __init__(self, count: int) -> None:
         self.queue = list(range(1, count))

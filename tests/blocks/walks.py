@@ -64,7 +64,7 @@ class Pair:
         return f"operation {self.operations} under {self.config}, after\n{lines}"
 
     def fresh_hit(self, name: str) -> bool:
-        """Whether what was looked up for this request may still be allocated: nothing of it was handed out or renamed."""
+        """Return true if the hit looked up for this request may still be allocated: nothing of it was handed out or renamed."""
         assert self.ours is not None
         hit = self.ours.hits.get(name)
         if hit is None or hit.version != self.ours.manager.pool.version:

@@ -238,7 +238,7 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 def outcome(line: list[str]) -> str:
-    """What is wrong with how ``line`` ended; empty for nothing."""
+    """Return what is wrong with how ``line`` ended; empty for nothing."""
     try:
         with limited(SECONDS):
             main(line)

@@ -36,7 +36,7 @@ TOKENS = ",".join(map(str, TEXT))
 
 
 class Seen:
-    """What the doctor said, once: the exit code, findings by code, and the whole answer."""
+    """Output of the doctor: the exit code, findings by code, and the whole answer."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
         with pytest.raises(SystemExit) as exit_:
@@ -354,7 +354,7 @@ def test_an_interrupt_ends_it_with_what_was_learnt(tmp_path) -> None:
 
 
 def _interrupted_after(seconds: float, out: Path) -> bool:
-    """Whether it had learnt all, so many seconds after it was sent a snapshot."""
+    """Return true if it had learnt all, ``seconds`` after it was sent a snapshot."""
     with LiveRank("a", 0, PRESETS["full"]) as rank:
         rank.run(TEXT)
         with open(out, "w") as file:

@@ -252,7 +252,7 @@ def until_interrupted(*argv: str) -> Iterator[list[str]]:
 
 
 def play_into_a_reader(path: str, port: int, *options: str) -> tuple[Mirror, str]:
-    """What a subscriber holds after ``kvyard events play``, once it has settled; and what the command said."""
+    """Return a subscriber's mirror after ``kvyard events play``, once it has settled; and the command's output."""
     argv = ["play", path, f"tcp://*:{port}", "--replay", f"tcp://*:{port + 1}", "--subscribers", "1", "--stay", "-1"]
     last = len(list(Recording(path))) - 1
     with (

@@ -1,4 +1,4 @@
-"""What commands print and write: results for programs, words for people, and neither in the other's way."""
+"""Output of commands: results for programs, words for people, and neither in the other's way."""
 
 from __future__ import annotations
 

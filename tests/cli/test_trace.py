@@ -158,7 +158,7 @@ def test_html(tmp_path: Path) -> None:
 
 
 def bad_files(where: Path) -> dict[str, tuple[list[object], str]]:
-    """What people do, and a piece of the answer."""
+    """Return bad files, and a piece of the answer to each."""
     rows = [mooncake(i, hash_ids=[i]) for i in range(2000)]
     whole = lzma.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
     files = {

@@ -37,7 +37,7 @@ _Strict.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def kustomized(folder: Path) -> list[dict[str, Any]]:
-    """What ``kubectl kustomize`` would make of a folder, but for hashes behind the names of config maps."""
+    """Return what ``kubectl kustomize`` would make of a folder, but for hashes behind the names of config maps."""
     (config,) = documents(folder / "kustomization.yaml")
     assert set(config) <= KNOWN, config
     found: list[dict[str, Any]] = []

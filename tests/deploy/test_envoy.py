@@ -23,7 +23,7 @@ from kvyard.server.epp.messages import DESTINATION, STREAMED
 from kvyard.server.epp.service import READY
 
 USED = (ext_proc_pb2, router_pb2, http_connection_manager_pb2, http_protocol_options_pb2)
-"""What the file names by URLs of types: it is found where it was imported."""
+"""Modules of the types that the file names by URLs: they are found where they were imported."""
 
 
 def configuration() -> dict[str, Any]:

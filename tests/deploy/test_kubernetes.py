@@ -39,7 +39,7 @@ QUANTITY = re.compile(r"\d+(\.\d+)?(m|Ki|Mi|Gi|k|M|G)?")
 
 
 def problems(one: dict[str, Any]) -> list[str]:
-    """What Kubernetes' own schema has against an object; fields that it doesn't know are against it."""
+    """Return the objections of Kubernetes' own schema to an object; unknown fields are objections."""
     schema = {"$ref": f"#/definitions/{one['kind']}", "definitions": SCHEMAS}
     return [f"{list(error.instance_path)}: {error.message}" for error in Draft7Validator(schema).iter_errors(one)]
 

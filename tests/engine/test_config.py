@@ -1,4 +1,4 @@
-"""What an engine can be asked for: everything that can't be honoured is refused in one sentence."""
+"""Settings of an engine: everything that can't be honoured is refused in one sentence."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def rows(others: int) -> list[Row]:
 
 
 def found_again(engine: EngineConfig, others: int, *retention: Retention, plans: bool = True) -> tuple[int, int]:
-    """What the last request found on the device and in lower tiers."""
+    """Return the tokens that the last request found on the device and in lower tiers."""
     log = Log()
     core = make_core(engine, watcher=log, plans=plans)
     job = drive(core, rows(others), make_job=kept_job(retention))[-1]

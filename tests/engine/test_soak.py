@@ -78,7 +78,7 @@ class Watch(Log):
 
 
 def held_by(core) -> dict[tuple[int, Tier], set[object]]:
-    """What the maps of all tiers hold, per (group, tier)."""
+    """Return the contents of the maps of all tiers, per (group, tier)."""
     held: dict[tuple[int, Tier], set[object]] = {}
     for group, tier, runs in core.snapshot():
         held.setdefault((group, tier), set()).update(key for run in runs for key in run.hashes)

@@ -63,7 +63,7 @@ class FakeMap:
             yield group, tier, [self.where[key] for key in counts]
 
     def held(self, narrow: bool = True) -> dict[tuple[int, Tier], set[Key]]:
-        """What a mirror should hold; ``narrow`` as integers, the way hashes travel."""
+        """Return what a mirror should hold; ``narrow`` as integers, the way hashes travel."""
         return {
             place: {wire_hash(key) if narrow else key for key in counts}
             for place, counts in self.counts.items()

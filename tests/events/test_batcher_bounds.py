@@ -1,4 +1,4 @@
-"""What the batcher and the outbox do when there is too much: lose nothing that matters, and show what was lost."""
+"""Limits of the batcher and the outbox: they lose nothing that matters, and show what was lost."""
 
 import pytest
 from hypothesis import given, settings

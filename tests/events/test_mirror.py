@@ -47,7 +47,7 @@ def events(draw):
 
 
 def sets_of(said) -> dict:
-    """What is held, as plainly as can be."""
+    """Return the held blocks, as plainly as can be."""
     held: set = set()
     for event in said:
         if isinstance(event, Stored):

@@ -1,4 +1,4 @@
-"""What tiers are called."""
+"""Names of tiers."""
 
 from __future__ import annotations
 

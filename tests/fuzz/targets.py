@@ -1,8 +1,8 @@
-"""What is fuzzed: functions that take any bytes and raise nothing but ``AssertionError``, where a promise isn't kept.
+"""Fuzzed functions: they take any bytes and raise nothing but ``AssertionError``, where a promise isn't kept.
 
-A target lets the errors pass that its reader documents, and where there is a slow obvious way to the same answer, compares. It
-keeps nothing between two calls, so that an input alone shows what it showed. ``scripts/fuzz.py`` makes inputs that reach new
-code; those worth keeping are in ``corpus``, with all that ever broke a target, and ``test_corpus.py`` runs them.
+A target lets the errors pass that its reader documents, and where there is a slow obvious way to the same answer, compares.
+It keeps nothing between two calls, so that an input alone shows what it showed. ``scripts/fuzz.py`` makes inputs that reach
+new code; those worth keeping are in ``corpus``, with all that ever broke a target, and ``test_corpus.py`` runs them.
 """
 
 from __future__ import annotations
@@ -567,7 +567,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _plain_json(text: bytes) -> Any:
-    """What Python's own reader makes of it; ``None`` where it differs by design, as in NaN or a name that comes twice."""
+    """Return the value by Python's own reader; ``None`` where it differs by design, as in NaN or a name that comes twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):

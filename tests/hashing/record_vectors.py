@@ -196,7 +196,7 @@ def random_cases(count):
 
 
 def shared_cases():
-    """The same content, with equal texts as one object: where pickled hashes go a way of their own."""
+    """Return the cases with equal texts as one object: where pickled hashes go a way of their own."""
     case = {"block_size": 4, "tokens": [1, 2, 3, 4], "media": media(("img-a", 0, 1), ("img-a", 2, 1))}
     text = case["media"][0]["hash"]
     case["media"][1]["hash"] = text

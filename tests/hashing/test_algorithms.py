@@ -1,4 +1,4 @@
-"""What every algorithm promises: chaining, no accidental equality, clear refusals, and how its seed is found."""
+"""Contract of every algorithm: chaining, no accidental equality, clear refusals, and how its seed is found."""
 
 from __future__ import annotations
 

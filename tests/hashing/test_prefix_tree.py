@@ -1,4 +1,4 @@
-"""What trees of stretches share, against the same thing done block by block."""
+"""Shared functions of prefix trees, against the same thing done block by block."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class BothWays:
 
 
 def reaches(index: PrefixIndex, workers: Sequence[Holder], keys: Keys, tokens: int) -> dict[Tier, list[int]]:
-    """What a router is told, for every tier there is: an index knows only of those it heard of."""
+    """Return a router's view, for every tier there is: an index knows only announced tiers."""
     roster = index.roster(workers)
     reaches = index.reaches(roster, keys, tokens)  # type: ignore[arg-type]
     levels = [by_slot(level, len(workers)) for level in reaches]

@@ -87,7 +87,7 @@ class Engine:
         return self.batcher.end_iteration(0)
 
     def longest(self, tokens: Sequence[int]) -> int:
-        """What the manager itself would skip of a prompt."""
+        """Return the tokens that the manager itself would skip of a prompt."""
         self.manager.begin_step()
         return self.manager.lookup(self.request(tokens)).tokens
 

@@ -33,7 +33,7 @@ def stored(tokens: Sequence[int], size: int, first: int = 0, last: int | None = 
 
 
 def nameless(tokens: Sequence[int], size: int, first: int = 0, last: int | None = None, **fields: Any) -> Stored:
-    """The same without tokens, as offload connectors announce."""
+    """Return a store without tokens, as offload connectors announce."""
     return Stored(hashes=hashes_of(tokens, size)[first:last], parent=None, tokens=None, block_size=0, **fields)
 
 

@@ -74,7 +74,7 @@ def run(core, name: str, tokens: list[int], start: int) -> int:
 
 
 def host_has_third(wire: Wire) -> bool:
-    """Whether the index believes that the host has the third shared block."""
+    """Return true if the index believes that the host has the third shared block."""
     place = wire.indexer.places.known(Place(Holder("w"), Tier.G2, 0))
     assert place is not None
     return wire.indexer.backend.holds(place, wire.indexer.identity.keys(SHARED)[2])

@@ -85,7 +85,7 @@ class Announced:
         return found & self.wanted
 
     def covered(self, tier: Tier, text: tuple[int, ...], size: int) -> bool:
-        """Whether the last ``OURS`` tokens of ``text`` may be held: announcements of such texts cover them."""
+        """Return true if the last ``OURS`` tokens of ``text`` may be held: announcements of these texts cover them."""
         left = set(range(len(text) - OURS, len(text)))
         for (of, key), said in self.said.items():
             if of == tier:

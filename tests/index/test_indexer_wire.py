@@ -81,7 +81,7 @@ class Rank:
             self.indexer.apply(update)
 
     def right(self, prompts: list[list[int]]) -> bool:
-        """Whether the index says of it what it would say of itself."""
+        """Return true if the index agrees with the rank itself."""
         self.pump()
         if self.subscriber.state != State.FRESH:
             return False

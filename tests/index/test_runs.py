@@ -197,7 +197,7 @@ def _stretch(rng: random.Random, prompts: list[TraceChain], size: int) -> Run:
 
 
 def _meets(one: tuple[Run, int, Tier], other: tuple[Run, int, Tier]) -> bool:
-    """Whether a map that announces first copies only would keep quiet about some of it."""
+    """Return true if a map that announces first copies only would keep quiet about some of it."""
     return one[1:] == other[1:] and not set(one[0].hashes).isdisjoint(other[0].hashes)
 
 

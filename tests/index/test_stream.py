@@ -1,4 +1,4 @@
-"""What the index makes of a stream's updates: which replace all before them, and what each state is worth (I12)."""
+"""Updates of a stream in the index: which replace all before them, and the weight of each state (I12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a parent or a text."""
+"""Stores that wait for a parent or a text."""
 
 from __future__ import annotations
 

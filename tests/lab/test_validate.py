@@ -38,7 +38,7 @@ def workload(count: int = 60) -> list[TraceRequest]:
 
 
 def records(shared: bool = False) -> list[Record]:
-    """What becomes of it in an engine of ``ENGINE``: the run to be met."""
+    """Return its records in an engine of ``ENGINE``: the run to be met."""
     plain = [TraceRequest(one.id, one.arrival, one.input_length, one.output_length) for one in workload()]
     return replay(workload() if shared else plain, workers=1, **ENGINE).records
 

@@ -17,7 +17,7 @@ from tests.real.engine import MODELS, ROOT, Engines
 
 HERE = Path(__file__).parent
 SECONDS = 1800
-"""What a test may take, the start of its engines with it."""
+"""Time limit of a test, the start of its engines included."""
 NEEDS = {
     "vllm": ("vLLM", "KVYARD_VLLM_PYTHON", ""),
     "nixl": ("vLLM with NIXL", "KVYARD_NIXL", " ARGS=nixl"),
@@ -29,7 +29,7 @@ _ENGINES = pytest.StashKey[Engines]()
 
 
 def suite_of(path: Path) -> str:
-    """What the tests at ``path`` start: ``vllm``, or the folder's name."""
+    """Return the engine that the tests at ``path`` start: ``vllm``, or the folder's name."""
     return "vllm" if path.parent == HERE else path.relative_to(HERE).parts[0]
 
 

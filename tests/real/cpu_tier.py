@@ -60,7 +60,7 @@ def _text(rng: random.Random, count: int) -> list[int]:
 def predict(
     requests: Sequence[TierRequest], *, blocks: int, host_blocks: int, order: str, wave: int = 1
 ) -> list[tuple[int, int]]:
-    """What each request finds on the device and in the host, in tokens, if ``wave`` of them are sent at a time.
+    """Return the tokens that each request finds on the device and in the host, if ``wave`` of them are sent at a time.
 
     ``blocks`` are the device's, without the null block.
     """
@@ -103,12 +103,12 @@ def predict(
 def expect(
     requests: Sequence[TierRequest], device: Sequence[int], *, host_blocks: int, order: str
 ) -> list[tuple[int, int]]:
-    """What each finds by the rule of vLLM's manager, put as plainly as it can be, if they come one after the other and find
-    ``device`` tokens there.
+    """Return what each finds by the rule of vLLM's manager, put as plainly as it can be, if they come one after the other
+    and find ``device`` tokens there.
 
-    A request offers what it has computed; without a load, that is all of its prompt. All that it loaded or offered counts as
-    used when it ends, the start of its prompt last. Making room costs nothing of what is being offered. But it may cost what
-    was just loaded, which is as old as before.
+    A request offers what it has computed; without a load, that is all of its prompt. All that it loaded or offered counts
+    as used when it ends, the start of its prompt last. Making room costs nothing of what is being offered. But it may cost
+    what was just loaded, which is as old as before.
     """
     chunks: dict[tuple[int, ...], list[int]] = {}
     """Priority and last use."""

@@ -26,7 +26,7 @@ MODELS = ROOT / "build" / "models"
 PATIENCE = 480.0
 """Seconds that an engine gets to start: the machine may be busy."""
 NAME = "tiny"
-"""What clients call the model."""
+"""Name of the model for clients."""
 TOPIC = "kv-events"
 DENSE: dict[str, Any] = {
     "model": "llama",
@@ -39,7 +39,7 @@ HYBRID: dict[str, Any] = {"model": "gemma3", "blocks": 160, "block_size": 64}
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is started with."""
+    """Settings that an engine is started with."""
 
     model: str = "llama"
     """A folder of ``build/models``: ``llama`` has full attention only, ``gemma3`` has full and sliding-window groups."""

@@ -1,4 +1,4 @@
-"""What a gateway promised of a prompt's cached tokens, and what the engine then said: asked, kept, and explained."""
+"""Promised and reported cached tokens of prompts: asked, kept, and explained."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
 @pytest.fixture(scope="module")
 def measured(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What vLLM did with the same requests, without a tier and with one under several policies."""
+    """Return vLLM's results on the same requests, without a tier and with one under several policies."""
     folder = tmp_path_factory.mktemp("tier")
     subprocess.run([vllm_python, ROOT / "scripts" / "tiny_models.py", MODELS], check=True)
     model = folder / "llama"

@@ -1,4 +1,4 @@
-"""What a fleet has below its devices, by hand; a sweep's order and a search's price go by it."""
+"""Memory of a fleet below its devices, by hand; a sweep's order and a search's price depend on it."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_the_router_is_told_what_each_tier_adds(monkeypatch: pytest.MonkeyPatch,
 
 
 def blocks_by_tier(core: EngineCore, keys: Any, tokens: int) -> Iterator[int]:
-    """What each tier adds to the prefix that the closer ones have."""
+    """Yield the addition of each tier to the prefix that the closer ones have."""
     assert core.offload is not None
     known: set[object] = set()
     before = 0

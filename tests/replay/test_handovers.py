@@ -306,8 +306,8 @@ def test_a_prompt_too_large_for_the_decode_worker_is_refused_and_its_blocks_go_b
 
 
 class Memory:
-    """What is in every block of every worker, token by token. Written when computed, copied when handed over, compared when
-    read: a block that is let go too early is written over by others, and that shows.
+    """Content of every block of every worker, token by token. Written when computed, copied when handed over, compared when
+    read: a block that is freed too early is overwritten by others, and that shows.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -344,7 +344,7 @@ class Memory:
         watcher.decided = decided
 
     def _label(self, job: Job, token: int) -> object:
-        """What belongs there: the text up to it, or an answer's own token."""
+        """Return the right content: the text up to it, or an answer's own token."""
         trace = job.chain.trace  # type: ignore[union-attr]
         if token < job.num_prompt_tokens and token // trace.id_block_size < len(trace.ids):
             return trace.ids[token // trace.id_block_size], token % trace.id_block_size

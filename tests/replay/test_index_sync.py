@@ -41,7 +41,7 @@ def test_ranks_of_an_engine() -> None:
 
 
 def check_pulls(kind: str, router: str, requests: int) -> None:
-    """The same where workers pull from each other, in the settings of ``test_pulls``."""
+    """Check index and pools where workers pull from each other, in the settings of ``test_pulls``."""
     settings = {**SMALL, **PULLS[kind], "router": router}
     config = as_config(None, {name: value for name, value in settings.items() if value is not None})
     trace = list(sessions(requests, seed=3, arrivals="poisson:rate=30"))

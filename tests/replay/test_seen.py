@@ -1,4 +1,4 @@
-"""What workers have computed, against a plain dict of ids."""
+"""Computed parts of texts by worker, against a plain dict of ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE, BLOCK = 8, 4
 
 
 class Plain:
-    """The same with a set of workers for every id."""
+    """Model with a set of workers for every id."""
 
     def __init__(self) -> None:
         self.known: dict[int, set[int]] = {}

@@ -1,4 +1,4 @@
-"""What was routed lately, against a list of it; and the tree underneath with keys that are made on demand."""
+"""Memory of recent routing, against a list of it; and the tree underneath with keys that are made on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the index lets a router see: hybrid models, stale streams, pools, coarse blocks; rosters against full scores."""
+"""The index as a router sees it: hybrid models, stale streams, pools, coarse blocks; rosters against full scores."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def _tiers(decision: Decision) -> tuple[int, int, int]:
 
 
 def _peek(fleet: Fleet, prompt: Sequence[object], **options: object) -> Decision:
-    """What would be said of a prompt, without sending it: a router of the same memory, asked and forgotten."""
+    """Return the decision for a prompt without sending it: a router with the same memory, asked and discarded."""
     memory = fleet.router.overlaps.memory
     fleet.router.overlaps.memory = _Deaf(memory)  # type: ignore[assignment, arg-type]
     try:

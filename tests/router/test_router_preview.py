@@ -1,4 +1,4 @@
-"""What a router would decide, without deciding it."""
+"""Previews of a router's decisions."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Pair:
         self.seqs[worker] += 1
 
     def groups(self, worker: str) -> Sequence[int | None]:
-        """What its events call its groups."""
+        """Return the names of its groups in events."""
         return (0, 1) if worker in self.hybrid else (None,)
 
     def both(self, ask: str, *args: Any, **kwargs: Any) -> Any:
@@ -235,7 +235,7 @@ def test_workers_that_turn_out_to_be_slow() -> None:
 
 
 def usual(pair: Pair) -> float:
-    """What most workers take for a thousand tokens."""
+    """Return the time of most workers for a thousand tokens."""
     times = [pair.routers[1].pace(Holder(worker)).prefill(1000) for worker in pair.names]
     return max(set(times), key=times.count)
 

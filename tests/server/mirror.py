@@ -1,4 +1,4 @@
-"""Whether an index says what engines hold, copy by copy: every place of every rank, whatever tier and group."""
+"""Agreement of an index with the engines, copy by copy: every place of every rank, whatever tier and group."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Listening:
 
 
 def pool_of(core: EngineCore) -> dict[Place, Counter[int]]:
-    """What a rank holds by its own books, as the wire names it."""
+    """Return the contents of a rank by its own books, as the wire names them."""
     held: dict[Place, Counter[int]] = {}
     for group, tier, runs in core.snapshot():
         held.setdefault((tier, group), Counter()).update(wire_hash(key) for run in runs for key in run.hashes)
@@ -105,7 +105,7 @@ def differences(indexer: Indexer, holder: Holder, pool: dict[Place, Counter[int]
 
 
 def _key_of(feed: Feed, engine_hash: int) -> int | None:
-    """What the index calls a block that an engine calls ``engine_hash``; ``None`` where it never heard of it."""
+    """Return the index's name of a block that an engine calls ``engine_hash``; ``None`` if it is unknown."""
     loc = feed.bridge.find(engine_hash)
     if loc is None:
         return None

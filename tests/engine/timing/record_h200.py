@@ -130,7 +130,7 @@ def timed(work, budget: float = 1.5, most: int = 20) -> float:
 
 
 def graphed(work) -> float:
-    """The same for a captured graph: what the device takes, without the time to launch from Python."""
+    """Return the device's time of a captured graph, without the time to launch from Python."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

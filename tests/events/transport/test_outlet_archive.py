@@ -1,4 +1,4 @@
-"""What a publisher keeps of its past."""
+"""A publisher's archive of its past."""
 
 from __future__ import annotations
 

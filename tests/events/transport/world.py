@@ -29,17 +29,17 @@ class World:
         self.injector = Injector(faults or Faults())
         self.limits = limits or Limits()
         self.answers = source and (ring > 0 or not plain)
-        """Whether anybody can be asked what was missed."""
+        """True if anybody can be asked for missed batches."""
         self.encoder = Encoder()
         self.mirror = Mirror()
         self.updates = []
         self.answer = None
         self.asked = None
         self.deaf = False
-        """Whether requests go unanswered."""
+        """True if requests go unanswered."""
         self.reply_loss = 0.0
         self.topicless = topicless
-        """Whether replies lack the topic, as SGLang's do."""
+        """True if replies lack the topic, as SGLang's do."""
         self.in_flight: list[Frame] = []
         self._engine()
         self.follower = Follower("s", source=source, limits=self.limits)

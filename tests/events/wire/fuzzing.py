@@ -84,7 +84,7 @@ def corrupt(rng: random.Random, value: object, depth: int = 0) -> object:
 
 
 def check(decoded, decoder: Decoder) -> None:
-    """What must hold for any payload whatever."""
+    """Check what must hold for any payload whatever."""
     for problem in decoded.problems:
         assert not problem.reason.startswith("unexpected"), problem
         assert len(problem.reason) <= 260

@@ -1,9 +1,9 @@
-"""What replicas asked of the server about one owner and what it answered, and a model of what it may answer.
+"""Requests of replicas to the server about one owner and its answers, and a model of what it may answer.
 
 The property: **every operation on a lease, and every row that a reader credits, is linearizable**, whatever becomes of the
-server, of connections and of clocks. A reader may always find nothing: that is what the index promises, and no more. The time
-that a lease lasts isn't part of it: safety comes from tokens, and clocks decide only who may ask for the next one, which
-``early_takeovers`` looks at.
+server, of connections and of clocks. A reader may always find nothing: that is what the index promises, and no more. The
+time that a lease lasts isn't part of it: safety comes from tokens, and clocks decide only who may ask for the next one,
+which ``early_takeovers`` looks at.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LeaseRecorder:
         index.server.commands = commands  # type: ignore[method-assign]
 
     def _operation(self, command: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]] | None:
-        """What a command is, and what it says, where it is about our owner."""
+        """Return the kind and content of a command, if it is about our owner."""
         names = {script.digest: script.name for script in WATCHED}
         kind = names.get(str(command[1])) if command[0] == "EVALSHA" else None
         if kind is None:
@@ -105,7 +105,7 @@ def _result(kind: str, reply: list[Any], owner: str) -> Any:
 
 
 class LeaseModel:
-    """What the server may answer, given all that is known of its answers."""
+    """Model of the server's possible answers, given all that is known of its answers."""
 
     def __init__(self, history: Sequence[Operation]) -> None:
         known = [one for one in history if one.result != UNKNOWN]

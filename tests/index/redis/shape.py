@@ -1,4 +1,4 @@
-"""What the processes of one recovery test agree on."""
+"""Parameters that the processes of one recovery test share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server says of its slots and owners, as of the last look. Needs no server."""
+"""A server's slots and owners, as of the last look. Needs no server."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def say(indexer: SharedIndexer, *events: Event, seq: int, stream: str = "a", **f
 
 
 def blocks(indexer: SharedIndexer, worker: Holder = A) -> int:
-    """What a worker could use of the text, by the short way and the long way."""
+    """Return the blocks that a worker could use of the text, by the short way and the long way."""
     keys = indexer.identity.keys(TEXT)
     for _ in range(100):
         before = indexer.backend.server.connected, indexer.backend.server.connects, indexer.backend.directory.looks

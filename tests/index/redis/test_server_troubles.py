@@ -38,7 +38,7 @@ def pair(server: RedisServer, **options: Any) -> Iterator[tuple[SharedIndexer, S
 
 
 def whole(writer: SharedIndexer, reader: SharedIndexer, expected: int, most: int | None = None) -> bool:
-    """Whether both give the one right answer again. Meanwhile they must not give a longer one, or more than ``most``."""
+    """Return true if both give the one right answer again. Meanwhile they must not give a longer one, or more than ``most``."""
     writer.tick()
     reader.tick()
     found = [blocks(writer), blocks(reader)]

@@ -97,7 +97,7 @@ class Fleet:
         return process
 
     def claims(self) -> list[int]:
-        """What the reader says of each prompt."""
+        """Return the reader's answer for each prompt."""
         self.reader.tick()
         found = [self.reader.score(prompt).workers.get(self.holder) for prompt in PROMPTS]
         return [0 if match is None or not match.score else match.tokens for match in found]

@@ -184,7 +184,7 @@ class _OddPages(_VllmPages):
 
 
 def serve(handler: type[_Pages], work: Callable[[str], Coroutine[Any, Any, T]]) -> T:
-    """What ``work`` returns for the address of a server with these pages."""
+    """Return the result of ``work`` for the address of a server with these pages."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()

@@ -1,4 +1,4 @@
-"""What a measured run shows of passes, and what it leaves open."""
+"""Passes in a measured run, and what it leaves open."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_device_and_host_agree_after_every_decision(name: str) -> None:
 
 
 def admitted(state: dict[str, Any]) -> list[list[Any]]:
-    """What our budget answers to the prompts of a state, in the words of SGLang's adder."""
+    """Return our budget's answers to the prompts of a state, in the words of SGLang's adder."""
     page, off, eos = state["page"], state["disable_radix_cache"], not state["ignore_eos"]
     left = [min(answer - output, CLIP) for _, output, answer in state["running"]]
     aside = 0.0

@@ -62,14 +62,14 @@ def engine(rows: Sequence[TraceRequest], settings: Mapping[str, object]) -> Repl
 
 
 def counts(rows: Sequence[TraceRequest], settings: Mapping[str, object], **facts: object) -> Counted:
-    """What such an engine counts, by request."""
+    """Return the counts of an engine with these settings, by request."""
     hits = engine(rows, settings).hits
     by_request = {row.id: int(found) for row, found in zip(rows, hits, strict=True) if found >= 0}
     return Counted(source="test", by_request=by_request, facts={name: str(value) for name, value in facts.items()})
 
 
 def counters(rows: Sequence[TraceRequest], settings: Mapping[str, object], **facts: object) -> Counted:
-    """The same as two sums, as an engine's metrics have them."""
+    """Return the counts as two sums, as an engine's metrics have them."""
     found = engine(rows, settings)
     queries = sum(row.input_length for row in rows)
     told = {name: str(value) for name, value in facts.items()}

@@ -31,7 +31,7 @@ def prompts(count: int = 30) -> list[list[int]]:
 
 
 def seen(faults: Mapping[str, Any], told: Mapping[str, object] = {}, **more: object) -> Expectation:
-    """What is expected of a mock engine with ``faults``, whose settings are ``told``, beside what it counted."""
+    """Return the expectation of a mock engine with ``faults``, whose settings are ``told``, beside what it counted."""
     rows: list[TraceRequest] = []
     cached: dict[str, int] = {}
     with (

@@ -1,4 +1,4 @@
-"""What an expectation reads: command lines, pages of metrics, counts per request, recordings; and the command itself."""
+"""Inputs of an expectation: command lines, pages of metrics, counts per request, recordings; and the command itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hint is worth: the study is the replays it is made of, and its quick mode is what others measured."""
+"""Value of a hint: the study is the replays it is made of, and its quick mode is what others measured."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {"limit": 60, "block_size": 512, "num_gpu_blocks": 512}
 
 
 class TestPacking:
-    """What travels to the nodes; needs no Ray."""
+    """Files that travel to the nodes; needs no Ray."""
 
     def test_a_file_and_a_folder(self, tmp_path: Path) -> None:
         folder = tmp_path / "talks"

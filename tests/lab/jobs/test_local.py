@@ -81,7 +81,7 @@ def test_one_that_is_killed_while_it_sends_its_report_is_run_again(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class HalfSent:
-        """What is left of such a process: the head of a message of 100 bytes, and three of them."""
+        """Remains of a killed process: the head of a message of 100 bytes, and three of them."""
 
         exitcode = -9
 

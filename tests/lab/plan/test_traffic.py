@@ -1,4 +1,4 @@
-"""What a trace asks of a fleet, by hand-counted traces."""
+"""Demand of a trace on a fleet, by hand-counted traces."""
 
 from __future__ import annotations
 

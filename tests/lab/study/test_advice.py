@@ -1,4 +1,4 @@
-"""What the adviser decides: the cheapest that keeps limits, nearly the lowest TTFT, the least behind, better and worse."""
+"""Decisions of the adviser: the cheapest that keeps limits, nearly the lowest TTFT, the least behind, better and worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a choice stands in spite of the error of its times."""
+"""Stability of a choice in spite of the error of its times."""
 
 from __future__ import annotations
 

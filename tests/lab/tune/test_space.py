@@ -1,4 +1,4 @@
-"""What is searched: ranges, choices, the options of the policy that was chosen; and refusals."""
+"""Search space: ranges, choices, the options of the policy that was chosen; and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says in words: fleets made so that one resource is the limit. The fleet itself is the oracle: each resource is
+"""A report in words: fleets made so that one resource is the limit. The fleet itself is the oracle: each resource is
 relieved, and the one that is named must change the result most.
 """
 
@@ -72,7 +72,7 @@ def with_engine(made: ReplayConfig, **changes: object) -> ReplayConfig:
 
 
 def relieved(made: ReplayConfig) -> dict[Resource, list[ReplayConfig]]:
-    """The same fleet with one resource relieved, in one way or another."""
+    """Return the fleet with one resource relieved, in one way or another."""
     engine = made.workers[0].engine
     tiers = engine.tiers
     links = []

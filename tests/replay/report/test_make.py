@@ -1,4 +1,4 @@
-"""What a report says, against counting its records naively."""
+"""A report, against counting its records naively."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What times are worth: named with their error in the table, the page, the file, comparisons and sweeps."""
+"""Accuracy of times: named with their error in the table, the page, the file, comparisons and sweeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see in a terminal."""
+"""Reports in a terminal."""
 
 from __future__ import annotations
 

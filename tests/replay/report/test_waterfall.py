@@ -33,7 +33,7 @@ SECOND = 10**9
 def fleet(
     rows: list[TraceRequest], policy: str = "kv", *, workers: int = 1, lag: int = 0, **engine: object
 ) -> tuple[Report, Fleet]:
-    """What became of ``rows``, and the fleet."""
+    """Return the report of ``rows``, and the fleet."""
     fields: dict[str, object] = {"block_size": 16, "num_gpu_blocks": 1000, **engine}
     if "groups" in fields:
         del fields["block_size"]

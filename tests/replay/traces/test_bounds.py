@@ -27,7 +27,7 @@ def ids(prompt: Prompt) -> list[Prompt]:
 
 
 def numbers(prompt: Prompt) -> list[int]:
-    """The same as numbers."""
+    """Return the prompt as numbers."""
     return [int("1" + "".join(map(str, one)), 4) for one in ids(prompt)]
 
 

@@ -47,7 +47,7 @@ def test_each_format_is_told_by_its_first_record(
 
 
 def check_contract(requests: list[TraceRequest]) -> None:
-    """What the replay relies on."""
+    """Check what the replay relies on."""
     seen: set[str] = set()
     time = 0
     assert requests[0].arrival == 0

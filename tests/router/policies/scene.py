@@ -103,12 +103,12 @@ class Scene:
         )
 
     def costs(self, policy: Policy) -> list[float]:
-        """What it costs at each worker."""
+        """Return its cost at each worker."""
         model, routing = policy.costs(self.routing), self.routing
         return [model.cost(worker, routing.match_of(worker.slot)) for worker in routing.workers]
 
     def choice(self, policy: Policy) -> Choice:
-        """What it says; it is told that this is what was done."""
+        """Return its choice; it is reported back as done."""
         made = policy.choose(self.routing)
         policy.routed(self.routing, made)
         return made

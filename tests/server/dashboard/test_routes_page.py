@@ -65,7 +65,7 @@ def sound(tab: Tab, width: int) -> None:
 
 
 def figure(tab: Tab, name: str) -> str:
-    """What a tile says."""
+    """Return the text of a tile."""
     tiles = tab.ask(
         "[...document.querySelectorAll('.tile')].map(t => [t.children[0].textContent, t.children[1].textContent])"
     )

@@ -1,4 +1,4 @@
-"""What a gateway's dashboard says is what its parts know."""
+"""A gateway's dashboard agrees with its parts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_who_comes_later_sees_what_was_before(monkeypatch: pytest.MonkeyPatch) -
 
 
 def past_of(gated: Gated) -> list[dict[str, Any]]:
-    """What a viewer who comes now is told of before."""
+    """Return the past that a new viewer receives."""
     with watched(gated.url) as events:
         name, past = next(events)
         assert name == "history"

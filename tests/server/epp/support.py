@@ -196,7 +196,7 @@ def config(request: int = STREAMED, response: int = STREAMED) -> ProtocolConfigu
 
 
 class Answer:
-    """What a client of the data plane gets, and what went over gRPC on the way."""
+    """Answer to a client of the data plane, and what went over gRPC on the way."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -209,7 +209,7 @@ class Answer:
         """Headers that the picker set on the request."""
         self.removed: list[str] = []
         self.request_pieces: list[bytes] = []
-        """What the picker handed back of the request."""
+        """Parts of the request that the picker handed back."""
         self.log: list[str] = []
 
     @property
@@ -243,7 +243,7 @@ class DataPlane:
         self.target = target
         self.request_mode, self.response_mode = request_mode, response_mode
         self.says = says
-        """Whether it tells its modes."""
+        """True if it reports its modes."""
         self.credentials = credentials
 
     def ask(

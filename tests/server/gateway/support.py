@@ -201,7 +201,7 @@ class GatewayProcess(ReadProcess):
 
 
 def together(deeds: list[Callable[[], Any]]) -> list[Any]:
-    """What all of ``deeds`` return, or raise, done at once."""
+    """Return what all of ``deeds`` return, or raise, done at once."""
     found: list[Any] = [None] * len(deeds)
 
     def run(at: int) -> None:

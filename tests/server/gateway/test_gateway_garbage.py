@@ -40,7 +40,7 @@ def circles() -> Iterator[Counter[str]]:
 
 
 def ask(gated: Gated, *, headers: str = "", hang_up: bool = False, **body: Any) -> bytes:
-    """What is answered over a connection of its own, up to its end or to the first bytes."""
+    """Return the answer over a connection of its own, up to its end or to the first bytes."""
     body = {"prompt": "some text of a client " * 8, "max_tokens": 6, "stream": True, **body}
     found = b""
     with asking(gated.url, "/v1/completions", f"Connection: close\r\n{headers}", **body) as line:

@@ -1,4 +1,4 @@
-"""What was promised of engines' caches, and what became of it: every reason by itself, and over HTTP with real engines."""
+"""Promises about engines' caches, and their outcomes: every reason by itself, and over HTTP with real engines."""
 
 from __future__ import annotations
 

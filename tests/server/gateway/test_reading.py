@@ -64,7 +64,7 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def text(rng: random.Random, length: int) -> str:
-    """What tokenizers stumble over: runs of spaces and lines, digits, contractions, marks, letters of all kinds."""
+    """Return text that tokenizers stumble over: runs of spaces and lines, digits, contractions, marks, letters of all kinds."""
     words = [
         "the",
         "cache",

@@ -44,7 +44,7 @@ def served():
 
 
 class TestDynamosClients:
-    """What Dynamo 1.6.1's own indexer answered to the very same stream and requests, recorded on 2026-11-15."""
+    """Answers of Dynamo 1.6.1's own indexer to the very same stream and requests, recorded on 2026-11-15."""
 
     DYNAMO = {
         "scores": {"1": {"0": 8}},

@@ -26,7 +26,7 @@ LOSSY = Faults(drop=0.2, duplicate=0.1, reorder=0.1)
 
 
 def right(served: Served, ranks: list[LiveRank], prompts: list[list[int]]) -> bool:
-    """Whether the service says of every rank what its own manager would."""
+    """Return true if the service agrees with every rank's own manager."""
     for prompt in prompts:
         found = served.score(prompt)
         for rank in ranks:

@@ -1,4 +1,4 @@
-"""What no fleet can be, and where workers have their ports."""
+"""Impossible fleets, and the ports of workers."""
 
 from __future__ import annotations
 

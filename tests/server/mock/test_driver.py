@@ -75,7 +75,7 @@ def overheard(watcher: Any, log: Log) -> None:
 
 
 def offline(config: EngineConfig, ranks: int, actions: list[tuple[int, str, Job, int]], plans: bool) -> list[Log]:
-    """The same stamps in virtual time, with jobs made anew."""
+    """Return the logs of these stamps in virtual time, with jobs made anew."""
     logs = [Log() for _ in range(ranks)]
     cores = [
         make_core(

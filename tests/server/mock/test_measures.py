@@ -19,7 +19,7 @@ from kvyard.server.mock.measures import CATALOG, one_two_five
 from kvyard.tiers import OffloadConfig, TierConfig
 
 VECTOR = json.loads((Path(__file__).parent / "vectors" / "vllm_metrics.json").read_text())
-"""What vLLM 0.32 itself registers for a model of 2048 tokens; ``make_vllm_metrics.py`` beside it wrote it down."""
+"""Metrics that vLLM 0.32 itself registers for a model of 2048 tokens; ``make_vllm_metrics.py`` beside it wrote them."""
 
 
 def families(text: str) -> dict[str, dict[str, Any]]:

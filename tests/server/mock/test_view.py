@@ -1,4 +1,4 @@
-"""What the mock says of itself on its dashboard is what happened."""
+"""The mock's dashboard agrees with what happened."""
 
 from __future__ import annotations
 
