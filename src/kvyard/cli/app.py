@@ -65,7 +65,7 @@ _GROUPS = {
         ("sweep", "sweep", "Replay a trace over a grid of settings, and draw the curves."),
         ("league", "league", "Compare routing policies on one trace."),
         ("hints", "hints", "Estimate what a retention hint is worth, by recall."),
-        ("tune", "tune", "Search for the cheapest fleet that keeps an SLO."),
+        ("tune", "tune", "Search any settings of a fleet for your own goals."),
         ("compare", "compare", "Compare the reports of several replays."),
         ("calibrate", "calibrate", "Fit timing to a live engine, or to an engine's log."),
         ("profile", "app", "Fit timing to measured passes, and inspect the fit."),
