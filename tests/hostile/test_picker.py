@@ -104,6 +104,18 @@ def test_what_is_handed_back_counts_until_it_is_read(picker: PickerServed) -> No
     picker.idle()
 
 
+def test_a_status_that_is_none(picker: PickerServed) -> None:
+    """Python reads no number of so many digits."""
+    with begin(picker.target) as stream:
+        stream.send(request_body=WHOLE)
+        stream.receive()
+        stream.send(response_headers=HttpHeaders(headers=headers({":status": "9" * 5000})))
+        kinds = [stream.receive().WhichOneof("response") for _ in range(2)]
+        assert kinds[-1] == "response_headers", kinds
+        stream.call.cancel()
+    picker.idle()
+
+
 WHOLE = HttpBody(body=b'{"prompt": "a"}', end_of_stream=True)
 
 

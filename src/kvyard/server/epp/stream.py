@@ -199,7 +199,7 @@ class RequestStream:
     async def _response_headers(self, message: Any) -> None:
         headers = messages.read_headers(message.response_headers)
         status = headers.get(":status", "")
-        self._status = int(status) if status.isdecimal() else 0
+        self._status = int(status) if status.isdecimal() and len(status) == 3 else 0
         self._streamed = headers.get("content-type", "").startswith("text/event-stream")
         self._whole = message.response_headers.end_of_stream
         endpoint = messages.served(message)
