@@ -71,7 +71,8 @@ class MockerTokenRatio:
 class PrefixQueue(ArrivalQueue):
     """Kept in order of arrival; who is next changes with what is cached."""
 
-    strict = False
+    def __init__(self) -> None:
+        super().__init__(strict=False)
 
 
 class MockerPasses(PassMaker):
