@@ -19,9 +19,9 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 
 from tests.hostile.support import MIB, ServerProcess
 from tests.hostile.test_memory import BACK_S
-from tests.server.support import PATIENCE, eventually
 from tests.server.test_handshake import HALF_A_HELLO, trusting
 from tests.server.tls import certificate
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.zmq, pytest.mark.slow, pytest.mark.timeout(300)]
 COUNT = 2000
