@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import ssl
@@ -138,6 +139,34 @@ def test_an_end_does_not_wait_for_handshakes(tls: TlsFiles) -> None:
             assert not await reader.read()
             raise ConnectionError
         writer.close()
+
+    served(scenario, tls)
+
+
+@pytest.mark.parametrize("way", ["closed", "reset", "close_notify alone"])
+@pytest.mark.parametrize("size", [0, 200_000])
+def test_a_hang_up_ends_a_request(tls: TlsFiles, way: str, size: int) -> None:
+    async def scenario(app: Echo, server: HttpServer) -> None:
+        app.go_on.clear()
+
+        def ask() -> ssl.SSLSocket:
+            connection = trusting().wrap_socket(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(request_of(b"x" * size))
+            return connection
+
+        connection = await asyncio.to_thread(ask)
+        await reach(app, "asked", 1)
+        if way == "close_notify alone":
+            with contextlib.suppress(ssl.SSLError, OSError):
+                connection.settimeout(0.01)
+                connection.unwrap()
+        elif way == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        if way != "close_notify alone":
+            connection.close()
+        await reach(app, "gone", 1)
+        connection.close()
+        await reach(app.held, "connection_bytes", 0)
 
     served(scenario, tls)
 
