@@ -45,7 +45,7 @@ def counts(folder: Path, limit: int, blocks: int) -> Path:
     """What an engine with so many blocks counts, by request."""
     rows, answers = folder / "rows.jsonl", folder / f"answers-{blocks}.jsonl"
     settings = [str(blocks) if word == "4000" else word for word in SETTINGS]
-    cpu("replay", TRACE, "--limit", limit, *settings, "--retention-interval", 0, "--per-request", rows, "-q")
+    cpu("replay", TRACE, "--limit", limit, *settings, "--per-request", rows, "-q")
     with answers.open("w") as file:
         for line in rows.read_text().splitlines():
             row = json.loads(line)
@@ -126,7 +126,7 @@ def of_a_gateway(seconds: float) -> None:
                 client.start()
             time.sleep(15)
             watch, _ = started(
-                *("expect", recording, "--watch", "2s", "--window", 200, "--gateway", url, "--port", 0),
+                *("expect", recording, "--watch", "2s", "--window", 50, "--gateway", url, "--port", 0),
                 *("--block-size", 16, "--num-gpu-blocks", 4000, "--workers", 2, "--router", "least-time"),
                 until="metrics at",
             )

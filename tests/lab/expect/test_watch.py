@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -55,6 +56,16 @@ def test_the_end_of_a_recording_is_compared_with_warm_caches(tmp_path: Path) -> 
     text = watch.metrics.text()[0].decode()
     assert 'kvyard_expect_cause{cause="caching-off",kind="fault"} 1.0' in text and "kvyard_expect_fault 1.0" in text
     assert watch.looks == 2
+
+
+def test_caches_that_were_warmed_before_the_window_are_no_fault(tmp_path: Path) -> None:
+    rows = documents(160, kinds=40)
+    path = recorded(tmp_path / "r.jsonl", rows, counts(rows, ONE).by_request)
+    watch = ExpectWatch(lambda count: read_latest(path, count, open_trace), ONE, every_s=60, requests=15)
+    watch.look()
+    found = watch.found
+    assert found is not None and found.counted is not None and found.counted > sum(row.owed for row in found.rows)
+    assert (found.cause, found.fault) == ("", False)
 
 
 def test_looks_without_a_result_are_counted(tmp_path: Path) -> None:
@@ -128,8 +139,15 @@ def test_the_gateway_s_dashboard_shows_the_result(tmp_path: Path) -> None:
             gateway=link,
         )
         eventually(lambda: last_lines(recording, 12).count(b"\n") == 12)
-        watch.look()
-        assert watch.failed == 0
+
+        async def look_once() -> None:
+            await watch.start()
+            await asyncio.to_thread(eventually, lambda: watch.found is not None or watch.failed)
+            await asyncio.to_thread(eventually, lambda: gate.client.get("/dashboard/view").json()["expectation"])
+            await watch.stop()
+
+        asyncio.run(look_once())
+        assert (watch.looks, watch.failed) == (1, 0)
         shown = gate.client.get("/dashboard/view").json()["expectation"]
         assert (shown["requests"], shown["exact"], shown["fault"]) == (10, 10, False)
         assert shown["owed"] == shown["counted"] > 0
