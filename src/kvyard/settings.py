@@ -109,12 +109,14 @@ class Settings(dict[str, Declared]):
         A file may have some of them in tables, so that it can be read by several commands: in the table ``own`` by these
         names, and in each of ``tables`` by the names of fields. Tables of others are ``passed_over``.
         """
-        super().__init__({name: one for part in parts for name, one in part.items()})
+        super().__init__({name: declared for part in parts for name, declared in part.items()})
         self.left_out = left_out or {}
         self.tables = dict(tables or {})
         self._own = own
         self._passed_over = tuple(passed_over)
-        self._also = {also: name for name, one in self.items() for also in one.mark.also if not also.startswith("-")}
+        self._also = {
+            also: name for name, declared in self.items() for also in declared.mark.also if not also.startswith("-")
+        }
 
     def joined(self, more: "Settings", tables: "Mapping[str, Settings]") -> "Settings":
         """These and ``more``, which a file may have in further ``tables``."""
@@ -123,13 +125,13 @@ class Settings(dict[str, Declared]):
 
     def named(self, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         """``given`` with further names replaced by the first ones. Raises ``KvyardError`` for what is given under two."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in given.items():
             first = self._also.get(name, name)
-            if first in found or (first != name and first in given):
+            if first in values or (first != name and first in given):
                 raise KvyardError(f"{name}{where} is another name of {first}: leave one of the two out")
-            found[first] = value
-        return found
+            values[first] = value
+        return values
 
     def check_names(self, names: Iterable[str], where: str = "") -> None:
         """Raise ``KvyardError`` at the first of ``names`` that can't be set, with the reason or the nearest name."""
@@ -196,16 +198,16 @@ class Settings(dict[str, Declared]):
             raise KvyardError(f"{path}: {error}") from None
         return values
 
-    def _flat(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _flat(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Flatten the tables of a file. Raises ``KvyardError`` for a setting that is given twice."""
         flat: dict[str, Any] = {}
-        parts: list[tuple[str, Mapping[str, Any]]] = [("", found)]
+        parts: list[tuple[str, Mapping[str, Any]]] = [("", document)]
         fields: dict[str, dict[str, str]] = {self._own: {}}
         fields |= {
             table: {setting.field: name for name, setting in part.items()} for table, part in self.tables.items()
         }
         for table, named in fields.items():
-            given = found.get(table)
+            given = document.get(table)
             if table and isinstance(given, Mapping):
                 for field in given:
                     if named and field not in named:
@@ -453,7 +455,7 @@ def _plain_type(hint: Any) -> Any:
         if origin is Annotated:
             hint = get_args(hint)[0]
         elif origin in (Union, types.UnionType) and type(None) in get_args(hint) and len(get_args(hint)) == 2:
-            hint = next(one for one in get_args(hint) if one is not type(None))
+            hint = next(member for member in get_args(hint) if member is not type(None))
         else:
             return hint
 
@@ -506,14 +508,14 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 def _mismatch(name: str, error: str) -> str:
     """A sentence for what msgspec says of a table."""
-    found = _EXPECTED.match(error)
-    if found is None:
+    match = _EXPECTED.match(error)
+    if match is None:
         return f"{name} can't be read: {error}"
     wanted = " or ".join(
-        _KINDS.get(kind.strip(), kind.strip()) for kind in found[1].split("|") if kind.strip() != "null"
+        _KINDS.get(kind.strip(), kind.strip()) for kind in match[1].split("|") if kind.strip() != "null"
     )
-    where = f"{name}.{found[3]}" if found[3] else name
-    return f"{where} must be {wanted}, and is {_KINDS.get(found[2], found[2])}"
+    where = f"{name}.{match[3]}" if match[3] else name
+    return f"{where} must be {wanted}, and is {_KINDS.get(match[2], match[2])}"
 
 
 def _refuse(name: str, value: object, wanted: str) -> NoReturn:

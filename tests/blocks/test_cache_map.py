@@ -86,7 +86,7 @@ def test_a_walk_goes_through_holes_or_not() -> None:
     assert spans(pool.maps[0], chain) == [(0, 3, 1), (3, 6, 0), (6, 8, 1)]
     nodes, covered = pool.maps[0].walk(chain.keys, 10, through_holes=False)
     assert ([node.stop for node in nodes], covered) == ([3], 3)
-    nodes, covered = pool.maps[0].walk(chain.keys, 10, at=3)
+    nodes, covered = pool.maps[0].walk(chain.keys, 10, index=3)
     assert ([node.start for node in nodes], covered) == ([3, 6], 8)
 
 

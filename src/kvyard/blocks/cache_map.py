@@ -34,24 +34,24 @@ class CacheMap:
         self.marks: dict[Key, list[Extent]] = {}
         """Blocks that can also be found by a hash that ends inside them, first marked first."""
 
-    def walk(self, keys: Keys, limit: int, through_holes: bool = True, at: int = 0) -> tuple[list[Node], int]:
+    def walk(self, keys: Keys, limit: int, through_holes: bool = True, index: int = 0) -> tuple[list[Node], int]:
         """The nodes along a chain's first ``limit`` blocks and how many of those blocks they cover.
 
         The last node may reach further than the chain agrees with it. Without ``through_holes`` it ends at the first hole.
-        ``at`` is where to begin, if not at the start: a position where a node ends that the chain is known to contain.
+        ``index`` is where to begin, if not at the start: a position where a node ends that the chain is known to contain.
         """
         nodes: list[Node] = []
         starts = self.starts
-        while at < limit:
-            node = starts.get(keys[at])
-            if node is None or node.start != at or not (through_holes or node.copies):
+        while index < limit:
+            node = starts.get(keys[index])
+            if node is None or node.start != index or not (through_holes or node.copies):
                 break
             nodes.append(node)
-            at = node.stop
+            index = node.stop
         if nodes:
             last = nodes[-1]
-            at = agree_until(last.keys, keys, last.start, last.stop if last.stop < limit else limit)
-        return nodes, at
+            index = agree_until(last.keys, keys, last.start, last.stop if last.stop < limit else limit)
+        return nodes, index
 
     def spans(self, keys: Keys, limit: int) -> tuple[Spans, list[Node]]:
         """The intervals of a chain's first ``limit`` blocks that have copies, and the nodes along it, holes included."""
@@ -71,7 +71,7 @@ class CacheMap:
         if position == start and chain.keys[position] not in self.starts:
             # Mostly text that is new, right behind what is cached.
             return [self._add_copy(chain, self._grow(chain, start, stop, known), extent)]
-        nodes, position = self.walk(chain.keys, stop, at=position)
+        nodes, position = self.walk(chain.keys, stop, index=position)
         if nodes and nodes[-1].stop > position:
             nodes[-1] = self.split(nodes[-1], position)
         parts: list[Extent] = []
@@ -98,12 +98,12 @@ class CacheMap:
         """
         parent: Node | None = None
         for node in path:
-            found = self.starts.get(node.key)
-            if found is None:
-                found = self._grow(node.chain, node.start, node.stop, parent)
-            elif found.stop > node.stop:
-                found = self.split(found, node.stop)
-            parent = found
+            known = self.starts.get(node.key)
+            if known is None:
+                known = self._grow(node.chain, node.start, node.stop, parent)
+            elif known.stop > node.stop:
+                known = self.split(known, node.stop)
+            parent = known
         assert parent is not None
         self._add_copy(path[-1].chain, parent, extent)
 
@@ -209,11 +209,11 @@ class CacheMap:
             holders.remove(source)
             holders.append(target)
 
-    def split(self, node: Node, at: int) -> Node:
-        """Split ``node`` and its copies at position ``at``; returns the new earlier part, ``node`` keeps the later."""
-        front = Node(self.group, node.chain, node.key, node.start, at, node.parent)
+    def split(self, node: Node, position: int) -> Node:
+        """Split ``node`` and its copies at ``position``; returns the new earlier part, ``node`` keeps the later."""
+        front = Node(self.group, node.chain, node.key, node.start, position, node.parent)
         front.kids = 1
-        count = at - node.start
+        count = position - node.start
         for extent in node.copies:
             part = extent.split_front(count)
             part.node = front
@@ -221,22 +221,22 @@ class CacheMap:
             if not part.refs:
                 self.order.insert_after(extent, part)
         self.starts[node.key] = front
-        key = node.key = node.keys[at]
+        key = node.key = node.keys[position]
         self.starts[key] = node
         node.parent = front
-        node.start = at
+        node.start = position
         return front
 
     def between(self, nodes: list[Node], low: int, high: int) -> list[Node]:
         """Return the ``nodes``, in order of position, that lie in ``low`` to ``high``, split at both ends."""
-        found: list[Node] = []
+        inside: list[Node] = []
         for node in nodes:
             if node.stop <= low or node.start >= high:
                 continue
             if node.start < low:
                 self.split(node, low)
-            found.append(self.split(node, high) if node.stop > high else node)
-        return found
+            inside.append(self.split(node, high) if node.stop > high else node)
+        return inside
 
     def detach(self, node: Node, chain: Chain) -> None:
         """Keep no more of ``chain`` alive for ``node`` than its own run; its request has ended."""
@@ -328,12 +328,12 @@ class CacheMap:
                 node.parent.hole = node
 
 
-def covered(nodes: list[Node], at: int) -> Spans:
-    """The intervals that have copies, of ``nodes`` in order of position, up to position ``at``."""
+def covered(nodes: list[Node], limit: int) -> Spans:
+    """The intervals that have copies, of ``nodes`` in order of position, up to position ``limit``."""
     spans: list[tuple[int, int]] = []
     for node in nodes:
         if node.copies:
-            stop = node.stop if node.stop < at else at
+            stop = node.stop if node.stop < limit else limit
             if spans and spans[-1][1] == node.start:
                 spans[-1] = (spans[-1][0], stop)
             else:

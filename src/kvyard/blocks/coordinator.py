@@ -45,9 +45,9 @@ class _Members(EqualGroups):
 
     def __init__(self, groups: list[Group], members: list[int], alignment: int) -> None:
         first = self.first = groups[members[0]]
-        drops = any(groups[at].eagle for at in members)
+        drops = any(groups[index].eagle for index in members)
         super().__init__(first.spec, members, drops, alignment)
-        self.groups = [groups[at] for at in members]
+        self.groups = [groups[index] for index in members]
         self._inside = alignment < first.block_size and (first.spec.is_full or first.spec.is_state)
         """True if a hit may end inside a block."""
         for group in self.groups:

@@ -69,7 +69,7 @@ class HostPages:
 
     def walk(self, keys: Keys, limit: int, at: int) -> tuple[list[Node], int]:
         """The nodes that a chain continues with at position ``at``, where the device's end, and how far they agree with it."""
-        return self.map.walk(keys, limit, through_holes=False, at=at)
+        return self.map.walk(keys, limit, through_holes=False, index=at)
 
     # -- to the host ------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class HostPages:
                 return
             above = self.below(wanted.parent) if wanted.parent is not None else None
             self.map.enter(wanted.chain, extent, above.copies[0] if above is not None else None)
-            held = self.device.hold([at.copies[0] for at in path_to(wanted)])
+            held = self.device.hold([step.copies[0] for step in path_to(wanted)])
             self._write(wanted, extent, held)
 
     def _room_for(self, node: Node) -> Extent | None:
@@ -180,9 +180,9 @@ class HostPages:
 def path_to(node: Node) -> list[Node]:
     """The nodes from the root to ``node``."""
     path: list[Node] = []
-    at: Node | None = node
-    while at is not None:
-        path.append(at)
-        at = at.parent
+    ancestor: Node | None = node
+    while ancestor is not None:
+        path.append(ancestor)
+        ancestor = ancestor.parent
     path.reverse()
     return path

@@ -87,9 +87,9 @@ class RadixGroup(Group):
         of those nodes; where the tree parts with the request a node is split.
         """
         keys = self.chain_of(request).keys
-        nodes, at = self.map.walk(keys, min(pages, len(keys)), through_holes=False)
-        if nodes and nodes[-1].stop > at:
-            nodes[-1] = self._split(nodes[-1], at)
+        nodes, position = self.map.walk(keys, min(pages, len(keys)), through_holes=False)
+        if nodes and nodes[-1].stop > position:
+            nodes[-1] = self._split(nodes[-1], position)
         windows, host = self.pool.windows, self.host
         if windows is not None:
             del nodes[windows.usable(nodes) :]
@@ -97,13 +97,13 @@ class RadixGroup(Group):
                 windows.use(nodes[-1])
         if host is None:
             self.order.use_path(nodes)
-            return nodes, at
-        beyond, stop = host.walk(keys, min(pages, len(keys)), at)
+            return nodes, position
+        beyond, stop = host.walk(keys, min(pages, len(keys)), position)
         if beyond and beyond[-1].stop > stop:
             beyond[-1] = self._split_below(beyond[-1], stop, host)
         self.order.use_path(nodes, beyond, host.order)
         self.beyond = beyond
-        return nodes, at
+        return nodes, position
 
     def insert(self, request: Request, tokens: int, priority: int, *, finished: bool = False) -> None:
         """Insert the pages of the request's first ``tokens`` tokens, which it holds. Pages that the tree has are freed.
@@ -172,28 +172,30 @@ class RadixGroup(Group):
             table.replace(len(table.extents) - 1, [own, rest])
         return own
 
-    def _restore(self, request: Request, path: list[Node], at: int, last: int, priority: int, host: HostPages) -> int:
+    def _restore(
+        self, request: Request, path: list[Node], position: int, last: int, priority: int, host: HostPages
+    ) -> int:
         """Nodes that follow ``path`` and that only the host has are on the device again, with the request's pages. Returns the
         position where they end.
         """
         keys, counted = self.chain_of(request).keys, held_of(request.tables[0]).inserted
-        while at < last:
-            below = host.map.starts.get(keys[at])
+        while position < last:
+            below = host.map.starts.get(keys[position])
             if below is None:
                 break
             self.order.use(below.copies[0])
-            at = agree_until(below.keys, keys, at, min(below.stop, last))
-            if at < below.stop:
-                below = self._split_below(below, at, host)
+            position = agree_until(below.keys, keys, position, min(below.stop, last))
+            if position < below.stop:
+                below = self._split_below(below, position, host)
             host.pool.pin(below.copies[0])
             host.note(below)
-            own = self._own(request, path, at)
+            own = self._own(request, path, position)
             own.history = below.copies[0].history
             self.map.enter(self.chain_of(request), own, path[-1].copies[0] if path else None)
             assert own.node is not None
-            self.order.insert_along(own, priority, at > counted, used=False)
+            self.order.insert_along(own, priority, position > counted, used=False)
             path.append(own.node)
-        return at
+        return position
 
     def load(self, hit: Hit, beyond: list[Node]) -> Hit | None:
         """Bring ``beyond``, with which the match of ``hit`` went on, to the device. Returns what the request has then; ``None``
@@ -243,35 +245,35 @@ class RadixGroup(Group):
         order, windows, host = self.order, self.pool.windows, self.host
         counted = held.inserted
         path: list[Node] = []
-        at = 0
+        position = 0
         # What the request holds of the tree needs no search.
         for extent in request.tables[0].settle():
             node = extent.node
             if node is None or node.stop > last:
                 break
-            at = node.stop
-            order.insert_along(extent, priority, at > counted)
+            position = node.stop
+            order.insert_along(extent, priority, position > counted)
             path.append(node)
-            if host is not None and at > counted:
+            if host is not None and position > counted:
                 host.inserted(node)
         keys, starts = self.chain_of(request).keys, self.map.starts
-        while at < last:
-            node = starts.get(keys[at])
+        while position < last:
+            node = starts.get(keys[position])
             if node is None:
                 break
-            at = agree_until(node.keys, keys, at, min(node.stop, last))
-            plain = at == node.stop and windows is None
+            position = agree_until(node.keys, keys, position, min(node.stop, last))
+            plain = position == node.stop and windows is None
             if not plain:
                 order.use(node.copies[0])
-                if at < node.stop:
-                    node = self._split(node, at)
+                if position < node.stop:
+                    node = self._split(node, position)
                 if windows is not None:
                     self._recover(node, path, held, windows)
-            order.insert_along(node.copies[0], priority, at > counted, used=plain)
+            order.insert_along(node.copies[0], priority, position > counted, used=plain)
             path.append(node)
-            if host is not None and at > counted:
+            if host is not None and position > counted:
                 host.inserted(node)
-        return path, at
+        return path, position
 
     def _recover(self, node: Node, path: list[Node], held: "Held", windows: WindowPages) -> None:
         """Window pages of a request that inserts ``node`` go to it where it has lost its own, and are freed where it has them.
@@ -293,29 +295,29 @@ class RadixGroup(Group):
         if not extents or extents[-1].start >= matched:
             return  # the common case: it holds all that there is of its tokens
         extents = table.settle()
-        at = next((index for index, extent in enumerate(extents) if extent.node is None), len(extents))
-        if at == len(extents) or extents[at].start >= matched:
+        first = next((index for index, extent in enumerate(extents) if extent.node is None), len(extents))
+        if first == len(extents) or extents[first].start >= matched:
             return
-        low = extents[at].start
-        own = self.pool.cut(extents[at:], low, matched)
+        low = extents[first].start
+        own = self.pool.cut(extents[first:], low, matched)
         table.settle()
         shared = [node.copies[0] for node in path if node.start >= low]
         for extent in shared:
             self.pool.pin(extent)
-        table.extents[at : at + len(own)] = shared
+        table.extents[first : first + len(own)] = shared
         table.starts = [extent.start for extent in table.extents]
         self.pool.release(own)
 
-    def _split(self, node: Node, at: int) -> Node:
-        """Split ``node`` at position ``at``; returns the earlier part."""
+    def _split(self, node: Node, position: int) -> Node:
+        """Split ``node`` at ``position``; returns the earlier part."""
         later: Extent = node.copies[0]
         below = self.host.below(node) if self.host is not None else None
-        front = self.map.split(node, at)
+        front = self.map.split(node, position)
         self.order.split(front.copies[0], later)
         if self.windows is not None:
             self.windows.split(front.copies[0], later)
         if below is not None and self.host is not None:
-            below = self.host.map.split(below, at)
+            below = self.host.map.split(below, position)
             below.copies[0].history = front.copies[0].history
             self.host.note(below)
         return front

@@ -75,14 +75,14 @@ def register_kept(
         index -= 1
     done = extents[:index]
     before = next((extent for extent in reversed(done) if extent.node is not None), None)
-    at = 0
+    next_kept = 0
     for extent in extents[index:]:
-        while at < len(kept) and kept[at][1] <= extent.start:
-            at += 1
-        if extent.node is None and at < len(kept) and kept[at][0] < extent.stop:
+        while next_kept < len(kept) and kept[next_kept][1] <= extent.start:
+            next_kept += 1
+        if extent.node is None and next_kept < len(kept) and kept[next_kept][0] < extent.stop:
             # Whole now, so what ended inside it no longer needs a name of its own.
             cache_map.unmark(extent)
-            done += _enter_kept(cache_map, chain, request, extent, kept, at, before)
+            done += _enter_kept(cache_map, chain, request, extent, kept, next_kept, before)
         else:
             done.append(extent)
         if done[-1].node is not None:
@@ -97,17 +97,17 @@ def _enter_kept(
     request: Request,
     extent: Extent,
     kept: list[tuple[int, int]],
-    at: int,
+    index: int,
     before: Extent | None,
 ) -> list[Extent]:
     """Register the blocks of ``extent`` that lie in ``kept[at:]``; returns its parts in order."""
     parts: list[Extent] = []
     end = extent.stop
     while extent.start < end:
-        while at < len(kept) and kept[at][1] <= extent.start:
-            at += 1
-        inside = at < len(kept) and kept[at][0] <= extent.start
-        stop = end if at == len(kept) else min(end, kept[at][1] if inside else kept[at][0])
+        while index < len(kept) and kept[index][1] <= extent.start:
+            index += 1
+        inside = index < len(kept) and kept[index][0] <= extent.start
+        stop = end if index == len(kept) else min(end, kept[index][1] if inside else kept[index][0])
         stop = min([stop, *_wish_bounds(request, chain.block_size, extent.start, stop)])
         part = extent if stop == end else extent.split_front(stop - extent.start)
         if inside:
@@ -127,9 +127,9 @@ def _wish_bounds(request: Request, block_size: int, first: int, last: int) -> li
     bounds: list[int] = []
     for wish in request.retention:
         for token in (wish.start, wish.stop):
-            at = ceil_div(token, block_size) if token is not None else last
-            if first < at < last:
-                bounds.append(at)
+            bound = ceil_div(token, block_size) if token is not None else last
+            if first < bound < last:
+                bounds.append(bound)
     return bounds
 
 

@@ -51,15 +51,15 @@ class WindowPages:
         span = self.window + self.page_size
         covered = 0
         newer = self._ends
-        at: Node | None = node
-        while at is not None and covered < span:
-            part = part_of(at.copies[0])
+        ancestor: Node | None = node
+        while ancestor is not None and covered < span:
+            part = part_of(ancestor.copies[0])
             if part.present:
                 self._unlink(part)
                 self._link(part, newer)
                 newer = part
-            covered += (at.stop - at.start) * self.page_size
-            at = at.parent
+            covered += (ancestor.stop - ancestor.start) * self.page_size
+            ancestor = ancestor.parent
 
     def split(self, front: Extent, extent: Extent) -> None:
         """``front`` was split off the node of ``extent``."""
@@ -102,25 +102,25 @@ class WindowPages:
         """A request reads the window that ends with ``node``. Returns the position where the locked nodes begin."""
         covered = 0
         low = node.stop
-        at: Node | None = node
-        while at is not None and covered < self.window:
-            part = part_of(at.copies[0])
+        ancestor: Node | None = node
+        while ancestor is not None and covered < self.window:
+            part = part_of(ancestor.copies[0])
             if part.present and not part.locks:
-                self._protect(at.stop - at.start)
+                self._protect(ancestor.stop - ancestor.start)
             part.locks += 1
-            covered += (at.stop - at.start) * self.page_size
-            low, at = at.start, at.parent
+            covered += (ancestor.stop - ancestor.start) * self.page_size
+            low, ancestor = ancestor.start, ancestor.parent
         return low
 
     def unlock(self, node: Node, low: int) -> None:
         """Take back a lock of the nodes from position ``low`` to the end of ``node``."""
-        at: Node | None = node
-        while at is not None and at.stop > low:
-            part = part_of(at.copies[0])
+        ancestor: Node | None = node
+        while ancestor is not None and ancestor.stop > low:
+            part = part_of(ancestor.copies[0])
             part.locks -= 1
             if part.present and not part.locks:
-                self._protect(at.start - at.stop)
-            at = at.parent
+                self._protect(ancestor.start - ancestor.stop)
+            ancestor = ancestor.parent
 
     def lockable(self, nodes: list[Node]) -> int:
         """Return how many evictable pages a lock at the end of ``nodes`` would protect."""

@@ -124,7 +124,12 @@ def _suggest(command: Any, ctx: Any, error: Any) -> None:
     written = getattr(error, "option_name", None)
     if written is None or not hasattr(error, "possibilities"):
         return
-    shown = [name for one in command.get_params(ctx) if not getattr(one, "hidden", False) for name in one.opts]
+    shown = [
+        name
+        for parameter in command.get_params(ctx)
+        if not getattr(parameter, "hidden", False)
+        for name in parameter.opts
+    ]
     near = get_close_matches(written, [name for name in shown if name.startswith("--")], 3, 0.6)
     error.possibilities = None
     error.message += f". Did you mean {' or '.join(near)}?" if near else "."
@@ -230,15 +235,15 @@ class Unloaded(TyperCommand):
     def load(self) -> Any:
         """The real command. Raises whatever its module raises on import."""
         module, _, attribute = self.entry.target.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        if isinstance(found, typer.Typer):
-            found.rich_markup_mode = None
-            found.info.cls = PlainGroup
-            for command in found.registered_commands:
+        loaded = getattr(importlib.import_module(module), attribute)
+        if isinstance(loaded, typer.Typer):
+            loaded.rich_markup_mode = None
+            loaded.info.cls = PlainGroup
+            for command in loaded.registered_commands:
                 command.cls = PlainCommand
-            return get_group(found)
+            return get_group(loaded)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(self.name, cls=PlainCommand)(found)
+        single.command(self.name, cls=PlainCommand)(loaded)
         return get_command(single)
 
 

@@ -127,15 +127,15 @@ def doctor(
             visits.wait()
     expected = Expected(model=model, block_size=block_size, algorithm=hash_algorithm, seed=seed)
     asked_gateway = None if gateway is None else visit_gateway(gateway, token)
-    found = diagnose(cases, expected, [] if visits is None else visits.visits, local, asked_gateway)
+    diagnosis = diagnose(cases, expected, [] if visits is None else visits.visits, local, asked_gateway)
     if as_json:
-        value = {"healthy": found.healthy, **msgspec.to_builtins(found)}
-        for finding, shown in zip(found.findings, value["findings"], strict=True):
+        value = {"healthy": diagnosis.healthy, **msgspec.to_builtins(diagnosis)}
+        for finding, shown in zip(diagnosis.findings, value["findings"], strict=True):
             shown["broken"] = finding.broken
         print_json(value)
     else:
-        _show(found, cases)
-    raise typer.Exit(0 if found.healthy else 1)
+        _show(diagnosis, cases)
+    raise typer.Exit(0 if diagnosis.healthy else 1)
 
 
 def _questions(
@@ -187,30 +187,33 @@ def _show_gateway(url: str, view: FleetView) -> None:
     fresh = sum(stream.state == "fresh" for stream in view.streams)
     streams = f"{fresh} of {len(view.streams)} streams whole"
     typer.echo(f"{url}: policy {view.policy}, {ready} of {len(view.workers)} engines ready, {streams}")
-    found = view.totals.promises
-    if found is not None and found.promised:
-        share = f"{found.delivered / found.promised:.1%}"
-        typer.echo(f"  engines found {found.delivered:,} of {found.promised:,} promised prompt tokens ({share})")
-        for reason, tokens in sorted(found.missing.items(), key=lambda one: -one[1]):
+    promises = view.totals.promises
+    if promises is not None and promises.promised:
+        share = f"{promises.delivered / promises.promised:.1%}"
+        typer.echo(f"  engines found {promises.delivered:,} of {promises.promised:,} promised prompt tokens ({share})")
+        for reason, tokens in sorted(promises.missing.items(), key=lambda entry: -entry[1]):
             typer.echo(f"    {tokens:,} missing: {view.reasons.get(reason, reason)}")
-    if found is not None and found.unpromised:
-        typer.echo(f"  and {found.unpromised:,} that weren't promised")
+    if promises is not None and promises.unpromised:
+        typer.echo(f"  and {promises.unpromised:,} that weren't promised")
 
 
-def _show(found: Diagnosis, cases: list[Case]) -> None:
-    for seen in found.engines:
+def _show(diagnosis: Diagnosis, cases: list[Case]) -> None:
+    for seen in diagnosis.engines:
         _show_engine(seen)
-    if found.gateway is not None and found.gateway.view is not None:
-        _show_gateway(found.gateway.url, found.gateway.view)
+    if diagnosis.gateway is not None and diagnosis.gateway.view is not None:
+        _show_gateway(diagnosis.gateway.url, diagnosis.gateway.view)
     for case in cases:
         facts = case.checker.facts()
         size = f", blocks of {case.block_size}" if case.block_size is not None else ""
         typer.echo(f"{case.name}: {facts.messages} messages, {sum(case.announced.values())} blocks announced{size}")
-        if found.tokens is not None:
-            typer.echo(f"  matches {found.matched[case.name]} of {found.tokens} tokens")
-    broken = [finding for finding in found.findings if finding.broken]
-    several = len(cases) + len(found.engines) + (found.gateway is not None) > 1
-    for title, part in (("Broken", broken), ("Good to know", [one for one in found.findings if not one.broken])):
+        if diagnosis.tokens is not None:
+            typer.echo(f"  matches {diagnosis.matched[case.name]} of {diagnosis.tokens} tokens")
+    broken = [finding for finding in diagnosis.findings if finding.broken]
+    several = len(cases) + len(diagnosis.engines) + (diagnosis.gateway is not None) > 1
+    for title, part in (
+        ("Broken", broken),
+        ("Good to know", [harmless for harmless in diagnosis.findings if not harmless.broken]),
+    ):
         for line in finding_lines(title, part, several):
             typer.echo(line)
     count = f"{len(broken)} {'thing is' if len(broken) == 1 else 'things are'} broken."

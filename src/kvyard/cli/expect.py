@@ -148,7 +148,7 @@ def expect(
         def told(came: int, through: int, now: int) -> None:
             obey()
 
-        found = work_out(
+        expectation = work_out(
             traffic,
             merged,
             counted,
@@ -157,16 +157,16 @@ def expect(
             progress=told,
         )
     if per_request is not None:
-        write_whole(per_request, b"".join(msgspec.json.encode(row) + b"\n" for row in found.rows))
+        write_whole(per_request, b"".join(msgspec.json.encode(row) + b"\n" for row in expectation.rows))
     if as_json:
-        whole = msgspec.structs.asdict(found)
+        whole = msgspec.structs.asdict(expectation)
         del whole["rows"]
-        print_json({"flagged": found.flagged, **whole})
+        print_json({"flagged": expectation.flagged, **whole})
     else:
         with words_beside(per_request):
-            print_expectation(found)
+            print_expectation(expectation)
     say_written([per_request])
-    raise typer.Exit(FLAGGED if found.flagged else 0)
+    raise typer.Exit(FLAGGED if expectation.flagged else 0)
 
 
 def _watch(
@@ -192,13 +192,13 @@ def _watch(
     from kvyard.server.running import Running, listen
     from kvyard.settings import duration
 
-    said = ""
+    shown = ""
 
-    def told(found: Expectation) -> None:
-        nonlocal said
-        if verdict(found) != said:
-            said = verdict(found)
-            typer.echo(f"{summary(found)}. {said}", err=True)
+    def told(expectation: Expectation) -> None:
+        nonlocal shown
+        if verdict(expectation) != shown:
+            shown = verdict(expectation)
+            typer.echo(f"{summary(expectation)}. {shown}", err=True)
 
     every_s = duration("--watch", every) / SECOND
     watcher = ExpectWatch(
@@ -231,11 +231,11 @@ def _counted(
     text = page if metrics is None else _text(metrics)
     if not text:
         return Counted(source="cached_tokens of answers", by_request=by_request) if by_request else None
-    found = read_page(text, "its /metrics" if metrics is None else str(metrics))
+    counted = read_page(text, "its /metrics" if metrics is None else str(metrics))
     if before is not None:
-        found = found.since(read_page(_text(before), str(before)))
-    found.by_request = by_request
-    return found
+        counted = counted.since(read_page(_text(before), str(before)))
+    counted.by_request = by_request
+    return counted
 
 
 def _text(path: Path) -> str:

@@ -17,28 +17,28 @@ from kvyard.lab.calibrate.held_out import HeldOut
 WORST = 5
 
 
-def show_fit(found: FittedProfile, output: Path | None, held_out: HeldOut | None = None) -> None:
+def show_fit(fitted: FittedProfile, output: Path | None, held_out: HeldOut | None = None) -> None:
     """Print how far off the fit is, then write the profile to ``output`` if there is one. Raises ``KvyardError``."""
-    profile = found.profile
+    profile = fitted.profile
     if held_out is not None:
         errors = {name: round(abs(error), 4) for name, error in held_out.errors.items()}
         profile = msgspec.structs.replace(profile, held_out=errors)
     with words_beside(output):
         typer.echo(f"{profile.name}: {profile.source}{f', {profile.device}' if profile.device else ''}")
-        unseen = errors_by_kind(found.rows, found.fit.unseen_errors)
+        unseen = errors_by_kind(fitted.rows, fitted.fit.unseen_errors)
         rows: list[tuple[str, ...]] = [("", "points", "mean error", "median", "largest", "mean, unseen")]
-        for kind, of in errors_by_kind(found.rows, found.fit.errors).items():
+        for kind, of in errors_by_kind(fitted.rows, fitted.fit.errors).items():
             shares = (of.mean, of.median, of.largest, unseen[kind].mean)
             rows.append((kind, str(of.points), *(f"{share:.1%}" for share in shares)))
         print_table(rows)
-        show_worst(found.rows, found.fit.unseen_errors)
+        show_worst(fitted.rows, fitted.fit.unseen_errors)
         typer.echo(f"\n{_held_out_words(held_out)}")
         if profile.request_ms:
             typer.echo(
                 f"\nHTTP, tokenizing and the client add {profile.request_ms:.1f} ms to a request, outside of passes."
             )
         typer.echo("\nNot seen, and so not known")
-        for note in found.unknown:
+        for note in fitted.unknown:
             typer.echo(f"- {note}")
     if output is not None:
         write_whole(output, msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")

@@ -214,26 +214,26 @@ def explanation_lines(explanations: dict[str, Any] | None) -> Iterator[str]:
     """Why each worker matches no more."""
     if explanations is None:
         return
-    for one in explanations["explanations"]:
+    for explanation in explanations["explanations"]:
         yield ""
-        yield one["summary"]
-        for group in one["groups"]:
+        yield explanation["summary"]
+        for group in explanation["groups"]:
             number = "the only group" if group["group"] is None else f"group {group['group']}"
             yield f"  {number} ({group['kind']}) reaches {group['tokens']} tokens: {group['why']}"
 
 
-def _cells(one: dict[str, Any], tiers: Sequence[str]) -> list[str]:
-    worker_tiers = one["tiers"]
-    limited = "" if one["limited_by"] is None else f"group {one['limited_by']}"
+def _cells(explanation: dict[str, Any], tiers: Sequence[str]) -> list[str]:
+    worker_tiers = explanation["tiers"]
+    limited = "" if explanation["limited_by"] is None else f"group {explanation['limited_by']}"
     return [
-        _name(one),
-        str(one["tokens"]),
+        _name(explanation),
+        str(explanation["tokens"]),
         *(str(worker_tiers[name]["tokens"]) if name in worker_tiers else "0" for name in tiers),
-        f"{one['score']:.2f}",
+        f"{explanation['score']:.2f}",
         limited,
-        one["state"],
-        f"{one['confidence']:.0%}",
-        _age(one["age_ms"]),
+        explanation["state"],
+        f"{explanation['confidence']:.0%}",
+        _age(explanation["age_ms"]),
     ]
 
 

@@ -27,7 +27,7 @@ def with_flags(known: Settings) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         def run(**given: Any) -> None:
-            flagged = {one.name: given.pop(one.name) for one in flags}
+            flagged = {flag.name: given.pop(flag.name) for flag in flags}
             command(**given, settings={name: value for name, value in flagged.items() if value is not None})
 
         return with_parameters(command, run, ["settings"], map(_flag, flags))
@@ -81,7 +81,7 @@ def with_group(name: str, *options: inspect.Parameter) -> Callable[[Command], Co
 
     def decorate(command: Command) -> Command:
         def run(**given: Any) -> None:
-            group = {one.name: given.pop(one.name) for one in options}
+            group = {option.name: given.pop(option.name) for option in options}
             command(**given, **{name: group})
 
         return with_parameters(command, run, [name], options)
@@ -110,11 +110,15 @@ def with_parameters(
     command: Command, run: Command, without: Iterable[str], more: Iterable[inspect.Parameter]
 ) -> Command:
     """``run`` under the name and help of ``command``, with its parameters, less those ``without``, and ``more`` of them."""
-    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in without]
-    every = [*(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *more]
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.name not in without
+    ]
+    every = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own), *more]
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__dict__["__signature__"] = inspect.Signature(every)
-    run.__annotations__ = {one.name: one.annotation for one in every}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     return run
 
 

@@ -97,21 +97,21 @@ class Mirror:
             self._held.pop(place, None)
 
 
-def _runs(found: dict[Key, _Announcement]) -> Iterator[Stored]:
+def _runs(announced: dict[Key, _Announcement]) -> Iterator[Stored]:
     """Yield every held block once, in consecutive runs of the event it came with, events in order of their first block."""
-    for announcement in dict.fromkeys(found.values()):
+    for announcement in dict.fromkeys(announced.values()):
         hashes = announcement.hashes
         start = 0
         for index in range(len(hashes) + 1):
-            if index < len(hashes) and found.get(hashes[index]) is announcement:
+            if index < len(hashes) and announced.get(hashes[index]) is announcement:
                 continue
             if start < index:
                 yield _slice(announcement, start, index)
             start = index + 1
 
 
-def _slice(said: _Announcement, start: int, stop: int) -> Stored:
-    event, hashes, tokens = said.event, said.hashes, said.tokens
+def _slice(announcement: _Announcement, start: int, stop: int) -> Stored:
+    event, hashes, tokens = announcement.event, announcement.hashes, announcement.tokens
     if start == 0 and stop == len(hashes):
         return event if tokens is None else msgspec.structs.replace(event, tokens=list(tokens))
     size, extras = event.block_size, event.extra_keys

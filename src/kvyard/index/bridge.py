@@ -185,12 +185,12 @@ class Bridge:
         for index, loc in enumerate(locs):
             self._check_same(span, text, index, loc)
 
-    def _check_same(self, span: TextSpan, text: Sequence[int], at: int, loc: int) -> None:
-        """Raise ``IdentityError`` unless the text up to hash ``at`` of ``span`` is that which ``loc`` has. ``text`` is that of
-        ``span``, from where our first block of it begins.
+    def _check_same(self, span: TextSpan, text: Sequence[int], index: int, loc: int) -> None:
+        """Raise ``IdentityError`` unless the text up to hash ``index`` of ``span`` is the one at ``loc``. ``text`` is that
+        of ``span``, from where our first block of it begins.
         """
         other, place, size = self._spans[loc >> _BITS], loc & _OFFSET, self.identity.block_size
-        end = span.begin + (at + 1) * span.size
+        end = span.begin + (index + 1) * span.size
         if other.begin + (place + 1) * other.size == end and span.last_before(end // size) == other.last_before(
             end // size
         ):
@@ -292,13 +292,13 @@ class Bridge:
     def straddled(self, span: TextSpan) -> Iterator[TextSpan]:
         """The spans that our first block in ``span`` reaches back into; they learn its key."""
         block = span.first
-        at = span.parent
-        while at is not None and at.end > block * self.identity.block_size:
-            ways = at.beyond.setdefault(block, [])
-            if (span.keys[0], at.end) not in ways:
-                ways.append((span.keys[0], at.end))
-                yield at
-            at = at.parent
+        ancestor = span.parent
+        while ancestor is not None and ancestor.end > block * self.identity.block_size:
+            ways = ancestor.beyond.setdefault(block, [])
+            if (span.keys[0], ancestor.end) not in ways:
+                ways.append((span.keys[0], ancestor.end))
+                yield ancestor
+            ancestor = ancestor.parent
 
     # -- forgetting -------------------------------------------------------------------------------------------------
 

@@ -141,12 +141,12 @@ class ChainIndex:
         """``place`` holds nothing any more. Looks at everything."""
         bit = 1 << place
         self._removed.pop(place, None)
-        for found in self._nodes.values():
-            paint(found.stops, found.masks, found.start, found.start, found.stop, 0, bit)
-        for key, found in list(self._nodes.items()):
+        for node in self._nodes.values():
+            paint(node.stops, node.masks, node.start, node.start, node.stop, 0, bit)
+        for key, node in list(self._nodes.items()):
             # Letting go of one may have let go of those before it.
-            if key in self._nodes and not found.masks[-1] and not found.children:
-                self._shorten(found)
+            if key in self._nodes and not node.masks[-1] and not node.children:
+                self._shorten(node)
 
     # -- questions --------------------------------------------------------------------------------------------------
 
@@ -166,8 +166,8 @@ class ChainIndex:
     def usage(self) -> Usage:
         """Return size and counters."""
         blocks = rows = 0
-        for found in self._nodes.values():
-            for start, stop, mask in zip([found.start, *found.stops], found.stops, found.masks):
+        for node in self._nodes.values():
+            for start, stop, mask in zip([node.start, *node.stops], node.stops, node.masks):
                 if mask:
                     blocks += stop - start
                     rows += 1
@@ -214,24 +214,24 @@ class ChainIndex:
                 path.append((last, low, high))
         return path
 
-    def _split(self, found: _ChainNode, at: int) -> None:
-        """Split ``found`` at ``at``, where another chain branches off."""
-        rest = _ChainNode(found.chain, at, found.stop, found)
-        rest.children, found.children = found.children, {id(rest): rest}
-        run = bisect_right(found.stops, at - 1)
-        rest.stops, rest.masks = found.stops[run:], found.masks[run:]
-        if found.stops[run] == at:
+    def _split(self, node: _ChainNode, position: int) -> None:
+        """Split ``node`` at ``position``, where another chain branches off."""
+        rest = _ChainNode(node.chain, position, node.stop, node)
+        rest.children, node.children = node.children, {id(rest): rest}
+        run = bisect_right(node.stops, position - 1)
+        rest.stops, rest.masks = node.stops[run:], node.masks[run:]
+        if node.stops[run] == position:
             del rest.stops[0], rest.masks[0]
-        del found.stops[run + 1 :], found.masks[run + 1 :]
-        found.stops[run] = found.stop = at
+        del node.stops[run + 1 :], node.masks[run + 1 :]
+        node.stops[run] = node.stop = position
         if rest.children:
             for other in rest.children.values():
                 other.parent = rest
-        self._nodes[rest.chain.keys[at]] = rest
+        self._nodes[rest.chain.keys[position]] = rest
 
-    def _shorten(self, found: _ChainNode) -> None:
-        """Free the end of ``found``, which no place holds and nothing follows, and ancestors that this leaves empty."""
-        node: _ChainNode | None = found
+    def _shorten(self, shortened: _ChainNode) -> None:
+        """Free the end of ``shortened``, which no place holds and nothing follows, and ancestors that this leaves empty."""
+        node: _ChainNode | None = shortened
         while node is not None and not node.masks[-1] and not node.children:
             if len(node.masks) > 1:
                 node.stops.pop()

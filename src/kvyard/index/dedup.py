@@ -106,7 +106,7 @@ class DedupFilter:
             return [(start, stop)]
         # The hashes of a chain differ, so each is passed on once or not at all.
         left = set(self.removed(place, keys := chain.hashes(start, stop)))
-        return clip([(at, at + 1) for at, key in enumerate(keys, start) if key in left], start, stop)
+        return clip([(position, position + 1) for position, key in enumerate(keys, start) if key in left], start, stop)
 
     def clear(self, place: int) -> None:
         """Discard a place's counts; the caller clears its rows too."""

@@ -129,11 +129,11 @@ class DigestIndex(ChainIndex):
         """The rows of a prompt, with places that seem to hold blocks and don't."""
         rows: list[tuple[int, int]] = []
         masks, span = self._masks, self.span
-        for at in range(len(keys)):
-            mask = masks.get(fingerprint(keys[at], span), 0)
+        for index in range(len(keys)):
+            mask = masks.get(fingerprint(keys[index], span), 0)
             if not mask and not through_holes:
                 break
-            rows.append((at + 1, mask))
+            rows.append((index + 1, mask))
         return joined(rows)
 
     def digest(self, place: int) -> bytes:
@@ -162,8 +162,8 @@ class DigestIndex(ChainIndex):
 
     def _enter(self, place: int, keys: Keys, start: int, stop: int) -> None:
         masks, bit, span = self._masks, 1 << place, self.span
-        for at in range(start, stop):
-            number = fingerprint(keys[at], span)
+        for index in range(start, stop):
+            number = fingerprint(keys[index], span)
             mask = masks.get(number, 0)
             if mask & bit:
                 self._more[number, place] = self._more.get((number, place), 0) + 1

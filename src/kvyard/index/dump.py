@@ -87,24 +87,24 @@ def dump(indexer: Indexer) -> IndexDump:
     )
 
 
-def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 0) -> list[StreamDump]:
+def load(indexer: Indexer, dump: IndexDump, wanted: Collection[str], now: int = 0) -> list[StreamDump]:
     """Take over what a dump says of the streams ``wanted``, which must be registered and unheard so far.
 
     Streams that weren't fresh when the dump was made are left out, and so are those that share a holder with one that
     isn't taken over. Returns those that were. Raises ``KvyardError``, changing nothing, for a dump of another format or naming.
     """
     names = indexer.identity.names
-    if told.format != FORMAT:
+    if dump.format != FORMAT:
         raise KvyardError(
-            f"the dump has format {told.format} and this is version {FORMAT}: use the same kvyard on both"
+            f"the dump has format {dump.format} and this is version {FORMAT}: use the same kvyard on both"
         )
-    if told.names != names:
+    if dump.names != names:
         raise KvyardError(
-            f"the dump names blocks by {', '.join(told.names)}, and this index by {', '.join(names)}: make them equal"
+            f"the dump names blocks by {', '.join(dump.names)}, and this index by {', '.join(names)}: make them equal"
         )
-    groups = dict(told.groups)
+    groups = dict(dump.groups)
     numbers: dict[tuple[Holder, int, int | None], int] = {}
-    chosen = _complete(told, {name for name in wanted if not any(name == heard for heard, _ in indexer.streams)})
+    chosen = _complete(dump, {name for name in wanted if not any(name == heard for heard, _ in indexer.streams)})
     for stream_dump in chosen:
         stream = indexer.adopt(stream_dump.stream, stream_dump.topic)
         stream.seq, stream.state, stream.reason, stream.ts, stream.updated = (
@@ -120,7 +120,7 @@ def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 
             feed = indexer.feed_for(stream, part.holder, part.ranks)
             feed.restore(part)
             numbers.update({(part.holder, tier, group): number for (tier, group), number in feed.places.items()})
-    for row in told.rows:
+    for row in dump.rows:
         number = numbers.get((row.holder, row.tier, row.group))
         if number is not None:
             for run in row.runs:
@@ -130,14 +130,14 @@ def load(indexer: Indexer, told: IndexDump, wanted: Collection[str], now: int = 
     return chosen
 
 
-def _complete(told: IndexDump, wanted: Collection[str]) -> list[StreamDump]:
+def _complete(dump: IndexDump, wanted: Collection[str]) -> list[StreamDump]:
     """The streams of ``wanted`` that were whole, and whose holders are fed by no others."""
-    taken = {dumped.stream for dumped in told.streams if dumped.stream in wanted}
-    taken -= {dumped.stream for dumped in told.streams if dumped.state != State.FRESH or dumped.lost}
+    taken = {dumped.stream for dumped in dump.streams if dumped.stream in wanted}
+    taken -= {dumped.stream for dumped in dump.streams if dumped.state != State.FRESH or dumped.lost}
     feeding: dict[Holder, set[str]] = {}
-    for dumped in told.streams:
+    for dumped in dump.streams:
         for feed in dumped.feeds:
             feeding.setdefault(feed.holder, set()).add(dumped.stream)
     while broken := {name for streams in feeding.values() if not streams <= taken for name in streams & taken}:
         taken -= broken
-    return [dumped for dumped in told.streams if dumped.stream in taken]
+    return [dumped for dumped in dump.streams if dumped.stream in taken]

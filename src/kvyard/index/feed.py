@@ -338,11 +338,11 @@ class Feed:
 
     def _holds(self, tier: Tier, group: int, key: Key) -> bool:
         """True if a place has all of a block, whose size is a multiple of ours."""
-        number, found = self.places.get((tier._value_, group)), self.bridge.find(key)
-        if number is None or found is None:
+        number, place = self.places.get((tier._value_, group)), self.bridge.find(key)
+        if number is None or place is None:
             return False
-        span, at = found
-        block = (span.begin + (at + 1) * span.size) // self._size
+        span, index = place
+        block = (span.begin + (index + 1) * span.size) // self._size
         last = self.bridge.keys_between(span, block - 1, block)
         return bool(last) and self._backend.holds(number, last[0])
 

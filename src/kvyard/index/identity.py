@@ -132,8 +132,10 @@ def marks_of_event(event: Stored, begin: int) -> list[Mark]:
         marks.append((0, ("salt", event.salt)))
     for index, extra in enumerate(event.extra_keys or ()):
         start = begin + index * event.block_size
-        for at, item in enumerate(extra or ()):
-            if (at == 0 and name is not None and item == name) or (start == 0 and event.salt and item == event.salt):
+        for position, item in enumerate(extra or ()):
+            if (position == 0 and name is not None and item == name) or (
+                start == 0 and event.salt and item == event.salt
+            ):
                 continue
             if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is int:
                 if 0 <= item[1] < event.block_size:

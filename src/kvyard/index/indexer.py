@@ -232,7 +232,9 @@ class Indexer:
         for _, feed in self.feeds():
             feed.parts.check_integrity()
         for name, known in self._topics.items():
-            assert known == [one for key, one in self.streams.items() if key[0] == name], f"topics of {name} are others"
+            assert known == [followed for key, followed in self.streams.items() if key[0] == name], (
+                f"topics of {name} are others"
+            )
         assert len(self.streams) == sum(map(len, self._topics.values())), "a stream without its topics"
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -253,13 +255,13 @@ class Indexer:
 
     def _begin(self, stream: str, topic: str, source: Source) -> FollowedStream:
         old = self.streams.get((stream, topic))
-        made = self.streams[stream, topic] = FollowedStream(source)
+        followed = self.streams[stream, topic] = FollowedStream(source)
         known = self._topics.setdefault(stream, [])
         if old is None:
-            known.append(made)
+            known.append(followed)
         else:
-            known[known.index(old)] = made
-        return made
+            known[known.index(old)] = followed
+        return followed
 
     def feed_for(self, stream: FollowedStream, holder: Holder, ranks: Iterable[int | None]) -> Feed:
         """The feed of one holder, which updates of ``ranks`` go to from now on."""

@@ -63,25 +63,25 @@ class Segment:
             self.stops.append(stop)
             masks.append(mask)
 
-    def agree(self, off: int, keys: Sequence[int], at: int) -> int:
-        """Return the number of keys from ``off`` on that equal those of the chain ``keys`` from ``at`` on; at least one
+    def agree(self, off: int, keys: Sequence[int], first: int) -> int:
+        """Return the number of keys from ``off`` on that equal those of the chain ``keys`` from ``first`` on; at least one
         does.
 
         Chained keys: equal at a position means equal before it, so this is a handful of comparisons.
         """
         mine = self.keys
-        high = min(len(mine) - off, len(keys) - at)
-        if mine[off + high - 1] == keys[at + high - 1]:
+        high = min(len(mine) - off, len(keys) - first)
+        if mine[off + high - 1] == keys[first + high - 1]:
             return high
-        return self.part(off, keys, at, off + high) - off
+        return self.part(off, keys, first, off + high) - off
 
-    def part(self, off: int, keys: Sequence[int], at: int, stop: int) -> int:
+    def part(self, off: int, keys: Sequence[int], first: int, stop: int) -> int:
         """Return the offset where the chain ``keys`` leaves this one; they agree at ``off`` and no longer just before
         ``stop``.
 
         Texts often part where others did before (a common template, a conversation begun again), so that is tried first.
         """
-        mine, shift = self.keys, at - off
+        mine, shift = self.keys, first - off
         same, other = off, stop - 1
         fork = self.fork
         if same < fork <= other:
@@ -94,20 +94,20 @@ class Segment:
         self.fork = parting(mine, keys, same, other, 0, -shift)
         return self.fork
 
-    def span(self, off: int, keys: Sequence[int], at: int) -> tuple[int, int]:
-        """Return how many of ``keys`` from ``at`` on lie here from ``off`` on, in order, and the step: 1 forwards, -1
+    def span(self, off: int, keys: Sequence[int], first: int) -> tuple[int, int]:
+        """Return how many of ``keys`` from ``first`` on lie here from ``off`` on, in order, and the step: 1 forwards, -1
         backwards.
 
         These keys are any list, so each is compared; built-in comparison does most of it.
         """
-        mine, most = self.keys, len(keys) - at
+        mine, most = self.keys, len(keys) - first
         if most > 1:
-            if off + 1 < len(mine) and mine[off + 1] == keys[at + 1]:
+            if off + 1 < len(mine) and mine[off + 1] == keys[first + 1]:
                 count = min(most, len(mine) - off)
-                return _common(mine[off : off + count].tolist(), keys[at : at + count]), 1
-            if off and mine[off - 1] == keys[at + 1]:
+                return _common(mine[off : off + count].tolist(), keys[first : first + count]), 1
+            if off and mine[off - 1] == keys[first + 1]:
                 count = min(most, off + 1)
-                return _common(mine[off - count + 1 : off + 1].tolist()[::-1], keys[at : at + count]), -1
+                return _common(mine[off - count + 1 : off + 1].tolist()[::-1], keys[first : first + count]), -1
         return 1, 1
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
@@ -391,20 +391,20 @@ class MemoryIndex:
                     _exhaust(map(self._where.pop, segment.keys[start:stop]))
         return removed, dead.tolist()
 
-    def _store_rest(self, held: set[int], bit: int, keys: list[int], at: int) -> list[int]:
-        """Store ``keys`` from ``at`` on, whatever is known of them; returns those that were held."""
+    def _store_rest(self, held: set[int], bit: int, keys: list[int], index: int) -> list[int]:
+        """Store ``keys`` from ``index`` on, whatever is known of them; returns those that were held."""
         where, segments = self._where, self._segments
         repeated: list[int] = []
         count = len(keys)
-        while at < count:
-            loc = where.get(keys[at])
+        while index < count:
+            loc = where.get(keys[index])
             if loc is None:
-                at += self._store_fresh(held, bit, keys[at:], keys[at - 1])
+                index += self._store_fresh(held, bit, keys[index:], keys[index - 1])
                 continue
             number = loc >> _BITS
             segment = segments[number]
             off = loc & _OFFSET
-            end = off + segment.agree(off, keys, at)
+            end = off + segment.agree(off, keys, index)
             stop = off
             before = segment.paint(off, end, bit, 0)
             for low, high, old in before:
@@ -419,7 +419,7 @@ class MemoryIndex:
                 stop = high
             held.add(number)
             segment.touched = True
-            at += stop - off
+            index += stop - off
         return repeated
 
     def _store_fresh(self, held: set[int], bit: int, fresh: list[int], parent: int | None) -> int:

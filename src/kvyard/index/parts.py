@@ -62,8 +62,8 @@ class Parts:
         """``span`` completed a block of ours that began before it: what is held of that counts from now on."""
         block, ours = span.first, span.keys[0]
         for before in self._bridge.straddled(span):
-            for at, key in enumerate(before.hashes):
-                end = before.begin + (at + 1) * before.size
+            for index, key in enumerate(before.hashes):
+                end = before.begin + (index + 1) * before.size
                 for place, held in self._held.items():
                     if key in held and end > block * self._size:
                         part = self._overlap(block, end - held[key][0], end)
@@ -74,14 +74,14 @@ class Parts:
         self._held.pop(place, None)
         self._cover.pop(place, None)
 
-    def snapshot(self, at: Mapping[int, int]) -> tuple[list[HeldParts], list[CoveredBlocks]]:
-        """Return the held and covered blocks by place, as ``at`` numbers the places."""
+    def snapshot(self, numbers: Mapping[int, int]) -> tuple[list[HeldParts], list[CoveredBlocks]]:
+        """Return the held and covered blocks by place, as ``numbers`` has them."""
         held = [
-            (at[place], [(key, width, count) for key, (width, count) in keys.items()])
+            (numbers[place], [(key, width, count) for key, (width, count) in keys.items()])
             for place, keys in self._held.items()
         ]
         cover = [
-            (at[place], [(ours, [(key, *part) for key, part in parts.items()]) for ours, parts in blocks.items()])
+            (numbers[place], [(ours, [(key, *part) for key, part in parts.items()]) for ours, parts in blocks.items()])
             for place, blocks in self._cover.items()
         ]
         return held, cover

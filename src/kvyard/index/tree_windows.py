@@ -62,16 +62,16 @@ class TreeWindows:
 
     def _before(self, before: Key | None, reach: int) -> list[Key]:
         """The last ``reach`` blocks up to ``before``, which is one of them."""
-        found: list[Key] = []
-        while len(found) < reach and before is not None:
+        hashes: list[Key] = []
+        while len(hashes) < reach and before is not None:
             known = self._bridge.find(before)
             if known is None:
                 break
-            span, at = known
-            low = max(0, at + 1 - (reach - len(found)))
-            found[:0] = span.hashes[low : at + 1]
+            span, index = known
+            low = max(0, index + 1 - (reach - len(hashes)))
+            hashes[:0] = span.hashes[low : index + 1]
             before = span.parent.hashes[-1] if not low and span.parent is not None else None
-        return found
+        return hashes
 
 
 def computed(keys: Sequence[int], whole: bool, reach: int, has: Callable[[int], bool]) -> Sequence[int]:

@@ -103,9 +103,9 @@ class WorkerView:
         """Per group, the places that count on any tier."""
         return self.levels[-1] if self.levels else (0,) * len(self.layout.groups)
 
-    def spans(self, at: int, rows: Rows, mask: int) -> Spans:
-        """The intervals, in blocks of the layout's group ``at``, that places in ``mask`` hold."""
-        spec, ours = self.layout.specs[at], self.block_size
+    def spans(self, group: int, rows: Rows, mask: int) -> Spans:
+        """The intervals, in blocks of the layout's ``group``, that places in ``mask`` hold."""
+        spec, ours = self.layout.specs[group], self.block_size
         size = spec.block_size
         spans: list[tuple[int, int]] = []
         start, low = 0, -1
@@ -127,8 +127,8 @@ class WorkerView:
         if len(self.layout.groups) == 1:
             return self.layout.groups[0]
         reach = [
-            (spec.rule().match(self.spans(at, rows, mask), limit, self.layout.alignment, False).tokens, at)
-            for at, (spec, mask) in enumerate(zip(self.layout.specs, self.widest, strict=True))
+            (spec.rule().match(self.spans(group, rows, mask), limit, self.layout.alignment, False).tokens, group)
+            for group, (spec, mask) in enumerate(zip(self.layout.specs, self.widest, strict=True))
         ]
         return self.layout.groups[min(reach)[1]]
 

@@ -118,15 +118,16 @@ class Waiting:
         self._nameless.clear()
         self._orphaned = 0
 
-    def snapshot(self, at: Mapping[int, int]) -> tuple[list[Orphaned], list[Nameless]]:
-        """Return everything that waits, with places as ``at`` numbers them."""
+    def snapshot(self, numbers: Mapping[int, int]) -> tuple[list[Orphaned], list[Nameless]]:
+        """Return everything that waits, with the ``numbers`` of places."""
         orphans = [
-            (at[orphan.place], _plain(orphan.event), list(orphan.gone))
+            (numbers[orphan.place], _plain(orphan.event), list(orphan.gone))
             for orphans in self._orphans.values()
             for orphan in orphans
         ]
         nameless = [
-            (key, [(at[place], count) for place, count in places.items()]) for key, places in self._nameless.items()
+            (key, [(numbers[place], count) for place, count in places.items()])
+            for key, places in self._nameless.items()
         ]
         return orphans, nameless
 

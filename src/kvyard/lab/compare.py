@@ -74,13 +74,13 @@ def _line(table: Table, metric: Metric) -> dict[str, Any]:
 
 def unique(names: Sequence[str]) -> list[str]:
     """Return ``names`` with a number after those that occurred before."""
-    found: list[str] = []
+    taken: list[str] = []
     for name in names:
-        made, number = name, 2
-        while made in found:
-            made, number = f"{name} #{number}", number + 1
-        found.append(made)
-    return found
+        unused, number = name, 2
+        while unused in taken:
+            unused, number = f"{name} #{number}", number + 1
+        taken.append(unused)
+    return taken
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:

@@ -135,12 +135,12 @@ def _edges(study: Study, fleets: Sequence[Candidate]) -> dict[str, str]:
     """Axes with three values or more at whose last one the lowest TTFT is."""
     best = min(fleets, key=lambda fleet: (fleet.values["ttft_mean"] or 0.0, fleet.cost)).name
     varied = next(point.varied for point in study.points if point.label == best)
-    found = {}
+    edges = {}
     for name, values in study.grid.axes.items():
         numbers = [number for value in values if (number := number_of(name, value)) is not None]
         if len(numbers) == len(values) > 2 and number_of(name, varied[name]) == max(numbers):
-            found[f"{name}={varied[name]}"] = "high"
-    return found
+            edges[f"{name}={varied[name]}"] = "high"
+    return edges
 
 
 def _rows(
@@ -213,14 +213,14 @@ class FleetCost(NamedTuple):
 
 def fleet_costs(study: Study) -> dict[str, FleetCost]:
     """Return the fleets of all points by key. A fleet that scales counts with its mean size."""
-    found = {}
+    costs = {}
     for point in study.points:
         report, settings = study.reports.get(point.key), study.grid.settings(point)
         mean = None if report is None or report.scaling is None else report.scaling.mean_workers
-        found[point.key] = FleetCost(cards(settings, point.config, mean), list_price(settings, point.config, mean))
-    if any(fleet.price is None for fleet in found.values()):
-        return {key: FleetCost(fleet.cards, None) for key, fleet in found.items()}
-    return found
+        costs[point.key] = FleetCost(cards(settings, point.config, mean), list_price(settings, point.config, mean))
+    if any(fleet.price is None for fleet in costs.values()):
+        return {key: FleetCost(fleet.cards, None) for key, fleet in costs.items()}
+    return costs
 
 
 def _standing(values: Mapping[str, float | None] | None, limits: Sequence[Limit]) -> dict[str, str]:

@@ -46,7 +46,7 @@ class JobMaker:
             known = list(request.output_tokens or ())
 
             def sample(start: int, stop: int) -> list[int]:
-                return [known[at] if at < len(known) else 0 for at in range(start, stop)]
+                return [known[index] if index < len(known) else 0 for index in range(start, stop)]
         else:
             # Nothing is known of what it shares, so it shares nothing: all of its blocks have names of their own.
             chain = TraceChain((), 1, 0, block_size, self._made)

@@ -48,11 +48,11 @@ def _packing(row: np.dtype[np.void]) -> struct.Struct:
     """The packing of one ``row``, which is quicker than an assignment to a numpy row."""
     codes = {"i8": "q", "i4": "i", "u4": "I", "i1": "b", "u1": "B"}
     columns = [row[name] for name in row.names or ()]
-    made = struct.Struct(
-        "<" + "".join(codes[one.base.str[1:]] * (one.itemsize // one.base.itemsize) for one in columns)
+    packing = struct.Struct(
+        "<" + "".join(codes[column.base.str[1:]] * (column.itemsize // column.base.itemsize) for column in columns)
     )
-    assert made.size == row.itemsize
-    return made
+    assert packing.size == row.itemsize
+    return packing
 
 
 class RowLayout:
@@ -116,14 +116,14 @@ class SessionTable:
     def number(self, name: str, root: str | None = None) -> int:
         """Return the number of the session ``name``, a new one if need be; ``root`` is the session at its top, if that is
         another."""
-        found = self._numbers.get(name)
-        if found is None:
-            found = self._numbers[name] = len(self.names)
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.names)
             self.names.append(name)
-            self.tops.append(found)
+            self.tops.append(number)
             if root is not None and root != name:
-                self.tops[found] = self.number(root)
-        return found
+                self.tops[number] = self.number(root)
+        return number
 
     def root(self, number: int) -> str | None:
         """The name of the session at the top of another one; ``None`` for a session that no other called."""
@@ -218,12 +218,12 @@ class Records(Mapping[str, Record]):
     def of(cls, records: Iterable[Record]) -> "Records":
         """``records``, whatever has become of them, as rows; they are packed now and can't change any more."""
         kept = list(records)
-        made = cls(max((len(record.loaded) for record in kept), default=0))
+        packed = cls(max((len(record.loaded) for record in kept), default=0))
         for record in kept:
-            made.begin(record)
-            made._pack(record, made._numbers.pop(record.id))
-            del made.open[record.id]
-        return made
+            packed.begin(record)
+            packed._pack(record, packed._numbers.pop(record.id))
+            del packed.open[record.id]
+        return packed
 
     def packed(self) -> PackedRecords:
         """All records, those in flight as they are."""
@@ -320,8 +320,8 @@ class Records(Mapping[str, Record]):
             low, high = start % CHUNK, upto - start // CHUNK * CHUNK
             names = bytes(part.names)
             stages = [None] * (high - low) if part.stages is None else part.stages[low:high].tolist()
-            for at, (row, stage) in enumerate(zip(part.rows[low:high].tolist(), stages, strict=True), start):
-                yield in_flight[at] if at in in_flight else self._unpack(row, stage, names)
+            for place, (row, stage) in enumerate(zip(part.rows[low:high].tolist(), stages, strict=True), start):
+                yield in_flight[place] if place in in_flight else self._unpack(row, stage, names)
             start = upto
 
     def some(self, places: Sequence[int]) -> dict[int, Record]:

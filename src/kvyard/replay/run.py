@@ -127,13 +127,13 @@ def replay(
         else:
             fleet.run(rows, progress or None, before)
         check_served(fleet)
-    found = None
+    limits = None
     if bounds and not fleet.interrupted:
         from kvyard.replay.report.bounds import make_bounds
 
-        found = make_bounds(fleet, rows)
+        limits = make_bounds(fleet, rows)
     with rarely_collected():
-        report = make_report(fleet, label=label, trace=describe(source), bounds=found, slo=wanted)
+        report = make_report(fleet, label=label, trace=describe(source), bounds=limits, slo=wanted)
     return SimulatedRun(report, fleet, source if isinstance(source, Trace) else None)
 
 

@@ -122,8 +122,8 @@ class Seen:
                         off[name] = off.get(name, 0) | bit
                 start = stop
 
-    def gone(self, job: Job, found: int, worker: int) -> int:
-        """Return the tokens of ``job`` behind the ``found`` ones that only workers had computed which were stopped since.
+    def gone(self, job: Job, cached: int, worker: int) -> int:
+        """Return the tokens of ``job`` behind the ``cached`` ones that only workers had computed which were stopped since.
         Then records that ``worker`` has them.
         """
         chain, off = job.chain, self._off
@@ -132,10 +132,10 @@ class Seen:
         keys = chain.trace
         ids, size, tokens = keys.ids, keys.id_block_size, 0
         path = self._along(ids)
-        for index in range(found // size, len(ids)):
+        for index in range(cached // size, len(ids)):
             workers, left = self._at(path, index), off.get(ids[index], 0)
             if workers and not workers & ~left:
-                tokens += min((index + 1) * size, keys.num_prompt_tokens) - max(found, index * size)
+                tokens += min((index + 1) * size, keys.num_prompt_tokens) - max(cached, index * size)
         bit = self._bit(worker)
         for name in ids:
             if off.get(name, 0) & bit:
@@ -143,9 +143,9 @@ class Seen:
         return max(0, tokens)
 
     def reason(
-        self, job: Job, found: int, worker: int, block_size: int, session: str | None = None
+        self, job: Job, cached: int, worker: int, block_size: int, session: str | None = None
     ) -> tuple[str, int, int, int]:
-        """Why ``worker`` found only ``found`` tokens of ``job``; how many behind them it had computed before, and how many
+        """Why ``worker`` found only ``cached`` tokens of ``job``; how many behind them it had computed before, and how many
         behind those another had; and how many tokens, from its first on, earlier requests of ``session`` had. Then notes that
         it has computed all of it.
         """
@@ -163,17 +163,17 @@ class Seen:
             if mine < high:
                 break
         lost = elsewhere = 0
-        if found + block_size >= length:
-            why = "none" if found + block_size == length else "partial_block"
+        if cached + block_size >= length:
+            why = "none" if cached + block_size == length else "partial_block"
         else:
             # A block belongs to the id of its last token.
-            had = self._at(path, (found + block_size - 1) // size)
+            had = self._at(path, (cached + block_size - 1) // size)
             why = "evicted" if had & bit else "other_worker" if had else "never_seen"
             if had:
-                start = found // size
+                start = cached // size
                 stop = max(start, mine) if had & bit else start
-                lost = max(0, min(stop * size, length) - found)
-                elsewhere = max(0, min(max(stop, anyone) * size, length) - found - lost)
+                lost = max(0, min(stop * size, length) - cached)
+                elsewhere = max(0, min(max(stop, anyone) * size, length) - cached - lost)
         own = 0
         if session is not None:
             own = min(self._own(session, path, anyone, len(ids)) * size, length)

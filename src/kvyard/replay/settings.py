@@ -290,17 +290,17 @@ def _with_split(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_store(given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` with ``store`` as ``offload_policy``, or without lower tiers. Raises ``KvyardError`` where that contradicts."""
-    found = dict(given)
-    store = found.pop("store", None)
+    settings = dict(given)
+    store = settings.pop("store", None)
     if store is None:
-        return found
-    if "offload_policy" in found:
+        return settings
+    if "offload_policy" in settings:
         raise KvyardError("store and offload_policy both say what is stored when: leave one of the two out")
     if store == "none":
-        return {name: value for name, value in found.items() if name not in OF_TIERS}
+        return {name: value for name, value in settings.items() if name not in OF_TIERS}
     if store not in OFFLOADS:
         raise KvyardError(f"unknown store {store!r}: {suggest(store, ('none', *OFFLOADS))}")
-    return {**found, "offload_policy": store}
+    return {**settings, "offload_policy": store}
 
 
 def _of_role(role: str, given: Mapping[str, Any]) -> int:
@@ -321,10 +321,10 @@ def _kinds(workers: object, shared: Mapping[str, Any], seed: int) -> Iterable[Wo
         return
     if not workers:
         raise KvyardError("workers is an empty list: a fleet needs at least one worker")
-    for at, own in enumerate(workers):
+    for index, own in enumerate(workers):
         if not isinstance(own, Mapping):
-            raise KvyardError(f"workers[{at}] is {own!r}: it must be a table of settings, such as {{count = 4}}")
-        where = f" of workers[{at}]"
+            raise KvyardError(f"workers[{index}] is {own!r}: it must be a table of settings, such as {{count = 4}}")
+        where = f" of workers[{index}]"
         yield _kind({**shared, **OF_A_WORKER.parse(own, where)}, where, seed)
 
 
@@ -473,14 +473,14 @@ def _keeps_windows(given: Mapping[str, Any]) -> bool:
     return not by_hash and given.get("role", "both") == "both"
 
 
-def _as_full_attention(made: ModelPlan) -> dict[str, Any]:
+def _as_full_attention(model_plan: ModelPlan) -> dict[str, Any]:
     """Return the options of an engine that keeps window layers as long as full ones."""
-    groups = len(made.groups)
+    groups = len(model_plan.groups)
     return {
         "groups": (),
-        "block_size": made.groups[0].block_size,
-        "bytes_per_block": made.bytes_per_block * groups,
-        "num_gpu_blocks": (made.num_blocks - 1) // groups,
+        "block_size": model_plan.groups[0].block_size,
+        "bytes_per_block": model_plan.bytes_per_block * groups,
+        "num_gpu_blocks": (model_plan.num_blocks - 1) // groups,
     }
 
 
@@ -519,10 +519,10 @@ def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, Any]) -> Tier
 
 def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
     """The capacity of a tier as ``TierConfig`` takes it; empty for none, ``None`` where it wasn't asked for."""
-    found = {name: given[f"{tier}_{name}"] for name in ("blocks", "bytes") if f"{tier}_{name}" in given}
-    if len(found) > 1:
+    sizes = {name: given[f"{tier}_{name}"] for name in ("blocks", "bytes") if f"{tier}_{name}" in given}
+    if len(sizes) > 1:
         raise KvyardError(f"{tier}_blocks and {tier}_bytes say the same: give one of the two")
-    for name, value in found.items():
+    for name, value in sizes.items():
         if value < 0:
             raise KvyardError(f"{tier}_{name} is {value}: it can't be negative; 0 is none")
         return {"num_blocks" if name == "blocks" else name: value} if value else {}

@@ -90,12 +90,12 @@ class ActiveLoads:
         return self._high
 
     def begin(
-        self, request: RouteRequest, worker: WorkerLoad, found: Path, prefill: int, reserved: int, now: int
+        self, request: RouteRequest, worker: WorkerLoad, known: Path, prefill: int, reserved: int, now: int
     ) -> Active:
-        """Book a request on ``worker``. ``found`` is its path in ``tree``; ``reserved`` blocks are held for its output. The
+        """Book a request on ``worker``. ``known`` is its path in ``tree``; ``reserved`` blocks are held for its output. The
         caller calls ``rerank`` when all is booked.
         """
-        path = self.tree.extend(request.keys, found)
+        path = self.tree.extend(request.keys, known)
         slot = worker.slot
         fresh = 0
         for node in path:

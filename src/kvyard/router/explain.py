@@ -87,11 +87,16 @@ def _table(decision: Decision) -> list[str]:
     depth = max(3, *(len(candidate.tiers) for candidate in decision.candidates))
     tiers = [tier.label for tier in Tier][:depth]
     rows = [["  worker", "cost", *tiers, "to prefill", "held", "shared", "requests"]]
-    for one in sorted(decision.candidates, key=lambda candidate: (candidate.cost, candidate.worker)):
-        mark = "* " if one.worker == decision.worker else "  "
-        figures = [*one.tiers, *[0] * (depth - len(one.tiers)), one.prefill_tokens, one.active_blocks]
-        figures += [one.shared_blocks, one.active_requests]
-        rows.append([f"{mark}{one.worker}", _figure(one.cost), *map(str, figures)])
+    for candidate in sorted(decision.candidates, key=lambda option: (option.cost, option.worker)):
+        mark = "* " if candidate.worker == decision.worker else "  "
+        figures = [
+            *candidate.tiers,
+            *[0] * (depth - len(candidate.tiers)),
+            candidate.prefill_tokens,
+            candidate.active_blocks,
+        ]
+        figures += [candidate.shared_blocks, candidate.active_requests]
+        rows.append([f"{mark}{candidate.worker}", _figure(candidate.cost), *map(str, figures)])
     first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])

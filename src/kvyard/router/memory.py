@@ -37,12 +37,12 @@ class RoutedMemory:
             while entries and entries[0][1] + ttl <= now:
                 self._forget(entries.popleft())
 
-    def remember(self, slot: int, keys: Sequence[int], found: Path, now: int) -> int:
-        """``slot`` was sent a prompt. ``found`` is what ``tree.find`` says of it, with nothing changed since. Returns a number
-        by which it can be taken back; 0 for a prompt without blocks.
+    def remember(self, slot: int, keys: Sequence[int], known: Path, now: int) -> int:
+        """Note that ``slot`` was sent a prompt. ``known`` is what ``tree.find`` returned, with nothing changed since. Returns a
+        number by which the note can be taken back; 0 for a prompt without blocks.
         """
         tree = self.tree
-        path = tree.extend(keys, found)
+        path = tree.extend(keys, known)
         if not path:
             return 0
         self._number += 1
@@ -87,11 +87,11 @@ class RoutedMemory:
                 tree.settle(node if node.held else parent)
             node = parent
 
-    def confirm(self, found: Path, reach: Sequence[tuple[int, int]]) -> None:
+    def confirm(self, match: Path, reach: Sequence[tuple[int, int]]) -> None:
         """The index knows of these numbers of blocks of a prompt, most first, each with the slots, as bits, that have as many:
         what ends within them counts no longer.
         """
-        path, covered = found
+        path, covered = match
         node = path[-1]
         if node.stop != covered:
             return

@@ -75,8 +75,8 @@ class OverlapView:
         if self.memory is not None:
             self.memory.tree.remove(slot)
 
-    def look(self, request: RouteRequest, now: int, told: Known | None = None) -> CachedPrefixes | None:
-        """Return the cached prefixes of a prompt; ``None`` if no worker has any. ``told`` replaces the index. Cost goes by
+    def look(self, request: RouteRequest, now: int, known: Known | None = None) -> CachedPrefixes | None:
+        """Return the cached prefixes of a prompt; ``None`` if no worker has any. ``known`` replaces the index. Cost goes by
         branches, not by workers.
         """
         memory, roster = self.memory, self._roster
@@ -88,9 +88,9 @@ class OverlapView:
         prefixes: CachedPrefixes | None = None
         device: Levels = []
         steps: Sequence[tuple[int, int]] = ()
-        if told is not None:
-            if told:
-                prefixes = self._told(told)
+        if known is not None:
+            if known:
+                prefixes = self._told(known)
                 device = _levels([(tiers[0], slots) for tiers, slots in prefixes.groups])
         elif self._indexer is not None and roster is not None:
             reaches = self._indexer.reaches(roster, request.keys, request.num_tokens)
@@ -143,11 +143,11 @@ class OverlapView:
                 out.append((min(depth, most // size), slots))
         return out
 
-    def _told(self, told: Known) -> CachedPrefixes:
+    def _told(self, known: Known) -> CachedPrefixes:
         depth = 1
         by_tiers: dict[tuple[int, ...], int] = {}
         by_trust: dict[float, int] = {}
-        for worker, reach in told.items():
+        for worker, reach in known.items():
             slot = self._slots.get(worker)
             if slot is None:
                 continue
@@ -172,10 +172,10 @@ def _levels(found: Levels) -> Levels:
 def _by_tier(tiers: Sequence[Tier], reaches: Sequence[Levels]) -> Groups:
     """Return the addition of each tier from its reach with all closer ones: workers grouped by all of their figures."""
     # A tier reaches at least as far as those before it, so the last one has everyone that has anything.
-    found: list[tuple[list[int], int]] = [([blocks], slots) for blocks, slots in reaches[-1]]
+    parts: list[tuple[list[int], int]] = [([blocks], slots) for blocks, slots in reaches[-1]]
     for levels in reversed(reaches[:-1]):
         finer: list[tuple[list[int], int]] = []
-        for reach, slots in found:
+        for reach, slots in parts:
             for blocks, members in levels:
                 part = slots & members
                 if part:
@@ -183,9 +183,9 @@ def _by_tier(tiers: Sequence[Tier], reaches: Sequence[Levels]) -> Groups:
                     slots ^= part
             if slots:
                 finer.append(([0, *reach], slots))
-        found = finer
+        parts = finer
     groups: Groups = []
-    for reach, slots in found:
+    for reach, slots in parts:
         mine: list[int] = []
         before = 0
         for tier, blocks in zip(tiers, reach, strict=True):
@@ -197,13 +197,13 @@ def _by_tier(tiers: Sequence[Tier], reaches: Sequence[Levels]) -> Groups:
     return groups
 
 
-def _with_sent(found: CachedPrefixes | None, device: Levels, sent: Levels) -> CachedPrefixes | None:
+def _with_sent(announced: CachedPrefixes | None, device: Levels, sent: Levels) -> CachedPrefixes | None:
     """Return the known prefixes extended by those sent since; ``device`` is the known part in device memory."""
     groups: Groups = []
     predicted = False
     known = 0
-    if found is not None:
-        for tiers, slots in found.groups:
+    if announced is not None:
+        for tiers, slots in announced.groups:
             known |= slots
             for blocks, members in sent:
                 more = slots & members
@@ -213,15 +213,15 @@ def _with_sent(found: CachedPrefixes | None, device: Levels, sent: Levels) -> Ca
                     slots ^= more
             if slots:
                 groups.append((tiers, slots))
-    below = (0,) * (found.tiers - 1) if found is not None else ()
+    below = (0,) * (announced.tiers - 1) if announced is not None else ()
     for blocks, slots in sent:
         more = slots ^ slots & known
         if more and blocks:
             groups.append(((blocks, *below), more))
             predicted = True
     if not predicted:
-        return found
-    return CachedPrefixes(groups, 1 + len(below), device, found.trust if found is not None else ())
+        return announced
+    return CachedPrefixes(groups, 1 + len(below), device, announced.trust if announced is not None else ())
 
 
 def _lifted(tiers: tuple[int, ...], blocks: int) -> tuple[int, ...]:

@@ -233,8 +233,8 @@ class Router:
         shut = mask_of([self._slots[holder] for holder in full if holder in self._slots]) & slots
         if not shut or shut == slots:
             return None
-        found = self.loads.tree.find(request.keys)
-        routing = self._look(request, now, workers, slots, found, self._rng, known)
+        path = self.loads.tree.find(request.keys)
+        routing = self._look(request, now, workers, slots, path, self._rng, known)
         held = self.policy.hold(routing, shut)
         return None if held is None else Hold(self.loads.workers[held[0]].name, round(held[1] * MS))
 
@@ -339,7 +339,7 @@ class Router:
         now: int,
         workers: Sequence[WorkerLoad],
         slots: int,
-        found: Path,
+        path: Path,
         rng: Random,
         known: Known | None,
     ) -> RoutingInput:
@@ -353,7 +353,7 @@ class Router:
             slots,
             self.loads,
             self.overlaps.look(request, now, known),
-            self.loads.tree.levels(found),
+            self.loads.tree.levels(path),
             rng,
             paces.speeds if policy.needs_pace else (),
             policy.needs_shared,

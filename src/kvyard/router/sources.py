@@ -64,7 +64,7 @@ class PeerSources:
         best = max([blocks for blocks, _ in peers])
         blocks, holder = min(
             [(blocks, holder) for blocks, holder in peers if blocks >= best - self._tolerance],
-            key=lambda one: (*_weight(load_of(one[1])), -one[0], one[1]),
+            key=lambda source: (*_weight(load_of(source[1])), -source[0], source[1]),
         )
         return PullSource(holder, blocks * size)
 

@@ -78,9 +78,9 @@ class PrefixTree:
             children = node.children
         return path, block
 
-    def extend(self, keys: Sequence[int], found: Path) -> list[PromptNode]:
-        """Make the whole prompt a path and return it; ``found`` is the result of ``find``. The new node has no workers yet."""
-        path, covered = found
+    def extend(self, keys: Sequence[int], known: Path) -> list[PromptNode]:
+        """Make the whole prompt a path and return it; ``known`` is the result of ``find``. The new node has no workers yet."""
+        path, covered = known
         if path and covered < path[-1].stop:
             path[-1] = self._split(path[-1], covered)
         count = len(keys)
@@ -122,11 +122,11 @@ class PrefixTree:
         node.held = {}
         node.children = {}
 
-    def levels(self, found: Path) -> list[tuple[int, int]]:
+    def levels(self, known: Path) -> list[tuple[int, int]]:
         """Return the workers' prefixes of the prompt: numbers of blocks, most first, each with the slots, as bits, that
         have exactly as many. Cost goes by the nodes on the path, however many slots there are.
         """
-        path, covered = found
+        path, covered = known
         out: list[tuple[int, int]] = []
         if not path:
             return out
@@ -174,17 +174,17 @@ class PrefixTree:
             size += (node.stop - node.start) * len(node.held)
         assert size == self.size, f"{self.size} blocks are counted, {size} are there"
 
-    def _split(self, node: PromptNode, at: int) -> PromptNode:
+    def _split(self, node: PromptNode, position: int) -> PromptNode:
         """Cut a node in two; ``node`` stays the latter part, since what ends there ends there still."""
         parent = node.parent
         assert parent is not None
-        head = PromptNode(parent, node.keys, node.base, node.start, at)
+        head = PromptNode(parent, node.keys, node.base, node.start, position)
         parent.children[node.keys[node.start - node.base]] = head
-        head.children[node.keys[at - node.base]] = node
+        head.children[node.keys[position - node.base]] = node
         head.held = node.held.copy()
         head.mask = node.mask
         node.parent = head
-        node.start = at
+        node.start = position
         return head
 
 

@@ -154,8 +154,8 @@ class ClientConnection(asyncio.Protocol):
             return
         # What the system doesn't take of an answer is counted from its first byte. Not with a limit of 0: asyncio's TLS would
         # pause at each write, and stay so.
-        for one in self._transports():
-            one.set_write_buffer_limits(1, 0)
+        for layer in self._transports():
+            layer.set_write_buffer_limits(1, 0)
         self._late = self._loop.call_later(HEAD_SECONDS, self._give_up, "late")
 
     def connection_lost(self, error: Exception | None) -> None:

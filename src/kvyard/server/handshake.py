@@ -73,12 +73,12 @@ class Handshake(asyncio.Protocol):
                 untie(below)
             state.left(self)
 
-    def _hand_over(self, made: asyncio.Transport) -> None:
+    def _hand_over(self, transport: asyncio.Transport) -> None:
         """Let a ``ClientConnection`` go on with what came so far."""
         connection = ClientConnection(self._state, self.transport)
-        made.set_protocol(connection)
-        connection.connection_made(made)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
         for data in self._received:
-            if not made.is_closing():
+            if not transport.is_closing():
                 connection.data_received(data)
         self._received = []

@@ -121,9 +121,9 @@ def tls_files(certificate: str | None, key: str | None) -> TlsFiles | None:
         return None
     if certificate is None or key is None:
         raise KvyardError("TLS needs a certificate and its key: give both --tls-cert and --tls-key")
-    found = TlsFiles(certificate, key)
-    found.context()
-    return found
+    files = TlsFiles(certificate, key)
+    files.context()
+    return files
 
 
 def url_of(bound: socket.socket, scheme: str = "http") -> str:

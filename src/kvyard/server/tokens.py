@@ -133,7 +133,7 @@ def render(
     return "".join(parts)
 
 
-def _text(content: object, at: int) -> str:
+def _text(content: object, index: int) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -142,7 +142,7 @@ def _text(content: object, at: int) -> str:
     texts: list[str] = []
     for number, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            field = f"messages[{at}].content[{number}]"
+            field = f"messages[{index}].content[{number}]"
             raise Refusal(400, f"{field}: this model takes parts of type text only", fix="leave it out")
         texts.append(part["text"])
     return "\n".join(texts)

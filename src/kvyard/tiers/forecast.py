@@ -29,19 +29,19 @@ def load_time(
     def forecast() -> int:
         lookup.depth = depth
         layout, tiers = state.layout, state.tiers
-        at = now
+        done_at = now
         pieces = [need.piece for need in needs]
         if any(piece.group < len(loading) and _overlap(piece, loading[piece.group]) for piece in pieces):
-            at = max(at, _landing(state, 0, Direction.IN, pieces))
+            done_at = max(done_at, _landing(state, 0, Direction.IN, pieces))
         coming = [piece for piece in pieces if overlaps(piece.start, piece.stop, lookup.groups[piece.group].coming)]
         if coming:
-            at = max(at, _landing(state, 0, Direction.OUT, coming))
+            done_at = max(done_at, _landing(state, 0, Direction.OUT, coming))
             if len(tiers) > 1:
-                at = max(at, _landing(state, 1, Direction.IN, coming))
+                done_at = max(done_at, _landing(state, 1, Direction.IN, coming))
         if depth > lookup.own and state.peers is not None:
             pulled = total_pages(lookup.only_from(lookup.own, list(needs))) * layout.chunk
             if pulled:
-                at = state.peers.foresee(lookup.request, pulled * layout.block_bytes, at)
+                done_at = state.peers.foresee(lookup.request, pulled * layout.block_bytes, done_at)
         for level in range(min(depth, lookup.own) - 1, 0, -1):
             fetched = lookup.only_from(level, list(needs))
             blocks = total_pages(fetched) * layout.chunk
@@ -49,11 +49,13 @@ def load_time(
                 continue
             landing = _landing(state, level, Direction.IN, fetched)
             if landing:  # for this request or another: it isn't fetched twice
-                at = max(at, landing)
+                done_at = max(done_at, landing)
             else:
-                at = tiers[level].link.foresee(at, Direction.IN, blocks * layout.block_bytes, state.name, blocks)
+                done_at = tiers[level].link.foresee(
+                    done_at, Direction.IN, blocks * layout.block_bytes, state.name, blocks
+                )
         blocks = sum([need.high - need.low for need in needs])
-        return tiers[0].link.foresee(at, Direction.IN, blocks * layout.block_bytes, state.name, blocks) - now
+        return tiers[0].link.foresee(done_at, Direction.IN, blocks * layout.block_bytes, state.name, blocks) - now
 
     return forecast
 

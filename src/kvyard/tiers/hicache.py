@@ -127,14 +127,14 @@ class HiCache(Offload):
         counters.lookups += 1
         if tokens < LEAST_LOADED:
             return None
-        found = tree.load(hit, tree.beyond)
-        if found is None:
+        nodes = tree.load(hit, tree.beyond)
+        if nodes is None:
             counters.no_device_room += 1
             return None
         counters.hits += 1
         counters.hit_tokens += tokens
         counters.tiers[0].tokens += tokens
-        return found
+        return nodes
 
     def load(self, now: int) -> int:
         """Submit what the batch that starts ``now`` loads. Returns when it has come."""

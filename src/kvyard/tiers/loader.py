@@ -420,11 +420,11 @@ class Loader:
 
 def _by_tier(fetched: list[int], tokens: int) -> list[int]:
     """``tokens`` that a load brings by the tier that had them; ``fetched`` says how many came from each or from below it."""
-    found = [0] * len(fetched)
+    by_tier = [0] * len(fetched)
     below = 0
     for level in range(len(fetched) - 1, 0, -1):
         from_here_on = min(max(fetched[level], below), tokens)
-        found[level] = from_here_on - below
+        by_tier[level] = from_here_on - below
         below = from_here_on
-    found[0] = tokens - below
-    return found
+    by_tier[0] = tokens - below
+    return by_tier

@@ -264,12 +264,12 @@ class Offload:
 
     def admitted(self, request: Request) -> int:
         """``request`` begins to run: what the load policy has left of it in lower tiers counts now. Returns those tokens."""
-        found = self.state.requests.get(request)
-        if found is None or not found.left:
+        offered = self.state.requests.get(request)
+        if offered is None or not offered.left:
             return 0
-        left, found.left = found.left, 0
+        left, offered.left = offered.left, 0
         self.counters.left_requests += 1
-        self.counters.left_tokens[found.why] = self.counters.left_tokens.get(found.why, 0) + left
+        self.counters.left_tokens[offered.why] = self.counters.left_tokens.get(offered.why, 0) + left
         return left
 
     def quiet_until(self, request: Request) -> int:
@@ -290,11 +290,11 @@ class Offload:
 
         A load in flight still lands, and its blocks come back then; submitted stores still land.
         """
-        found = self.state.requests.pop(request, None)
+        offered = self.state.requests.pop(request, None)
         if self.state.peers is not None:
             self.state.peers.forget(request)
-        if found is not None:
-            self._loader.forget(request, found)
+        if offered is not None:
+            self._loader.forget(request, offered)
             self._storer.forget(request)
             if request in self._ready:
                 self._ready.remove(request)

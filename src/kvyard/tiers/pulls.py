@@ -232,9 +232,9 @@ class PeerTier:
     def held(self, pool: Pool) -> list[Table]:
         """Return the tables that pulls hold in ``pool``, the device's or the first tier's: those that come in, and those
         that read here."""
-        found: list[Table] = []
+        tables: list[Table] = []
         if pool is self.first.pool:
-            found += [held for pull in self.incoming for held in pull.copy.near]
+            tables += [held for pull in self.incoming for held in pull.copy.near]
         if pool is self.pool:
-            found += [held for pull in self.outgoing for held in pull.copy.far]
-        return found
+            tables += [held for pull in self.outgoing for held in pull.copy.far]
+        return tables

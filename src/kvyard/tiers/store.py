@@ -86,14 +86,14 @@ class PendingPages:
 
     def spans(self, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` positions that are on their way."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for start, here in self._starts.items():
             if start < limit:
                 piece = here.get(keys[start])
                 if piece is not None:
                     stop = piece.stop if piece.stop < limit else limit
-                    found.append((start, agree_until(piece.chain.keys, keys, start, stop)))
-        return clip(found, 0, limit) if len(found) > 1 else found
+                    spans.append((start, agree_until(piece.chain.keys, keys, start, stop)))
+        return clip(spans, 0, limit) if len(spans) > 1 else spans
 
     def __bool__(self) -> bool:
         return bool(self._starts)
@@ -215,16 +215,16 @@ class TierStore:
         """
         return self._make_recent(group, chain, self._first_copies(group, chain.keys, limit), use)
 
-    def _make_recent(self, group: int, chain: Chain, found: list[Extent], use: Use | None) -> int:
+    def _make_recent(self, group: int, chain: Chain, extents: list[Extent], use: Use | None) -> int:
         pool = self.pool
         free = 0
         if use is not None and pool.learner is not None:
-            free = sum([len(extent.ids) for extent in found if not extent.refs])
-            held = pool.hold(found)  # while it is told it may split them
+            free = sum([len(extent.ids) for extent in extents if not extent.refs])
+            held = pool.hold(extents)  # while it is told it may split them
             self._tell_use(group, chain, held, use)
             pool.end_hold(held)
             return free
-        for extent in reversed(found):
+        for extent in reversed(extents):
             if not extent.refs:
                 pool.renew(extent)
                 free += len(extent.ids)
@@ -267,10 +267,10 @@ class TierStore:
             if chains and piece.chain is chains[-1].chain and piece.group == chains[-1].group:
                 continue  # part of what the later piece has touched
             chains.append(piece)
-            found = self._first_copies(piece.group, piece.chain.keys, piece.stop)
-            spare -= self._make_recent(piece.group, piece.chain, found, use)
-            if found and len(pieces) == 1 and found[-1].stop == piece.start:
-                last = found[-1]
+            extents = self._first_copies(piece.group, piece.chain.keys, piece.stop)
+            spare -= self._make_recent(piece.group, piece.chain, extents, use)
+            if extents and len(pieces) == 1 and extents[-1].stop == piece.start:
+                last = extents[-1]
         account = self._account(use)
         if pool.quota is not None:
             spare = min(spare, pool.quota.room(account, pool.unnamed) - (pool.free - spare))
@@ -381,9 +381,9 @@ def hold_pages(pool: Pool, piece: PageRange) -> Table:
     """
     start, stop = piece.start, piece.stop
     cache_map = pool.maps[piece.group]
-    nodes, at = cache_map.walk(piece.chain.keys, stop)
-    if at < stop:
-        raise LookupError(f"{pool.tier.name} has {at} pages of this chain, not {stop}")
+    nodes, pages = cache_map.walk(piece.chain.keys, stop)
+    if pages < stop:
+        raise LookupError(f"{pool.tier.name} has {pages} pages of this chain, not {stop}")
     nodes = cache_map.between(nodes, start, stop)
     for node in nodes:
         if not node.copies:

@@ -150,19 +150,19 @@ class Storer:
         """Make the copies of a cohort into tier ``level`` and submit the first; the others follow one by one."""
         state = self.state
         copies: list[Copy] = []
-        at = 0
+        start = 0
         store = state.tiers[level].store
         chunk = 1 if level else state.layout.chunk
         if store.keeps_by_priority:
             for source, target in zip([source for sources in near for source in sources], far):
                 store.inherit(target, source, chunk)
         for batch, sources in zip(batches, near):
-            targets = far if len(batches) == 1 else far[at : at + len(batch)]
+            targets = far if len(batches) == 1 else far[start : start + len(batch)]
             copy = Copy(level, Direction.OUT, state.name, state.inbox, batch, sources, targets)
             copy.returns = returns
             copy.use = use
             copy.arrive = self.arrived
-            at += len(batch)
+            start += len(batch)
             copies.append(copy)
         first = copies[0]
         first.rest = copies[1:]

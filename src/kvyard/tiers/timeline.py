@@ -112,12 +112,12 @@ class Timeline:
         """
         landed = False
         while True:
-            at = self.earliest()
-            if at is None or at > now:
+            earliest = self.earliest()
+            if earliest is None or earliest > now:
                 return landed
             landed = True
             for queue in self._queues:
-                queue.advance(at)
+                queue.advance(earliest)
 
     def fail(self, worker: str, now: int) -> None:
         """Cancel copies in flight on the links of ``worker``, which has failed, to other workers; both ends are released."""

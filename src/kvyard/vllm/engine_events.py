@@ -59,7 +59,7 @@ def _extra_keys(request: Any, positions: Sequence[int], size: int) -> list[Any]:
     if not (request.lora_request or request.mm_features or request.cache_salt or request.prompt_embeds is not None):
         return [None] * len(positions)
     keys, media = [], 0
-    for at in positions:
-        found, media = generate_block_hash_extra_keys(request, at * size, (at + 1) * size, media)
-        keys.append(found)
+    for position in positions:
+        key, media = generate_block_hash_extra_keys(request, position * size, (position + 1) * size, media)
+        keys.append(key)
     return keys

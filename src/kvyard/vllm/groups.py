@@ -26,7 +26,7 @@ def group_specs(kv_cache_config: Any, dcp_world_size: int = 1) -> list[GroupSpec
     groups = kv_cache_config.kv_cache_groups
     if not groups:
         raise UnsupportedError("kvyard.vllm.Scheduler needs a model with a KV cache; this one has none")
-    return [_group_spec(f"group {at}", group, dcp_world_size) for at, group in enumerate(groups)]
+    return [_group_spec(f"group {number}", group, dcp_world_size) for number, group in enumerate(groups)]
 
 
 def _group_spec(where: str, group: Any, dcp_world_size: int) -> GroupSpec:

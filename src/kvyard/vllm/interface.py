@@ -201,10 +201,10 @@ def _parameters(item: ast.FunctionDef) -> list[str]:
     return ast.unparse(bare.args).split(", ")
 
 
-def _attributes(found: ast.ClassDef) -> set[str]:
+def _attributes(class_: ast.ClassDef) -> set[str]:
     """Return the attributes that its constructor sets."""
     names = set()
-    for item in found.body:
+    for item in class_.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             for node in ast.walk(item):
                 stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
@@ -243,9 +243,9 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--print"]:
         print("\n".join(describe(vllm)))
         return 0
-    found = drift(vllm)
-    print("\n".join(found) or f"vLLM {installed_version()} has what is pinned for {KNOWN}")
-    return 1 if found else 0
+    drifted = drift(vllm)
+    print("\n".join(drifted) or f"vLLM {installed_version()} has what is pinned for {KNOWN}")
+    return 1 if drifted else 0
 
 
 if __name__ == "__main__":

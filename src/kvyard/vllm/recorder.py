@@ -287,14 +287,14 @@ class EngineRecorder:
             self._write_pass(step.shape, step.returned - began, None)
             self._step = None
 
-    def idle(self, at: int) -> None:
-        """Write everything: the engine has no requests and no step in flight at ``at``. Nothing else may follow, since vLLM
+    def idle(self, now: int) -> None:
+        """Write everything: the engine has no requests and no step in flight at ``now``. Nothing else may follow, since vLLM
         kills engines that take long to end.
         """
         if self._settled:
             return
-        self._write_step(at)
-        self._write_gone(at)
+        self._write_step(now)
+        self._write_gone(now)
         self.flush()
         self._settled = True
 
@@ -340,7 +340,7 @@ class EngineRecorder:
             row["host_ms"] = host / MS
         self._passes.add(_line(row))
 
-    def _write_request(self, request: RecordedRequest, end: EndedRequest, at: int) -> None:
+    def _write_request(self, request: RecordedRequest, end: EndedRequest, now: int) -> None:
         """A request's own line, and the line of its end."""
         if self._decisions is None or self._decisions.ended:
             return
@@ -359,7 +359,7 @@ class EngineRecorder:
         became = {
             "end": request.name,
             "reason": request.reason,
-            "at": request.ended if request.reason == "aborted" else at,
+            "at": request.ended if request.reason == "aborted" else now,
             "first_token": request.first_token if request.first_token >= 0 else None,
             "output": request.output,
             "cached": request.cached,

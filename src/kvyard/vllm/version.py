@@ -30,10 +30,10 @@ def installed_version() -> str:
 
 def check_version(installed: str | None = None) -> None:
     """Raise ``VersionError`` unless ``installed``, by default what is installed here, is a release of ``KNOWN``."""
-    found = installed_version() if installed is None else installed
-    release = ".".join(found.split("+")[0].split(".")[:2])
+    version = installed_version() if installed is None else installed
+    release = ".".join(version.split("+")[0].split(".")[:2])
     if release != KNOWN:
         raise VersionError(
-            f"kvyard.vllm knows vLLM {KNOWN}; this is {found}: see docs/how-to/inside-vllm.md for what it takes, "
+            f"kvyard.vllm knows vLLM {KNOWN}; this is {version}: see docs/how-to/inside-vllm.md for what it takes, "
             "or leave out the flag that names kvyard.vllm to run vLLM's own"
         )

@@ -94,10 +94,10 @@ class LearningOrder:
     def cut(self, extent: Extent, bounds: Sequence[int]) -> list[Extent]:
         """The parts of ``extent`` between ``bounds``, in order of position."""
         parts: list[Extent] = []
-        for at in bounds:
-            if extent.start < at < extent.start + len(extent.ids):
+        for bound in bounds:
+            if extent.start < bound < extent.start + len(extent.ids):
                 assert self._split is not None
-                parts.append(self._split(extent, at - extent.start))
+                parts.append(self._split(extent, bound - extent.start))
         parts.append(extent)
         return parts
 

@@ -198,9 +198,11 @@ class RadixOrder:
 
     def __iter__(self) -> Iterator[Extent]:
         kids = {extent.node: extent.node.kids for extent in self._released if extent.node is not None}
-        heap = [(self._rank(use_of(e)), at, e) for at, e in enumerate(self._released) if e.node and not kids[e.node]]
+        heap = [
+            (self._rank(use_of(e)), number, e) for number, e in enumerate(self._released) if e.node and not kids[e.node]
+        ]
         heapq.heapify(heap)
-        at = len(kids)
+        number = len(kids)
         while heap:
             extent = heapq.heappop(heap)[2]
             yield extent
@@ -210,8 +212,8 @@ class RadixOrder:
                 if kids[parent]:
                     break
                 if parent.copies:
-                    at += 1
-                    heapq.heappush(heap, (self._rank(use_of(parent.copies[0])), at, parent.copies[0]))
+                    number += 1
+                    heapq.heappush(heap, (self._rank(use_of(parent.copies[0])), number, parent.copies[0]))
                     break
                 parent = parent.parent
 

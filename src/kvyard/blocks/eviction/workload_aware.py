@@ -155,7 +155,7 @@ class WorkloadAwareOrder(LearningOrder):
         lines = [iter(line) for line in self._lines.values()]
         heads = [next(line) for line in lines]
         while heads:
-            first = min(range(len(heads)), key=lambda at: rank(heads[at]))
+            first = min(range(len(heads)), key=lambda index: rank(heads[index]))
             yield heads[first]
             following = next(lines[first], None)
             if following is None:

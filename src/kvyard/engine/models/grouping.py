@@ -48,7 +48,7 @@ def group_layers(
     pages = _pages(layers, block_size, state_mode, state_block)
     groups = _grouped(layers, pages)
     return [
-        [_group(of, [one for one in of if layers[one[0]].number in stage]) for of in groups]
+        [_group(of, [entry for entry in of if layers[entry[0]].number in stage]) for of in groups]
         for stage in stages or [range(1 + max(layer.number for layer in layers))]
     ]
 

@@ -180,7 +180,7 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
     parameters = count_weights(fields).parameters
     check_split(fields, on.split)
     stages = _stages(fields, memory, on)
-    number = min(range(len(stages)), key=lambda at: stages[at].blocks)
+    number = min(range(len(stages)), key=lambda index: stages[index].blocks)
     tight, batched = stages[number], on.max_num_batched_tokens
     groups, page, blocks = tight.groups, tight.block, tight.blocks
     if blocks < 2:

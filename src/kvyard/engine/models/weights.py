@@ -171,9 +171,9 @@ def weight_bits(fields: Fields, dtype: str | None = None) -> tuple[float, float]
 def find_weight_dtype(name: str) -> str:
     """The name of ``WEIGHT_BITS`` that ``name``, as engines spell it, stands for. Raises ``KvyardError`` for an unknown one."""
     plain = name.strip().lower().replace("-", "_").removeprefix("torch.")
-    for found, spellings in WEIGHT_DTYPES.items():
-        if plain in (found, *spellings):
-            return found
+    for dtype, spellings in WEIGHT_DTYPES.items():
+        if plain in (dtype, *spellings):
+            return dtype
     raise KvyardError(
         f"unknown type of weights {name!r}: {suggest(name, WEIGHT_DTYPES)} (awq and gptq are int4, nvfp4 is fp4)"
     )

@@ -191,8 +191,8 @@ class TrtllmPasses(PassMaker):
         hit = self._hits.get(job)
         if hit is None:
             hit = self._hits[job] = self.jobs.manager.lookup(job)
-        found = hit.groups[0]
-        return found.blocks, found.blocks - found.free_blocks(0)
+        group = hit.groups[0]
+        return group.blocks, group.blocks - group.free_blocks(0)
 
     def _no_evict(self, active: Sequence[Job]) -> tuple[list[Job | Context], list[Job]]:
         """Return those that fit to their ends: first those that decode, then prompts until one doesn't fit."""

@@ -70,9 +70,9 @@ class Texts:
         **values: Any,
     ) -> Finding:
         """The finding of that table; its code is what comes before a dot. ``values`` and ``count`` are put into its texts."""
-        said = {part: text.format(count=count, **values) for part, text in self._texts[name].items()}
+        texts = {part: text.format(count=count, **values) for part, text in self._texts[name].items()}
         code = name.partition(".")[0]
-        return Finding(code=code, severity=severity, where=where, count=count, examples=[*examples], **said)
+        return Finding(code=code, severity=severity, where=where, count=count, examples=[*examples], **texts)
 
 
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True):

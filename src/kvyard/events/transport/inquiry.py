@@ -67,7 +67,7 @@ class Inquiry:
         self._attempts = attempts
         self.failures = []
 
-    def send(self, at: StreamPosition, order: int, now: int) -> bool:
+    def send(self, position: StreamPosition, order: int, now: int) -> bool:
         """Make the plan's first request that makes sense. Returns whether there was one."""
         plan = self._plan
         while plan and plan[0] in (RequestKind.HEAD, RequestKind.SNAPSHOT) and self.knows_words is False:
@@ -76,14 +76,14 @@ class Inquiry:
             self.request = None
             return False
         kind = plan[0]
-        self.witness = at.witness if kind == RequestKind.REPLAY else None
+        self.witness = position.witness if kind == RequestKind.REPLAY else None
         word: bytes | int
         if kind == RequestKind.REPLAY:
-            word = at.applied + 1 if self.witness is None else self.witness
+            word = position.applied + 1 if self.witness is None else self.witness
         else:
             word = {RequestKind.HEAD: HEAD_WORD, RequestKind.SNAPSHOT: SNAPSHOT_WORD}.get(kind, 0)
         self.request = ReplayRequest(next(self._numbers), kind, word)
-        self.applied, self.order = at.applied, order
+        self.applied, self.order = position.applied, order
         self.confirmed = False
         self.batches, self.furthest = 0, -1
         self.head, self.parts = None, []

@@ -119,7 +119,7 @@ class StreamPosition:
 class UpdateLog:
     """Updates of one stream for its consumer."""
 
-    def __init__(self, stream: str, topic: bytes | None, at: StreamPosition, updates: deque[Update]) -> None:
+    def __init__(self, stream: str, topic: bytes | None, position: StreamPosition, updates: deque[Update]) -> None:
         self.stream = stream
         self.topic = topic
         self.state = State.STALE
@@ -130,7 +130,7 @@ class UpdateLog:
         """The rank of the last batch."""
         self.counters = FollowerCounters()
         self.updates = updates
-        self._at = at
+        self._at = position
 
     def set_state(self, state: State, reason: str = "") -> None:
         """Set the state; the consumer gets an update if it changed."""

@@ -45,7 +45,7 @@ class Recovery:
     """One stream's phase and all that its actions need. ``handle`` and ``accept`` are the ways in."""
 
     def __init__(
-        self, at: StreamPosition, log: UpdateLog, inquiry: Inquiry, decoder: Decoder, limits: Limits, source: bool
+        self, position: StreamPosition, log: UpdateLog, inquiry: Inquiry, decoder: Decoder, limits: Limits, source: bool
     ) -> None:
         """``source`` says whether there is a replay socket to ask."""
         self.phase = STALE
@@ -55,7 +55,7 @@ class Recovery:
         """Live batches so far."""
         self.heard = self.probed = self.quiet = 0
         """Times of the latest message and of the latest request, and the number of probes that found nothing since."""
-        self._at = at
+        self._at = position
         self._log = log
         self._inquiry = inquiry
         self._decoder = decoder
@@ -532,13 +532,13 @@ class Recovery:
         self._lose(why, now)
 
     def _give_up(self, why: str, now: int) -> None:
-        at = self._at
+        position = self._at
         self._log.counters.gave_up += 1
         self._enter(STALE)
         self._due = now + self._limits.cooldown
         self._log.set_state(State.STALE, why)
-        for seq in sorted(at.held):
-            self._apply(at.held[seq])
+        for seq in sorted(position.held):
+            self._apply(position.held[seq])
         self._doubt = ""
 
     def _finish(self) -> None:

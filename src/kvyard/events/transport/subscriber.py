@@ -217,13 +217,13 @@ class SubscriberSockets:
 
 async def _read(socket: Any) -> list[list[bytes]]:
     zmq = require()
-    found: list[list[bytes]] = []
+    messages: list[list[bytes]] = []
     size = 0
     # Asked beforehand: a read in vain leaves an exception and its frames in a circle, and with it what they refer to.
-    while len(found) < READ_AT_ONCE and size < READ_BYTES and socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-        found.append(await socket.recv_multipart(zmq.NOBLOCK))
-        size += len(found[-1][-1])
-    return found
+    while len(messages) < READ_AT_ONCE and size < READ_BYTES and socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        messages.append(await socket.recv_multipart(zmq.NOBLOCK))
+        size += len(messages[-1][-1])
+    return messages
 
 
 async def _prepare(subscription: Subscription, parts: Sequence[bytes], now: int, number: int | None = None) -> None:

@@ -24,9 +24,9 @@ def shared_context() -> Any:
     By itself it has 1,023, and a stream takes three: a process could follow 341 engines.
     """
     zmq = require()
-    found = zmq.Context.instance()
-    found.set(zmq.MAX_SOCKETS, found.get(zmq.SOCKET_LIMIT))  # counts until the first socket is made
-    return found
+    context = zmq.Context.instance()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # counts until the first socket is made
+    return context
 
 
 def attach(socket: Any, endpoint: str, bind: bool) -> str:

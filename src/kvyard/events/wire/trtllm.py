@@ -356,7 +356,7 @@ class TrtllmWriter:
         self._unannounced = list(enumerate(groups))
         self._held: dict[int | None, dict[Key, int]] = {}
         """Per group, per block: the tiers with a copy, as bits."""
-        self._windows: dict[int | None, int] = {at: meta.window or MAX_WINDOW for at, meta in enumerate(groups)}
+        self._windows: dict[int | None, int] = {group: meta.window or MAX_WINDOW for group, meta in enumerate(groups)}
         self._next_id = 0
         self._expected: int | None = None
         self._out: list[Envelope] = []
@@ -456,10 +456,10 @@ def _hash(key: Key) -> int | str:
     return key.hex() if isinstance(key, bytes) else key & U64
 
 
-def _block(event: Stored, at: int, key: Key, level: int) -> Block:
+def _block(event: Stored, index: int, key: Key, level: int) -> Block:
     size = event.block_size
-    tokens = event.tokens[at * size : (at + 1) * size] if event.tokens is not None else ()
-    extras = event.extra_keys[at] if event.extra_keys is not None and at < len(event.extra_keys) else None
+    tokens = event.tokens[index * size : (index + 1) * size] if event.tokens is not None else ()
+    extras = event.extra_keys[index] if event.extra_keys is not None and index < len(event.extra_keys) else None
     return Block(
         block_hash=_hash(key),
         tokens=[Token(token_id=token) for token in tokens],

@@ -117,14 +117,14 @@ class Directory:
             memo = {}
 
         def translate(row: bytes) -> int:
-            found = memo.get(row)
-            if found is None:
+            mask = memo.get(row)
+            if mask is None:
                 slots = [len(row) * 8 - 1 - bit for bit in bits(int.from_bytes(row, "big"))]
-                found = mask_of(numbers[slot] for slot in slots if slot in numbers)
+                mask = mask_of(numbers[slot] for slot in slots if slot in numbers)
                 if len(memo) > _MEMO:
                     memo.clear()
-                memo[row] = found
-            return found
+                memo[row] = mask
+            return mask
 
         return translate
 

@@ -122,13 +122,13 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
 
     def scan(self, command: tuple[Any, ...], *options: Any) -> set[bytes]:
         """Return everything that SCAN or SSCAN finds."""
-        found: set[bytes] = set()
+        names: set[bytes] = set()
         cursor = b"0"
         while True:
             ((cursor, some),) = self.server.commands([(*command, cursor, *options, "COUNT", 1000)])
-            found.update(some)
+            names.update(some)
             if cursor == b"0":
-                return found
+                return names
 
     def want(self, owner: str) -> None:
         """Get the lease of ``owner`` as soon as it is free. Raises nothing."""

@@ -49,21 +49,21 @@ def _document(data: bytes) -> Any:
     if not data.lstrip().startswith(b"{"):
         return None
     try:
-        found = msgspec.json.decode(data)
+        document = msgspec.json.decode(data)
     except DECODE_ERRORS:
         return None
-    return found if "passes" in found else None
+    return document if "passes" in document else None
 
 
 def passes_of(log: Any, source: str) -> Measurements:
     """The passes of a log that was read already. Raises ``KvyardError``, naming ``source``, where it has none."""
     try:
-        found = msgspec.convert(log, PassLog)
+        pass_log = msgspec.convert(log, PassLog)
     except msgspec.ValidationError as error:
         raise KvyardError(f"{source} can't be read as a log of passes: {error}") from None
-    if not found.passes:
+    if not pass_log.passes:
         raise KvyardError(f"{source}: has no measured pass: its passes are empty")
-    return Measurements(source, found.device, tuple(_rows(found.passes, source)))
+    return Measurements(source, pass_log.device, tuple(_rows(pass_log.passes, source)))
 
 
 def _rows(passes: Sequence[LoggedPass], source: str) -> list[Measurement]:

@@ -135,7 +135,8 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
         notes.append("How long prompts were cut: say --max-num-batched-tokens as the engine has it.")
     measurements = _measured(prober, rows, lone, outside, notes)
     late = sorted(
-        (answer for requests in results[last_round:] for answer in requests), key=lambda one: one.request.arrival
+        (answer for requests in results[last_round:] for answer in requests),
+        key=lambda measured: measured.request.arrival,
     )
     return ProbeResult(
         facts=facts,
@@ -167,10 +168,10 @@ def _measured(
 
 
 def _with_last_round(
-    made: Measurements, early: Measurements | None, late: Sequence[MeasuredRequest]
+    measurements: Measurements, early: Measurements | None, late: Sequence[MeasuredRequest]
 ) -> CalibrationSource:
     if early is None or len(late) < FEWEST:
-        return CalibrationSource(measurements=made)
+        return CalibrationSource(measurements=measurements)
     start = late[0].request.arrival
     requests = [
         msgspec.structs.replace(
@@ -182,7 +183,7 @@ def _with_last_round(
         for number, answer in enumerate(late)
     ]
     run = MeasuredRun(name="the last round", format="probes", requests=requests, client=True)
-    return CalibrationSource(measurements=made, early=early, run=run)
+    return CalibrationSource(measurements=measurements, early=early, run=run)
 
 
 def probe_order(probes: int, rounds: int) -> list[int]:
@@ -297,7 +298,9 @@ class _Prober:
             await asyncio.gather(*tasks, return_exceptions=True)
         if self.failed > FAILURES * max(8, self.sent):
             raise KvyardError(f"{self.failed} of {self.sent} requests to {self.endpoint.url} failed: {self.failure}")
-        return sorted((answer for answer in answers if answer is not None), key=lambda one: one.request.arrival)
+        return sorted(
+            (answer for answer in answers if answer is not None), key=lambda measured: measured.request.arrival
+        )
 
     async def _try(self, length: int, tokens: int, state: _Answering) -> MeasuredRequest | None:
         self.sent += 1

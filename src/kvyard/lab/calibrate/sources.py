@@ -112,8 +112,8 @@ def _has_passes(data: bytes) -> bool:
     """Return true if this is a log of passes, or lines of them."""
     for part in (data, data.lstrip().split(b"\n", 1)[0]):
         try:
-            found: Any = msgspec.json.decode(part)
+            document: Any = msgspec.json.decode(part)
         except DECODE_ERRORS:
             continue
-        return isinstance(found, dict) and (bool(found.get("passes")) or found.get("kind") in PASSES)
+        return isinstance(document, dict) and (bool(document.get("passes")) or document.get("kind") in PASSES)
     return False

@@ -15,6 +15,7 @@ Not seen: preempted requests, whose prompts are computed again; prompts found ca
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -149,7 +150,7 @@ def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_Answer]]:
         answers.append(
             _Answer(request.arrival, request.input_length, min(measured.cached or 0, request.input_length), times)
         )
-    return fine, sorted(answers, key=lambda one: one.arrival)
+    return fine, sorted(answers, key=attrgetter("arrival"))
 
 
 def _each(times: Times, tokens: int) -> Times:
@@ -163,7 +164,7 @@ def _each(times: Times, tokens: int) -> Times:
 
 def _observers(answers: Sequence[_Answer]) -> Iterator[_Answer]:
     """Answers that together cover the time, each cut to begin where the one before ends."""
-    waiting = sorted((answer for answer in answers if len(answer.times) > 1), key=lambda one: one.first)
+    waiting = sorted((answer for answer in answers if len(answer.times) > 1), key=attrgetter("first"))
     now = -1
     index = 0
     while index < len(waiting):
@@ -212,7 +213,7 @@ def _seen_by(
         begun = _nearest(grid, other.first) if other.first >= grid[0] else 1 - _count_until(other.times, int(grid[0]))
         if late and begun > 1:
             from_ = max(1, begun - late, int(np.searchsorted(grid, other.arrival)))
-            begun = max(range(from_, begun + 1), key=lambda at: grid[at] - grid[at - 1], default=begun)
+            begun = max(range(from_, begun + 1), key=lambda point: grid[point] - grid[point - 1], default=begun)
         if begun >= 1 and other.input > other.cached:
             prompts.setdefault(begun, []).append((other.input - other.cached, other.cached))
         start, stop = max(1, begun + 1), min(last, _nearest(grid, other.ended))

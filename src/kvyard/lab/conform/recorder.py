@@ -96,7 +96,7 @@ class VllmRecorder:
         space = chain.namespace
         event: WireEvent = {
             "type": "BlockStored",
-            "block_hashes": [self.wire(chain.keys[at]) for at in positions],
+            "block_hashes": [self.wire(chain.keys[position]) for position in positions],
             "parent_block_hash": self.wire(chain.keys[first - 1]) if first else None,
             "token_ids": chain.tokens_of(first, last),
             "block_size": chain.block_size,
@@ -105,7 +105,7 @@ class VllmRecorder:
             "lora_name": space.lora_name,
         }
         if positions:
-            event["extra_keys"] = [chain.extras_of(at, at + 1)[0] for at in positions]
+            event["extra_keys"] = [chain.extras_of(position, position + 1)[0] for position in positions]
         event["group_idx"] = group.index
         event["kv_cache_spec_kind"] = group.spec.attention.wire
         if group.spec.attention.is_window:

@@ -164,11 +164,11 @@ class SchedulerLog:
         """Return a connector's blocks of each request, if there was one."""
         if not self.header["config"].get("connector"):
             return None
-        made = {}
+        scripts = {}
         for request in self.requests:
             tokens, load_ns = request["load"] or (0, None)
-            made[request["request"]] = LoadScript(tokens, load_ns, request["send"])
-        return made
+            scripts[request["request"]] = LoadScript(tokens, load_ns, request["send"])
+        return scripts
 
     def _check_names(self, path: Path) -> None:
         """A recording that was cut off, by the end of its process or a full disk, has no lines for its open requests."""
@@ -223,7 +223,7 @@ def engine_config(config: Record, timing: TimingConfig) -> EngineConfig:
         )
         for group in config["groups"]
     )
-    made = EngineConfig(
+    engine = EngineConfig(
         groups=groups,
         num_gpu_blocks=config["num_blocks"] - 1,
         scheduling_policy=config["policy"],
@@ -234,10 +234,10 @@ def engine_config(config: Record, timing: TimingConfig) -> EngineConfig:
         **{name: config[name] for name in SAME_NAMES},
     )
     try:
-        made.check()
+        engine.check()
     except KvyardError as refused:
         raise LogError(f"this configuration can't be replayed: {refused}") from refused
-    return made
+    return engine
 
 
 def drafts(config: Record) -> SpeculativeConfig | None:
@@ -323,8 +323,8 @@ class LoggedRun(Watcher):
         """
         core = self.core
         last = len(self._log.steps) + (not self._log.cut)
-        outside = [(request["arrival"], 0, at) for at, request in enumerate(self._log.requests)]
-        outside += [(r["abort"], 1, at) for at, r in enumerate(self._log.requests) if r["abort"] is not None]
+        outside = [(request["arrival"], 0, index) for index, request in enumerate(self._log.requests)]
+        outside += [(r["abort"], 1, index) for index, r in enumerate(self._log.requests) if r["abort"] is not None]
         outside.sort(reverse=True)
         jobs = list(self.jobs.values())
         idle = 0
@@ -335,16 +335,16 @@ class LoggedRun(Watcher):
             if self._over >= last:
                 return
             while outside and outside[-1][0] == now:
-                _, aborts, at = outside.pop()
+                _, aborts, index = outside.pop()
                 if not aborts:
-                    self._arrived.add(jobs[at].id)
-                    core.submit(jobs[at], now)
-                elif not jobs[at].state.ended:
-                    core.cancel(jobs[at], now)
+                    self._arrived.add(jobs[index].id)
+                    core.submit(jobs[index], now)
+                elif not jobs[index].state.ended:
+                    core.cancel(jobs[index], now)
                     if core.busy and now > self._boundary:
-                        self._given_up.append(jobs[at])
+                        self._given_up.append(jobs[index])
                     else:
-                        self._next.setdefault("gone", []).append(jobs[at].id)
+                        self._next.setdefault("gone", []).append(jobs[index].id)
             if not core.busy:
                 self._boundary = now
                 self._arrived.clear()
@@ -371,13 +371,13 @@ class LoggedRun(Watcher):
 
     # -- told by the engine -----------------------------------------------------------------------------------------
 
-    def decided(self, made: Pass, now: int) -> None:
+    def decided(self, pass_: Pass, now: int) -> None:
         scheduler = self.core.scheduler
         pool = scheduler.manager.pool
         self.steps.append(
             {
                 "scheduled": now,
-                "tokens": {job.id: tokens for job, tokens in self.in_order(made)},
+                "tokens": {job.id: tokens for job, tokens in self.in_order(pass_)},
                 "running": len(scheduler.running),
                 "waiting": len(scheduler.waiting) + len(scheduler.jobs.parked),
                 "free": pool.free,
@@ -468,8 +468,8 @@ def _difference(log: SchedulerLog, step: int, field: str, recorded: object, ours
 
 
 def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
-    for at, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
-        start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
+    for number, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
+        start, ns, _ = run.passes[number] if number < len(run.passes) else (None, None, 0)
         views = []
         for step, fallback in ((recorded, recorded["start"]), (ours | {"start": start, "ns": ns}, 0)):
             view = {"scheduled": fallback, **{name: {} for name in MAPS}, **{name: [] for name in LISTS}, **step}
@@ -477,7 +477,7 @@ def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
         theirs, mine = views
         for field in (*COMPARED, *MAPS, *LISTS):
             if theirs[field] != mine[field]:
-                return _difference(log, at, field, theirs[field], mine[field])
+                return _difference(log, number, field, theirs[field], mine[field])
     if len(log.steps) != len(run.steps):
         return _difference(log, min(len(log.steps), len(run.steps)), "number of steps", len(log.steps), len(run.steps))
     return None
@@ -485,20 +485,21 @@ def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
 
 def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> Difference | None:
     """Compare a run with plans with one without, which was found to be the log's."""
-    for at, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
+    for number, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if single != of_plan:
-            return _difference(log, at, "planned pass", single, of_plan)
+            return _difference(log, number, "planned pass", single, of_plan)
     if len(stepped.passes) != len(planned.passes):
         return _difference(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
     single_steps = enumerate(stepped.steps)
     seen = 0
     for ours in planned.steps:
-        at, recorded = next(
-            ((at, step) for at, step in single_steps if step["scheduled"] == ours["scheduled"]), (len(log.steps), {})
+        number, recorded = next(
+            ((number, step) for number, step in single_steps if step["scheduled"] == ours["scheduled"]),
+            (len(log.steps), {}),
         )
         for field in (*MAPS, "preempted", "tokens", "running", "waiting", "free", "line"):
             if recorded.get(field) != ours.get(field):
-                return _difference(log, at, f"{field} of a plan", recorded.get(field), ours.get(field))
+                return _difference(log, number, f"{field} of a plan", recorded.get(field), ours.get(field))
         seen += sum(len(ours.get(field, ())) for field in (*MAPS, "preempted"))
     expected = sum(len(step.get(field, ())) for step in stepped.steps for field in (*MAPS, "preempted"))
     if seen != expected:

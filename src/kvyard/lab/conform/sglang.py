@@ -103,7 +103,7 @@ class EventNumbers:
 
     def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
         parent = run.chain.keys[run.start - 1] if run.start else None
-        hashes = [run.chain.keys[at] for at in range(run.start, run.stop)]
+        hashes = [run.chain.keys[position] for position in range(run.start, run.stop)]
         tokens = list(run.chain.tokens_of(run.start, run.stop) or ())
         last = self._events[-1] if self._events else None
         # SGLang continues the event before, if that is where the new one continues.
@@ -195,7 +195,7 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         blocks = ceil(blocks * (1 + config["swa_full_tokens_ratio"]))
     hicache = config.get("hicache")
     policy = config["schedule_policy"]
-    made = EngineConfig(
+    engine = EngineConfig(
         backend="sglang",
         block_size=None if groups else page,
         groups=groups,
@@ -219,10 +219,10 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         ),
     )
     try:
-        made.check()
+        engine.check()
     except KvyardError as refused:
         raise LogError(f"this configuration can't be replayed: {refused}") from refused
-    return made
+    return engine
 
 
 def _tiers(hicache: Record) -> OffloadConfig:
@@ -251,13 +251,13 @@ class SglangRun(LoggedRun):
         if job.aborted and not self._plans:
             self.steps[self._over].setdefault("finished", []).append(job.id)
 
-    def decided(self, made: Pass, now: int) -> None:
+    def decided(self, pass_: Pass, now: int) -> None:
         scheduler = self.core.scheduler
         pool = scheduler.manager.pool
         policy = scheduler.policy
         assert isinstance(policy, SglangPasses)
-        tokens = {job.id: new for job, new, _ in made.chunks}
-        if made.decoding:
+        tokens = {job.id: new for job, new, _ in pass_.chunks}
+        if pass_.decoding:
             tokens |= {job.id: 1 for job in policy.decoding()}
         held = sum(len(extent.ids) for extent in pool.maps[0].extents() if extent.refs)
         unnamed = pool.unnamed if scheduler.manager.caching else pool.free
@@ -266,9 +266,9 @@ class SglangRun(LoggedRun):
         self.steps.append(
             {
                 "scheduled": now,
-                "mode": "decode" if not made.chunks else "mixed" if made.decoding else "extend",
+                "mode": "decode" if not pass_.chunks else "mixed" if pass_.decoding else "extend",
                 "tokens": tokens,
-                "past": {job.id: past for job, _, past in made.chunks},
+                "past": {job.id: past for job, _, past in pass_.chunks},
                 "requeued": self._next.pop("preempted", []),
                 "running": len(scheduler.running),
                 "waiting": len(scheduler.waiting),
@@ -320,8 +320,8 @@ def _difference(log: SglangLog, step: int, field: str, recorded: object, ours: o
 
 
 def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
-    for at, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
-        start, ns, _ = run.passes[at] if at < len(run.passes) else (None, None, 0)
+    for step, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
+        start, ns, _ = run.passes[step] if step < len(run.passes) else (None, None, 0)
         theirs = {
             "scheduled": recorded["start"],
             "past": {},
@@ -339,7 +339,7 @@ def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
             theirs["requeued"], mine["requeued"] = sorted(theirs["requeued"]), sorted(mine["requeued"])
         for field in COMPARED:
             if theirs[field] != mine[field]:
-                return _difference(log, at, field, theirs[field], mine[field])
+                return _difference(log, step, field, theirs[field], mine[field])
     if len(log.steps) != len(run.steps):
         return _difference(log, min(len(log.steps), len(run.steps)), "number of steps", len(log.steps), len(run.steps))
     return None if run.rest == log.rest else _difference(log, len(log.steps), "events at the end", log.rest, run.rest)
@@ -347,19 +347,19 @@ def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
 
 def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> Difference | None:
     """Compare a run with plans with one without, which was found to be the log's."""
-    for at, (alone, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
+    for number, (alone, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if alone != of_plan:
-            return _difference(log, at, "planned pass", alone, of_plan)
+            return _difference(log, number, "planned pass", alone, of_plan)
     if len(stepped.passes) != len(planned.passes):
         return _difference(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
     singles = enumerate(stepped.steps)
     for ours in planned.steps:
-        at, single = next(
-            ((at, step) for at, step in singles if step["scheduled"] == ours["scheduled"]), (len(log.steps), {})
+        number, single = next(
+            ((number, step) for number, step in singles if step["scheduled"] == ours["scheduled"]), (len(log.steps), {})
         )
         for field in OF_PLANS:
             if single.get(field) != ours[field]:
-                return _difference(log, at, f"{field} of a plan", single.get(field), ours[field])
+                return _difference(log, number, f"{field} of a plan", single.get(field), ours[field])
     events = [_flat([event for step in run.steps for event in step["events"]] + run.rest) for run in (stepped, planned)]
     return None if events[0] == events[1] else _difference(log, len(log.steps), "events of plans", *events)
 

@@ -38,7 +38,7 @@ class TrtllmLog(SchedulerLog):
     format: ClassVar[str] = FORMAT
 
     def engine_config(self, config: Record, timing: TimingConfig) -> EngineConfig:
-        made = EngineConfig(
+        engine = EngineConfig(
             backend="trtllm",
             block_size=config["tokens_per_block"],
             num_gpu_blocks=config["num_blocks"],
@@ -56,10 +56,10 @@ class TrtllmLog(SchedulerLog):
             ),
         )
         try:
-            made.check()
+            engine.check()
         except KvyardError as refused:
             raise LogError(f"this configuration can't be replayed: {refused}") from refused
-        return made
+        return engine
 
 
 class TrtllmRun(LoggedRun):

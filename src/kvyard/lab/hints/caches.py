@@ -69,7 +69,10 @@ def reuse_without_time(prompts: Sequence[Prompt], ends: Sequence[bool], caches: 
     for prompt, end in zip(prompts, ends, strict=True):
         least = ceil_div(LEAST_MATCH, prompt.block_size)
         matches = [cache.match(prompt.ids) for cache in cache_list]
-        best = min(range(caches), key=lambda at: (-matches[at] if matches[at] >= least else 0, loads[at]))
+        best = min(
+            range(caches),
+            key=lambda candidate: (-matches[candidate] if matches[candidate] >= least else 0, loads[candidate]),
+        )
         reused += min(matches[best] * prompt.block_size, prompt.length)
         total += prompt.length
         for index in range(caches):

@@ -189,9 +189,9 @@ def worth(points: Sequence[HintPoint]) -> str:
         return ""
     point = min(right, key=lambda point: abs(point.recall - 0.5))
     metrics = [METRICS[name] for name in WORTH if point.values.get(name) is not None]
-    told = changes(metrics, point.values, _base(points))
+    changed = changes(metrics, point.values, _base(points))
     given = f"{point.hint}, given at {point.recall:.0%} of the places where it could be and never wrongly"
-    return f"{given}, beside no hints: {told}."
+    return f"{given}, beside no hints: {changed}."
 
 
 def fleet_words(config: ReplayConfig) -> str:

@@ -119,23 +119,23 @@ def _added(shares: Iterable[Share]) -> Share:
 
 def _shares(lots: Sequence[Mapping[str, Share]], names: Iterable[str]) -> dict[str, Share]:
     """Parts of one whole each: one that a pool has nothing of is a part of its whole all the same."""
-    found: dict[str, Share] = {}
+    shares: dict[str, Share] = {}
     for name in names:
         here = [lot[name] for lot in lots if name in lot]
         if here:
             whole = sum(next(iter(lot.values())).whole for lot in lots if lot)
-            found[name] = share(sum(one.part for one in here), whole, here[0].of)
-    return found
+            shares[name] = share(sum(counted.part for counted in here), whole, here[0].of)
+    return shares
 
 
 def _router(routers: Sequence[RouterReport]) -> RouterReport:
     return RouterReport(
-        policy=", ".join(dict.fromkeys(one.policy for one in routers)),
-        decisions=sum(one.decisions for one in routers),
-        retries=sum(one.retries for one in routers),
-        regret=_added(one.regret for one in routers),
-        best=_added(one.best for one in routers),
-        belief=_added(one.belief for one in routers),
+        policy=", ".join(dict.fromkeys(router.policy for router in routers)),
+        decisions=sum(router.decisions for router in routers),
+        retries=sum(router.retries for router in routers),
+        regret=_added(router.regret for router in routers),
+        best=_added(router.best for router in routers),
+        belief=_added(router.belief for router in routers),
     )
 
 

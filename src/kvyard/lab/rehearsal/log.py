@@ -84,7 +84,7 @@ def first_difference(
                 differences.append(RunDifference(place=place, number=number, live=line, offline=other, since=since))
                 break
     # A wrong choice of the router shows in engines too; it is the cause and they are the effect.
-    return min(differences, key=lambda one: (one.place != ROUTER, _time(one)), default=None)
+    return min(differences, key=lambda difference: (difference.place != ROUTER, _time(difference)), default=None)
 
 
 def _time(one: RunDifference) -> int:
@@ -125,10 +125,10 @@ def whole_log(
 ) -> Log:
     """Return the decisions of the router, of every rank of every worker, and the network between them; ``logs`` are by
     worker."""
-    found = {f"{name}@{rank}": log.lines for name, ranks in logs.items() for rank, log in enumerate(ranks)}
+    lines = {f"{name}@{rank}": log.lines for name, ranks in logs.items() for rank, log in enumerate(ranks)}
     if network:
-        found[NETWORK] = network
-    return {**found, ROUTER: router_lines(entries)}
+        lines[NETWORK] = network
+    return {**lines, ROUTER: router_lines(entries)}
 
 
 class EngineLog(Watcher):

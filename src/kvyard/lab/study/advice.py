@@ -84,18 +84,18 @@ def front(candidates: Sequence[C], goals: Sequence[Metric]) -> list[C]:
     ]
 
 
-def middle(found: Sequence[C], goals: Sequence[Metric]) -> C:
+def middle(candidates: Sequence[C], goals: Sequence[Metric]) -> C:
     """Return the candidate of a front that is nearest to the best of each goal."""
-    losses = [candidate.losses(goals) for candidate in found]
+    losses = [candidate.losses(goals) for candidate in candidates]
     ends = [(min(column), max(column)) for column in zip(*losses, strict=True)]
 
-    def distance(at: int) -> float:
+    def distance(index: int) -> float:
         return sum(
             ((value - low) / (high - low)) ** 2 if high > low else 0.0
-            for value, (low, high) in zip(losses[at], ends, strict=True)
+            for value, (low, high) in zip(losses[index], ends, strict=True)
         )
 
-    return found[min(range(len(found)), key=distance)]
+    return candidates[min(range(len(candidates)), key=distance)]
 
 
 def answer(
@@ -235,8 +235,8 @@ def compared(runs: Sequence[Candidate]) -> Advice:
         best = metric.best([_known(run, metric) for run in runs])
         if len(best) == 1:
             wins.setdefault(runs[best[0]].name, []).append(metric.title)
-    said = [_beside(runs[1], runs[0])] if len(runs) == 2 else [_ranked(metric, runs) for metric in CHOSEN_BY]
-    return Advice(next(iter(wins)) if len(wins) == 1 else "").also(*said)
+    sentences = [_beside(runs[1], runs[0])] if len(runs) == 2 else [_ranked(metric, runs) for metric in CHOSEN_BY]
+    return Advice(next(iter(wins)) if len(wins) == 1 else "").also(*sentences)
 
 
 def _beside(run: Candidate, first: Candidate) -> str:

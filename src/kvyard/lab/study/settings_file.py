@@ -16,8 +16,8 @@ from kvyard.router import RouterConfig
 from kvyard.settings import settings_of
 
 
-def as_toml(command: str, said: Sequence[str], settings: Mapping[str, object], prices: Prices) -> str:
-    """Return the file's text for flat ``settings``, which ``command`` chose; comments are what was ``said`` about them."""
+def as_toml(command: str, sentences: Sequence[str], settings: Mapping[str, object], prices: Prices) -> str:
+    """Return the file's text for flat ``settings``, which ``command`` chose; ``sentences`` are its comments."""
     router = settings_of(RouterConfig)
     named = SETTINGS.named(settings)
     own = {router[name].field: value for name, value in named.items() if name in router}
@@ -28,7 +28,7 @@ def as_toml(command: str, said: Sequence[str], settings: Mapping[str, object], p
         rest = {"workers": kinds if kinds is not None else 8, **rest}
     tiers = ", ".join(f"{getattr(prices, tier.label):g} a GiB of {tier.place}" for tier in LOWER_TIERS)
     priced = f"Prices per hour: {prices.card:g} a card, {tiers}"
-    lines = [f"# {' '.join(sentence.splitlines())}" for sentence in (*said, priced)]
+    lines = [f"# {' '.join(sentence.splitlines())}" for sentence in (*sentences, priced)]
     lines += ["", "[router]", f"policy = {_value(policy)}"]
     lines += [f"{name} = {_value(router_value(name, value))}" for name, value in own.items() if value is not None]
     lines += ["", "[replay]  # kvyard gateway passes over this"]

@@ -168,14 +168,14 @@ class Table(msgspec.Struct, kw_only=True):
 
     def _kinds(self) -> list[str]:
         """Classes of the columns before the metrics: words begin at the left, and sentences wrap."""
-        found = []
+        kinds = []
         for number, name in enumerate(self.rows[0].cells):
             texts = [row.cells[name] for row in self.rows]
             width = max(map(len, texts))
             short = "short" if number == 0 and width <= SHORT else ""
             words = number > 0 and not all(text[:1].isdigit() or text in ("", "–") for text in texts)
-            found.append(short if not words else "text sentence" if width > SENTENCE else "text")
-        return found
+            kinds.append(short if not words else "text sentence" if width > SENTENCE else "text")
+        return kinds
 
     def _html_side_by_side(self) -> str:
         heads = ["", f"{self.runs[0]} (yardstick)", *(name for run in self.runs[1:] for name in (run, "change"))]

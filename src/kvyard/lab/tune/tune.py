@@ -188,10 +188,10 @@ class _Search:
         """
         trial.state, trial.why, trial.violation = note["state"], note["why"], note["violation"]
         if trial.state == "done" and trial.config is not None:
-            found = self._replay([trial], self._tuned.parts.train)
-            if not found:
+            judged = self._replay([trial], self._tuned.parts.train)
+            if not judged:
                 raise KvyardError(f"point {trial.number} can't be replayed any more: {trial.why}")
-            ((trial.values, trial.violation),) = found.values()
+            ((trial.values, trial.violation),) = judged.values()
             if note["prefix"] is not None and first:
                 self._prefixes.append(note["prefix"])
 
@@ -205,7 +205,7 @@ class _Search:
             assert trial.config is not None
             points.append((trial, study.point(tuned.space.flat(trial.point), trial.config, part)))
         reports = study.replay([point for _, point in points])
-        found: dict[str, Judged] = {}
+        results: dict[str, Judged] = {}
         for trial, point in points:
             report = reports.get(point.key)
             if report is None:
@@ -219,8 +219,8 @@ class _Search:
             if absent and part != tuned.parts.test:
                 trial.fail(f"no request has a metric {absent[0]}: that can't be a goal here")
             else:
-                found[trial.identity] = values, violation
-        return found
+                results[trial.identity] = values, violation
+        return results
 
     def _price(self, trial: Trial, report: Report) -> float:
         if trial.config is None or report.scaling is None:

@@ -209,28 +209,28 @@ def view(tuned: Tuned) -> Result:
     )
 
 
-def _tested(tuned: Tuned, found: Trial) -> str:
+def _tested(tuned: Tuned, trial: Trial) -> str:
     """Describe the answer's result on the part that it was not searched on."""
     if tuned.parts.test is None:
         return "It was not tested on anything else: --test 0.3 keeps the last 30 % of the trace for that."
-    if not found.test:
+    if not trial.test:
         return "It has not been replayed on the test part yet."
     metrics = [metric for metric in tuned.wanted if metric is not COST]
-    results = [f"{metric.title} {metric.text(found.test.get(metric.name), unit=True)}" for metric in metrics]
+    results = [f"{metric.title} {metric.text(trial.test.get(metric.name), unit=True)}" for metric in metrics]
     requests = f"{tuned.parts.requests['test']:,} requests, later and not searched on"
     result = f"On the test part ({requests}): {', '.join(results) or 'replayed'}"
-    if found.test_violation <= 0:
+    if trial.test_violation <= 0:
         return f"{result}{'; the SLO is met there too' if tuned.limits else ''}."
-    why = missed(found.test, tuned.limits)
+    why = missed(trial.test, tuned.limits)
     return f"{result}. The SLO is missed there: {why}."
 
 
-def _doubts(tuned: Tuned, found: Trial) -> list[str]:
+def _doubts(tuned: Tuned, best: Trial) -> list[str]:
     """Return the doubts about the answer."""
-    flat = {name.rpartition(".")[2]: value for name, value in tuned.space.flat(found.point).items()}
-    edges = {f"{name} {flat[name.rpartition('.')[2]]}": end for name, end in tuned.space.edges(found.point).items()}
+    flat = {name.rpartition(".")[2]: value for name, value in tuned.space.flat(best.point).items()}
+    edges = {f"{name} {flat[name.rpartition('.')[2]]}": end for name, end in tuned.space.edges(best.point).items()}
     doubts = at_edges(edges)
-    if tuned.met and found.test and found.test_violation > 0:
+    if tuned.met and best.test and best.test_violation > 0:
         doubts.append("What is best on one part misses the SLO on the other: leave room, with a lower limit in --slo.")
     if tuned.interrupted:
         doubts.append("The search was interrupted: this is the best so far.")
@@ -311,13 +311,13 @@ def _cards_text(tuned: Tuned, trial: Trial) -> str:
     return "–" if count is None else f"{count:g}"
 
 
-def _tiles(tuned: Tuned, found: Trial) -> list[str]:
+def _tiles(tuned: Tuned, trial: Trial) -> list[str]:
     limits = {limit.name: limit for limit in tuned.limits}
-    shown = [tile("cards", _cards_text(tuned, found), "", found.name)]
-    shown.append(tile("cost", COST.text(found.cost), "", tuned.currency))
+    shown = [tile("cards", _cards_text(tuned, trial), "", trial.name)]
+    shown.append(tile("cost", COST.text(trial.cost), "", tuned.currency))
     for metric in [metric for metric in tuned.wanted if metric is not COST][:MOST_TILES]:
-        value, limit = found.values.get(metric.name), limits.get(metric.name)
-        test = f"test: {metric.text(found.test.get(metric.name), unit=True)}" if found.test else ""
+        value, limit = trial.values.get(metric.name), limits.get(metric.name)
+        test = f"test: {metric.text(trial.test.get(metric.name), unit=True)}" if trial.test else ""
         more = " · ".join(filter(None, (str(limit) if limit is not None else "", test)))
         missing = limit is not None and value is not None and limit.violation(value) > 0
         shown.append(tile(metric.name, metric.text(value, unit=True), "", more, missing))

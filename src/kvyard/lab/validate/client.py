@@ -55,10 +55,10 @@ def _evenly_sent(requests: Sequence[MeasuredRequest]) -> bool:
 def _most_in_flight(requests: Sequence[MeasuredRequest]) -> int:
     running: list[int] = []
     most = 0
-    for one in requests:
-        while running and running[0] <= one.request.arrival:
+    for measured in requests:
+        while running and running[0] <= measured.request.arrival:
             heappop(running)
-        heappush(running, one.ended)
+        heappush(running, measured.ended)
         most = max(most, len(running))
     return most
 

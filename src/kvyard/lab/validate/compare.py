@@ -108,7 +108,7 @@ def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Told | 
     run = _as_sent(run, settings)
     taken = _from_run(run, settings)
     config = make_config({"workers": 1, **taken, **settings})
-    done = replay([one.request for one in run.requests], config=config, progress=progress)
+    done = replay([measured.request for measured in run.requests], config=config, progress=progress)
     return _compared(run, done, taken)
 
 
@@ -284,9 +284,9 @@ def _hit_share(answered: Sequence[tuple[MeasuredRequest, Record]]) -> ComparedRa
 def _pairs(
     answered: Sequence[tuple[MeasuredRequest, Record]], measured: Mapping[str, Values], replayed: Mapping[str, Values]
 ) -> list[RequestPair]:
-    def both(name: str, at: int) -> tuple[float, float] | None:
-        found = float(measured[name][at]), float(replayed[name][at])
-        return None if np.isnan(found).any() else found
+    def both(name: str, index: int) -> tuple[float, float] | None:
+        pair = float(measured[name][index]), float(replayed[name][index])
+        return None if np.isnan(pair).any() else pair
 
     return [
         RequestPair(

@@ -193,7 +193,7 @@ def _measured(path: Path, rows: Sequence[RunRow]) -> tuple[list[MeasuredRequest]
                 gaps=row.gaps,
             )
         )
-    requests.sort(key=lambda one: one.request.arrival)
+    requests.sort(key=lambda measured: measured.request.arrival)
     left_out = len(rows) - len(requests)
     return requests, [
         f"{left_out:,} of {len(rows):,} requests have no times or no answer, and are left out."
@@ -315,7 +315,7 @@ def _serving_sim(path: Path, records: list[Any]) -> RunContent:
             settings = msgspec.json.decode(beside.read_bytes(), type=_ServingSimMeta).settings()
         except DECODE_ERRORS as error:
             raise KvyardError(f"{beside} can't be read: {error}") from None
-    made = (
+    replayed = (
         RunRow(
             row.input_toks,
             row.output_toks,
@@ -326,7 +326,7 @@ def _serving_sim(path: Path, records: list[Any]) -> RunContent:
         )
         for row in rows
     )
-    return RunContent(made, settings)
+    return RunContent(replayed, settings)
 
 
 # -- an engine's own log ------------------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ def summary(found: Validation) -> str:
     return f"{found.requests:,} requests · replayed against measured, mean: {errors} · at most {_worst(found)}"
 
 
-def _worst(found: Validation) -> str:
+def _worst(validation: Validation) -> str:
     """Return the largest error of the tables, and how far single requests are off at most of what they list."""
-    (name, statistic), error = max(found.errors().items(), key=lambda entry: abs(entry[1]))
+    (name, statistic), error = max(validation.errors().items(), key=lambda entry: abs(entry[1]))
     worst = (
         f"{percent(abs(error))} off ({SHORT[name]} {statistic})"
         if statistic
@@ -43,7 +43,7 @@ def _worst(found: Validation) -> str:
     )
     scattered = {
         f"{SHORT[name]} {column}": float(getattr(error.scatter, column))
-        for name, error in found.latency.items()
+        for name, error in validation.latency.items()
         if error.scatter is not None
         for column in COLUMNS
     }
@@ -68,15 +68,15 @@ def latency_rows(one: ComparedLatency) -> Iterator[tuple[str, list[str]]]:
         yield EACH, [f"{getattr(one.scatter, name) * 100:.1f}%" for name in COLUMNS]
 
 
-def rate_rows(found: Validation) -> Iterator[tuple[str, str, str, str]]:
+def rate_rows(validation: Validation) -> Iterator[tuple[str, str, str, str]]:
     """Figures of the whole run: name, measured, replayed, error."""
-    for name, rate in found.throughput.items():
+    for name, rate in validation.throughput.items():
         yield RATES[name], measured(rate.measured), measured(rate.replayed), signed(rate.error)
-    if found.hit_share is not None:
-        hits = found.hit_share
+    if validation.hit_share is not None:
+        hits = validation.hit_share
         yield HITS, percent(hits.measured), percent(hits.replayed), f"{hits.error * 100:+.1f} pt"
-    if found.preemptions:
-        yield "Preemptions", "–", whole(found.preemptions), ""
+    if validation.preemptions:
+        yield "Preemptions", "–", whole(validation.preemptions), ""
 
 
 def notes(found: Validation) -> list[str]:
@@ -86,8 +86,8 @@ def notes(found: Validation) -> list[str]:
     return [f"Times: {found.timing}.", *said, *found.notes]
 
 
-def print_validation(found: Validation, console: Console | None = None) -> None:
-    """Print ``found``. Without a terminal there are no colours."""
+def print_validation(validation: Validation, console: Console | None = None) -> None:
+    """Print the result. Without a terminal there are no colours."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -95,16 +95,16 @@ def print_validation(found: Validation, console: Console | None = None) -> None:
     from kvyard.replay.report.table import plain_console
 
     console = console or plain_console()
-    console.print(f"[bold]{escape(found.run)}[/bold]  [dim]{escape(found.format)}[/dim]")
-    console.print(escape(summary(found)))
-    for note in notes(found):
+    console.print(f"[bold]{escape(validation.run)}[/bold]  [dim]{escape(validation.format)}[/dim]")
+    console.print(escape(summary(validation)))
+    for note in notes(validation):
         console.print(f"[dim]{escape(note)}[/dim]")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
     table.add_column("")
     table.add_column("")
     for name in COLUMNS:
         table.add_column(name, justify="right")
-    for name, latency in found.latency.items():
+    for name, latency in validation.latency.items():
         table.add_section()
         for index, (what, cells) in enumerate(latency_rows(latency)):
             style = "bold" if what == "error" else "dim" if what == EACH else ""
@@ -114,7 +114,7 @@ def print_validation(found: Validation, console: Console | None = None) -> None:
     rates.add_column("")
     for title in ("measured", "replayed", "error"):
         rates.add_column(title, justify="right")
-    for line in rate_rows(found):
+    for line in rate_rows(validation):
         rates.add_row(*line)
     console.print(rates)
     console.print(f"[dim]error: of the value above it. {EACH}: how far single requests are off, without sign.[/dim]")
@@ -125,39 +125,41 @@ def write_validation(found: Validation, path: str | Path) -> None:
     write_whole(path, validation_page(found))
 
 
-def validation_page(found: Validation) -> str:
+def validation_page(validation: Validation) -> str:
     """The page's text."""
-    page = Page(f"{found.run} beside its replay · kvyard")
-    page.add(head(f"{found.run} beside its replay", summary(found), notes(found)))
-    figures = [_tile(name, latency) for name, latency in found.latency.items()]
-    rate = found.throughput["output_tokens_per_s"]
+    page = Page(f"{validation.run} beside its replay · kvyard")
+    page.add(head(f"{validation.run} beside its replay", summary(validation), notes(validation)))
+    figures = [_tile(name, latency) for name, latency in validation.latency.items()]
+    rate = validation.throughput["output_tokens_per_s"]
     figures.append(tile("Output", signed(rate.error), "", f"{measured(rate.measured)} tok/s measured"))
     page.add(tiles(figures))
     page.section("In numbers", f"Milliseconds. “{EACH}” is how far single requests are off, without sign.")
     rows = [
         row([LATENCIES[name] if not index else "", what, *cells], "sum" if what == "error" else "")
-        for name, latency in found.latency.items()
+        for name, latency in validation.latency.items()
         for index, (what, cells) in enumerate(latency_rows(latency))
     ]
-    rates = [row(cells) for cells in rate_rows(found)]
+    rates = [row(cells) for cells in rate_rows(validation)]
     page.cards(
         "one",
         card("Latency", "", table(["", "", *COLUMNS], rows)),
         card("The whole run", "", table(["", "measured", "replayed", "error"], rates)),
     )
-    drawn = [name for name in LATENCIES if name in found.latency and name != "itl"]
+    drawn = [name for name in LATENCIES if name in validation.latency and name != "itl"]
     page.section("Request by request", "A dot is a request: on the line where the replay took as long as the real run.")
-    page.cards("three", *(page.figure(LATENCIES[name], "", _dots(found, name)) for name in drawn))
+    page.cards("three", *(page.figure(LATENCIES[name], "", _dots(validation, name)) for name in drawn))
     page.section("Distributions", "The share of requests that took no longer.")
-    page.cards("three", *(page.figure(LATENCIES[name], "cumulative", _cumulative(found, name)) for name in drawn))
+    page.cards("three", *(page.figure(LATENCIES[name], "cumulative", _cumulative(validation, name)) for name in drawn))
     page.section(
         "Over time", "Means of neighbouring requests, by arrival: where the two part, the replay's load was another."
     )
     over_time = [name for name in drawn if name != "tpot"]
-    page.cards("two", *(page.figure(LATENCIES[name], "by arrival", _by_arrival(found, name)) for name in over_time))
+    page.cards(
+        "two", *(page.figure(LATENCIES[name], "by arrival", _by_arrival(validation, name)) for name in over_time)
+    )
     page.section("What was run", "The same settings and run give the same page.")
-    page.add('<section class="card">' + listing("Configuration", found.config) + "</section>")
-    page.footer(f"kvyard {__version__} · {found.format}")
+    page.add('<section class="card">' + listing("Configuration", validation.config) + "</section>")
+    page.footer(f"kvyard {__version__} · {validation.format}")
     return page.text()
 
 
@@ -177,8 +179,8 @@ def _both(found: Validation, name: str) -> tuple[list[float], list[float], list[
     return [at for at, _ in pairs], [took[0] for _, took in pairs], [took[1] for _, took in pairs]
 
 
-def _dots(found: Validation, name: str) -> draw.Figure:
-    _, real, simulated = _both(found, name)
+def _dots(validation: Validation, name: str) -> draw.Figure:
+    _, real, simulated = _both(validation, name)
     step = ceil_div(len(real), MOST_DOTS) or 1
     real, simulated = real[::step], simulated[::step]
     positive = [value for value in (*real, *simulated) if value > 0]
@@ -207,12 +209,12 @@ def _cumulative(found: Validation, name: str) -> draw.Figure:
     return draw.cumulative(both, title, "share of requests", f"{LATENCIES[name]}: cumulative")
 
 
-def _by_arrival(found: Validation, name: str) -> draw.Figure:
-    arrivals, real, simulated = _both(found, name)
+def _by_arrival(validation: Validation, name: str) -> draw.Figure:
+    arrivals, real, simulated = _both(validation, name)
     by, axis = draw.time_axis(arrivals[-1] if arrivals else 0.0)
     series = [
         draw.line("measured", draw.thinned(real), "orange"),
         draw.line("replayed", draw.thinned(simulated), "blue"),
     ]
-    made = draw.lines(f"{LATENCIES[name]} by arrival", series, "", f"{SHORT[name]} (log)", xMin=0)
-    return made | axis | {"x": draw.thinned([at / by for at in arrivals]), "yScale": "log", "yFormat": "ms"}
+    figure = draw.lines(f"{LATENCIES[name]} by arrival", series, "", f"{SHORT[name]} (log)", xMin=0)
+    return figure | axis | {"x": draw.thinned([arrival / by for arrival in arrivals]), "yScale": "log", "yFormat": "ms"}

@@ -168,12 +168,12 @@ def _from_sglang(facts: EngineFacts, text: str | None) -> None:
 def _member(text: str | None, *names: str) -> Any:
     """Return the value of a JSON text under nested ``names``; ``None`` if there is none."""
     try:
-        found = msgspec.json.decode(text or "null")
+        value = msgspec.json.decode(text or "null")
     except DECODE_ERRORS:
         return None
     for name in names:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _number(value: object) -> int | None:

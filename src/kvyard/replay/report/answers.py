@@ -174,7 +174,7 @@ def answers(report: Report) -> list[str]:
     offered, served = offered_per_s(report), report.throughput["requests_per_s"]
     if offered is not None and served <= SERVED * offered and parts.waiting >= KNEE * parts.first:
         sentences.insert(0, f"Overloaded: {served:,.2f} of {offered:,.2f} requests a second were served.")
-    lever = max(LEVERS, key=lambda one: savings.first[one])
+    lever = max(LEVERS, key=lambda name: savings.first[name])
     if lever not in (whole, first) and savings.first[lever] >= WORTH * parts.first:
         sentences.append(f"Without more cards: {_why(lever, report, parts)}; try {_next(lever, report, parts)}.")
     busy = report.balance.get("busy_max")

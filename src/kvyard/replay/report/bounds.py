@@ -73,25 +73,25 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
     }
     every = [pool for room in rooms.values() for pool in room]
     room = sum(dict(every).values())
-    found = {"infinite": together.endless}
+    bounds = {"infinite": together.endless}
     if "belady" not in absent:
-        found["belady"] = together.ideal(room)
+        bounds["belady"] = together.ideal(room)
     apart_rooms = {name: sum(tokens for _, tokens in rooms[name]) for name in apart}
     if plainly:
-        found["pooled"] = together.lru(room)
+        bounds["pooled"] = together.lru(room)
     if len(dict(every)) == len(every):
-        found["routed_infinite"] = sum(prompts.endless for prompts in apart.values())
+        bounds["routed_infinite"] = sum(prompts.endless for prompts in apart.values())
         if "belady" not in absent:
-            found["routed_belady"] = sum(prompts.ideal(apart_rooms[name]) for name, prompts in apart.items())
+            bounds["routed_belady"] = sum(prompts.ideal(apart_rooms[name]) for name, prompts in apart.items())
         if plainly:
-            found["routed"] = sum(prompts.lru(apart_rooms[name]) for name, prompts in apart.items())
+            bounds["routed"] = sum(prompts.lru(apart_rooms[name]) for name, prompts in apart.items())
     if not plainly:
-        found |= _managed(fleet, [(instant, worker, request) for instant, _, worker, *_, request in rows], absent)
+        bounds |= _managed(fleet, [(instant, worker, request) for instant, _, worker, *_, request in rows], absent)
     return {
         name: share(
-            found[name], whole, f"prompt tokens reused ({WORDS[name].lower()}) / prompt tokens of admitted requests"
+            bounds[name], whole, f"prompt tokens reused ({WORDS[name].lower()}) / prompt tokens of admitted requests"
         )
-        for name in found
+        for name in bounds
     }
 
 

@@ -114,10 +114,10 @@ def all_latencies(report: Report) -> Figure:
     return cumulative(found, "time (log)", "share up to there", "All latencies: cumulative")
 
 
-def cumulative(found: Sequence[tuple[str, str, Histogram | None]], x: str, y: str, label: str) -> Figure:
+def cumulative(histograms: Sequence[tuple[str, str, Histogram | None]], x: str, y: str, label: str) -> Figure:
     """Distribution functions of histograms, each with its name and colour: ends of steps, and the share up to there."""
     series = []
-    for name, color, histogram in found:
+    for name, color, histogram in histograms:
         if histogram is not None and histogram.counts:
             total = histogram.zeros + sum(histogram.counts)
             upto = accumulate(histogram.counts, initial=histogram.zeros)

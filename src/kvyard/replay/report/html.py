@@ -127,11 +127,11 @@ def answer(sentences: Sequence[str], met: bool | None = None, verdict: str = "")
     """Return the page's answer in plain words; empty without sentences. ``met`` is shown above it in large letters: the SLO
     is met or not; by ``verdict`` if that is given.
     """
-    said = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)
+    paragraphs = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)
     if met is not None:
-        said = f'<p class="verdict">{esc(verdict or (MET if met else NOT_MET))}</p>{said}'
+        paragraphs = f'<p class="verdict">{esc(verdict or (MET if met else NOT_MET))}</p>{paragraphs}'
     kind = {True: "answer met", False: "answer missed", None: "answer"}[met]
-    return f'<section class="{kind}">{said}</section>' if said else ""
+    return f'<section class="{kind}">{paragraphs}</section>' if paragraphs else ""
 
 
 def tile(name: str, value: str, unit: str, more: str, missed: bool = False) -> str:

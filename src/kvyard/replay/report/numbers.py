@@ -105,15 +105,15 @@ def histogram(
     return Histogram(zeros=zeros, first=first, counts=counts.tolist())
 
 
-def merged(one: Histogram, other: Histogram) -> Histogram:
+def merged(histogram: Histogram, other: Histogram) -> Histogram:
     """The histogram of the values of both."""
-    zeros = one.zeros + other.zeros
-    if not one.counts or not other.counts:
-        more = one if one.counts else other
+    zeros = histogram.zeros + other.zeros
+    if not histogram.counts or not other.counts:
+        more = histogram if histogram.counts else other
         return Histogram(zeros=zeros, first=more.first, counts=more.counts)
-    first = min(one.first, other.first)
-    counts = [0] * (max(part.first + len(part.counts) for part in (one, other)) - first)
-    for part in (one, other):
+    first = min(histogram.first, other.first)
+    counts = [0] * (max(part.first + len(part.counts) for part in (histogram, other)) - first)
+    for part in (histogram, other):
         for step, count in enumerate(part.counts, part.first - first):
             counts[step] += count
     return Histogram(zeros=zeros, first=first, counts=counts)

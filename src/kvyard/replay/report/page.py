@@ -115,8 +115,8 @@ def _ms_range(stated: StatedRange) -> str:
     return f"{say.ranged(stated, by)} {unit}"
 
 
-def _latencies(made: Page, report: Report) -> None:
-    made.section("Latency", "Of finished requests. Steps of equal ratio; dashed lines are percentiles.", folded=True)
+def _latencies(page: Page, report: Report) -> None:
+    page.section("Latency", "Of finished requests. Steps of equal ratio; dashed lines are percentiles.", folded=True)
     texts = {
         "ttft": "from arrival to the first token",
         "itl": "between two tokens of a request, every gap counted",
@@ -132,8 +132,8 @@ def _latencies(made: Page, report: Report) -> None:
     if zeros and queue is not None and queue.count:
         texts["queue"] = f"until first admission; none for {zeros / queue.count:.0%} of requests"
     there = {key: words for key, words in LATENCIES.items() if key in report.latency}
-    cards = [made.figure(words, texts[key], draw.distribution(report, key)) for key, words in there.items()]
-    cards.append(made.figure("All of them", "cumulative", draw.all_latencies(report)))
+    cards = [page.figure(words, texts[key], draw.distribution(report, key)) for key, words in there.items()]
+    cards.append(page.figure("All of them", "cumulative", draw.all_latencies(report)))
     rows = []
     for names, unit, spreads in ((there, "ms", report.latency), (LENGTHS, "tokens", report.lengths)):
         for key, words in names.items():
@@ -152,26 +152,26 @@ def _latencies(made: Page, report: Report) -> None:
     if ranges:
         named = [row([f"{LATENCIES[key]} (ms)", *values]) for key, *values in ranges]
         cards.append(card(say.range_title(report), say.range_note(report), table(["", *STATISTICS], named)))
-    made.cards("three", *cards)
+    page.cards("three", *cards)
 
 
-def _over_time(made: Page, report: Report) -> None:
+def _over_time(page: Page, report: Report) -> None:
     window = say.span(report.series.window_s)
-    cards = [made.figure("Time to first token", "by arrival, finished requests", draw.first_tokens(report))]
+    cards = [page.figure("Time to first token", "by arrival, finished requests", draw.first_tokens(report))]
     if report.live is None:
         text = f"Simulated time. Counts are by windows of {window}; states are samples."
-        made.section("Over time", text, folded=True)
+        page.section("Over time", text, folded=True)
         cards += [
-            made.figure("Running and waiting", "all workers together", draw.queues(report)),
-            made.figure("Cache use by tier", "what is held by requests can't be evicted", draw.cache_use(report)),
+            page.figure("Running and waiting", "all workers together", draw.queues(report)),
+            page.figure("Cache use by tier", "what is held by requests can't be evicted", draw.cache_use(report)),
         ]
     else:
-        made.section("Over time", f"By windows of {window}.", folded=True)
-    cards.append(made.figure("Arriving and finishing", "", draw.rates(report)))
+        page.section("Over time", f"By windows of {window}.", folded=True)
+    cards.append(page.figure("Arriving and finishing", "", draw.rates(report)))
     if report.live is None:
         figure = draw.composition_over_time(report)
-        cards.append(made.figure("Where prompt tokens came from", "by first admission", figure, wide=True))
-    made.cards("two", *cards)
+        cards.append(page.figure("Where prompt tokens came from", "by first admission", figure, wide=True))
+    page.cards("two", *cards)
 
 
 def _known(value: float | None, show: Callable[[float], str] = say.whole) -> str:
@@ -199,25 +199,25 @@ WORKERS: dict[str, Callable[[WorkerReport], str]] = {
 """The columns of their table."""
 
 
-def _workers(made: Page, report: Report) -> None:
+def _workers(page: Page, report: Report) -> None:
     if not report.workers:
         return
     text = "Who got what, and when. A faint row is an idle worker, a strong column a burst."
-    made.section("Workers", text, folded=True)
+    page.section("Workers", text, folded=True)
     balance, window = report.balance, say.span(report.series.window_s)
     text = (
         f"Prompt tokens: the most loaded has {balance['max_over_mean']:.3f} times the mean; standard deviation "
         f"{balance['variation']:.3f} of the mean."
     )
     rows = [row([show(worker) for show in WORKERS.values()]) for worker in report.workers]
-    heat = made.figure("Routing heat map", f"by worker and time, windows of {window}", draw.heat(report))
-    made.cards("one", heat, card("By worker", text, table(list(WORKERS), rows, tall=len(rows) > 16)))
+    heat = page.figure("Routing heat map", f"by worker and time, windows of {window}", draw.heat(report))
+    page.cards("one", heat, card("By worker", text, table(list(WORKERS), rows, tall=len(rows) > 16)))
 
 
-def _misses(made: Page, report: Report) -> None:
+def _misses(page: Page, report: Report) -> None:
     if not report.reuse:
         return
-    made.section(
+    page.section(
         "What missed and why",
         "Every prompt token was found in a cache, or computed for one of these reasons. Requests count where their cached "
         "prefix ended.",
@@ -237,7 +237,7 @@ def _misses(made: Page, report: Report) -> None:
         if tokens is not None:
             rows.append(_swatched(key, f"Computed: {words.lower()}", tokens, report.misses.get(key)))
     columns = ["", "of prompt tokens", "tokens", "prefixes ended", "numerator / denominator"]
-    made.cards("one", card("Prompt tokens", "", table(columns, rows)))
+    page.cards("one", card("Prompt tokens", "", table(columns, rows)))
     if steps := report.waterfall.steps:
         text = (
             "From an endless cache to what was delivered. Steps add up; a plus in time is prefill that had to be done. "
@@ -249,7 +249,7 @@ def _misses(made: Page, report: Report) -> None:
         ]
         columns = ["", "tokens", "of prompt tokens", "change", "prefill time", "lost / won by"]
         bar = draw.waterfalls([report], [say.name_of(report)]) | {"names": False}
-        made.cards("one", card("Where the reuse went", text.strip(), made.chart(bar) + table(columns, rows)))
+        page.cards("one", card("Where the reuse went", text.strip(), page.chart(bar) + table(columns, rows)))
 
 
 def _share(words: str, share: Share, kind: str = "", requests: Share | None = None) -> str:
@@ -264,23 +264,23 @@ def _swatched(key: str, words: str, share: Share, requests: Share | None = None)
     return _share(words, share, requests=requests).replace("<td>", swatch, 1)
 
 
-def _tenants(made: Page, report: Report) -> None:
+def _tenants(page: Page, report: Report) -> None:
     if report.tenants:
-        made.section("Tenants", "Who asked for what, what it found, what it cost and how long it took.", folded=True)
+        page.section("Tenants", "Who asked for what, what it found, what it cost and how long it took.", folded=True)
         rows = map(row, say.tenant_rows(report.tenants, report.cache_time or {}))
-        made.cards("one", card("By tenant", "", table(["", *say.TENANTS], rows, tall=len(report.tenants) > 16)))
+        page.cards("one", card("By tenant", "", table(["", *say.TENANTS], rows, tall=len(report.tenants) > 16)))
 
 
-def _flow(made: Page, report: Report) -> None:
+def _flow(page: Page, report: Report) -> None:
     if report.flow:
-        made.section("Flow control", say.held_back(report.flow), folded=True)
+        page.section("Flow control", say.held_back(report.flow), folded=True)
 
 
-def _sessions(made: Page, report: Report) -> None:
+def _sessions(page: Page, report: Report) -> None:
     sessions = report.sessions
     if not sessions:
         return
-    made.section("Sessions", session_words.summary(sessions), folded=True)
+    page.section("Sessions", session_words.summary(sessions), folded=True)
     text = "From a session's first arrival to its last end, and by what its end waited for."
     spreads = table(["", *say.COLUMNS], map(row, session_words.spread_rows(sessions)))
     causes = table(["", "mean", "of completion"], map(row, session_words.cause_rows(sessions)))
@@ -291,7 +291,7 @@ def _sessions(made: Page, report: Report) -> None:
         columns = ["", "sessions", "service time alone", "service time", "slowdown", "p90"]
         text = "By the time that a session takes alone on an idle fleet."
         cards.append(card("Slowdown by size", text, table(columns, map(row, session_words.size_rows(sessions)))))
-    made.cards(
+    page.cards(
         "one", *cards, card("The slowest", "Click one for its requests.", "".join(map(_timeline, sessions.slowest)))
     )
 
@@ -304,36 +304,36 @@ def _timeline(session: SlowSession) -> str:
     return f"<details><summary>{esc(head)}</summary>{left}{rows}</details>"
 
 
-def _scaling(made: Page, report: Report) -> None:
+def _scaling(page: Page, report: Report) -> None:
     if report.scaling is None:
         return
-    made.section("Autoscaling", " ".join(say.scaled(report.scaling)))
+    page.section("Autoscaling", " ".join(say.scaled(report.scaling)))
     if report.scaling.workers:
         cards = [
-            made.figure("Workers", "that were on: starting, taking requests or draining", draw.workers_on(report)),
-            made.figure("Load", "requests arriving", draw.offered(report)),
+            page.figure("Workers", "that were on: starting, taking requests or draining", draw.workers_on(report)),
+            page.figure("Load", "requests arriving", draw.offered(report)),
         ]
         if report.scaling.within_slo:
-            cards.append(made.figure("SLO", "of the requests that arrived then", draw.within_slo(report)))
-        made.cards("three", *cards)
+            cards.append(page.figure("SLO", "of the requests that arrived then", draw.within_slo(report)))
+        page.cards("three", *cards)
     rows = [
         row([say.span(seconds), role, say.whole(before), say.whole(after)])
         for seconds, role, before, after in report.scaling.actions
     ]
     table_ = table(["at", "role", "workers before", "after"], rows, tall=len(rows) > 16)
     acts = f"<details><summary>Each change of the number of workers</summary>{table_}</details>"
-    made.add(f'<section class="card">{acts}</section>')
+    page.add(f'<section class="card">{acts}</section>')
 
 
-def _handovers(made: Page, report: Report) -> None:
+def _handovers(page: Page, report: Report) -> None:
     handovers = report.handovers
     if handovers is None:
         return
-    made.section("Prefill and decode", say.handed_over(handovers), folded=True)
+    page.section("Prefill and decode", say.handed_over(handovers), folded=True)
     columns = ["", *(f"{name} (ms)" for name in say.COLUMNS)]
     stages = table(columns, map(row, say.stage_rows(handovers)))
     roles = table(["", "", "busy", "bytes", "of bandwidth"], map(row, say.role_rows(handovers)))
-    made.cards(
+    page.cards(
         "one",
         card(
             "From arrival to first token",
@@ -349,11 +349,11 @@ def _handovers(made: Page, report: Report) -> None:
     )
 
 
-def _tiers(made: Page, report: Report) -> None:
+def _tiers(page: Page, report: Report) -> None:
     if not report.transfers and not (report.tiers and report.tiers["device"].evicted_blocks):
         return
     text = "What caches evicted, and what moved between them. All workers together."
-    made.section("Tiers and links", text, folded=True)
+    page.section("Tiers and links", text, folded=True)
     rows = []
     for name, tier in report.tiers.items():
         cells = [name.capitalize(), say.whole(tier.capacity_blocks), say.whole(tier.evicted_blocks)]
@@ -394,18 +394,18 @@ def _tiers(made: Page, report: Report) -> None:
         if report.pulls is not None:
             text += f" {say.pulled(report.pulls)}."
         cards.append(card("Transfers", text, table(["", *say.TRANSFERS], map(row, say.transfer_rows(report)))))
-    made.cards("one", *cards)
+    page.cards("one", *cards)
 
 
-def _router(made: Page, report: Report) -> None:
+def _router(page: Page, report: Report) -> None:
     router = report.router
     if router is None:
         return
     text = f"{router.policy}, {router.decisions:,} decisions, {router.retries:,} made again after a failure."
-    made.section("Router", text, folded=True)
+    page.section("Router", text, folded=True)
     if not router.regret.whole:
         text = f"{router.policy} saw no worker with any of a prompt, so it isn't known what another choice would have saved."
-        made.add(f'<section class="card"><p>{esc(text)}</p></section>')
+        page.add(f'<section class="card"><p>{esc(text)}</p></section>')
         return
     rows = [
         row(
@@ -418,16 +418,16 @@ def _router(made: Page, report: Report) -> None:
             ("Belief that held", router.belief),
         )
     ]
-    made.cards("one", card("Decisions", "", table(["", "share", "counts", "numerator / denominator"], rows)))
+    page.cards("one", card("Decisions", "", table(["", "share", "counts", "numerator / denominator"], rows)))
 
 
-def _settings(made: Page, report: Report) -> None:
+def _settings(page: Page, report: Report) -> None:
     text = "The same settings and trace give the same report, byte for byte."
     if report.live is not None:
         text = "A live run: the next one is a little different."
-    made.section("What was run", text, folded=True)
+    page.section("What was run", text, folded=True)
     lists = {"Configuration": report.config, "Trace": report.trace, "Bounds": report.bounds}
-    made.add(f'<section class="card">{"".join(listing(*pair) for pair in lists.items())}</section>')
+    page.add(f'<section class="card">{"".join(listing(*pair) for pair in lists.items())}</section>')
 
 
 SECTIONS: tuple[Callable[[Page, Report], None], ...] = (

@@ -68,8 +68,8 @@ def _lines(
         color, name = RUN_COLORS[index % len(RUN_COLORS)], f"{what} {value}"
         series.append(line(name, rounded([ms(x, value) for x in xs]), color, x=xs))
         if measured.get(value):
-            at, took = zip(*measured[value], strict=True)
-            series.append(line(f"{name}, measured", took, color, x=at, only="dots"))
+            sizes, took = zip(*measured[value], strict=True)
+            series.append(line(f"{name}, measured", took, color, x=sizes, only="dots"))
     return lines(f"ms by {along}", series, f"{along} (log)", "ms (log)", xUnit=along, **BOTH_LOG)
 
 

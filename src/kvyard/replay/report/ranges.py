@@ -28,7 +28,10 @@ def make_ranges(
         parts = [_one(metric, value, timing, load) for timing in timings]
         stated = [part for part in parts if part is not None]
         if len(stated) == len(parts):
-            widest = max(stated, key=lambda one: one.high / one.low if one.low else float("inf"))
+            widest = max(
+                stated,
+                key=lambda stated_range: stated_range.high / stated_range.low if stated_range.low else float("inf"),
+            )
             ranges[metric] = StatedRange(
                 low=min(part.low for part in stated),
                 high=max(part.high for part in stated),

@@ -10,13 +10,13 @@ from kvyard.replay.report.tenants import Residency
 
 def make_residency(fleet: Fleet, end: int) -> Mapping[str, Residency]:
     """By tier, closest to the device first; empty where no request named a tenant."""
-    found: dict[str, Residency] = {}
+    residency: dict[str, Residency] = {}
     seen: set[int] = set()
     for tier, pool, page_tokens in _pools(fleet):
         if pool.ledger is not None and id(pool) not in seen:
             seen.add(id(pool))
-            found.setdefault(tier.label, Residency()).add(pool, page_tokens, end)
-    return found
+            residency.setdefault(tier.label, Residency()).add(pool, page_tokens, end)
+    return residency
 
 
 def _pools(fleet: Fleet) -> Iterator[tuple[Tier, Pool, int]]:

@@ -78,11 +78,11 @@ def more_room(engine: Mapping[str, Any]) -> str:
 def _deployment(engine: Mapping[str, Any]) -> Deployment | None:
     """Return the model and card that the engine's times are of; ``None`` if they aren't of a model on a card."""
     timing = engine.get("timing")
-    found = timing.get("deployment") if isinstance(timing, dict) else None
-    if found is None or engine.get("bytes_per_block") is None:
+    deployment = timing.get("deployment") if isinstance(timing, dict) else None
+    if deployment is None or engine.get("bytes_per_block") is None:
         return None
     try:
-        return msgspec.convert(found, Deployment)
+        return msgspec.convert(deployment, Deployment)
     except msgspec.ValidationError:
         return None
 

@@ -150,8 +150,8 @@ class _Reader:
 
     def __init__(self, turns: _Turns, idle: IdleFleet | None) -> None:
         def column(name: str) -> list[int]:
-            found: list[int] = turns.column[name].tolist()
-            return found
+            values: list[int] = turns.column[name].tolist()
+            return values
 
         self._arrival, self._ended, self._due, self._tool = map(column, ("arrival", "ended", "due", "tool"))
         self._times = list(zip(*map(column, _CAUSES[:5]), strict=True))
@@ -172,7 +172,7 @@ class _Reader:
         arrival, ended = self._arrival, self._ended
         before = self._predecessors(start, stop)
         self._note_moves(session)
-        last = max(range(start, stop), key=lambda at: (ended[at], at))
+        last = max(range(start, stop), key=lambda row: (ended[row], row))
         session.completion = ended[last] - arrival[start]
         session.causes = self._causes(start, last, before)
         session.service = sum(session.causes[:5])
@@ -253,7 +253,7 @@ class _Reader:
                 ns = came - arrival[start]
             ends.append(came + idle[row])
             served.append(ns + idle[row])
-        return served[max(range(stop - start), key=lambda at: (ends[at], at))]
+        return served[max(range(stop - start), key=lambda turn: (ends[turn], turn))]
 
 
 def make_sessions(
@@ -277,7 +277,7 @@ def make_sessions(
     causes: Counter[str] = Counter()
     for session in through:
         causes.update(dict(zip(_CAUSES, session.causes, strict=True)))
-    slowest = sorted(through, key=lambda one: (-one.completion, one.top))[:SLOWEST]
+    slowest = sorted(through, key=lambda session: (-session.completion, session.top))[:SLOWEST]
     return SessionsReport(
         count=count,
         finished=len(through),
@@ -321,7 +321,7 @@ def _reuse(turns: _Turns) -> dict[str, Share]:
 
 
 def _sizes(sessions: Sequence[_Session], slowdowns: npt.NDArray[np.float64]) -> list[SizeGroup]:
-    order = sorted(range(len(sessions)), key=lambda at: (sessions[at].idle, sessions[at].top))
+    order = sorted(range(len(sessions)), key=lambda number: (sessions[number].idle, sessions[number].top))
     groups = []
     for chosen in np.array_split(np.array(order, dtype=np.int64), GROUPS):
         if len(chosen):

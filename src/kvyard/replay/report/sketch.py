@@ -122,7 +122,7 @@ def _added(
         return more_first, more
     low = min(first, more_first)
     high = max(first + len(counts), more_first + len(more))
-    found = np.zeros(high - low, dtype=np.int64)
-    found[first - low : first - low + len(counts)] += counts
-    found[more_first - low : more_first - low + len(more)] += more
-    return low, found
+    sums = np.zeros(high - low, dtype=np.int64)
+    sums[first - low : first - low + len(counts)] += counts
+    sums[more_first - low : more_first - low + len(more)] += more
+    return low, sums

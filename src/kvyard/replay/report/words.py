@@ -177,7 +177,7 @@ def times(report: Report) -> str:
     if len(report.timing) == 1:
         words = timing_text(report.timing[0])
     else:
-        words = "; ".join(f"{timing_text(one)} (of {one.workers} workers)" for one in report.timing)
+        words = "; ".join(f"{timing_text(timing)} (of {timing.workers} workers)" for timing in report.timing)
     return " ".join(filter(None, (f"Times: {words}.", how_sure(report))))
 
 
@@ -260,14 +260,14 @@ TRANSFERS = ("count", "blocks", "bytes", "waited in all", "each")
 
 def transfer_rows(report: Report) -> list[list[str]]:
     """Rows of a table of transfers: what moved, and the columns ``TRANSFERS``."""
-    found = []
+    rows = []
     for name, words in MOVES.items():
         flow = report.transfers.get(name)
         if flow is not None:
             each = flow.waiting_ms / flow.transfers if flow.transfers else 0.0
             counts = (whole(flow.transfers), whole(flow.blocks), amount(flow.bytes))
-            found.append([words.capitalize(), *counts, span(flow.waiting_ms / 1000), f"{measured(each)} ms"])
-    return found
+            rows.append([words.capitalize(), *counts, span(flow.waiting_ms / 1000), f"{measured(each)} ms"])
+    return rows
 
 
 def left_loads(report: Report) -> str:
@@ -325,8 +325,8 @@ def stage_rows(handovers: HandoverReport) -> list[list[str]]:
 def role_rows(handovers: HandoverReport) -> list[list[str]]:
     """Rows of a table of roles and ways between workers: who, how many, busy, bytes, of bandwidth."""
     rows = []
-    for role, one in handovers.roles.items():
-        rows.append([f"{role.capitalize()} workers", whole(one.workers), percent(one.busy.value), "", ""])
+    for role, used in handovers.roles.items():
+        rows.append([f"{role.capitalize()} workers", whole(used.workers), percent(used.busy.value), "", ""])
     for way, use in handovers.network.items():
         share = percent(use.bandwidth.value) if use.bandwidth is not None else "no limit"
         rows.append([way.capitalize(), whole(use.links), percent(use.busy.value), amount(use.bytes), share])

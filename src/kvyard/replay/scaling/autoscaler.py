@@ -219,13 +219,13 @@ class Autoscaler(Listener):
 
     def spans(self, role: Role, now: int) -> list[tuple[int, int]]:
         """Return when each worker of ``role`` was on, in nanoseconds up to ``now``."""
-        found = []
+        spans = []
         for scaled in self._workers:
             if scaled.worker.role == role:
-                found += scaled.spans
+                spans += scaled.spans
                 if scaled.state is not WorkerState.OFF:
-                    found.append((scaled.since, now))
-        return found
+                    spans.append((scaled.since, now))
+        return spans
 
 
 def _rests(worker: Worker) -> bool:

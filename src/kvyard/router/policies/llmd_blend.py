@@ -59,7 +59,7 @@ class LlmdBlend(Policy):
         readings: dict[int, Reading] = {}
         if weights["refresh_ms"]:
             readings = {worker.slot: self._read(worker, routing.now) for worker in workers}
-        queued = [one.queued for one in readings.values()] or [worker.queued for worker in workers]
+        queued = [reading.queued for reading in readings.values()] or [worker.queued for worker in workers]
         fewest, longest = min(queued), max(queued)
         turns = self._turns(routing) if _is_cold(routing) else {}
 

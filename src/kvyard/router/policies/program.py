@@ -111,12 +111,12 @@ class Program(LeastTime):
         now = away = float("inf")
         slot = -1
         for match in routing.matches:
-            for at in bits(match.slots):
-                cost = costs.cost(workers[at], match)
-                if not full >> at & 1:
+            for candidate in bits(match.slots):
+                cost = costs.cost(workers[candidate], match)
+                if not full >> candidate & 1:
                     now = min(now, cost)
                 elif cost < away:
-                    away, slot = cost, at
+                    away, slot = cost, candidate
         saving = self.options["patience"] * (now - away)
         return (slot, saving) if slot >= 0 and saving > 0 else None
 

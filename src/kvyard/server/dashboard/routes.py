@@ -58,7 +58,7 @@ class Dashboard:
         self._token = token
         self._closed = closed
         self._guard = guard
-        self._files = {name: one.read_bytes() for name, one in _FILES.items()} | _MADE
+        self._files = {name: path.read_bytes() for name, path in _FILES.items()} | _MADE
 
     def operations(self) -> list[Operation]:
         """``/dashboard`` and what belongs to it; ``/`` leads there."""

@@ -212,14 +212,14 @@ class LatencyWindow:
 
 def latency_of(times: Sequence[int]) -> Latency | None:
     """Percentiles of nanoseconds; ``None`` where there are none."""
-    found = sorted(times)
-    if not found:
+    ordered = sorted(times)
+    if not ordered:
         return None
 
     def at(share: float) -> float:
-        return found[min(len(found) - 1, int(share * len(found)))] / MS
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / MS
 
-    return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(found))
+    return Latency(p50=at(0.5), p90=at(0.9), p99=at(0.99), count=len(ordered))
 
 
 class Totals(msgspec.Struct, kw_only=True, frozen=True):

@@ -16,7 +16,7 @@ from kvyard.server.doctor.finding import Expected, broken, note, parting
 
 
 def block_size(case: Case, expected: Expected) -> Iterator[Finding]:
-    sizes = sorted({size for found in case.checker.facts().block_sizes.values() for size in found})
+    sizes = sorted({size for known in case.checker.facts().block_sizes.values() for size in known})
     if not sizes and case.block_size is not None:
         sizes = [case.block_size]
     want, size = expected.block_size, case.block_size
@@ -178,8 +178,8 @@ def _replay(case: Case) -> Iterator[Finding]:
     if case.replay is None or not case.live:
         return
     counters = [status.counters for status in case.subscription.statuses()]
-    brought = sum(one.replayed + one.snapshots for one in counters)
-    timeouts = sum(one.timeouts for one in counters)
+    brought = sum(counted.replayed + counted.snapshots for counted in counters)
+    timeouts = sum(counted.timeouts for counted in counters)
     if case.replay_answers is False or (timeouts and not brought and not case.replay_answers):
         asked = f"{timeouts} requests to {case.replay} were" if timeouts else f"A request to {case.replay} was"
         yield broken("replay-silent", case.name, asked=asked)

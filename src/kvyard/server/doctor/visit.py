@@ -170,10 +170,10 @@ class _Visitor:
         ours = (began + ended) / 2 / SECOND
         seen.skew_s = min(date + 1 - ours, 0.0) if date < ours else date - ours
 
-    def _models(self, found: Any) -> None:
+    def _models(self, answer: Any) -> None:
         seen = self._seen
         try:
-            entries = msgspec.convert(found, ListedModels).data
+            entries = msgspec.convert(answer, ListedModels).data
         except msgspec.ValidationError:
             seen.failed["/v1/models"] = "its answer isn't a list of models"
             return

@@ -68,12 +68,12 @@ OWN = "epp"
 """The table of a file with what is a picker's alone; it may stand outside of tables as well."""
 
 
-def own_part(found: Any, where: str) -> Any:
+def own_part(document: Any, where: str) -> Any:
     """Return the picker's part of a file. Raises ``KvyardError`` for a setting that is given twice."""
-    if not isinstance(found, dict):
-        return found
-    left = {name: value for name, value in found.items() if name not in (*PASSED_OVER, "gateway", OWN)}
-    own = found.get(OWN, {})
+    if not isinstance(document, dict):
+        return document
+    left = {name: value for name, value in document.items() if name not in (*PASSED_OVER, "gateway", OWN)}
+    own = document.get(OWN, {})
     if not isinstance(own, dict):
         raise KvyardError(f"{where}: {OWN} must be a table of settings, as in [{OWN}]")
     for name in own:
@@ -82,9 +82,9 @@ def own_part(found: Any, where: str) -> Any:
     return {**left, **own}
 
 
-def convert(found: Any, where: str) -> EppConfig:
-    """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
-    return settings_as(found, EppConfig, where)
+def convert(document: Any, where: str) -> EppConfig:
+    """``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    return settings_as(document, EppConfig, where)
 
 
 _KNOWN = {name: one for name, one in settings_of(EppConfig).items() if one.field not in NOT_OURS}

@@ -70,14 +70,14 @@ class AdapterRoutes(msgspec.Struct, eq=False):
             raise Refusal(
                 worst, answers_listed, fix="mend what engines say, and ask again: those that did it refuse or repeat it"
             )
-        found = AdapterChange(lora_name=wish.lora_name, engines=[engine.name for engine in engines])
-        return Raw(msgspec.json.encode(found), JSON)
+        change = AdapterChange(lora_name=wish.lora_name, engines=[engine.name for engine in engines])
+        return Raw(msgspec.json.encode(change), JSON)
 
     async def _tell(self, engine: Engine, path: str, body: bytes) -> tuple[int, str]:
         try:
-            status, said = await self.client.post(engine.url, path, body)
+            status, answer = await self.client.post(engine.url, path, body)
             if status != 200:
-                return status, said.decode("utf-8", "replace")[:300]
+                return status, answer.decode("utf-8", "replace")[:300]
             await self.members.look(engine)
         except EngineFailed as failed:
             return 502, failed.reason

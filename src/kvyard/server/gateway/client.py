@@ -93,11 +93,13 @@ class EngineClient:
         if status != 200:
             return {}
         try:
-            found = msgspec.json.decode(content, type=dict[int, EventSource])
+            sources = msgspec.json.decode(content, type=dict[int, EventSource])
         except DECODE_ERRORS:
             return {}
         return {
-            rank: one for rank, one in sorted(found.items()) if one.enable_kv_cache_events and one.publisher == "zmq"
+            rank: source
+            for rank, source in sorted(sources.items())
+            if source.enable_kv_cache_events and source.publisher == "zmq"
         }
 
     async def tokenize(self, url: str, body: bytes, seconds: float) -> list[int] | None:
@@ -204,8 +206,8 @@ async def _read_tokens(content: bytes) -> list[int]:
     raw = bytes(msgspec.json.decode(content, type=_RawTokenIds).tokens)
     if raw[:1] != b"[":
         raise msgspec.ValidationError("tokens is no list")
-    found = list[int]()
+    ids = list[int]()
     for piece in cut_ids(raw, LARGE):
         await pause()
-        found += read_ids(piece)
-    return found
+        ids += read_ids(piece)
+    return ids

@@ -404,12 +404,12 @@ PASSED_OVER = ("replay", "prices")
 """Tables that are there for other commands which read the same file: about fleets that are simulated, and what they cost."""
 
 
-def own_part(found: Any, where: str) -> Any:
+def own_part(document: Any, where: str) -> Any:
     """Return the gateway's part of a file. Raises ``KvyardError`` for a setting that is given twice."""
-    if not isinstance(found, dict):
-        return found
-    left = {name: value for name, value in found.items() if name not in (*PASSED_OVER, OWN)}
-    own = found.get(OWN, {})
+    if not isinstance(document, dict):
+        return document
+    left = {name: value for name, value in document.items() if name not in (*PASSED_OVER, OWN)}
+    own = document.get(OWN, {})
     if not isinstance(own, dict):
         raise KvyardError(f"{where}: gateway must be a table of settings, as in [gateway]")
     for name in own:
@@ -418,9 +418,9 @@ def own_part(found: Any, where: str) -> Any:
     return {**left, **own}
 
 
-def convert(found: Any, where: str) -> GatewayConfig:
-    """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
-    return settings_as(found, GatewayConfig, where)
+def convert(document: Any, where: str) -> GatewayConfig:
+    """``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    return settings_as(document, GatewayConfig, where)
 
 
 FLAGS = Settings(

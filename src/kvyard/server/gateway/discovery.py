@@ -115,12 +115,12 @@ class DnsWatch(msgspec.Struct, eq=False):
             if change:
                 yield change
 
-    def _take(self, found: set[Address]) -> Change:
+    def _take(self, addresses: set[Address]) -> Change:
         missed = self._missed
-        added = sorted(found - missed.keys())
+        added = sorted(addresses - missed.keys())
         gone: list[Address] = []
         for address in sorted(missed):
-            count = 0 if address in found else missed[address] + 1
+            count = 0 if address in addresses else missed[address] + 1
             if count >= self.patience:
                 gone.append(address)
                 del missed[address]

@@ -226,14 +226,14 @@ class Gateway(AsyncService):
 
     async def _take_fleet(self, url: str) -> bool:
         """Take in the workers of a mock that aren't here; false where it doesn't answer. Raises ``KvyardError`` for no mock."""
-        found = await self.client.mock_fleet(url)
-        for engine in found or ():
+        fleet = await self.client.mock_fleet(url)
+        for engine in fleet or ():
             known = self.members.engines.get(engine.name or "")
             if known is not None and known.url != engine.url:  # of another mock, which calls its workers the same
                 engine = msgspec.structs.replace(engine, name=urlsplit(engine.url).netloc)
             if engine.name not in self.members.engines:
                 await self.members.add(engine)
-        return found is not None
+        return fleet is not None
 
     async def _await_fleet(self, url: str) -> None:
         """Ask a mock for its workers until it answers: it may be started after the gateway."""

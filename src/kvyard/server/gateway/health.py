@@ -93,13 +93,13 @@ class EngineHealth(msgspec.Struct, eq=False):
             self._struck(other)
             self._found("struck", other)
 
-    def heard(self, found: Finding, engine: Engine, reason: str) -> None:
+    def heard(self, finding: Finding, engine: Engine, reason: str) -> None:
         """Another process found out something about an engine."""
         if engine.pool is None:
             return
-        if found == "answered":
+        if finding == "answered":
             engine.strikes = 0
-        elif found == "struck":
+        elif finding == "struck":
             self._struck(engine)
         elif engine.up:
             self.unwell(engine, reason, gone=True)

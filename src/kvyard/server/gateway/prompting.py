@@ -204,13 +204,13 @@ def template_variables(ask: PeekedChat) -> dict[str, Any]:
     """Return the variables of a chat template beside the conversation, as vLLM puts them together: /tokenize has no other
     way to pass them. Raises ``MsgspecError`` if they are no object.
     """
-    found = msgspec.json.decode(ask.chat_template_kwargs, type=dict[str, Any] | None) or {}
+    variables = msgspec.json.decode(ask.chat_template_kwargs, type=dict[str, Any] | None) or {}
     if ask.documents != _NULL:
-        found["documents"] = ask.documents
+        variables["documents"] = ask.documents
     if ask.reasoning_effort is not None:
-        found.setdefault("enable_thinking", ask.reasoning_effort != "none")
-        found["reasoning_effort"] = ask.reasoning_effort
-    return found
+        variables.setdefault("enable_thinking", ask.reasoning_effort != "none")
+        variables["reasoning_effort"] = ask.reasoning_effort
+    return variables
 
 
 def truncated(prompts: list[Sequence[int]], most: int, side: str | None) -> list[Sequence[int]] | None:

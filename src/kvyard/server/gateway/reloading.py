@@ -139,14 +139,14 @@ class Reloading:
 
     def _stamp(self) -> Stamp:
         """Return the stamp by which changes of files are noticed."""
-        found: list[tuple[int, int, int] | None] = []
+        stamps: list[tuple[int, int, int] | None] = []
         for path in self.files:
             try:
                 about = os.stat(path)
-                found.append((about.st_mtime_ns, about.st_size, about.st_ino))
+                stamps.append((about.st_mtime_ns, about.st_size, about.st_ino))
             except OSError:
-                found.append(None)
-        return tuple(found)
+                stamps.append(None)
+        return tuple(stamps)
 
 
 def live_settings(config: GatewayConfig) -> dict[str, Any]:

@@ -187,16 +187,20 @@ class SliceWatch:
             self._slices.pop(name, None)
         return _change(before, self.addresses)
 
-    def _of(self, found: EndpointSlice) -> frozenset[Address]:
+    def _of(self, endpoint_slice: EndpointSlice) -> frozenset[Address]:
         """The addresses of a slice's endpoints that can take requests."""
         wanted = self.config.port
-        ports = [port.port for port in found.ports or () if port.port is not None and wanted in (port.name, port.port)]
+        ports = [
+            port.port
+            for port in endpoint_slice.ports or ()
+            if port.port is not None and wanted in (port.name, port.port)
+        ]
         port = ports[0] if ports else wanted
-        if found.address_type not in ADDRESSES or not isinstance(port, int):
+        if endpoint_slice.address_type not in ADDRESSES or not isinstance(port, int):
             return frozenset()
         return frozenset(
             Address(host, port)
-            for endpoint in found.endpoints or ()
+            for endpoint in endpoint_slice.endpoints or ()
             if endpoint.conditions.ready is not False and not endpoint.conditions.terminating
             for host in endpoint.addresses[:1]
         )

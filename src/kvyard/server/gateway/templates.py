@@ -84,8 +84,8 @@ class ChatTemplate:
         """
         name = "tool_use" if tools and "tool_use" in self._made else "default"
         try:
-            said = [_message(one, self._by_parts[name]) for one in messages]
-            given = {**self._variables, "messages": said, "tools": tools, "add_generation_prompt": ask, **more}
+            shaped = [_message(message, self._by_parts[name]) for message in messages]
+            given = {**self._variables, "messages": shaped, "tools": tools, "add_generation_prompt": ask, **more}
             return self._made[name].render(given)
         except self._refusals as error:
             raise TemplateFailed(str(error)[:200]) from None

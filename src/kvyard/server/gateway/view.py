@@ -126,11 +126,11 @@ class GatewaySource:
             age_s=(now - heard) / SECOND if heard else None,
         )
 
-    def _decision(self, one: RecentDecision) -> DecisionView:
-        decision = one.decision
-        pool = self._gateway.members.pools[one.pool]
+    def _decision(self, recent: RecentDecision) -> DecisionView:
+        decision = recent.decision
+        pool = self._gateway.members.pools[recent.pool]
         return DecisionView(
-            **picked(one, "number at model"),
+            **picked(recent, "number at model"),
             id=str(decision.id),
             worker=str(decision.worker),
             **picked(decision, "policy cost blocks best"),

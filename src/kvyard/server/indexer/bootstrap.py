@@ -126,11 +126,11 @@ async def fetch(url: str, token: str | None) -> PeerDump:
 
 
 async def _listen_too(
-    told: PeerDump, models: Models, listen: Callable[[Register, int], Awaitable[list[Listener]]]
+    dump: PeerDump, models: Models, listen: Callable[[Register, int], Awaitable[list[Listener]]]
 ) -> list[Listener]:
     """Open the peer's streams that weren't configured here."""
     more: list[Listener] = []
-    for model in told.models:
+    for model in dump.models:
         for registration in model.registrations:
             mine = models.get((registration.model_name, registration.tenant))
             if mine is not None and registration.stream_name(registration.dp_rank or 0) in mine.listeners:
@@ -142,20 +142,20 @@ async def _listen_too(
     return more
 
 
-def _take_over(models: Models, told: ModelDump, now: int) -> list[str]:
-    mine = models.get((told.model_name, told.tenant_id))
+def _take_over(models: Models, dump: ModelDump, now: int) -> list[str]:
+    mine = models.get((dump.model_name, dump.tenant_id))
     if mine is None:
         return []
-    unclear = {stream.stream for stream in told.index.streams if (_position(told, stream) or (None,))[0] != stream.seq}
+    unclear = {stream.stream for stream in dump.index.streams if (_position(dump, stream) or (None,))[0] != stream.seq}
     # Only what the peer's sockets are sure of; the same stream elsewhere may be another one.
     same = {
         name
         for name, listener in mine.listeners.items()
-        if name not in unclear and any(_same(listener.told, registration) for registration in told.registrations)
+        if name not in unclear and any(_same(listener.told, registration) for registration in dump.registrations)
     }
-    taken = load(mine.indexer, told.index, same, now)
+    taken = load(mine.indexer, dump.index, same, now)
     for stream in taken:
-        position = _position(told, stream)
+        position = _position(dump, stream)
         assert position is not None
         mine.listeners[stream.stream].subscriber.subscription.resume(stream.topic.encode(), position, now)
     return [stream.stream for stream in taken]

@@ -128,9 +128,9 @@ def load(path: Path) -> Any:
         raise KvyardError(f"{path} is not {kind}: {error}") from None
 
 
-def convert(found: Any, where: str) -> Config:
-    """``found`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
-    config = settings_as(found, Config, where)
+def convert(document: Any, where: str) -> Config:
+    """``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    config = settings_as(document, Config, where)
     if not config.tier_weights:
         raise KvyardError(f"{where}: tier_weights is empty, so nothing would earn anything; name at least one tier")
     config.identity(config.block_size or 16)
@@ -140,10 +140,10 @@ def convert(found: Any, where: str) -> Config:
 _BOUND = re.compile(r"send (?:int|float) ([<>]=) (\S+)")
 
 
-def settings_as(found: Any, kind: type[Settings], where: str) -> Settings:
-    """``found`` as a ``kind``. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+def settings_as(document: Any, kind: type[Settings], where: str) -> Settings:
+    """``document`` as a ``kind``. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     try:
-        return msgspec.convert(read_texts(kind, found) if isinstance(found, dict) else found, kind)
+        return msgspec.convert(read_texts(kind, document) if isinstance(document, dict) else document, kind)
     except KvyardError as error:
         raise KvyardError(f"{where}: {error}") from None
     except msgspec.ValidationError as error:

@@ -194,11 +194,11 @@ class IndexerRoutes:
         """Blocks of every worker. As msgpack: all that another indexer needs to go on from here."""
         if MSGPACK in headers.get("accept", ""):
             return Raw(msgspec.msgpack.encode(await dump_all(self.service.models)), MSGPACK)
-        found: schemas.Rows = {}
+        rows: schemas.Rows = {}
         for model in list(self.service.models.values()):
-            found[model.label] = answers.rows(model)
+            rows[model.label] = answers.rows(model)
             await pause()
-        return found
+        return rows
 
     async def health(self, body: None, headers: Mapping[str, str]) -> schemas.IndexerHealth:
         """Liveness, and the state of streams."""

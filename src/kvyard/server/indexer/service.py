@@ -117,18 +117,20 @@ class Service(AsyncService):
                 listener.start(self.supervisor)
             return [listener.source.stream for listener in opened]
 
-    async def open(self, told: Register, block_size: int | None = None) -> list[Listener]:
+    async def open(self, registration: Register, block_size: int | None = None) -> list[Listener]:
         """Listeners that subscribed and don't apply yet. ``block_size`` is that of a new index, where it isn't configured."""
-        told.check()
-        ranks = range(told.dp_rank or 0, (told.dp_rank or 0) + told.dp_size)
-        model = self.models.get((told.model_name, told.tenant))
+        registration.check()
+        ranks = range(registration.dp_rank or 0, (registration.dp_rank or 0) + registration.dp_size)
+        model = self.models.get((registration.model_name, registration.tenant))
         if model is None:
-            finest = min((group.block_size for group in told.groups or ()), default=None)
-            model = self._new_model(told.model_name, told.tenant, block_size, told.block_size, finest)
+            finest = min((group.block_size for group in registration.groups or ()), default=None)
+            model = self._new_model(
+                registration.model_name, registration.tenant, block_size, registration.block_size, finest
+            )
         listeners: list[Listener] = []
         try:
             for offset, rank in enumerate(ranks):
-                listeners.append(self._listener(model, told, rank, offset))
+                listeners.append(self._listener(model, registration, rank, offset))
             for listener in listeners:
                 listener.subscriber.open()
         except BaseException:
@@ -136,36 +138,36 @@ class Service(AsyncService):
                 await listener.stop()
             raise
         # Nothing fails from here on.
-        self.models[told.model_name, told.tenant] = model
+        self.models[registration.model_name, registration.tenant] = model
         for listener in listeners:
             model.indexer.register(listener.source)
             model.listeners[listener.source.stream] = listener
-        if told.instance_id is not None:
-            model.ids[str(told.instance_id)] = told.instance_id
-        if told.pool is not None:
-            holders = [Holder(str(member.instance_id), member.dp_rank) for member in told.members]
-            model.indexer.share(told.pool, {*model.indexer.places.members.get(told.pool, ()), *holders})
+        if registration.instance_id is not None:
+            model.ids[str(registration.instance_id)] = registration.instance_id
+        if registration.pool is not None:
+            holders = [Holder(str(member.instance_id), member.dp_rank) for member in registration.members]
+            model.indexer.share(registration.pool, {*model.indexer.places.members.get(registration.pool, ()), *holders})
         return listeners
 
-    async def unregister(self, told: Unregister) -> list[str]:
+    async def unregister(self, wish: Unregister) -> list[str]:
         """Remove every stream that matches. Raises ``Refusal`` if none does."""
-        if (told.instance_id is None) == (told.pool is None):
+        if (wish.instance_id is None) == (wish.pool is None):
             raise Refusal(422, "name one instance_id or one pool", field="instance_id", fix="add instance_id")
-        anywhere = told.tenant_id is None and told.routing_group is None
+        anywhere = wish.tenant_id is None and wish.routing_group is None
         async with self._changing:
             gone: list[str] = []
             for key, model in list(self.models.items()):
-                if key[0] != told.model_name or (not anywhere and key[1] != told.tenant):
+                if key[0] != wish.model_name or (not anywhere and key[1] != wish.tenant):
                     continue
                 for name, listener in list(model.listeners.items()):
-                    if told.matches(listener.told):
+                    if wish.matches(listener.told):
                         await listener.stop()
                         del model.listeners[name]
                         model.indexer.unregister(name)
                         gone.append(name)
-                self._tidy(key, model, {told.pool} if told.pool is not None else set())
+                self._tidy(key, model, {wish.pool} if wish.pool is not None else set())
             if not gone:
-                raise Refusal(404, f"{told.called} is not registered for model {told.model_name!r}", fix="see /workers")
+                raise Refusal(404, f"{wish.called} is not registered for model {wish.model_name!r}", fix="see /workers")
             return gone
 
     def _tidy(self, key: tuple[str, str], model: IndexedModel, gone: set[str]) -> None:
@@ -203,33 +205,33 @@ class Service(AsyncService):
         except TypeError as error:
             raise KvyardError(f"backend_options don't fit the {config.backend} backend: {error}") from None
 
-    def _listener(self, model: IndexedModel, told: Register, rank: int, offset: int) -> Listener:
-        single = told.for_rank(rank, offset)
-        name = told.stream_name(rank)
+    def _listener(self, model: IndexedModel, registration: Register, rank: int, offset: int) -> Listener:
+        single = registration.for_rank(rank, offset)
+        name = registration.stream_name(rank)
         known = model.listeners.get(name)
         if known is not None:
             raise Refusal(
                 409,
-                f"{told.called} rank {rank} is registered already, at {known.told.endpoint}",
+                f"{registration.called} rank {rank} is registered already, at {known.told.endpoint}",
                 field="instance_id",
                 fix="unregister it first, or give this stream another name by stream",
             )
         groups = (
             None
-            if told.groups is None
-            else [group.spec(f"groups[{number}]") for number, group in enumerate(told.groups)]
+            if registration.groups is None
+            else [group.spec(f"groups[{number}]") for number, group in enumerate(registration.groups)]
         )
         if groups is not None:
-            resolve_geometry(groups, scheduler_block_size=told.alignment)
+            resolve_geometry(groups, scheduler_block_size=registration.alignment)
         source = Source(
             stream=name,
-            worker="" if told.instance_id is None else str(told.instance_id),
+            worker="" if registration.instance_id is None else str(registration.instance_id),
             rank=rank,
-            pool=told.pool or "",
-            by_rank=told.rank_from_events,
+            pool=registration.pool or "",
+            by_rank=registration.rank_from_events,
             groups=groups,
-            alignment=told.alignment,
-            clear_scope=told.clear_scope,
+            alignment=registration.alignment,
+            clear_scope=registration.clear_scope,
         )
         return Listener(source, single, model.indexer, self.config.streams, self.clock)
 

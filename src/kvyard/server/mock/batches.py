@@ -85,9 +85,11 @@ class EmbeddingShape(Shape):
     def _numbers(self, prompt: Sequence[int]) -> list[float] | str:
         """A vector of length 1."""
         key, width = repr(list(prompt)).encode(), self._asked.dimensions or WIDTH
-        drawn = [xxhash.xxh3_64_intdigest(key, at) / 2**63 - 1 for at in range(width)]
-        length = sum(one * one for one in drawn) ** 0.5
-        found = [one / length for one in drawn]
+        drawn = [xxhash.xxh3_64_intdigest(key, index) / 2**63 - 1 for index in range(width)]
+        length = sum(number * number for number in drawn) ** 0.5
+        numbers = [number / length for number in drawn]
         return (
-            found if self._asked.encoding_format == "float" else b64encode(struct.pack(f"<{width}f", *found)).decode()
+            numbers
+            if self._asked.encoding_format == "float"
+            else b64encode(struct.pack(f"<{width}f", *numbers)).decode()
         )

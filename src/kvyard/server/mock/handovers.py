@@ -287,18 +287,18 @@ class FleetHandovers:
 
     # -- what comes of it -----------------------------------------------------------------------------------------------
 
-    def _landed(self, prompt: IncomingPrompt, at: int) -> None:
+    def _landed(self, prompt: IncomingPrompt, landed_at: int) -> None:
         number = prompt.source.number
         if number is not None:
-            there = self.ends[number].release([prompt.address.key], prompt.address.engine_id, at)
+            there = self.ends[number].release([prompt.address.key], prompt.address.engine_id, landed_at)
             end = self.ends[prompt.target]
             if there:
-                end.landed(prompt, at)
+                end.landed(prompt, landed_at)
             else:
                 end.failed(prompt)
             return
         # Whether it could be read to its end, the source knows: one that is gone can't be read.
-        self._supervisor.begin("the end of a hand-over", self._finish(prompt, at))
+        self._supervisor.begin("the end of a hand-over", self._finish(prompt, landed_at))
 
     async def _finish(self, prompt: IncomingPrompt, at: int) -> None:
         end = self.ends[prompt.target]

@@ -121,12 +121,12 @@ class MockIntake(msgspec.Struct, eq=False):
         special: bool = False,
     ) -> list[int]:
         """The ids of a conversation; ``special``: with what the tokenizer adds by itself. Raises ``Refusal``."""
-        for at, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if message.content is None and message.role in ("user", "system"):
-                raise refuse("Input should be a valid string", f"messages[{at}].content", 422)
+                raise refuse("Input should be a valid string", f"messages[{index}].content", 422)
         if not messages:
             raise refuse("Cannot apply chat template to an empty conversation. Provide at least one message.")
-        return self.encode(render([msgspec.structs.asdict(one) for one in messages], tools, ask, go_on), special)
+        return self.encode(render(list(map(msgspec.structs.asdict, messages)), tools, ask, go_on), special)
 
     def namespace(self, model: str | None, salt: str | None = None) -> tuple[str, Namespace]:
         """The model's name and what sets its hashes apart. Raises ``Refusal`` for a model that isn't here."""

@@ -39,13 +39,13 @@ ASLEEP = {"awake": 0, "weights_offloaded": 1, "discard_all": 0}
 
 def one_two_five(most: int) -> list[int]:
     """1, 2, 5, 10, ... up to ``most``: vLLM's buckets for token counts."""
-    found: list[int] = []
+    bounds: list[int] = []
     power = 1
     while True:
         for digit in (1, 2, 5):
             if digit * power > most:
-                return found
-            found.append(digit * power)
+                return bounds
+            bounds.append(digit * power)
         power *= 10
 
 

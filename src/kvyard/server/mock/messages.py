@@ -61,8 +61,8 @@ def conversation(body: MessagesRequest | CountTokens) -> list[ChatMessage]:
         raise refuse("this mock answers with text here: leave tools out, or ask /v1/chat/completions", "tools")
     first = [] if body.system is None else [ChatMessage(role="system", content=_text(body.system, "system"))]
     return first + [
-        ChatMessage(role=one.role, content=_text(one.content, f"messages[{at}].content"))
-        for at, one in enumerate(body.messages)
+        ChatMessage(role=message.role, content=_text(message.content, f"messages[{index}].content"))
+        for index, message in enumerate(body.messages)
     ]
 
 

@@ -78,17 +78,17 @@ def take(
     return TakenResponse(body, conversation, intake.chat(chat, headers))
 
 
-def _message(item: Json, at: int) -> ChatMessage:
+def _message(item: Json, index: int) -> ChatMessage:
     role, content = item.get("role"), item.get("content")
     if item.get("type", "message") != "message" or not isinstance(role, str):
-        raise refuse("this mock takes messages only", f"input[{at}]")
+        raise refuse("this mock takes messages only", f"input[{index}]")
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in _TEXT]
         if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
-            raise refuse("this mock takes text only", f"input[{at}].content")
+            raise refuse("this mock takes text only", f"input[{index}].content")
         content = "\n".join(str(text) for text in texts)
     if not isinstance(content, str):
-        raise refuse("Input should be a valid string", f"input[{at}].content", 422)
+        raise refuse("Input should be a valid string", f"input[{index}].content", 422)
     return ChatMessage(role=role, content=content)
 
 
@@ -97,11 +97,11 @@ class ResponseShape(Shape):
 
     prefix, end = "resp", b""
 
-    def __init__(self, found: TakenResponse, name: str, tokenizer: Tokenizer, store: ResponseStore) -> None:
-        super().__init__(found.taken, name, tokenizer)
-        given = found.asked.request_id
+    def __init__(self, response: TakenResponse, name: str, tokenizer: Tokenizer, store: ResponseStore) -> None:
+        super().__init__(response.taken, name, tokenizer)
+        given = response.asked.request_id
         self.id = given if given is not None else f"resp_{name}"
-        self._found = found
+        self._found = response
         self._store = store
         self._item = f"msg_{xxhash.xxh3_64_hexdigest(self.id.encode())}"
         self._text = ""

@@ -104,12 +104,12 @@ class Shape:
     def last(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
         """Yield what follows the last chunk of the last choice."""
         if self.taken.include_usage:
-            found = self._head(self.chunk_object)
-            found["choices"] = []
-            found["system_fingerprint"] = FINGERPRINT
-            found["usage"] = self._usage(choices, 0)
-            found["usage"]["prompt_tokens_details"] |= self._created_cache(choices)
-            yield found
+            chunk = self._head(self.chunk_object)
+            chunk["choices"] = []
+            chunk["system_fingerprint"] = FINGERPRINT
+            chunk["usage"] = self._usage(choices, 0)
+            chunk["usage"]["prompt_tokens_details"] |= self._created_cache(choices)
+            yield chunk
 
     def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
         raise NotImplementedError
@@ -191,7 +191,13 @@ class TextShape(Shape):
         yield choice_chunk
 
     def _logprobs(
-        self, at: int, head: Sequence[int], heads: Sequence[str], ids: Sequence[int], texts: Sequence[str], start: int
+        self,
+        choice: int,
+        head: Sequence[int],
+        heads: Sequence[str],
+        ids: Sequence[int],
+        texts: Sequence[str],
+        start: int,
     ) -> dict[str, Any]:
         word = self.tokenizer.word
         tokens: list[str] = []
@@ -204,8 +210,8 @@ class TextShape(Shape):
             tokens.append(word(token))
             likely.append(None if first else own)
             tops.append(None if first else {word(token): value for token, value in reversed(top)})
-            offsets.append(self._length[at])
-            self._length[at] += len(text)
+            offsets.append(self._length[choice])
+            self._length[choice] += len(text)
         return {"text_offset": offsets, "token_logprobs": likely, "tokens": tokens, "top_logprobs": tops}
 
 

@@ -84,8 +84,8 @@ class WorkerTally:
     def admitted(self, choice: MockChoice, now: int, cached: int, external: int) -> None:
         """A job begins to run, for the first time."""
         job: Job = choice.job
-        for at, tokens in enumerate((cached, *job.tier_tokens)):
-            self.tiers[at] += tokens
+        for level, tokens in enumerate((cached, *job.tier_tokens)):
+            self.tiers[level] += tokens
         self.tiers[Tier.G4 - 1] += external - sum(job.tier_tokens)  # from another worker
         self.computed += job.num_prompt_tokens - cached - external
         self.prompt_tokens += job.num_prompt_tokens

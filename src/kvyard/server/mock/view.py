@@ -145,20 +145,21 @@ def transfer_views(worker: MockWorker) -> Iterator[board.TransferView]:
             )
 
 
-def _decision(one: Admission, size: int) -> board.DecisionView:
-    device, *lower = one.tiers
-    cached = sum(one.tiers)
+def _decision(admission: Admission, size: int) -> board.DecisionView:
+    device, *lower = admission.tiers
+    cached = sum(admission.tiers)
     parts = [f"{device} on the device"]
     parts += [f"{tokens} loaded from {tier.place}" for tier, tokens in zip(LOWER_TIERS, lower, strict=False) if tokens]
     had = f"Found {', '.join(parts)}" if cached else "Found nothing"
     return board.DecisionView(
-        **picked(one, "number at id worker tokens"),
-        why=f"sent here, waited {one.waited_ms:.0f} ms",
-        blocks=one.tokens // size,
-        tiers=board.by_label([tokens // size for tokens in one.tiers]),
+        **picked(admission, "number at id worker tokens"),
+        why=f"sent here, waited {admission.waited_ms:.0f} ms",
+        blocks=admission.tokens // size,
+        tiers=board.by_label([tokens // size for tokens in admission.tiers]),
         said=(
-            f"{one.id}: admitted at {one.worker}, rank {one.rank}, after waiting {one.waited_ms:.1f} ms of nominal time.\n"
-            f"{had}, and {one.tokens - cached} of {one.tokens} tokens have to be computed."
+            f"{admission.id}: admitted at {admission.worker}, rank {admission.rank}, "
+            f"after waiting {admission.waited_ms:.1f} ms of nominal time.\n"
+            f"{had}, and {admission.tokens - cached} of {admission.tokens} tokens have to be computed."
         ),
     )
 

@@ -213,7 +213,7 @@ class FairLink(LinkBase[FairTransfer]):
 
     def _try_starts(self) -> int | None:
         """Like ``earliest``: let waiting transfers start, up to the first landing, and undo all of it."""
-        at, landing, busy, present = self._at, self._next, self._busy.copy(), len(self._moving)
+        since, landing, busy, present = self._at, self._next, self._busy.copy(), len(self._moving)
         before = [(flow, flow.left, flow.scale, flow.step) for flow in self._moving]
         coming = sorted(self._waiting)
         for n, (start, _, flow) in enumerate(coming, 1):
@@ -231,7 +231,7 @@ class FairLink(LinkBase[FairTransfer]):
             self._leave(flow)
         for flow, left, scale, step in before:
             flow.left, flow.scale, flow.step = left, scale, step
-        self._at, self._busy = at, busy
+        self._at, self._busy = since, busy
         self._next, landing = landing, self._next
         return landing
 

@@ -378,11 +378,11 @@ class Hub:
         return encode(("", "", {name.decode(): value.decode() for name, value in ticket.headers()}))
 
     def _allowance(self, name: RateName) -> Allowance:
-        found = self._allowances.get(name)
-        if found is None:
+        known = self._allowances.get(name)
+        if known is None:
             if len(self._allowances) >= MOST_ALLOWANCES:
-                self._allowances = {key: one for key, one in self._allowances.items() if not one.full}
+                self._allowances = {key: allowance for key, allowance in self._allowances.items() if not allowance.full}
             whose, requests, tokens = name
             rate = Rate(requests_per_minute=requests, tokens_per_minute=tokens)
-            found = self._allowances[name] = Allowance(whose, rate, self._clock.now)
-        return found
+            known = self._allowances[name] = Allowance(whose, rate, self._clock.now)
+        return known

@@ -207,11 +207,11 @@ class GatewayPart:
         self.channel.send(FrameKind.FOUND, ALL, encode((found, engine, reason)))
 
     def _heard(self, _: int, body: bytes) -> None:
-        found, name, reason = _found(body)
+        finding, name, reason = _found(body)
         engine = self._gateway.members.engines.get(name)
         if engine is None:
             return
-        if found == LOOK:
+        if finding == LOOK:
             self._gateway.supervisor.begin(f"look at {name}", self._gateway.members.look(engine, told=True))
         else:
-            self._gateway.health.heard(msgspec.convert(found, Finding), engine, reason)
+            self._gateway.health.heard(msgspec.convert(finding, Finding), engine, reason)

@@ -95,9 +95,9 @@ class ProcessBookings:
                 asyncio.get_running_loop().call_later(DELAY, self.flush)
             self._outbox.setdefault(pool, []).append((number, change))
 
-        made = self._pools[pool] = PoolBookings(books, self._clock, tell, self._others)
+        bookings = self._pools[pool] = PoolBookings(books, self._clock, tell, self._others)
         self._send(ALL, pool, None, None)
-        return made
+        return bookings
 
     def flush(self) -> None:
         """Tell what waits."""

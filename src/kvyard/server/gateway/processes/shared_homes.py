@@ -23,11 +23,11 @@ class SharedHomes(ResponseHomes):
 
     async def look_up(self, id_: str) -> ResponseHome | None:
         """As ``ResponseHomes.look_up``. Raises ``Refusal`` where the hub doesn't answer."""
-        found = self.find(id_)
-        if found is None and len(id_) < 256:
+        home = self.find(id_)
+        if home is None and len(id_) < 256:
             try:
-                told = await self._channel.ask_hub("home", id_.encode("utf-8", "replace"))
+                answer = await self._channel.ask_hub("home", id_.encode("utf-8", "replace"))
             except ConnectionError:
                 raise Refusal(503, "responses can't be looked up now", fix="try again", Retry_After="1") from None
-            found = _decode(told) if told else None
-        return found
+            home = _decode(answer) if answer else None
+        return home

@@ -6,6 +6,7 @@ A process that doesn't answer the others in time is left out, and named as a rea
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -41,7 +42,7 @@ TOTALS = (
     *("prompt_tokens", "output_tokens"),
 )
 
-TENANT = ("requests", "failed", "prompt_tokens", "cached_tokens", "output_tokens", "engine_s")
+TENANT = ("requests", "failed", "prompt_tokens", "cached_tokens", "output_tokens", "engines")
 
 S = TypeVar("S", PartStatement, PartView)
 _state = msgspec.msgpack.Decoder(HubState).decode
@@ -128,38 +129,38 @@ class WholeGateway:
     async def _all(self, what: str, own: S, kind: type[S]) -> tuple[list[S], list[HealthReason]]:
         """Return the answers of all processes, this one first, and those that didn't answer."""
         answers: dict[int, bytes] = await self._channel.ask_others(what)
-        found = [own]
-        for one in sorted(answers):
-            found.append(msgspec.msgpack.decode(answers[one], type=kind))
+        parts = [own]
+        for process in sorted(answers):
+            parts.append(msgspec.msgpack.decode(answers[process], type=kind))
         why = "it doesn't answer the others"
         silent = sorted(self._channel.others - answers.keys())
-        return found, [HealthReason(code="process-silent", about=f"process {one}", why=why) for one in silent]
+        return parts, [HealthReason(code="process-silent", about=f"process {process}", why=why) for process in silent]
 
 
 def merged_readiness(states: Sequence[PartStatement], more: Iterable[HealthReason]) -> Readiness:
     """Ready where one process is: another that isn't yet is a reason to be degraded."""
-    parts = [readiness(one.reasons) for one in states]
+    parts = [readiness(state.reasons) for state in states]
     ready = any(part.ready for part in parts)
-    found: dict[tuple[str, str], HealthReason] = {}
-    for reason in (*(one for state in states for one in state.reasons), *more):
+    reasons: dict[tuple[str, str], HealthReason] = {}
+    for reason in (*chain.from_iterable(state.reasons for state in states), *more):
         if ready and reason.grade == "unready":
             reason = msgspec.structs.replace(reason, grade="degraded")
-        found.setdefault((reason.code, reason.about), reason)
-    return readiness(found.values())
+        reasons.setdefault((reason.code, reason.about), reason)
+    return readiness(reasons.values())
 
 
 def merged_engines(lists: Sequence[Sequence[EngineInfo]]) -> list[EngineInfo]:
     """Merge the lists of engines: processes' requests add up, and the worst state counts."""
     by_name: dict[str, EngineInfo] = {}
-    for one in (engine for engines in lists for engine in engines):
-        known = by_name.get(one.name)
+    for engine in chain.from_iterable(lists):
+        known = by_name.get(engine.name)
         if known is None:
-            by_name[one.name] = msgspec.structs.replace(one)
+            by_name[engine.name] = msgspec.structs.replace(engine)
             continue
         for name in ("in_flight", "requests", "failed"):
-            setattr(known, name, getattr(known, name) + getattr(one, name))
-        if ENGINE_STATES.index(one.state) > ENGINE_STATES.index(known.state):
-            known.state, known.reason = one.state, one.reason
+            setattr(known, name, getattr(known, name) + getattr(engine, name))
+        if ENGINE_STATES.index(engine.state) > ENGINE_STATES.index(known.state):
+            known.state, known.reason = engine.state, engine.reason
     return list(by_name.values())
 
 
@@ -175,12 +176,14 @@ def merged_views(parts: Sequence[PartView]) -> FleetView:
         notes=list(dict.fromkeys(note for view in views for note in view.notes)),
         workers=_workers(views),
         decisions=_decisions(views),
-        sessions=sorted((total for view in views for total in view.sessions), key=lambda one: one.age_s)[:SHOWN],
+        sessions=sorted((total for view in views for total in view.sessions), key=lambda session: session.age_s)[
+            :SHOWN
+        ],
         session_count=sum(view.session_count for view in views),
         tenants=_tenants(views),
         expectation=max(
             (view.expectation for view in views if view.expectation is not None),
-            key=lambda found: found.at,
+            key=lambda decision: decision.at,
             default=None,
         ),
         totals=Totals(
@@ -198,7 +201,7 @@ def _workers(views: Sequence[FleetView]) -> list[WorkerStatus]:
         by_name.setdefault(worker.name, []).append(worker)
     merged: list[WorkerStatus] = []
     for same in by_name.values():
-        worst = max(same, key=lambda one: WORKER_STATES.index(one.state))
+        worst = max(same, key=lambda view: WORKER_STATES.index(view.state))
         merged.append(
             msgspec.structs.replace(
                 same[0],
@@ -215,14 +218,14 @@ def _workers(views: Sequence[FleetView]) -> list[WorkerStatus]:
 def _tenants(views: Sequence[FleetView]) -> list[TenantView]:
     """Tenants of all processes, the one with the most tokens first."""
     by_name: dict[str, TenantView] = {}
-    for one in (tenant for view in views for tenant in view.tenants):
-        known = by_name.get(one.name)
+    for tenant in chain.from_iterable(view.tenants for view in views):
+        known = by_name.get(tenant.name)
         if known is not None:
-            requests = known.requests + one.requests
-            waited = known.waited_ms * known.requests + one.waited_ms * one.requests
-            one = TenantView(name=one.name, waited_ms=waited / max(1, requests), **_sums([known, one], TENANT))
-        by_name[one.name] = one
-    return sorted(by_name.values(), key=lambda one: (-one.prompt_tokens - one.output_tokens, one.name))
+            requests = known.requests + tenant.requests
+            waited = known.waited_ms * known.requests + tenant.waited_ms * tenant.requests
+            tenant = TenantView(name=tenant.name, waited_ms=waited / max(1, requests), **_sums([known, tenant], TENANT))
+        by_name[tenant.name] = tenant
+    return sorted(by_name.values(), key=lambda tenant: (-tenant.prompt_tokens - tenant.output_tokens, tenant.name))
 
 
 def _decisions(views: Sequence[FleetView]) -> list[DecisionView]:

@@ -120,13 +120,13 @@ class PrefixIds:
         self._nodes += 1
         return node
 
-    def _split(self, node: _IdRange, at: int) -> _IdRange:
-        """Split off the first ``at`` names. The rest keeps its identity, so that ends still lead to it."""
+    def _split(self, node: _IdRange, position: int) -> _IdRange:
+        """Split off the first ``position`` names. The rest keeps its identity, so that ends still lead to it."""
         parent = node.parent
         assert parent is not None
-        upper = parent.children[node.names[0]] = _IdRange(node.names[:at], node.first, parent, node.seen)
-        node.names = node.names[at:]
-        node.first += at
+        upper = parent.children[node.names[0]] = _IdRange(node.names[:position], node.first, parent, node.seen)
+        node.names = node.names[position:]
+        node.first += position
         node.parent = upper
         upper.children[node.names[0]] = node
         self._nodes += 1
