@@ -24,12 +24,18 @@ def read(name: str) -> list[TraceRequest]:
     [
         ("azure_conv.csv", "azure", 5, 0, False, False),
         ("bailian.jsonl", "bailian", 5, 16, True, True),
+        ("blis.csv", "blis", 4, 64, True, True),
         ("burstgpt.csv", "burstgpt", 4, 0, False, False),
         ("burstgpt_sessions.csv", "burstgpt", 4, 0, False, True),
         ("dynamo_request_trace.jsonl.gz", "dynamo", 17, 16, True, True),
         ("mooncake_synthetic.jsonl", "mooncake", 5, 512, True, False),
+        ("multi_round_qa.csv", "multi_round_qa", 5, 64, True, True),
+        ("otel.jsonl", "otel", 6, 64, True, True),
         ("plain.csv", "plain", 3, 0, False, False),
         ("plain.jsonl", "plain", 2, 0, False, False),
+        ("ragpulse", "ragpulse", 4, 0, True, True),
+        ("tracelab.jsonl", "tracelab", 4, 64, True, True),
+        ("tracelab_replay.csv", "tracelab", 3, 64, True, True),
         ("sharegpt_tokens.jsonl", "sharegpt", 3, 0, True, False),
         ("weka_sessions.jsonl.xz", "weka", 53, 64, True, True),
     ],
@@ -120,7 +126,7 @@ def test_mooncake_with_another_block_size(tmp_path: Path) -> None:
 
 
 def test_azure_times_to_the_last_digit() -> None:
-    from kvyard.replay.traces.formats.azure import wall_time
+    from kvyard.replay.traces.formats.wall_time import wall_time
 
     assert [one.arrival for one in read("azure_conv.csv")] == [0, 4314579000, 4541877000, 4710427000, 5892655000]
     assert wall_time("2024-05-10 00:00:00.009930+00:00") == wall_time("2024-05-10T02:00:00.00993+0200")

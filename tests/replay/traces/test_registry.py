@@ -38,12 +38,17 @@ def test_the_order_in_which_they_are_tried() -> None:
     assert list(OURS) == [
         "dynamo",
         "weka",
+        "otel",
         "servegen",
         "lmcache",
         "bailian",
+        "ragpulse",
+        "tracelab",
         "mooncake",
         "sharegpt",
         "burstgpt",
+        "blis",
+        "multi_round_qa",
         "azure",
         "plain",
     ]

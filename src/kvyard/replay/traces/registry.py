@@ -52,12 +52,17 @@ OURS = {
     for name in (
         "dynamo",
         "weka",
+        "otel",
         "servegen",
         "lmcache",
         "bailian",
+        "ragpulse",
+        "tracelab",
         "mooncake",
         "sharegpt",
         "burstgpt",
+        "blis",
+        "multi_round_qa",
         "azure",
         "plain",
     )
