@@ -46,7 +46,7 @@ def stores(
     before = rss()
     spent, blocks, number = 0.0, 0, 0
     while batch := list(islice(events, 256)):
-        ready = [make(number + at, event) for at, event in enumerate(batch)]
+        ready = [make(number + index, event) for index, event in enumerate(batch)]
         blocks += sum(len(event[2]) for event in batch)
         number += len(batch)
         start = time.process_time()
@@ -103,8 +103,8 @@ def removals(workload: Any, make: Callable[[int, list[int]], Any], apply: Callab
 def _evictions(workload: Any, worker: int, chunk: int) -> Iterator[list[int]]:
     for sequence in workload.placement[worker]:
         gone = workload.chained(workload.local(sequence))[1024:][::-1]
-        for at in range(0, len(gone), chunk):
-            yield gone[at : at + chunk]
+        for index in range(0, len(gone), chunk):
+            yield gone[index : index + chunk]
 
 
 def walk(steps: Iterator[Step]) -> None:

@@ -69,8 +69,8 @@ class NullEngine(asyncio.Protocol):
         received = self.received
         received += data
         while (end := received.find(b"\r\n\r\n")) >= 0:
-            found = LENGTH.search(received, 0, end)
-            stop = end + 4 + (int(found[1]) if found else 0)
+            match = LENGTH.search(received, 0, end)
+            stop = end + 4 + (int(match[1]) if match else 0)
             if len(received) < stop:
                 return
             head, body = bytes(received[:end]), bytes(received[end + 4 : stop])
@@ -82,8 +82,8 @@ class NullEngine(asyncio.Protocol):
             settings = body if len(body) < 2 * EDGE else body[:EDGE] + body[-EDGE:]
             if not STREAMED.search(settings):
                 return CHAT
-            found = TOKENS.search(settings)
-            count = int(found[1]) if found else 16
+            match = TOKENS.search(settings)
+            count = int(match[1]) if match else 16
             if not self.pace:
                 return HEAD + WORD * count + END
             self.left = count - 1
@@ -102,11 +102,11 @@ async def tick(seconds: float) -> None:
     due = loop.time()
     while True:
         due += seconds
-        for one in list(paced):
-            one.left -= 1
-            one.transport.write(WORD if one.left > 0 else WORD + END)
-            if one.left <= 0:
-                paced.discard(one)
+        for stream in list(paced):
+            stream.left -= 1
+            stream.transport.write(WORD if stream.left > 0 else WORD + END)
+            if stream.left <= 0:
+                paced.discard(stream)
         await asyncio.sleep(max(0.0, due - loop.time()))
 
 
@@ -114,10 +114,10 @@ async def main() -> None:
     first, count = int(sys.argv[1]), int(sys.argv[2])
     NullEngine.pace = float(sys.argv[3]) / 1000 if len(sys.argv) > 3 else 0.0
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(NullEngine, "127.0.0.1", first + at, backlog=2048) for at in range(count)]
+    servers = [await loop.create_server(NullEngine, "127.0.0.1", first + index, backlog=2048) for index in range(count)]
     ticking = loop.create_task(tick(NullEngine.pace)) if NullEngine.pace else None
     print("ready", flush=True)
-    await asyncio.gather(*(one.serve_forever() for one in servers), *([ticking] if ticking else []))
+    await asyncio.gather(*(server.serve_forever() for server in servers), *([ticking] if ticking else []))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ VLLM_ORACLE = SCRIPTS / "vllm_oracle.py"
 def peer_python(name: str) -> str | None:
     """The Python of the peer ``dynamo`` or ``vllm``; says so and returns ``None`` where there is none."""
     asked = os.environ.get(f"KVYARD_{name.upper()}_PYTHON")
-    found = Path(asked) if asked else ROOT / "build" / "peers" / name / "bin" / "python"
-    if found.exists():
-        return str(found)
-    print(f"no {name} at {found} (make peers): our side only", flush=True)
+    python = Path(asked) if asked else ROOT / "build" / "peers" / name / "bin" / "python"
+    if python.exists():
+        return str(python)
+    print(f"no {name} at {python} (make peers): our side only", flush=True)
     return None
 
 

@@ -26,9 +26,9 @@ def served(command: list[str], folder: Path, name: str) -> Iterator[tuple[subpro
             if process.poll() is not None:
                 raise SystemExit(f"{name} didn't start:\n{(folder / f'{name}.log').read_text()}")
             time.sleep(0.1)
-        found = re.search(r"http://[\d.:]+", ready.read_text())
-        assert found is not None
-        yield process, found[0]
+        match = re.search(r"http://[\d.:]+", ready.read_text())
+        assert match is not None
+        yield process, match[0]
     finally:
         process.terminate()
         process.wait(60)

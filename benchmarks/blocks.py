@@ -46,8 +46,8 @@ def one(python: str | None, work: dict[str, Any]) -> dict[str, Any]:
     )
     if done.returncode:
         sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def main() -> None:

@@ -67,9 +67,9 @@ class Counter:
 
 def backlog(count: int, block_size: int) -> list[Job]:
     jobs = []
-    for at in range(count):
-        ids = [at % 8, 8 + at % 8, 1000 + 2 * at, 1001 + 2 * at]
-        jobs.append(Job(str(at), TraceChain(ids, 512, 2048, block_size, own=at), 128))
+    for index in range(count):
+        ids = [index % 8, 8 + index % 8, 1000 + 2 * index, 1001 + 2 * index]
+        jobs.append(Job(str(index), TraceChain(ids, 512, 2048, block_size, own=index), 128))
     return jobs
 
 
@@ -84,17 +84,17 @@ def trace(path: Path, count: int, block_size: int) -> list[Job]:
 
 
 def drive(core: EngineCore, jobs: list[Job]) -> None:
-    at = 0
+    next_job = 0
     while True:
         decision = core.next_decision()
-        arrival = jobs[at].arrival if at < len(jobs) else None
+        arrival = jobs[next_job].arrival if next_job < len(jobs) else None
         if decision is None and arrival is None:
             return
         now = min(when for when in (decision, arrival) if when is not None)
         core.advance(now)
-        while at < len(jobs) and jobs[at].arrival == now:
-            core.submit(jobs[at], now)
-            at += 1
+        while next_job < len(jobs) and jobs[next_job].arrival == now:
+            core.submit(jobs[next_job], now)
+            next_job += 1
         core.begin(now)
 
 

@@ -99,14 +99,14 @@ async def asked(stub: Any, body: bytes) -> float:
     """One request; milliseconds from its last piece to where it is to go."""
     call = stub.Process()
     await call.write(ProcessingRequest(request_headers=BEGUN, protocol_config=MODES))
-    pieces = [body[at : at + PIECE] for at in range(0, len(body), PIECE)]
+    pieces = [body[index : index + PIECE] for index in range(0, len(body), PIECE)]
     for piece in pieces[:-1]:
         await call.write(ProcessingRequest(request_body=HttpBody(body=piece)))
     began = time.perf_counter_ns()
     await call.write(ProcessingRequest(request_body=HttpBody(body=pieces[-1], end_of_stream=True)))
-    found = await call.read()
+    answer = await call.read()
     took = (time.perf_counter_ns() - began) / 1e6
-    assert found.WhichOneof("response") == "request_headers", found
+    assert answer.WhichOneof("response") == "request_headers", answer
     for _ in pieces:
         await call.read()
     await call.write(ProcessingRequest(response_headers=ENDED))

@@ -37,10 +37,10 @@ def batches_of(blocks: int, count: int) -> tuple[Batcher, list[EventBatch]]:
     """``count`` batches that store ``blocks`` blocks each."""
     batcher, how = Batcher([GroupMeta(block_size=BLOCK, kind="full_attention")]), algorithm("xxh3")
     batches = []
-    for at in range(count):
-        chain = TokenChain(range(at * blocks * BLOCK, (at + 1) * blocks * BLOCK), BLOCK, how)
+    for index in range(count):
+        chain = TokenChain(range(index * blocks * BLOCK, (index + 1) * blocks * BLOCK), BLOCK, how)
         batcher.entered(Run(chain), 0, Tier.G1, True)
-        batch = batcher.end_iteration(at)
+        batch = batcher.end_iteration(index)
         assert batch is not None
         batches.append(batch)
     return batcher, batches

@@ -46,15 +46,15 @@ def evictions(iterations: int, per_iteration: int) -> list[EventBatch]:
     batcher = Batcher(GROUPS)
     batches = []
     how = algorithm("xxh3")
-    for at in range(iterations):
-        old = TokenChain([2 * at] * per_iteration * BLOCK, BLOCK, how)
-        new = TokenChain([2 * at + 1] * per_iteration * BLOCK, BLOCK, how)
+    for index in range(iterations):
+        old = TokenChain([2 * index] * per_iteration * BLOCK, BLOCK, how)
+        new = TokenChain([2 * index + 1] * per_iteration * BLOCK, BLOCK, how)
         for position in reversed(range(per_iteration)):
             for group in (0, 1):
                 batcher.left(Run(old, position, position + 1), group, Tier.G1, True)
         for group in (0, 1):
             batcher.entered(Run(new, 0, per_iteration), group, Tier.G1, True)
-        batch = batcher.end_iteration(at)
+        batch = batcher.end_iteration(index)
         assert batch is not None
         batches.append(batch)
     return batches
@@ -96,7 +96,7 @@ def report_batcher() -> None:
     print(f"\n{'batcher':34}{'ns a call':>12}{'blocks/s':>14}")
     calls, length = 20_000, 32
     chain = TraceChain(range(calls * length), BLOCK, calls * length * BLOCK, BLOCK, 1)
-    runs = [Run(chain, at * length, (at + 1) * length) for at in range(calls)]
+    runs = [Run(chain, index * length, (index + 1) * length) for index in range(calls)]
     scattered = runs[::2] + runs[1::2]
 
     def work(action: str, order: list[Run]) -> None:
@@ -128,9 +128,9 @@ def report_speed() -> None:
     tokens, count = 64 * BLOCK, 64
     for hashes in ("xxh3", "sha256"):
         batcher = Batcher(GROUPS)
-        for at in range(count):
-            chain = TokenChain(range(at * tokens, (at + 1) * tokens), BLOCK, algorithm(hashes))
-            batcher.entered(Run(chain), at % 2, Tier.G1, True)
+        for index in range(count):
+            chain = TokenChain(range(index * tokens, (index + 1) * tokens), BLOCK, algorithm(hashes))
+            batcher.entered(Run(chain), index % 2, Tier.G1, True)
         batch = batcher.end_iteration(0)
         assert batch is not None
         blocks = count * tokens // BLOCK

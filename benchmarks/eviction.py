@@ -40,7 +40,7 @@ def pooled(rows: Sequence[TraceRequest], order: str, capacity: int) -> float:
     facts = TraceFacts()
     if order == "belady":
         facts.foresee(rows, size)
-    found = total = 0
+    reused = total = 0
     for number, row in enumerate(rows):
         now = row.arrival
         chain = TraceChain(row.ids or (), size, len(row.ids or ()) * size, size, number + 1)
@@ -52,10 +52,10 @@ def pooled(rows: Sequence[TraceRequest], order: str, capacity: int) -> float:
         hit = manager.lookup(request)
         if manager.allocate(request, request.num_tokens - hit.tokens, hit) is None:
             continue  # longer than the cache
-        found += min(hit.tokens, row.input_length)
+        reused += min(hit.tokens, row.input_length)
         request.num_computed_tokens = request.num_tokens
         manager.free(request)
-    return found / total
+    return reused / total
 
 
 def bounds(rows: Sequence[TraceRequest], capacities: Sequence[int]) -> dict[str, list[float]]:

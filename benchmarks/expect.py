@@ -54,8 +54,8 @@ def counts(folder: Path, limit: int, blocks: int) -> Path:
 
 
 def beside_a_replay(limit: int, repeats: int) -> None:
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         healthy, small = counts(folder, limit, 4000), counts(folder, limit, 400)
         trace = [TRACE, "--limit", limit, *SETTINGS]
         commands: dict[str, list[object]] = {
@@ -87,13 +87,13 @@ def started(*words: object, until: str) -> tuple[subprocess.Popen[str], str]:
         [sys.executable, "-m", "kvyard", *map(str, words)], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    said = []
+    lines = []
     for line in process.stdout:
-        said.append(line)
+        lines.append(line)
         if until in line:
             Thread(target=process.stdout.read, daemon=True).start()
             return process, line
-    raise SystemExit("".join(said))
+    raise SystemExit("".join(lines))
 
 
 def drive(url: str, ends: float, seed: int) -> None:
@@ -108,8 +108,8 @@ def drive(url: str, ends: float, seed: int) -> None:
 
 def of_a_gateway(seconds: float) -> None:
     processes: list[subprocess.Popen[str]] = []
-    with tempfile.TemporaryDirectory() as made:
-        recording = Path(made, "traffic.jsonl")
+    with tempfile.TemporaryDirectory() as temporary:
+        recording = Path(temporary, "traffic.jsonl")
         try:
             mock, line = started(
                 *("mock", "--workers", 2, "--port", 0, "--kv-events", "--speed", 1000, "--num-gpu-blocks", 4000),

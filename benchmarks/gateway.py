@@ -72,35 +72,35 @@ def free_ports(count: int) -> int:
         opened = []
         try:
             for port in range(first, first + count):
-                one = socket.socket()
-                opened.append(one)
-                one.bind(("127.0.0.1", port))
+                opened_socket = socket.socket()
+                opened.append(opened_socket)
+                opened_socket.bind(("127.0.0.1", port))
             return first
         except OSError:
             continue
         finally:
-            for one in opened:
-                one.close()
+            for opened_socket in opened:
+                opened_socket.close()
     raise SystemExit("there are no free ports")
 
 
 def family(pid: int) -> list[int]:
     """A process and all that came from it."""
-    found, at = [pid], 0
-    while at < len(found):
-        for task in Path(f"/proc/{found[at]}/task").glob("*/children"):
-            found += [int(child) for child in task.read_text().split()]
-        at += 1
-    return found
+    processes, index = [pid], 0
+    while index < len(processes):
+        for task in Path(f"/proc/{processes[index]}/task").glob("*/children"):
+            processes += [int(child) for child in task.read_text().split()]
+        index += 1
+    return processes
 
 
 def cpu_seconds(pid: int) -> float:
     """Of a process and all that came from it, with its threads. By the scheduler where it says, else by clock ticks."""
     total = 0.0
-    for one in family(pid):
+    for process in family(pid):
         try:
-            schedules = [path.read_text().split() for path in Path(f"/proc/{one}/task").glob("*/schedstat")]
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            schedules = [path.read_text().split() for path in Path(f"/proc/{process}/task").glob("*/schedstat")]
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         ticks = (int(fields[11]) + int(fields[12])) / TICKS
@@ -150,10 +150,11 @@ def command(
     script = (str(bin_ / "python"), str(bin_ / name))
     if name == "kvyard":
         described = [
-            f"{url},block_size={block_size}" + (f",events={events[at][0]},replay={events[at][1]}" if events else "")
-            for at, url in enumerate(engines)
+            f"{url},block_size={block_size}"
+            + (f",events={events[index][0]},replay={events[index][1]}" if events else "")
+            for index, url in enumerate(engines)
         ]
-        given = [part for one in described for part in ("--engine", one)]
+        given = [part for engine in described for part in ("--engine", engine)]
         # The package as it was installed plainly, or with --source as it lies in the checkout.
         return [
             *(sys.executable, "-m", "kvyard", "gateway", "--port", str(port), "--tokenizer", tokenizer),
@@ -220,8 +221,8 @@ def routed(
     with ExitStack() as stack:
         if router.startswith("dynamo"):
             started = _dynamo_frontend.workers(engines, events or [], folder, block_size, 16_384, pace_ms)
-            for at, worker in enumerate(started):
-                stack.enter_context(running(worker, folder / f"dynamo-worker{at}.log", **more))
+            for index, worker in enumerate(started):
+                stack.enter_context(running(worker, folder / f"dynamo-worker{index}.log", **more))
         process = stack.enter_context(running(given, log, **more))
         # Of several processes all have to know their engines: so many connections reach each of them.
         warm = [chat("Are you there?", ["Well?"], 1)] * (32 if "@" in router else 1)
@@ -253,7 +254,7 @@ def text(length: int, rng: random.Random) -> str:
 def chat(system: str, said: list[str], tokens: int, streamed: bool = False) -> bytes:
     roles = ("user", "assistant")
     messages = [{"role": "system", "content": system}]
-    messages += [{"role": roles[at % 2], "content": one} for at, one in enumerate(said)]
+    messages += [{"role": roles[index % 2], "content": one} for index, one in enumerate(said)]
     body = {"model": "mock", "messages": messages, "max_tokens": tokens, **({"stream": True} if streamed else {})}
     return json.dumps(body).encode()
 
@@ -268,17 +269,18 @@ class Bodies:
         self.long = [text(length * 3 // 4, self.rng) for _ in range(16)]
 
     def seen(self) -> list[bytes]:
-        return [chat(self.systems[at % 8], [one], 1) for at, one in enumerate(self.long)]
+        return [chat(self.systems[index % 8], [one], 1) for index, one in enumerate(self.long)]
 
     def on(self, count: int) -> list[bytes]:
         """Each continues one that was seen."""
         short = min(200, self.length // 4)
         return [
-            chat(self.systems[at % 8], [self.long[at % 16], "Yes.", text(short, self.rng)], 1) for at in range(count)
+            chat(self.systems[index % 8], [self.long[index % 16], "Yes.", text(short, self.rng)], 1)
+            for index in range(count)
         ]
 
     def new(self, count: int) -> list[bytes]:
-        return [chat(self.systems[at % 8], [text(self.length * 3 // 4, self.rng)], 1) for at in range(count)]
+        return [chat(self.systems[index % 8], [text(self.length * 3 // 4, self.rng)], 1) for index in range(count)]
 
 
 class Caller(asyncio.Protocol):
@@ -347,8 +349,8 @@ async def send_all(port: int, bodies: list[bytes], at_once: int) -> Tally:
     try:
         await asyncio.gather(*ends)
     finally:
-        for one in opened:
-            one.close()
+        for connection in opened:
+            connection.close()
     return tally
 
 
@@ -372,7 +374,7 @@ def hop(routers: list[str], rounds: int, folder: Path) -> None:
         rows: dict[tuple[str, str], list[float]] = {}
         for turn in range(rounds):
             for router in routers[turn % len(routers) :] + routers[: turn % len(routers)]:
-                engines = [f"http://127.0.0.1:{ports + at}" for at in range(4)]
+                engines = [f"http://127.0.0.1:{ports + index}" for index in range(4)]
                 with routed(router, engines, folder) as (port, pid):
                     for name, length in LENGTHS.items():
                         bodies, count = Bodies(length, turn), COUNTS[name]
@@ -384,7 +386,7 @@ def hop(routers: list[str], rounds: int, folder: Path) -> None:
                             if name == "short" and kind == "on":
                                 rows.setdefault((router, "short, requests/s"), []).append(count / took)
                     rows.setdefault((router, "memory, MiB"), []).append(resident(pid))
-                engines = [f"http://127.0.0.1:{ports + 4 + at}" for at in range(4)]
+                engines = [f"http://127.0.0.1:{ports + 4 + index}" for index in range(4)]
                 with routed(router, engines, folder, pace_ms=25.0) as (port, pid):
                     rng = random.Random(turn)
                     streams = [chat(text(100, rng), [text(300, rng)], 160, streamed=True) for _ in range(200)]
@@ -419,8 +421,10 @@ def mock(port: int, workers: int, speed: float, blocks: int = 16_384) -> list[st
 
 def fleet_of(port: int) -> tuple[list[str], list[tuple[str, str]]]:
     """The addresses of four mock engines, and of their events."""
-    urls = [f"http://127.0.0.1:{port + at}" for at in range(4)]
-    return urls, [(f"tcp://127.0.0.1:{port + 10 + at}", f"tcp://127.0.0.1:{port + 20 + at}") for at in range(4)]
+    urls = [f"http://127.0.0.1:{port + index}" for index in range(4)]
+    return urls, [
+        (f"tcp://127.0.0.1:{port + 10 + index}", f"tcp://127.0.0.1:{port + 20 + index}") for index in range(4)
+    ]
 
 
 def engine_figures(url: str) -> tuple[dict[str, float], dict[float, float]]:
@@ -465,7 +469,7 @@ class Client:
 
     async def ask(self, path: str, **body: Any) -> str:
         """Returns the text of the answer; empty where it failed."""
-        said: list[str] = []
+        text: list[str] = []
         promised, cached, whole = None, 0, False
         body |= {"model": "mock", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
         headers = {"authorization": "Bearer sk-x"}
@@ -483,7 +487,7 @@ class Client:
                         continue
                     event = json.loads(line[6:])
                     for choice in event.get("choices") or ():
-                        said.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+                        text.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
                     if (usage := event.get("usage")) and (details := usage.get("prompt_tokens_details")):
                         cached = details.get("cached_tokens") or 0
             if not whole:
@@ -493,11 +497,11 @@ class Client:
             return ""
         if promised is not None:
             self.promises.append((promised, cached))
-        return "".join(said)
+        return "".join(text)
 
 
 async def converse(client: Client, speed: float, sessions: int = 160, turns: int = 5) -> int:
-    systems = [paragraph(f"system {at}", 4000) for at in range(5)]
+    systems = [paragraph(f"system {index}", 4000) for index in range(5)]
 
     async def one(number: int) -> None:
         rng = random.Random(number)
@@ -505,8 +509,8 @@ async def converse(client: Client, speed: float, sessions: int = 160, turns: int
         await asyncio.sleep(rng.random() * 10 / speed)
         for turn in range(turns):
             messages.append({"role": "user", "content": paragraph(f"{number}.{turn}", rng.randint(200, 1200))})
-            said = await client.ask("/v1/chat/completions", messages=messages, max_tokens=rng.randint(32, 200))
-            messages.append({"role": "assistant", "content": said or "Well."})
+            answer = await client.ask("/v1/chat/completions", messages=messages, max_tokens=rng.randint(32, 200))
+            messages.append({"role": "assistant", "content": answer or "Well."})
             await asyncio.sleep(rng.expovariate(1 / 3) / speed)
 
     await asyncio.gather(*(one(number) for number in range(sessions)))
@@ -551,13 +555,13 @@ def worth(load: Any, routers: list[str], rounds: int, folder: Path, speed: float
             figures = [
                 {name: new[0][name] - old[0][name] for name in WANTED} for old, new in zip(before, after, strict=True)
             ]
-            total = {name: sum(one[name] for one in figures) for name in WANTED}
+            total = {name: sum(figure[name] for figure in figures) for name in WANTED}
             buckets: dict[float, float] = {}
             for old, new in zip(before, after, strict=True):
                 for edge, value in new[1].items():
                     buckets[edge] = buckets.get(edge, 0.0) + value - old[1].get(edge, 0.0)
-            requests = [one[WANTED[3]] for one in figures]
-            found = {
+            requests = [figure[WANTED[3]] for figure in figures]
+            shares = {
                 "cached share": total[WANTED[1]] / total[WANTED[0]],
                 "TTFT mean, ms": total[WANTED[2]] / total[WANTED[3]] * 1e3,
                 "TTFT p90, ms": quantile(buckets, 0.9) * 1e3,
@@ -566,11 +570,11 @@ def worth(load: Any, routers: list[str], rounds: int, folder: Path, speed: float
                 "CPU, ms a request": cpu / count * 1e3,
             }
             if client.promises:
-                found["promises exact"] = sum(a == b for a, b in client.promises) / len(client.promises)
-            for name, value in found.items():
+                shares["promises exact"] = sum(a == b for a, b in client.promises) / len(client.promises)
+            for name, value in shares.items():
                 rows.setdefault((router, name), []).append(value)
-            said = f"  {router}, round {turn + 1}, load {os.getloadavg()[0]:.1f}, {client.failed[:1]}"
-            print(said, {name: round(value, 3) for name, value in found.items()}, file=sys.stderr)
+            heading = f"  {router}, round {turn + 1}, load {os.getloadavg()[0]:.1f}, {client.failed[:1]}"
+            print(heading, {name: round(value, 3) for name, value in shares.items()}, file=sys.stderr)
     shown(rows, routers)
 
 
@@ -603,10 +607,10 @@ def kill(routers: list[str], rounds: int, folder: Path, speed: float) -> None:
                     engines.append(stack.enter_context(running(given, folder / f"mock{at}.log")))
                 wait_for(urls)
                 at, _ = stack.enter_context(routed(router, urls, folder, events=events, block_size=BLOCK))
-                found = asyncio.run(killed(at, engines[1], urls[1], mock(port + 1, 1, speed, 8192), folder, stack))
-            for name, value in found.items():
+                outcome = asyncio.run(killed(at, engines[1], urls[1], mock(port + 1, 1, speed, 8192), folder, stack))
+            for name, value in outcome.items():
                 rows.setdefault((router, name), []).append(value)
-            print(f"  {router}, round {turn + 1}, load {os.getloadavg()[0]:.1f}: {found}", file=sys.stderr)
+            print(f"  {router}, round {turn + 1}, load {os.getloadavg()[0]:.1f}: {outcome}", file=sys.stderr)
     shown(rows, routers)
 
 
@@ -686,10 +690,10 @@ def shown(rows: dict[tuple[str, str], list[float]], routers: list[str]) -> None:
         cells = []
         for router in routers:
             values = rows.get((router, what), [])
-            said = f"{statistics.median(values):.3g}" if values else "-"
+            cell = f"{statistics.median(values):.3g}" if values else "-"
             if len(values) > 1:
-                said += f" ({min(values):.3g}-{max(values):.3g})"
-            cells.append(f"{router} {said}")
+                cell += f" ({min(values):.3g}-{max(values):.3g})"
+            cells.append(f"{router} {cell}")
         print(f"{what:24} " + " | ".join(cells), flush=True)
 
 

@@ -31,14 +31,21 @@ PER_ID = 512 // KEY_TOKENS
 
 def keys_of(ids: list[int], tokens: int) -> list[int]:
     """Chained names for blocks of 16 tokens, made up so that equal ids give equal names."""
-    names = [(one * 0x9E3779B97F4A7C15 + at * 0xD1B54A32D192ED03) % (1 << 64) for one in ids for at in range(PER_ID)]
+    names = [
+        (one * 0x9E3779B97F4A7C15 + index * 0xD1B54A32D192ED03) % (1 << 64) for one in ids for index in range(PER_ID)
+    ]
     return names[: tokens // KEY_TOKENS]
 
 
 def recording(folder: str) -> None:
     requests = [
-        (one.arrival, keys_of(list(one.ids or ()), one.input_length), one.input_length, one.output_length)
-        for one in open_trace(str(TRACE))
+        (
+            request.arrival,
+            keys_of(list(request.ids or ()), request.input_length),
+            request.input_length,
+            request.output_length,
+        )
+        for request in open_trace(str(TRACE))
     ]
     blocks = sum(len(keys) for _, keys, _, _ in requests)
     print(f"{len(requests)} requests of {blocks / len(requests):.0f} blocks")
@@ -68,7 +75,7 @@ async def sharing(url: str) -> None:
 
     def gateway(name: str) -> tuple[Router, LoadSharing, WallClock]:
         clock = WallClock()
-        router = Router(RouterConfig(policy="kv"), [f"w{at}" for at in range(8)], Indexer(Identity(KEY_TOKENS)))
+        router = Router(RouterConfig(policy="kv"), [f"w{index}" for index in range(8)], Indexer(Identity(KEY_TOKENS)))
         return router, LoadSharing(url, router, clock=clock, identity="bench", gateway=name, lease_s=60), clock
 
     (router, tells, clock), (_, hears, _) = gateway("tells"), gateway("hears")
@@ -107,8 +114,8 @@ async def sharing(url: str) -> None:
             await tells.beat()
             await hears.beat()
         spent["ended"] = time.process_time() - began
-        said = ", ".join(f"{what} {seconds / count * 1e6:.0f} µs" for what, seconds in spent.items())
-        print(f"a request of {blocks} blocks, CPU: {said}")
+        costs = ", ".join(f"{what} {seconds / count * 1e6:.0f} µs" for what, seconds in spent.items())
+        print(f"a request of {blocks} blocks, CPU: {costs}")
 
 
 def main() -> None:

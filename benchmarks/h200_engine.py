@@ -36,10 +36,10 @@ def compared(name: str, settings: Mapping[str, object]) -> Validation:
 
 
 def main() -> None:
-    found = fitted()
+    fit = fitted()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "h200-engine.json"
-        path.write_bytes(msgspec.json.encode(found.profile))
+        path.write_bytes(msgspec.json.encode(fit.profile))
         kinds: dict[str, dict[str, object]] = {
             "`profile`, sweep + A's log": {"timing": f"profile:{path}"},
             "`roofline`, the card's shares": dict(ROOFLINE),
@@ -47,16 +47,16 @@ def main() -> None:
         print("| timing | run | TTFT | TPOT | E2E | output tokens/s |\n|---|---|---|---|---|---|")
         for label, settings in kinds.items():
             for name, rate in RUNS.items():
-                one = compared(name, settings)
+                comparison = compared(name, settings)
                 cells = [
-                    " / ".join(f"{100 * one.latency[kind].error[column]:+.1f}" for column in COLUMNS)
+                    " / ".join(f"{100 * comparison.latency[kind].error[column]:+.1f}" for column in COLUMNS)
                     for kind in ("ttft", "tpot", "e2e")
                 ]
-                tokens = f"{100 * one.throughput['output_tokens_per_s'].error:+.1f}"
+                tokens = f"{100 * comparison.throughput['output_tokens_per_s'].error:+.1f}"
                 print(f"| {label} | {name}, {rate} | {' | '.join(cells)} | {tokens} |")
-    unseen = errors_by_kind(found.rows, found.fit.unseen_errors)
+    unseen = errors_by_kind(fit.rows, fit.fit.unseen_errors)
     passes = read_passes(DATA / "runB.json.xz").rows
-    of_b = errors_by_kind(passes, row_errors(found.profile.form, passes))
+    of_b = errors_by_kind(passes, row_errors(fit.profile.form, passes))
     print(f"\nPasses, mean error: left out of the fit {unseen['all'].mean:.1%}, of run B {of_b['all'].mean:.1%}")
     print({kind: f"{of.points}: {of.mean:.1%}, median {of.median:.1%}" for kind, of in of_b.items()}, file=sys.stderr)
 

@@ -97,12 +97,12 @@ def ours(case: str, router: str, seed: int) -> dict[str, float]:
     """One replay of the whole trace."""
     trace = HERE.parent / "examples" / "data" / "mooncake_conversation.jsonl.xz"
     report = replay(trace, **CASES[case].settings(router, seed)).report
-    found = {"reuse": report.reuse["all"].value}
+    figures = {"reuse": report.reuse["all"].value}
     for name in FIGURES:
         kind, _, which = name.partition("_")
         if which:
-            found[name] = getattr(report.latency[kind], which)
-    return found
+            figures[name] = getattr(report.latency[kind], which)
+    return figures
 
 
 def kept() -> dict[tuple[str, str], list[dict[str, float]]]:
@@ -129,9 +129,9 @@ def _dynamo(python: str, case: str, router: str) -> dict[str, str]:
         check=True,
         env={**os.environ, "DYN_LOG": "error"},
     )
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    figures = {name: str(found["report"][theirs]) for name, theirs in FIGURES.items()}
-    return {"version": found["versions"]["ai-dynamo"], **figures}
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    figures = {name: str(result["report"][theirs]) for name, theirs in FIGURES.items()}
+    return {"version": result["versions"]["ai-dynamo"], **figures}
 
 
 def record(python: str) -> Iterator[dict[str, str]]:
@@ -140,9 +140,9 @@ def record(python: str) -> Iterator[dict[str, str]]:
     for router, runs in (("round-robin", 1), ("kv", RUNS)):
         for case in CASES:
             for run in range(runs):
-                found = _dynamo(python, case, router)
-                print(case, router, run, found, flush=True)
-                yield {"case": case, "router": router, "run": str(run), "date": today, **found}
+                result = _dynamo(python, case, router)
+                print(case, router, run, result, flush=True)
+                yield {"case": case, "router": router, "run": str(run), "date": today, **result}
 
 
 def compare() -> None:

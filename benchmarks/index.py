@@ -54,26 +54,26 @@ class Side:
         try:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-            found: list[Any] | None = json.loads(self._process.stdout.readline())
+            step: list[Any] | None = json.loads(self._process.stdout.readline())
         except (OSError, ValueError):
             self._process.wait()
             self._errors.seek(0)
             sys.exit(f"{self.name} failed:\n{self._errors.read()[-2000:]}")
-        return found
+        return step
 
 
 def alternate(pythons: list[str | None], work: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     """Run the sides step by step, in turns; every figure with its value on each side."""
     sides = [Side(python, work) for python in pythons]
     while True:
-        found = [side.step() for side in sides]
-        if any(step is None for step in found):
+        steps = [side.step() for side in sides]
+        if any(step is None for step in steps):
             return
-        figures = {step[0] for step in found if step is not None}
+        figures = {step[0] for step in steps if step is not None}
         assert len(figures) == 1, f"the sides are out of step: {figures}"
         figure = figures.pop()
         if figure is not None:
-            yield figure, [step[1] for step in found if step is not None]
+            yield figure, [step[1] for step in steps if step is not None]
 
 
 def main() -> None:
@@ -128,9 +128,9 @@ def tokens() -> None:
         check=True,
         env=ENVIRONMENT,
     )
-    found = json.loads(done.stdout)
-    print(f"naming the 2048 blocks of a prompt of 32768 tokens: {found['chaining_us']:,.0f} us")
-    for row in found["scoring"]:
+    result = json.loads(done.stdout)
+    print(f"naming the 2048 blocks of a prompt of 32768 tokens: {result['chaining_us']:,.0f} us")
+    for row in result["scoring"]:
         print(
             f"{row['tokens']:>7} tokens, {row['workers']:>2} workers, blocks of {row['block']:>2}: "
             f"{row['score_ms']:7.2f} ms, hashing alone {row['hash_ms']:7.2f} ms, ratio {row['ratio']:.2f}"

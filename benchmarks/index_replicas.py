@@ -72,13 +72,13 @@ def engines(count: int, blocks: int, size: int) -> None:
     """Obeys lines: ``fill``; ``rate BATCHES_PER_SECOND SECONDS``; ``mark``. Answers each with a line of JSON."""
     fleet = [Engine(number, blocks, size) for number in range(count)]
     say = lambda what: print(json.dumps(what), flush=True)  # noqa: E731
-    say([[one.publisher.endpoint, one.publisher.replay_endpoint] for one in fleet])
+    say([[engine.publisher.endpoint, engine.publisher.replay_endpoint] for engine in fleet])
     for line in sys.stdin:
         what, *figures = line.split()
         if what == "fill":
-            for one in fleet:
+            for engine in fleet:
                 for _ in range(blocks // PROMPT + 1):
-                    one.step()
+                    engine.step()
             say(fleet[0].bytes)
         elif what == "mark":
             say([fleet[0].step(), time.time()])
@@ -171,12 +171,12 @@ def main() -> None:
         listed = [
             {
                 "model_name": "m",
-                "instance_id": str(at),
+                "instance_id": str(index),
                 "endpoint": one,
                 "replay_endpoint": again,
                 "block_size": given.block_size,
             }
-            for at, (one, again) in enumerate(endpoints)
+            for index, (one, again) in enumerate(endpoints)
         ]
         config.write_text(json.dumps({"block_size": given.block_size, "subscriptions": listed}))
         ports, pids = [], []

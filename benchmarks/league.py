@@ -90,14 +90,14 @@ def trace_file(name: str) -> Path | None:
     """Where a trace is, made first if need be; ``None``, said in a line, where its source isn't there."""
     if name == "conversation":
         return conversation_trace()
-    made = KEPT / "traces" / f"{name}.jsonl"
-    if made.exists():
-        return made
-    made.parent.mkdir(parents=True, exist_ok=True)
+    path = KEPT / "traces" / f"{name}.jsonl"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
     kvyard = [sys.executable, "-m", "kvyard", "trace"]
     if name == "tenants":
-        subprocess.run([*kvyard, "generate", str(made), *MADE], check=True)
-        return made
+        subprocess.run([*kvyard, "generate", str(path), *MADE], check=True)
+        return path
     source = SHARED / {"synthetic": "mooncake/synthetic_trace.jsonl", "weka": "weka/claude_code_710.jsonl.xz"}[name]
     if not source.exists():
         print(f"{name}: left out, since there is no {source}", flush=True)
@@ -107,10 +107,10 @@ def trace_file(name: str) -> Path | None:
     with lzma.open(source, "rt") as packed:
         sessions = packed.read().splitlines()
     kept = sorted(random.Random(0).sample(range(len(sessions)), len(sessions) // 10))
-    tenth = made.with_suffix(".weka.jsonl")
+    tenth = path.with_suffix(".weka.jsonl")
     tenth.write_text("".join(f"{sessions[at]}\n" for at in kept))
-    subprocess.run([*kvyard, "scale", str(tenth), str(made), "--arrivals", "poisson:0.1", "--seed", "0"], check=True)
-    return made
+    subprocess.run([*kvyard, "scale", str(tenth), str(path), "--arrivals", "poisson:0.1", "--seed", "0"], check=True)
+    return path
 
 
 def play(setting: Setting, policies: list[str] | None) -> Iterator[dict[str, Any]]:
@@ -245,15 +245,15 @@ def judge(rows: list[dict[str, Any]]) -> None:
     """Say for each cell whether ours is where it should be."""
     passed, lost, apart = 0, 0, 0
     for key, by_policy in played(rows):
-        found = verdict(by_policy)
-        apart += found.overloaded
-        passed += not found.overloaded and not found.missed
-        lost += not found.overloaded and bool(found.missed)
-        name = "overloaded" if found.overloaded else "LOST" if found.missed else "ok"
+        judged = verdict(by_policy)
+        apart += judged.overloaded
+        passed += not judged.overloaded and not judged.missed
+        lost += not judged.overloaded and bool(judged.missed)
+        name = "overloaded" if judged.overloaded else "LOST" if judged.missed else "ok"
         mean, kv = (float(by_policy[policy]["ttft_mean_ms"]) for policy in ("least-time", "kv"))
         print(
             f"{name:<11}{key[0]:<13}{key[1]:>3} {key[2].partition(':')[0]:<11}{'host' if key[3] else 'device':<7}{key[5]:<33}"
-            f"{mean:>8.1f} ms, kv {kv:>8.1f}  {'; '.join(found.missed.values())}"
+            f"{mean:>8.1f} ms, kv {kv:>8.1f}  {'; '.join(judged.missed.values())}"
         )
     print(f"{passed} cells as they should be, {lost} lost; {apart} overloaded apart")
 
@@ -272,8 +272,8 @@ def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
         others = [row for policy, row in by_policy.items() if policy != "least-time"]
         first = min(others, key=lambda row: float(row["ttft_mean_ms"]))
         p99 = float(ours["ttft_p99_ms"]) / min(float(row["ttft_p99_ms"]) for row in others)
-        found = verdict(by_policy)
-        note = "overloaded" if found.overloaded else f"**{', '.join(found.missed)}**" if found.missed else ""
+        judged = verdict(by_policy)
+        note = "overloaded" if judged.overloaded else f"**{', '.join(judged.missed)}**" if judged.missed else ""
         load = cell.replace(" load", "").replace(", as recorded", "").replace("ticks spread over 3s", "spread")
         yield (
             f"| {trace} | {workers} | {_timing(timing)} | {'host' if host else '–'} | {load} | {_ms(ours)} | {first['policy']} "

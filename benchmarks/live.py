@@ -50,7 +50,7 @@ def decide(workers: int = 100, blocks: int = 4096, active: int = 400, routes: in
     print(f"decide: {workers} workers, prompts of {blocks} blocks on average, {active} requests under way")
     rng = random.Random(1)
     indexer = Indexer(Identity(SIZE, LocalNames(), direct=True))
-    names = [f"w{at}" for at in range(workers)]
+    names = [f"w{index}" for index in range(workers)]
     for name in names:
         indexer.register(Source(stream=name, worker=name))
         indexer.apply_batch(EventBatch(stream=name, seq=0, events=[_stored([rng.getrandbits(64)], None)]))
@@ -63,19 +63,19 @@ def decide(workers: int = 100, blocks: int = 4096, active: int = 400, routes: in
     cpu: list[float] = []
     wall: list[float] = []
     sizes: list[int] = []
-    for at in range(routes):
+    for index in range(routes):
         if len(chains) < 64 or rng.random() < 0.1:
             fresh = [rng.getrandbits(64) for _ in range(rng.randrange(blocks // 2, blocks))]
             chains.append(system + fresh)
         chain = chains[rng.randrange(len(chains))]
-        request = RouteRequest(at, list(chain), len(chain) * SIZE + 5)
+        request = RouteRequest(index, list(chain), len(chain) * SIZE + 5)
         began, clock = time.process_time_ns(), time.perf_counter_ns()
-        decision = router.route(request, at * 1_000_000)
+        decision = router.route(request, index * 1_000_000)
         wall.append((time.perf_counter_ns() - clock) / 1e6)
         cpu.append((time.process_time_ns() - began) / 1e6)
         sizes.append(len(chain))
         pending.append((decision.worker.name, request.keys))  # type: ignore[arg-type]
-        under_way.append(at)
+        under_way.append(index)
         chain += [rng.getrandbits(64) for _ in range(rng.randrange(1, blocks // 8))]
         if len(chain) > 2 * blocks:
             chains.remove(chain)
@@ -85,8 +85,8 @@ def decide(workers: int = 100, blocks: int = 4096, active: int = 400, routes: in
             seqs[name] += 1
         if len(under_way) > active:
             done = under_way.popleft()
-            router.prefill_done(done, at * 1_000_000)
-            router.finished(done, at * 1_000_000)
+            router.prefill_done(done, index * 1_000_000)
+            router.finished(done, index * 1_000_000)
     late = slice(routes // 3, None)
     print(f"  prompts had {statistics.mean(sizes[late]):.0f} blocks on average")
     shown("lookup, cost and choice, CPU", cpu[late], "ms")

@@ -77,9 +77,9 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
 
     def stored(worker: int, keys: list[int]) -> int:
         took = 0
-        for at in range(0, len(keys), CHUNK):
-            parent = keys[at - 1] if at else None
-            took += say(worker, Stored(hashes=keys[at : at + CHUNK], parent=parent, tokens=None, block_size=SIZE))
+        for index in range(0, len(keys), CHUNK):
+            parent = keys[index - 1] if index else None
+            took += say(worker, Stored(hashes=keys[index : index + CHUNK], parent=parent, tokens=None, block_size=SIZE))
         return took
 
     gc.collect()

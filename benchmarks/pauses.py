@@ -34,8 +34,8 @@ def large(size: int) -> bytes:
     """A valid batch of about ``size`` bytes, of stores of one block."""
     event = {"type": "BlockStored", "parent_block_hash": None, "block_size": 16, "lora_id": None, "medium": "GPU"}
     events = [
-        {**event, "block_hashes": [(1 << 60) + at], "token_ids": [at, *[70_000] * 15], "lora_name": None}
-        for at in range(size // 190)
+        {**event, "block_hashes": [(1 << 60) + index], "token_ids": [index, *[70_000] * 15], "lora_name": None}
+        for index in range(size // 190)
     ]
     return msgspec.msgpack.encode([1.0, events, 0])
 
@@ -146,9 +146,9 @@ def main() -> None:
 
         measure("nothing", asker, url, lambda: time.sleep(3.0))
         measure(f"a batch of {len(payload) / 1e6:.0f} MB", asker, url, publish)
-        ids = [at % 50_000 for at in range(arguments.tokens)]
+        ids = [index % 50_000 for index in range(arguments.tokens)]
         measure(f"a prompt of {arguments.tokens:,} token ids", asker, url, lambda: complete(url, ids))
-        text = "".join(chr(97 + at % 26) for at in range(arguments.tokens))
+        text = "".join(chr(97 + index % 26) for index in range(arguments.tokens))
         measure(f"a prompt of {arguments.tokens:,} bytes of text", asker, url, lambda: complete(url, text))
         asker.close()
 

@@ -55,7 +55,7 @@ def lru_reuse(prompts: Rows, admitted: Rows, tokens: int) -> float:
     for row in sorted(admitted, key=lambda row: row["admitted_ns"]):
         prompt, cache = prompts[int(row["id"]) - 1], caches[row["worker"]]
         ids, length = prompt["hash_ids"], prompt["input_length"]
-        hit = next((at for at, name in enumerate(ids) if name not in cache), len(ids))
+        hit = next((index for index, name in enumerate(ids) if name not in cache), len(ids))
         found += min(hit * ID, (length - 1) // BLOCK * BLOCK)
         whole += length
         for name in reversed(ids):  # the beginning of a prompt is the last to go
@@ -104,7 +104,7 @@ def live_mock(limit: int = 20) -> None:
     expected = 0
     for prompt in trace(limit):
         ids = prompt["hash_ids"]
-        hit = next((at for at, name in enumerate(ids) if name not in seen), len(ids))
+        hit = next((index for index, name in enumerate(ids) if name not in seen), len(ids))
         expected += min(hit * ID, (prompt["input_length"] - 1) // 16 * 16)
         seen.update(ids)
     print(

@@ -50,8 +50,8 @@ def run(policy: str, workers: int, blocks: int, active: int, routes: int = ROUTE
         indexer.register(Source(stream=name, worker=name))
     router = Router(RouterConfig(policy=policy, block_size=SIZE), names, indexer if policy in BY_INDEX else None)
     seqs = dict.fromkeys(names, 1)
-    for at, name in enumerate(names):
-        hello = Stored(hashes=[(1 << 63) + at], parent=None, tokens=None, block_size=SIZE)
+    for index, name in enumerate(names):
+        hello = Stored(hashes=[(1 << 63) + index], parent=None, tokens=None, block_size=SIZE)
         indexer.apply_batch(EventBatch(stream=name, seq=0, ts=0.0, events=[hello]))
     pending: deque[tuple[str, list[int]]] = deque()
     under_way: deque[int] = deque()

@@ -344,7 +344,7 @@ def without_halfway(result: dict[str, Any]) -> None:
     for row in map(json.loads, result["rows"]):
         if row["status"] == "finished":
             answered[row["arrival_ns"] // round(series["window_s"] * 1e9)] += 1
-    series["ttft_p50"] = [None if answered[at] % 4 == 0 else p50 for at, p50 in enumerate(series["ttft_p50"])]
+    series["ttft_p50"] = [None if answered[index] % 4 == 0 else p50 for index, p50 in enumerate(series["ttft_p50"])]
 
 
 def compare(name: str, before: Any, after: Any, place: str = "") -> list[str]:

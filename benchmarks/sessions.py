@@ -62,8 +62,8 @@ def burst(args: argparse.Namespace) -> None:
     )
     for count in map(int, args.sessions.split(",")):
         rows = [
-            replace(row, arrival=round(at / args.rate * SECOND))
-            for at, session in enumerate(all_of_them[:count])
+            replace(row, arrival=round(index / args.rate * SECOND))
+            for index, session in enumerate(all_of_them[:count])
             for row in session
         ]
         rows.sort(key=lambda row: row.arrival)

@@ -33,7 +33,8 @@ def agents(trace: str, turns: int, think_s: float, limit: int) -> list[TraceRequ
         own = found[name]
         if len(own) > 3 and own[0].input_length <= FIRST and own[-1].input_length <= LAST:
             rows += [
-                replace(row, delay=round(think_s * SECOND) if at else None, after=()) for at, row in enumerate(own)
+                replace(row, delay=round(think_s * SECOND) if index else None, after=())
+                for index, row in enumerate(own)
             ]
     return rows[:limit]
 

@@ -134,7 +134,7 @@ def main() -> None:
     )
     rows: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as stack:
-        engines = [RealEngine(Path(python), given.logs / f"vllm{at}.log", settings) for at in range(2)]
+        engines = [RealEngine(Path(python), given.logs / f"vllm{index}.log", settings) for index in range(2)]
         for engine in engines:
             stack.enter_context(engine)
         for turn in range(given.rounds):

@@ -59,21 +59,21 @@ def _entry(name: str, value: Any) -> Iterator[str]:
         yield f"```python\n{name}{_signature(value)}\n```\n"
         yield _prose(value)
     if inspect.isclass(value):
-        for method, found in vars(value).items():
-            function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
-            if method.startswith("_") or not (inspect.isfunction(function) or isinstance(found, property)):
+        for method, member in vars(value).items():
+            function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            if method.startswith("_") or not (inspect.isfunction(function) or isinstance(member, property)):
                 continue
-            told = inspect.getdoc(found) or ""
-            arguments = "" if isinstance(found, property) else _signature(function)
-            yield f"- `{method}{arguments}`" + (f": {told.splitlines()[0]}" if told else "")
+            doc = inspect.getdoc(member) or ""
+            arguments = "" if isinstance(member, property) else _signature(function)
+            yield f"- `{method}{arguments}`" + (f": {doc.splitlines()[0]}" if doc else "")
 
 
 def _signature(value: Any) -> str:
     try:
-        found = str(inspect.signature(value)).replace("self, ", "").replace("(self)", "()")
+        signature = str(inspect.signature(value)).replace("self, ", "").replace("(self)", "()")
     except (TypeError, ValueError):
         return "(...)"
-    return re.sub(r"(?:\b[a-z_]\w*\.)+(?=\w)", "", found)
+    return re.sub(r"(?:\b[a-z_]\w*\.)+(?=\w)", "", signature)
 
 
 def _prose(value: Any) -> str:

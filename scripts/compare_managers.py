@@ -121,7 +121,7 @@ def run_with_loads(name: str, seed: int, model: str, *, inside: bool) -> tuple[l
             output,
             ModelRunnerOutput(
                 req_ids=names,
-                req_id_to_index={request: at for at, request in enumerate(names)},
+                req_id_to_index={request: index for index, request in enumerate(names)},
                 sampled_token_ids=[sampled[request] for request in names],
                 kv_connector_output=loaded,
             ),
@@ -171,8 +171,8 @@ def compare(name: str, seed: int, model: str, way: str, seconds: float) -> bool:
     if theirs == ours:
         print(f"{what}: {steps} steps, {len(theirs)} lines, identical", flush=True)
         return True
-    at = next((at for at, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]), -1)
-    print(f"{what}: differs at line {at}\n  vLLM    {theirs[at]:.600}\n  kvyard  {ours[at]:.600}", flush=True)
+    line = next((line for line, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]), -1)
+    print(f"{what}: differs at line {line}\n  vLLM    {theirs[line]:.600}\n  kvyard  {ours[line]:.600}", flush=True)
     return False
 
 
@@ -181,9 +181,9 @@ def ways(name: str, seed: int) -> list[str]:
     settings, _, _ = workload(name, seed)
     if any(group["type"] == "mamba" for group in settings["groups"]):
         return [""]
-    found = ["", LATE] if settings["async_scheduling"] else [""]
+    plain_ways = ["", LATE] if settings["async_scheduling"] else [""]
     plain = not settings["num_speculative_tokens"] and "max_loras" not in settings
-    return [*found, LOADS] if plain and settings["enable_prefix_caching"] else found
+    return [*plain_ways, LOADS] if plain and settings["enable_prefix_caching"] else plain_ways
 
 
 def main() -> int:

@@ -91,14 +91,14 @@ def sample(rows: pd.DataFrame) -> pd.DataFrame:
 
 def fit(predict: Predict, us: np.ndarray, start: Sequence[float], low: Sequence[float], high: Sequence[float]) -> Any:
     """Least squares of the logarithm, robust to outliers. Returns the constants and the median error."""
-    found = least_squares(
+    fitted = least_squares(
         lambda log: np.log(predict(np.exp(log)) / us),
         np.log(start),
         bounds=(np.log(low), np.log(high)),
         loss="soft_l1",
         f_scale=0.1,
     )
-    values = np.exp(found.x)
+    values = np.exp(fitted.x)
     errors = np.abs(predict(values) / us - 1)
     return values, float(np.median(errors))
 
@@ -161,9 +161,9 @@ def experts(card: Card, rows: pd.DataFrame, dtype: str) -> tuple[dict[str, Any],
         return predict(values) + of[0] * apart * (work / values[1] + moved / values[2])
 
     imbalance, _ = fit(spread, us, (0.5,), (0.01,), (2.0,))
-    made: dict[str, Any] = _rounded(("launch_us", "arith", "move"), values) | _rounded(("imbalance",), imbalance)
-    made["reads"] = [float(f"{value:.3g}") for value in np.cumsum(values[3:])]
-    return made, error, len(rows)
+    constants: dict[str, Any] = _rounded(("launch_us", "arith", "move"), values) | _rounded(("imbalance",), imbalance)
+    constants["reads"] = [float(f"{value:.3g}") for value in np.cumsum(values[3:])]
+    return constants, error, len(rows)
 
 
 def prompts(card: Card, rows: pd.DataFrame, width: int) -> tuple[dict[str, float], float, int]:
@@ -213,13 +213,15 @@ def _decoding(card: Card, rows: pd.DataFrame, head_flops: float) -> tuple[dict[s
 
 def collectives(rows: pd.DataFrame) -> dict[str, list[float]]:
     """Microseconds by bytes (``MESSAGES``), per number of ranks. Tables have messages in numbers of 16 bits."""
-    found = {}
+    curves = {}
     for ranks, group in rows.groupby("num_gpus"):
         curve = group.groupby("message_size").us.min().sort_index()
-        at = np.log2(curve.index.to_numpy(float) * 2)
+        sizes = np.log2(curve.index.to_numpy(float) * 2)
         us = np.minimum.accumulate(curve.to_numpy()[::-1])[::-1]  # a smaller message that took longer was disturbed
-        found[str(int(ranks))] = [round(float(2 ** np.interp(np.log2(size), at, np.log2(us))), 1) for size in MESSAGES]
-    return found
+        curves[str(int(ranks))] = [
+            round(float(2 ** np.interp(np.log2(size), sizes, np.log2(us))), 1) for size in MESSAGES
+        ]
+    return curves
 
 
 def _rounded(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
@@ -228,14 +230,14 @@ def _rounded(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
 
 def distil(card: Card, system: str) -> dict[str, Any]:
     """All constants of one card, by engine."""
-    found: dict[str, Any] = {}
+    card_kernels: dict[str, Any] = {}
 
     def note(what: str, made: tuple[dict[str, float], float, int]) -> dict[str, float]:
         print(f"{card.name:10} {what:28} {made[2]:>5} rows, median error {made[1]:6.1%}  {made[0]}", flush=True)
         return made[0]
 
     for engine in ENGINES:
-        one: dict[str, Any] = {}
+        kernels: dict[str, Any] = {}
         for part, types, make in (("products", GEMM_TYPES, products), ("experts", EXPERT_TYPES, experts)):
             operator = "gemm" if part == "products" else "moe"
             first = NARROWED if part == "experts" and engine != "vllm" else {}
@@ -243,13 +245,13 @@ def distil(card: Card, system: str) -> dict[str, Any]:
                 if (engine, theirs) in UNSERVED:
                     continue
                 rows = table(system, operator, engine, operator, theirs)
-                if rows is not None and ours not in one.get(part, ()):
-                    one.setdefault(part, {})[ours] = note(f"{engine} {part} {ours}", make(card, rows, ours))
+                if rows is not None and ours not in kernels.get(part, ()):
+                    kernels.setdefault(part, {})[ours] = note(f"{engine} {part} {ours}", make(card, rows, ours))
         context = table(system, "attention", engine, "context_attention")
         steps = table(system, "attention", engine, "generation_attention")
         for name, rows, fit_width in (("prompts", context, prompts), ("decoding", steps, decoding)):
             if rows is not None:
-                one[name] = {
+                kernels[name] = {
                     str(width): note(f"{engine} {name} {width}", fit_width(card, rows, width))
                     for width in (64, 128, 256)
                     if ((rows.head_dim == width) & (rows.kv_cache_dtype == "bfloat16")).sum() > 200
@@ -258,25 +260,25 @@ def distil(card: Card, system: str) -> dict[str, Any]:
             for width in (64, 128):
                 if ((steps.kv_cache_dtype == "fp8") & (steps.head_dim == width)).sum() > LEAST_ROWS:
                     made = note(f"{engine} decoding {width}, fp8", decoding(card, steps, width, 1))
-                    one["decoding"][f"{width}-fp8"] = made
+                    kernels["decoding"][f"{width}-fp8"] = made
         compressed = table(system, "mla", engine, "generation_mla")
         if compressed is not None:
-            one.setdefault("decoding", {})["mla"] = note(f"{engine} decoding mla", latent(card, compressed))
+            kernels.setdefault("decoding", {})["mla"] = note(f"{engine} decoding mla", latent(card, compressed))
         reduce = table(system, "comm", engine, "custom_allreduce")
         if reduce is not None:
             if "backend" in reduce:
                 reduce = reduce[~reduce.backend.astype(str).str.contains("eager")]
-            one["all_reduce"] = collectives(reduce)
-        if one:
-            found[engine] = one
+            kernels["all_reduce"] = collectives(reduce)
+        if kernels:
+            card_kernels[engine] = kernels
     nccl = table(system, "comm", "nccl", "nccl")
     if nccl is not None:
         nccl = nccl[nccl.nccl_dtype == "half"]
         for name in ("all_gather", "reduce_scatter"):
             rows = nccl[nccl.op_name == name]
             if len(rows):
-                found[name] = collectives(rows)
-    return found
+                card_kernels[name] = collectives(rows)
+    return card_kernels
 
 
 def main() -> int:
@@ -284,7 +286,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", help="one card")
     asked = parser.parse_args()
-    made = {name: distil(CARDS[name], system) for name, system in SYSTEMS.items() if asked.only in (None, name)}
+    cards = {name: distil(CARDS[name], system) for name, system in SYSTEMS.items() if asked.only in (None, name)}
     if asked.write:
         header = {
             "source": "aiconfigurator-core 0.12.0, operator tables; Copyright NVIDIA Corporation, Apache-2.0",
@@ -292,7 +294,7 @@ def main() -> int:
             "messages": MESSAGES,
             "pairs_each": EACH,
         }
-        OUT.write_text(json.dumps(header | {"cards": made}, indent=1) + "\n")
+        OUT.write_text(json.dumps(header | {"cards": cards}, indent=1) + "\n")
     return 0
 
 

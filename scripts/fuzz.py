@@ -80,8 +80,8 @@ def fuzz_one(name: str, seconds: float, cpu_s: float) -> None:
             target(data)
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
-            at = next((one for one in reversed(frames) if "kvyard" in one.filename), frames[-1])
-            where = f"{type(error).__name__}-{Path(at.filename).stem}-{at.name}-{at.lineno}"
+            frame = next((entry for entry in reversed(frames) if "kvyard" in entry.filename), frames[-1])
+            where = f"{type(error).__name__}-{Path(frame.filename).stem}-{frame.name}-{frame.lineno}"
             note(data, where, "".join(traceback.format_exception(error)))
         ended = time.process_time()
         if ended - began > SLOW:
@@ -89,9 +89,9 @@ def fuzz_one(name: str, seconds: float, cpu_s: float) -> None:
         if ended > end:
             os.kill(os.getpid(), signal.SIGUSR1)  # libFuzzer ends and says what it did
 
-    found = KEPT / name / "found"
-    found.mkdir(parents=True, exist_ok=True)
-    folders = [str(found), *(str(path) for path in [CORPUS / name] if path.is_dir())]
+    inputs = KEPT / name / "found"
+    inputs.mkdir(parents=True, exist_ok=True)
+    folders = [str(inputs), *(str(path) for path in [CORPUS / name] if path.is_dir())]
     options = [
         f"-max_total_time={max(1, round(seconds - (time.monotonic() - began)))}",
         f"-max_len={SHORTER.get(name, LONGEST)}",
@@ -115,12 +115,12 @@ def turn(name: str, seconds: float, cpu_s: float) -> dict[str, Any]:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    said = log.read_text(errors="replace")
-    for line in said.splitlines():
+    output = log.read_text(errors="replace")
+    for line in output.splitlines():
         if line.startswith("BROKEN"):
             print(line, flush=True)
-    executions = re.findall(r"number_of_executed_units: (\d+)", said) or re.findall(r"#(\d+)\s", said)
-    covered = re.findall(r"cov: (\d+)", said)
+    executions = re.findall(r"number_of_executed_units: (\d+)", output) or re.findall(r"#(\d+)\s", output)
+    covered = re.findall(r"cov: (\d+)", output)
     return {
         "target": name,
         "executions": int(executions[-1]) if executions else 0,
@@ -167,8 +167,8 @@ def coverage(names: list[str]) -> None:
         for file, lines in sorted(hit.items()):
             bodies = set[int]()
             whole = compile(Path(file).read_text(), file, "exec")
-            for one in _functions(whole):
-                bodies |= lines_of(one)
+            for function in _functions(whole):
+                bodies |= lines_of(function)
             if bodies:
                 print(
                     f"    {len(lines & bodies) / len(bodies):4.0%} of {len(bodies):4} lines  {file.split('/kvyard/')[-1]}"
@@ -208,7 +208,7 @@ def main() -> int:
     rounds = {name: Rounds() for name in names}
     each = min(TURN, asked.seconds * asked.jobs / len(names))
     fuzz_all(rounds, min(asked.jobs, len(names)), time.monotonic() + asked.seconds, each, asked.cpu)
-    return 1 if any(one.broken for one in rounds.values()) else 0
+    return 1 if any(target.broken for target in rounds.values()) else 0
 
 
 def fuzz_all(rounds: dict[str, Rounds], jobs: int, end: float, turn_s: float, cpu_s: float) -> None:
@@ -219,17 +219,19 @@ def fuzz_all(rounds: dict[str, Rounds], jobs: int, end: float, turn_s: float, cp
     def work() -> None:
         while True:
             with lock:
-                if time.monotonic() >= end - 1 or sum(one.cpu_s for one in rounds.values()) >= cpu_s:
+                if time.monotonic() >= end - 1 or sum(target.cpu_s for target in rounds.values()) >= cpu_s:
                     return
-                name = min((one for one in rounds if one not in running), key=lambda one: rounds[one].due)
+                name = min(
+                    (target for target in rounds if target not in running), key=lambda target: rounds[target].due
+                )
                 running.add(name)
                 (KEPT / name).mkdir(exist_ok=True)
-            told = turn(name, end - time.monotonic(), turn_s)
+            result = turn(name, end - time.monotonic(), turn_s)
             with lock:
                 running.remove(name)
-                rounds[name].took(told)
+                rounds[name].took(result)
                 with (KEPT / "runs.jsonl").open("a") as runs:
-                    runs.write(json.dumps(told) + "\n")
+                    runs.write(json.dumps(result) + "\n")
                 print(rounds[name].line(name), flush=True)
                 (KEPT / "summary.txt").write_text(summary(rounds))
 
@@ -250,13 +252,13 @@ class Rounds:
         """The round of its next turn."""
         self._sat_out = 0
 
-    def took(self, told: dict[str, Any]) -> None:
+    def took(self, result: dict[str, Any]) -> None:
         """Count a turn."""
-        gained = told["edges"] > self.edges
+        gained = result["edges"] > self.edges
         self.turns += 1
-        self.executions += told["executions"]
-        self.cpu_s += told["cpu_s"]
-        self.edges, self.inputs, self.broken = max(self.edges, told["edges"]), told["inputs"], told["broken"]
+        self.executions += result["executions"]
+        self.cpu_s += result["cpu_s"]
+        self.edges, self.inputs, self.broken = max(self.edges, result["edges"]), result["inputs"], result["broken"]
         self._sat_out = 0 if gained else min(MOST_ROUNDS, 2 * self._sat_out or 1)
         self.due += 1 + self._sat_out
 

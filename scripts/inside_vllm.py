@@ -103,13 +103,13 @@ class Seen:
 
     def differs(self, other: Seen) -> list[str]:
         """In what ``other`` isn't the same."""
-        found = []
+        fields = []
         if self.error or other.error:
-            found.append("error")
+            fields.append("error")
         for what in ("tokens", "cached", "events", "steps"):
             if getattr(self, what) != getattr(other, what):
-                found.append(what)
-        return found
+                fields.append(what)
+        return fields
 
     def first_difference(self, other: Seen) -> str:
         """Where ``other`` parts from this one, in words."""
@@ -117,9 +117,9 @@ class Seen:
             return other.error
         for what in ("steps", "events"):
             ours, theirs = getattr(self, what), getattr(other, what)
-            for at, (one, two) in enumerate(zip(ours, theirs, strict=False)):
-                if one != two:
-                    return f"{what} {at}:\n    {one!s:.300}\n    {two!s:.300}"
+            for index, (mine, two) in enumerate(zip(ours, theirs, strict=False)):
+                if mine != two:
+                    return f"{what} {index}:\n    {mine!s:.300}\n    {two!s:.300}"
             if len(ours) != len(theirs):
                 return f"{what}: {len(ours)} and {len(theirs)}"
         names = [name for name in self.tokens if self.tokens[name] != other.tokens.get(name)]

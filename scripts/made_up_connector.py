@@ -35,8 +35,8 @@ class MadeUpConnector(KVConnectorBase_V1, SupportsHMA):
         draw = random.Random(request.request_id)
         share, later = draw.choice([0.0, 0.0, 0.4, 0.8, 1.0]), draw.random() < 0.5
         there = int((request.num_prompt_tokens - 1) * share) // self._size * self._size
-        found = max(0, there - num_computed_tokens)
-        return found, later and found > 0
+        matched = max(0, there - num_computed_tokens)
+        return matched, later and matched > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         unhashed = blocks.get_unhashed_block_ids_all_groups()

@@ -20,23 +20,23 @@ OUT = Path(__file__).resolve().parent.parent / "src/kvyard/server/epp/ext_proc.b
 
 def needed(*roots: Descriptor) -> set[Descriptor | EnumDescriptor]:
     """Outermost messages and enums that ``roots`` have in them, at any depth."""
-    found = set[Descriptor | EnumDescriptor]()
+    descriptors = set[Descriptor | EnumDescriptor]()
     seen, left = set[str](), list(roots)
     while left:
         message = left.pop()
         if message.full_name in seen:
             continue
         seen.add(message.full_name)
-        found.add(outermost(message))
+        descriptors.add(outermost(message))
         left += message.nested_types
         for field in message.fields:
             if field.message_type is not None:
                 left.append(field.message_type)
             if field.enum_type is not None:
-                found.add(outermost(field.enum_type))
+                descriptors.add(outermost(field.enum_type))
                 if field.enum_type.containing_type is not None:
                     left.append(field.enum_type.containing_type)
-    return found
+    return descriptors
 
 
 def outermost(described: Descriptor | EnumDescriptor) -> Descriptor | EnumDescriptor:
@@ -81,8 +81,8 @@ def main() -> None:
         whole = FileDescriptorProto.FromString(files[name].serialized_pb)
         file = FileDescriptorProto(name=name, package=whole.package, syntax=whole.syntax)
         kept = {described.name for described in by_file[name]}
-        file.message_type.extend(one for one in whole.message_type if one.name in kept)
-        file.enum_type.extend(one for one in whole.enum_type if one.name in kept)
+        file.message_type.extend(declared for declared in whole.message_type if declared.name in kept)
+        file.enum_type.extend(declared for declared in whole.enum_type if declared.name in kept)
         for message in file.message_type:
             bare(message)
         for enum in file.enum_type:

@@ -128,17 +128,17 @@ def main() -> None:
     for name in args.names or MODELS:
         hub = MODELS[name]
         if args.wheel:
-            found = (
+            path = (
                 zipfile.Path(args.wheel) / f"aiconfigurator_core/model_configs/{hub[0].replace('/', '--')}_config.json"
             )
             source = args.wheel.name.rsplit("-", 3)[0].replace("_", "-") + " on PyPI"
         else:
-            found, source = args.folder / hub[0].rpartition("/")[2].lower() / "config.json", args.source
-        if not found.exists():
+            path, source = args.folder / hub[0].rpartition("/")[2].lower() / "config.json", args.source
+        if not path.exists():
             print(f"{name}: not there")
             continue
-        made = distilled(json.loads(found.read_text()), source, hub)
-        (CONFIGS / f"{name}.json").write_text(json.dumps(made, indent=2) + "\n")
+        preset = distilled(json.loads(path.read_text()), source, hub)
+        (CONFIGS / f"{name}.json").write_text(json.dumps(preset, indent=2) + "\n")
         print(f"{name}: written")
 
 

@@ -207,20 +207,20 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
 def draw(count: int, seed: int, package: str | None) -> list[Mutant]:
     """As many mutants of each package as its share of the lines; the same for the same seed and source."""
     rng = random.Random(seed)
-    found: dict[str, list[Mutant]] = {}
+    by_module: dict[str, list[Mutant]] = {}
     lines: Counter[str] = Counter()
     for path in sorted(SOURCE.rglob("*.py")):
         relative = path.relative_to(SOURCE)
         name = relative.parts[0] if len(relative.parts) > 1 else ""
         if package is not None and name != package:
             continue
-        found.setdefault(name, []).extend(places(path))
+        by_module.setdefault(name, []).extend(places(path))
         lines[name] += len(path.read_text().splitlines())
     whole = sum(lines.values())
     drawn: list[Mutant] = []
-    for name in sorted(found):
+    for name in sorted(by_module):
         share = round(count * lines[name] / whole)
-        drawn += rng.sample(found[name], min(share, len(found[name])))
+        drawn += rng.sample(by_module[name], min(share, len(by_module[name])))
     rng.shuffle(drawn)
     return drawn
 
@@ -285,8 +285,8 @@ def attempt(mutant: Mutant, tree: Path, stages: Iterable[list[str]]) -> dict[str
     target = tree / mutant.path
     original = target.read_text()
     lines = original.splitlines(keepends=True)
-    line, at = lines[mutant.line - 1].encode(), mutant.column
-    changed = line[:at] + mutant.after.encode() + line[at + len(mutant.before.encode()) :]
+    line, column = lines[mutant.line - 1].encode(), mutant.column
+    changed = line[:column] + mutant.after.encode() + line[column + len(mutant.before.encode()) :]
     lines[mutant.line - 1] = changed.decode()
     result: dict[str, object] = {**asdict(mutant), "verdict": "survived", "by": "", "seconds": 0.0}
     began = time.monotonic()
@@ -363,23 +363,23 @@ def argued() -> dict[tuple[str, str, str, str], str]:
     """Why each mutant that is known to be equivalent is."""
     if not EQUIVALENT.exists():
         return {}
-    found = tomllib.loads(EQUIVALENT.read_text())["mutant"]
-    return {(one["path"], one["text"], one["before"], one["after"]): one["because"] for one in found}
+    listed = tomllib.loads(EQUIVALENT.read_text())["mutant"]
+    return {(mutant["path"], mutant["text"], mutant["before"], mutant["after"]): mutant["because"] for mutant in listed}
 
 
 def report(results: list[dict[str, object]]) -> None:
     reasons = argued()
     verdicts: dict[str, Counter[str]] = {}
     left = []
-    for one in results:
-        key = (str(one["path"]), str(one["text"]), str(one["before"]), str(one["after"]))
-        verdict = "equivalent" if one["verdict"] == "survived" and key in reasons else str(one["verdict"])
-        package = Path(str(one["path"])).relative_to("src/kvyard").parts[0].removesuffix(".py")
+    for result in results:
+        key = (str(result["path"]), str(result["text"]), str(result["before"]), str(result["after"]))
+        verdict = "equivalent" if result["verdict"] == "survived" and key in reasons else str(result["verdict"])
+        package = Path(str(result["path"])).relative_to("src/kvyard").parts[0].removesuffix(".py")
         verdicts.setdefault(package, Counter())[verdict] += 1
         if verdict == "survived":
-            left.append(one)
-    for one in left:
-        print(f"{one['path']}:{one['line']}: {one['before']} -> {one['after']}\n    {one['text']}")
+            left.append(result)
+    for result in left:
+        print(f"{result['path']}:{result['line']}: {result['before']} -> {result['after']}\n    {result['text']}")
     whole = sum(verdicts.values(), Counter())
     for package, counted in [*sorted(verdicts.items()), ("all", whole)]:
         killed, tried = counted["killed"], counted.total()
@@ -431,7 +431,7 @@ def main() -> int:
         ]
     else:
         todo = [mutant for key, mutant in of_draw.items() if key not in results]
-    now = {mutant.key: found for mutant in todo if (found := find(mutant)) is not None}
+    now = {mutant.key: moved for mutant in todo if (moved := find(mutant)) is not None}
     if not now:
         report(list(results.values()))
         return 0
@@ -457,7 +457,7 @@ def main() -> int:
                 trees.append(tree)
 
         try:
-            for at, (key, done) in enumerate(zip(now, threads.map(one, now), strict=True)):
+            for index, (key, done) in enumerate(zip(now, threads.map(one, now), strict=True)):
                 if done is None:
                     break
                 results[key] = done = {**done, **asdict(of_draw[key])}  # its line as drawn
@@ -465,7 +465,8 @@ def main() -> int:
                 out.flush()
                 shown = f"{done['path']}:{done['line']} {done['before']} -> {done['after']}"
                 print(
-                    f"{at + 1}/{len(now)} {done['verdict']:8} {done['seconds']:6} s  {shown}  {done['by']}", flush=True
+                    f"{index + 1}/{len(now)} {done['verdict']:8} {done['seconds']:6} s  {shown}  {done['by']}",
+                    flush=True,
                 )
         except KeyboardInterrupt:
             threads.shutdown(cancel_futures=True)
@@ -487,13 +488,13 @@ def find(mutant: Mutant) -> Mutant | None:
     """A mutant where its line stands now, if it stands once or where it was."""
     path = ROOT / mutant.path
     lines = path.read_text().splitlines() if path.exists() else []
-    at = [number for number, line in enumerate(lines, 1) if line.strip() == mutant.text]
-    if mutant.line in at:
+    numbers = [number for number, line in enumerate(lines, 1) if line.strip() == mutant.text]
+    if mutant.line in numbers:
         return mutant
-    if len(at) != 1:
+    if len(numbers) != 1:
         print(f"mutate: {mutant.name}: its line is no longer there", file=sys.stderr)
         return None
-    return replace(mutant, line=at[0])
+    return replace(mutant, line=numbers[0])
 
 
 if __name__ == "__main__":

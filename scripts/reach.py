@@ -70,7 +70,7 @@ def instrument(source: str, lines: dict[int, int]) -> str:
             inserted.append((*innermost, number))
     for block, statement, number in inserted:
         call = ast.parse(f"__import__('kvyard._reach', fromlist=['hit']).hit({number})").body[0]
-        block.insert(next(at for at, one in enumerate(block) if one is statement), call)
+        block.insert(next(index for index, other in enumerate(block) if other is statement), call)
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
@@ -87,7 +87,7 @@ def _closer(
 ) -> tuple[list[ast.stmt], ast.stmt]:
     if known is None:
         return other
-    extent = [(one.end_lineno or one.lineno) - one.lineno for one in (known[1], other[1])]
+    extent = [(node.end_lineno or node.lineno) - node.lineno for node in (known[1], other[1])]
     return other if extent[1] <= extent[0] else known
 
 
@@ -126,10 +126,10 @@ def _read(numbered: dict[int, Place], notes: str, log: str) -> Reach:
     seconds: dict[str, float] = defaultdict(float)
     failed: set[str] = set()
     for line in log.splitlines():
-        if found := DURATION.match(line):
-            seconds[_function(found[2])] += float(found[1])
-        elif found := FAILED.match(line):
-            failed.add(_function(found[1]))
+        if match := DURATION.match(line):
+            seconds[_function(match[2])] += float(match[1])
+        elif match := FAILED.match(line):
+            failed.add(_function(match[1]))
     of_file: dict[str, set[str]] = defaultdict(set)
     for test in seconds:
         of_file[test.split("::")[0]].add(test)

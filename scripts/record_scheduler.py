@@ -48,8 +48,8 @@ class Recording:
         self._timing = timing
         self._scheduler = scheduler
         self._requests = {request["request"]: request for request in requests}
-        sent = [(r["arrival"], 0, at, r["request"]) for at, r in enumerate(requests)]
-        sent += [(r["abort"], 1, at, r["request"]) for at, r in enumerate(requests) if r["abort"] is not None]
+        sent = [(r["arrival"], 0, index, r["request"]) for index, r in enumerate(requests)]
+        sent += [(r["abort"], 1, index, r["request"]) for index, r in enumerate(requests) if r["abort"] is not None]
         self._inbox = deque(sorted(sent))
         """What clients send: when, whether they give up, a number to order by, and the request."""
         self._now = 0
@@ -243,9 +243,9 @@ class Recording:
         first = request["output"][0] + position
         return list(range(first, first + min(drafts, holds[position % len(holds)]) + 1))
 
-    def _note_ends(self, step: Step | None, at: int) -> None:
+    def _note_ends(self, step: Step | None, now: int) -> None:
         for name, reason in self._scheduler.take_freed():
-            self.ends[name].update(reason=reason, at=at)
+            self.ends[name].update(reason=reason, at=now)
             if step is None:
                 self._gone.append(name)
             else:
@@ -272,10 +272,10 @@ def record(name: str, seed: int, out: Path, model: str, version: str) -> str:
     preempted = sum(len(step.get("preempted", ())) for step in recording.steps)
     aborted = sum(end["reason"] == "aborted" for end in recording.ends.values())
     left = sum(end["reason"] == "unfinished" for end in recording.ends.values())
-    said = (
+    summary = (
         f"{path.name}: {len(requests)} requests, {len(recording.steps)} steps, {preempted} preempted, {aborted} aborted"
     )
-    return said + (f", {left} UNFINISHED" if left else "")
+    return summary + (f", {left} UNFINISHED" if left else "")
 
 
 def main() -> int:

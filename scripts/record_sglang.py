@@ -90,8 +90,8 @@ class Recording:
         self._timing = timing
         self._scheduler = scheduler
         self._requests = {request["request"]: request for request in requests}
-        sent = [(request["arrival"], 0, at, request) for at, request in enumerate(requests)]
-        sent += [(request["abort"], 1, at, request) for at, request in enumerate(requests) if "abort" in request]
+        sent = [(request["arrival"], 0, index, request) for index, request in enumerate(requests)]
+        sent += [(request["abort"], 1, index, request) for index, request in enumerate(requests) if "abort" in request]
         self._inbox = deque(sorted(sent, key=lambda message: message[:3]))
         self._time = 0
         self._numbers = EventNumbers()
@@ -231,11 +231,11 @@ class Recording:
             raise SystemExit(
                 f"{self._settings['seed']}: SGLang cut two prompts in one batch, {cut}: choose another seed"
             )
-        for at, req in enumerate(batch.reqs):
-            if at < extending:
-                past[req.rid] = self._past[req.rid] = prefixes[at]
+        for index, req in enumerate(batch.reqs):
+            if index < extending:
+                past[req.rid] = self._past[req.rid] = prefixes[index]
                 if self.ends[req.rid]["cached"] is None:
-                    self.ends[req.rid]["cached"] = prefixes[at]
+                    self.ends[req.rid]["cached"] = prefixes[index]
         context = 0
         for name, count in tokens.items():
             self._past[name] += count

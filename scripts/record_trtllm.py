@@ -132,24 +132,24 @@ def _requests(rng: random.Random, settings: dict[str, Any]) -> list[dict[str, An
     if not settings["enable_chunked_prefill"]:
         # A request that was paused computes its answer so far again, in one pass.
         longest = min(longest, settings["max_num_tokens"])
-    systems = [[at * SPACING, rng.randint(20, 300)] for at in range(rng.randint(1, 3))]
-    made: list[dict[str, Any]] = []
+    systems = [[index * SPACING, rng.randint(20, 300)] for index in range(rng.randint(1, 3))]
+    requests: list[dict[str, Any]] = []
     now = 0
-    for at in range(rng.randint(12, 40)):
+    for index in range(rng.randint(12, 40)):
         if rng.random() > 0.3:
             now += rng.randint(0, 60_000_000)
-        fresh = FRESH + 2 * at * SPACING
+        fresh = FRESH + 2 * index * SPACING
         prompt = [list(rng.choice(systems))] if rng.random() < 0.6 else []
-        if made and rng.random() < 0.15:
-            prompt = [list(run) for run in rng.choice(made)["prompt"]]
+        if requests and rng.random() < 0.15:
+            prompt = [list(run) for run in rng.choice(requests)["prompt"]]
         if not prompt or rng.random() < 0.8:
             prompt.append([fresh, rng.randint(1, 500)])
         output = rng.randint(1, 120)
         if sum(count for _, count in prompt) + output > longest:
             prompt, output = [[fresh, max(1, longest // 3)]], min(output, longest // 3)
-        made.append(
+        requests.append(
             {
-                "request": f"r{at}",
+                "request": f"r{index}",
                 "arrival": now,
                 "prompt": prompt,
                 "output": [fresh + SPACING, output],
@@ -157,7 +157,7 @@ def _requests(rng: random.Random, settings: dict[str, Any]) -> list[dict[str, An
                 "abort": None,
             }
         )
-    return made
+    return requests
 
 
 class Walk:
@@ -198,7 +198,7 @@ class Walk:
         self.cached: dict[str, int] = {}
 
     def run(self, requests: list[dict[str, Any]]) -> None:
-        arrivals = [(line["arrival"], self._request(at, line)) for at, line in enumerate(requests)]
+        arrivals = [(line["arrival"], self._request(index, line)) for index, line in enumerate(requests)]
         arrivals.reverse()
         now = 0
         flight: tuple[int, Any, dict[str, Any]] | None = None  # the end of the pass under way, its batch, its line

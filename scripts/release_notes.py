@@ -11,10 +11,10 @@ def notes(version: str = "Unreleased", text: str | None = None) -> str:
     """The part of the changelog about ``version``. Raises ``LookupError`` where there is none."""
     whole = CHANGELOG.read_text(encoding="utf-8") if text is None else text
     parts = re.split(r"^## \[?([^\]\s]+)\]?.*\n", whole, flags=re.MULTILINE)
-    found = dict(zip(parts[1::2], parts[2::2], strict=False))
-    if version not in found:
-        raise LookupError(f"CHANGELOG.md has nothing on {version}: it has {', '.join(found)}")
-    return found[version].strip() + "\n"
+    sections = dict(zip(parts[1::2], parts[2::2], strict=False))
+    if version not in sections:
+        raise LookupError(f"CHANGELOG.md has nothing on {version}: it has {', '.join(sections)}")
+    return sections[version].strip() + "\n"
 
 
 if __name__ == "__main__":

@@ -77,11 +77,13 @@ class Traffic:
                 return [[first, taken], self.text(total - taken)]
         return [self.text(total)]
 
-    def send(self, at: int, prompt: list[Stretch], output: int, priority: int = 0, abort: int | None = None) -> Request:
+    def send(
+        self, arrival: int, prompt: list[Stretch], output: int, priority: int = 0, abort: int | None = None
+    ) -> Request:
         """A request arrives."""
         self.requests.append(
             {
-                "arrival": at,
+                "arrival": arrival,
                 "prompt": [list(stretch) for stretch in prompt if stretch[1] > 0],
                 "output": self.text(output),
                 "priority": priority,
@@ -103,11 +105,11 @@ class Traffic:
         patience: float = 0.0,
     ) -> None:
         """``count`` requests arrive, ``gap`` apart on average; a share of ``abort`` is given up after ``patience``."""
-        rng, at = self.rng, 0
+        rng, now = self.rng, 0
         for _ in range(count):
-            at += self.after(gap)
-            gives_up = at + 1 + self.after(patience) if rng.random() < abort else None
-            self.send(at, self.prompt(*prompt, shared), rng.randint(*output), rng.randrange(priorities), gives_up)
+            now += self.after(gap)
+            gives_up = now + 1 + self.after(patience) if rng.random() < abort else None
+            self.send(now, self.prompt(*prompt, shared), rng.randint(*output), rng.randrange(priorities), gives_up)
 
     def adapt(self, adapters: int, plain: float) -> None:
         """Every request has one of so many LoRA adapters, but for a share of ``plain`` ones."""
@@ -148,7 +150,7 @@ class Traffic:
     def in_order(self) -> list[Request]:
         """The requests by arrival, with ids that sort alike."""
         by_arrival = sorted(self.requests, key=lambda request: request["arrival"])
-        return [{"request": f"r{at:03d}", **request} for at, request in enumerate(by_arrival)]
+        return [{"request": f"r{index:03d}", **request} for index, request in enumerate(by_arrival)]
 
 
 Family = Callable[[Traffic], Settings]
@@ -226,12 +228,12 @@ def turns(t: Traffic) -> Settings:
     """Conversations: a prompt is all that was said before, answers included, and something new."""
     systems = [t.text(t.rng.randint(20, 150)) for _ in range(3)]
     for _ in range(12):
-        at = t.after(120 * MS)
-        said = [t.rng.choice(systems)]
+        now = t.after(120 * MS)
+        conversation = [t.rng.choice(systems)]
         for _ in range(t.rng.randint(2, 5)):
-            said = [*said, t.text(t.rng.randint(5, 80))]
-            said = [*said, t.send(at, said, t.rng.randint(5, 60))["output"]]
-            at += t.after(900 * MS)
+            conversation = [*conversation, t.text(t.rng.randint(5, 80))]
+            conversation = [*conversation, t.send(now, conversation, t.rng.randint(5, 60))["output"]]
+            now += t.after(900 * MS)
     return {"num_blocks": 181, "max_num_batched_tokens": 192, "max_model_len": 1500}
 
 
@@ -240,13 +242,13 @@ def turns_tight(t: Traffic) -> Settings:
     """Conversations in a pool that forgets and preempts, some of them given up."""
     systems = [t.text(t.rng.randint(20, 90)) for _ in range(3)]
     for _ in range(14):
-        at = t.after(150 * MS)
-        said = [t.rng.choice(systems)]
+        now = t.after(150 * MS)
+        conversation = [t.rng.choice(systems)]
         for _ in range(t.rng.randint(2, 5)):
-            said = [*said, t.text(t.rng.randint(5, 60))]
-            gives_up = at + t.after(200 * MS) + 1 if t.rng.random() < 0.15 else None
-            said = [*said, t.send(at, said, t.rng.randint(5, 60), abort=gives_up)["output"]]
-            at += t.after(700 * MS)
+            conversation = [*conversation, t.text(t.rng.randint(5, 60))]
+            gives_up = now + t.after(200 * MS) + 1 if t.rng.random() < 0.15 else None
+            conversation = [*conversation, t.send(now, conversation, t.rng.randint(5, 60), abort=gives_up)["output"]]
+            now += t.after(700 * MS)
     return {"num_blocks": 61, "max_num_seqs": 8, "max_num_batched_tokens": 96, "max_model_len": 900}
 
 
@@ -269,27 +271,27 @@ def capped(t: Traffic) -> Settings:
 @family
 def together(t: Traffic) -> Settings:
     """Equal prompts, at one instant or while the first of them is being computed."""
-    at = 0
+    now = 0
     t.share(2, 40, 160)
     for _ in range(8):
-        at += t.after(120 * MS)
+        now += t.after(120 * MS)
         prompt = t.prompt(30, 400)
         for _ in range(t.rng.randint(2, 7)):
             late = t.rng.choice([0, 0, 0, t.rng.randint(1, 12 * MS)])
-            t.send(at + late, prompt, t.rng.randint(1, 60))
+            t.send(now + late, prompt, t.rng.randint(1, 60))
     return {"num_blocks": 151, "max_num_seqs": 16, "max_num_batched_tokens": 128, "max_model_len": 600}
 
 
 @family
 def boundary(t: Traffic) -> Settings:
     """Every step takes 1 ms; all is sent and given up at the end of a step, or a nanosecond beside it."""
-    rng, at = t.rng, 0
+    rng, now = t.rng, 0
     t.share(3, 30, 120)
     for _ in range(50):
-        at += rng.choice([0, 0, 1, 1, 2, 3, 8]) * MS
+        now += rng.choice([0, 0, 1, 1, 2, 3, 8]) * MS
         beside = rng.choice([0, 0, 0, 1, MS - 1])
-        gives_up = at + beside + rng.randint(1, 60) * MS + rng.choice([0, 0, 1]) if rng.random() < 0.3 else None
-        t.send(at + beside, t.prompt(10, 150), rng.randint(1, 60), abort=gives_up)
+        gives_up = now + beside + rng.randint(1, 60) * MS + rng.choice([0, 0, 1]) if rng.random() < 0.3 else None
+        t.send(now + beside, t.prompt(10, 150), rng.randint(1, 60), abort=gives_up)
     return {
         "num_blocks": 61,
         "max_num_seqs": 12,
@@ -334,11 +336,11 @@ def first_chunk(t: Traffic) -> Settings:
 @family
 def one_token(t: Traffic) -> Settings:
     """Mostly answers of one token, in a pool where the order of release matters."""
-    at = 0
+    now = 0
     t.share(4, 40, 160)
     for _ in range(60):
-        at += t.after(8 * MS)
-        t.send(at, t.prompt(20, 250, 0.8), t.rng.choice([1, 1, 1, 2, t.rng.randint(3, 80)]))
+        now += t.after(8 * MS)
+        t.send(now, t.prompt(20, 250, 0.8), t.rng.choice([1, 1, 1, 2, t.rng.randint(3, 80)]))
     return {"num_blocks": 61, "max_num_seqs": 12, "max_num_batched_tokens": 80, "max_model_len": 512}
 
 
@@ -373,23 +375,23 @@ def abort_tight(t: Traffic) -> Settings:
 @family
 def threshold(t: Traffic) -> Settings:
     """``long_prefill_token_threshold`` at a load where many are alone."""
-    at = 0
+    now = 0
     t.share(2, 60, 300)
     for _ in range(30):
-        at += t.after(40 * MS)
+        now += t.after(40 * MS)
         size = (300, 1500) if t.rng.random() < 0.5 else (5, 60)
-        t.send(at, t.prompt(*size, 0.3), t.rng.choice([1, 1, t.rng.randint(2, 40)]))
+        t.send(now, t.prompt(*size, 0.3), t.rng.choice([1, 1, t.rng.randint(2, 40)]))
     return {"num_blocks": 901, "max_num_batched_tokens": 128, "long_prefill_token_threshold": 48}
 
 
 @family
 def threshold_busy(t: Traffic) -> Settings:
     """The same, more at once."""
-    at = 0
+    now = 0
     for _ in range(40):
-        at += t.after(6 * MS)
+        now += t.after(6 * MS)
         size = (200, 700) if t.rng.random() < 0.4 else (5, 60)
-        t.send(at, t.prompt(*size, 0.0), t.rng.choice([1, 2, t.rng.randint(3, 60)]))
+        t.send(now, t.prompt(*size, 0.0), t.rng.choice([1, 2, t.rng.randint(3, 60)]))
     return {
         "num_blocks": 901,
         "max_num_batched_tokens": 96,
@@ -401,12 +403,12 @@ def threshold_busy(t: Traffic) -> Settings:
 @family
 def threshold_tight(t: Traffic) -> Settings:
     """Short answers beside prompts cut small, in a pool where the order of release decides who finds what."""
-    at = 0
+    now = 0
     t.share(5, 40, 120)
     for _ in range(60):
-        at += t.after(7 * MS)
+        now += t.after(7 * MS)
         size = (120, 400) if t.rng.random() < 0.3 else (30, 140)
-        t.send(at, t.prompt(*size, 0.85), t.rng.choice([1, 1, 2, t.rng.randint(3, 60)]))
+        t.send(now, t.prompt(*size, 0.85), t.rng.choice([1, 1, 2, t.rng.randint(3, 60)]))
     return {
         "num_blocks": 61,
         "max_num_batched_tokens": 80,
@@ -450,12 +452,12 @@ def priority_tight(t: Traffic) -> Settings:
 @family
 def priority_ties(t: Traffic) -> Settings:
     """Several requests of one priority and one arrival."""
-    at = 0
+    now = 0
     t.share(3, 20, 80)
     for _ in range(8):
-        at += t.after(40 * MS)
+        now += t.after(40 * MS)
         for _ in range(t.rng.randint(2, 6)):
-            t.send(at, t.prompt(10, 150), t.rng.randint(20, 120), t.rng.randrange(2))
+            t.send(now, t.prompt(10, 150), t.rng.randint(20, 120), t.rng.randrange(2))
     return {
         "policy": "priority",
         "num_blocks": 41,
@@ -589,12 +591,12 @@ def mamba_tight(t: Traffic) -> Settings:
 @family
 def mamba_threshold(t: Traffic) -> Settings:
     """Aligned states, small steps, and short prompts behind long ones."""
-    at = 0
+    now = 0
     t.share(3, 60, 250)
     for _ in range(40):
-        at += t.after(10 * MS)
+        now += t.after(10 * MS)
         size = (150, 600) if t.rng.random() < 0.4 else (3, 30)
-        t.send(at, t.prompt(*size, 0.5), t.rng.choice([1, t.rng.randint(2, 60)]))
+        t.send(now, t.prompt(*size, 0.5), t.rng.choice([1, t.rng.randint(2, 60)]))
     return {
         "groups": ALIGNED_STATES,
         "num_blocks": 301,
@@ -812,15 +814,15 @@ def threshold_abort(t: Traffic) -> Settings:
 @family
 def abort_inside(t: Traffic) -> Settings:
     """Every step takes 1 ms; all is given up strictly inside a step, often several in one, many in their last."""
-    rng, at = t.rng, 0
+    rng, now = t.rng, 0
     t.share(3, 30, 120)
     for _ in range(60):
-        at += rng.choice([0, 0, 1, 1, 2, 5]) * MS
+        now += rng.choice([0, 0, 1, 1, 2, 5]) * MS
         output = rng.randint(1, 40)
         gives_up = None
         if rng.random() < 0.6:
-            gives_up = at + rng.choice([output, output + 1, rng.randint(1, 40)]) * MS + rng.randint(1, MS - 1)
-        t.send(at, t.prompt(10, 150), output, abort=gives_up)
+            gives_up = now + rng.choice([output, output + 1, rng.randint(1, 40)]) * MS + rng.randint(1, MS - 1)
+        t.send(now, t.prompt(10, 150), output, abort=gives_up)
     return {
         "num_blocks": 51,
         "max_num_seqs": 12,
@@ -841,13 +843,13 @@ def overlap_edges(t: Traffic) -> Settings:
     """Asynchronous scheduling, steps of 1 ms, room for all: long plans that are cut by what is sent and given up at, or a
     nanosecond beside, the ends of steps.
     """
-    rng, at = t.rng, 0
+    rng, now = t.rng, 0
     t.share(3, 30, 120)
     for _ in range(30):
-        at += rng.choice([0, 3, 7, 20, 40]) * MS
+        now += rng.choice([0, 3, 7, 20, 40]) * MS
         beside = rng.choice([0, 0, 0, 1, MS - 1])
-        gives_up = at + beside + rng.randint(1, 90) * MS + rng.choice([0, 0, 0, 1]) if rng.random() < 0.5 else None
-        t.send(at + beside, t.prompt(10, 150), rng.randint(20, 150), abort=gives_up)
+        gives_up = now + beside + rng.randint(1, 90) * MS + rng.choice([0, 0, 0, 1]) if rng.random() < 0.5 else None
+        t.send(now + beside, t.prompt(10, 150), rng.randint(20, 150), abort=gives_up)
     return {
         "async_scheduling": True,
         "num_blocks": rng.choice([151, 301]),
@@ -1003,12 +1005,12 @@ def drafts_priority(t: Traffic) -> Settings:
 @family
 def drafts_together(t: Traffic) -> Settings:
     """Equal prompts: all of one but its last token is cached, and its step is filled with made-up drafts."""
-    at = 0
+    now = 0
     for _ in range(10):
-        at += t.after(60 * MS)
+        now += t.after(60 * MS)
         prompt = [t.text(16 * t.rng.randint(1, 8) + t.rng.choice([1, 1, 1, 5]))]
         for _ in range(t.rng.randint(2, 6)):
-            t.send(at + t.rng.choice([0, t.rng.randint(1, 80 * MS)]), prompt, t.rng.randint(1, 60))
+            t.send(now + t.rng.choice([0, t.rng.randint(1, 80 * MS)]), prompt, t.rng.randint(1, 60))
     t.draft(3, 0.6)
     return {
         "num_speculative_tokens": 3,
@@ -1189,12 +1191,12 @@ def connector_seats(t: Traffic) -> Settings:
 @family
 def connector_inside(t: Traffic) -> Settings:
     """Long steps and four seats: several are given up in one step, of those that run and of those that hold loaded blocks."""
-    rng, at = t.rng, 0
+    rng, now = t.rng, 0
     t.share(3, 30, 120)
     for _ in range(70):
-        at += rng.choice([0, 2, 4, 8]) * MS
-        gives_up = at + rng.randint(1, 90) * MS + rng.randint(1, MS - 1) if rng.random() < 0.8 else None
-        t.send(at, t.prompt(20, 120, 0.8), rng.randint(1, 30), abort=gives_up)
+        now += rng.choice([0, 2, 4, 8]) * MS
+        gives_up = now + rng.randint(1, 90) * MS + rng.randint(1, MS - 1) if rng.random() < 0.8 else None
+        t.send(now, t.prompt(20, 120, 0.8), rng.randint(1, 30), abort=gives_up)
     t.connect(0.8, 0.8, ms=4)
     return {
         "connector": True,

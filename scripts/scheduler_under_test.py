@@ -175,7 +175,7 @@ class SchedulerUnderTest:
             connector = self.of_vllm.connector
             result = ModelRunnerOutput(
                 req_ids=names,
-                req_id_to_index={name: at for at, name in enumerate(names)},
+                req_id_to_index={name: index for index, name in enumerate(names)},
                 sampled_token_ids=[sampled[name] for name in names],
                 kv_connector_output=connector.take_ended(connector.now) if self._scripted else None,
             )
@@ -278,7 +278,7 @@ def _vllm_config(settings: dict[str, Any], model: str) -> Any:
         raise ValueError("drafts are recorded with synchronous scheduling only")
     if settings.get("connector") and (drafts or overlaps or "max_loras" in settings):
         raise ValueError("connectors are recorded without drafts, adapters and asynchronous scheduling")
-    made = VllmConfig(
+    config = VllmConfig(
         model_config=ModelConfig(model=model, skip_tokenizer_init=True, max_model_len=length, dtype="float32", seed=0),
         scheduler_config=SchedulerConfig(
             is_encoder_decoder=False, async_scheduling=False, **{name: settings[name] for name in of_scheduler}
@@ -291,27 +291,29 @@ def _vllm_config(settings: dict[str, Any], model: str) -> Any:
     )
     # Of a drafter, the scheduler asks for no more than its kind; that of eagle would need a second model.
     if drafts:
-        made.speculative_config.method = settings["drafter"]
+        config.speculative_config.method = settings["drafter"]
     # The CPU platform turns these off, which an engine on a GPU has.
-    made.scheduler_config.async_scheduling = overlaps
+    config.scheduler_config.async_scheduling = overlaps
     for group in settings["groups"]:
         if group["type"] == "mamba":
-            made.cache_config.mamba_cache_mode = group.get("mode", "align")
-    made.cache_config.num_gpu_blocks = settings["num_blocks"]
+            config.cache_config.mamba_cache_mode = group.get("mode", "align")
+    config.cache_config.num_gpu_blocks = settings["num_blocks"]
     in_flight = settings["max_num_batched_tokens"] * (2 if overlaps else 1)
-    if made.max_in_flight_tokens != in_flight:
-        raise ValueError(f"vLLM made max_in_flight_tokens {made.max_in_flight_tokens}, expected {in_flight}")
-    for part in (made.scheduler_config, made.cache_config):
+    if config.max_in_flight_tokens != in_flight:
+        raise ValueError(f"vLLM made max_in_flight_tokens {config.max_in_flight_tokens}, expected {in_flight}")
+    for part in (config.scheduler_config, config.cache_config):
         for name, value in settings.items():
             if getattr(part, name, value) != value:
                 raise ValueError(f"vLLM made {name} {getattr(part, name)!r}, asked for {value!r}")
-    return made
+    return config
 
 
 def _cache_config(settings: dict[str, Any]) -> Any:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
-    groups = [KVCacheGroupSpec([f"layer{at}"], _spec(group, settings)) for at, group in enumerate(settings["groups"])]
+    groups = [
+        KVCacheGroupSpec([f"layer{index}"], _spec(group, settings)) for index, group in enumerate(settings["groups"])
+    ]
     return KVCacheConfig(
         num_blocks=settings["num_blocks"],
         kv_cache_tensors=[],

@@ -38,8 +38,8 @@ SMALL = {"limit": 1500, "workers": 4, "num_gpu_blocks": 8000}
 def main() -> None:
     """Write all of them."""
     OUT.mkdir(exist_ok=True)
-    with TemporaryDirectory() as made, TemporaryDirectory() as profile, browser(Path(profile)) as tab:
-        folder = Path(made)
+    with TemporaryDirectory() as temporary, TemporaryDirectory() as profile, browser(Path(profile)) as tab:
+        folder = Path(temporary)
         for name, path in pages(folder).items():
             for width in WIDTHS:
                 for dark in (False, True):
@@ -63,8 +63,8 @@ def pages(folder: Path) -> dict[str, Path]:
     league(TRACE, folder=folder / "league", policies=names, **grid).save()
     write_page(describe(open_trace(TRACE)), folder / "trace.html")
     (folder / "profile.html").write_text(profile_page(load_profile(name=shipped()[0]), None))
-    found = {name: folder / f"{name}.html" for name in ("report", "comparison", "trace", "profile")}
-    return found | {"sweep": folder / "sweep" / "sweep.html", "league": folder / "league" / "league.html"}
+    pages = {name: folder / f"{name}.html" for name in ("report", "comparison", "trace", "profile")}
+    return pages | {"sweep": folder / "sweep" / "sweep.html", "league": folder / "league" / "league.html"}
 
 
 def dashboard(tab: Tab) -> None:
@@ -75,10 +75,10 @@ def dashboard(tab: Tab) -> None:
         texts = [f"{number} " + "a shared beginning of some length " * (4 + number % 5) for number in range(12)]
 
         def work(start: int) -> None:
-            at = start
+            number = start
             while time.monotonic() < ends:
-                gate.complete(texts[at * 5 % 12] + "x" * (at % 40), max_tokens=40)
-                at += 1
+                gate.complete(texts[number * 5 % 12] + "x" * (number % 40), max_tokens=40)
+                number += 1
 
         threads = [threading.Thread(target=work, args=(start,)) for start in range(6)]
         for thread in threads:

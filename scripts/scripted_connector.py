@@ -47,8 +47,8 @@ class ScriptedConnector(KVConnectorBase_V1, SupportsHMA):
         if load is None:
             return 0, False
         tokens, ns = load
-        found = max(0, tokens - num_computed_tokens)
-        return found, ns is not None and found > 0
+        matched = max(0, tokens - num_computed_tokens)
+        return matched, ns is not None and matched > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens:

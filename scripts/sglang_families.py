@@ -81,20 +81,20 @@ def workload(name: str, seed: int) -> tuple[dict[str, Any], dict[str, int], list
 def _requests(plan: Plan) -> list[dict[str, Any]]:
     rng = plan.rng
     capacity = plan.settings["num_tokens"] - 2 * plan.settings["page_size"] - 1
-    systems = [[at * SPACING, rng.randint(8, 300)] for at in range(rng.randint(1, 4))]
-    made: list[dict[str, Any]] = []
+    systems = [[index * SPACING, rng.randint(8, 300)] for index in range(rng.randint(1, 4))]
+    requests: list[dict[str, Any]] = []
     now = 0
-    for at in range(rng.randint(*plan.requests)):
-        fresh = FRESH + 2 * at * SPACING
+    for index in range(rng.randint(*plan.requests)):
+        fresh = FRESH + 2 * index * SPACING
         if rng.random() >= plan.burst:
             now += rng.randint(*plan.gap_ns)
         prompt: list[list[int]] = []
         draw = rng.random()
-        if made and draw < plan.continued:
-            earlier = rng.choice(made)
+        if requests and draw < plan.continued:
+            earlier = rng.choice(requests)
             prompt = [*earlier["prompt"], [earlier["output"][0], rng.randint(1, earlier["output"][1])]]
-        elif made and draw < plan.continued + plan.repeated:
-            prompt = [list(run) for run in rng.choice(made)["prompt"]]
+        elif requests and draw < plan.continued + plan.repeated:
+            prompt = [list(run) for run in rng.choice(requests)["prompt"]]
         elif rng.random() < plan.shared:
             system = rng.choice(systems)
             prompt = [[system[0], rng.randint(1, system[1])] if rng.random() < 0.3 else list(system)]
@@ -105,10 +105,10 @@ def _requests(plan: Plan) -> list[dict[str, Any]]:
         if length + output > capacity:
             prompt, length = [[fresh, min(plan.prompt[0], capacity // 4)]], min(plan.prompt[0], capacity // 4)
             output = max(1, min(output, capacity - length))
-        made.append(
+        requests.append(
             {
                 # An abort concerns every request whose name begins with the name it gives.
-                "request": f"r{at:03}" if plan.aborted else f"r{at}",
+                "request": f"r{index:03}" if plan.aborted else f"r{index}",
                 "arrival": now,
                 "prompt": prompt,
                 "output": [fresh + SPACING, output],
@@ -117,8 +117,8 @@ def _requests(plan: Plan) -> list[dict[str, Any]]:
             }
         )
         if plan.aborted and rng.random() < plan.aborted:
-            made[-1]["abort"] = now + rng.randint(*plan.patience_ns)
-    return made
+            requests[-1]["abort"] = now + rng.randint(*plan.patience_ns)
+    return requests
 
 
 def _set(plan: Plan, **settings: Any) -> None:

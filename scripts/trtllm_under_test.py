@@ -173,16 +173,16 @@ class StandInManager:
 
     def analyze_prefix_reuse(self, tokens: list[int], request: StandInRequest) -> Any:
         size = self.tokens_per_block
-        allocated = found = 0
-        for at in range(len(tokens) // size):
-            name = tuple(tokens[: (at + 1) * size])
+        allocated = known = 0
+        for index in range(len(tokens) // size):
+            name = tuple(tokens[: (index + 1) * size])
             if name not in self.stored:
                 return SimpleNamespace(
-                    reusable_blocks_allocated=allocated, reusable_blocks_all=found, first_new_block=name[-size:]
+                    reusable_blocks_allocated=allocated, reusable_blocks_all=known, first_new_block=name[-size:]
                 )
-            found += 1
+            known += 1
             allocated += name in self.references
-        return SimpleNamespace(reusable_blocks_allocated=allocated, reusable_blocks_all=found, first_new_block=None)
+        return SimpleNamespace(reusable_blocks_allocated=allocated, reusable_blocks_all=known, first_new_block=None)
 
     def get_remaining_blocks_to_completion(
         self, request: StandInRequest, window: int, cached_summary: Any = None
@@ -275,12 +275,12 @@ class StandInManager:
         if not self.enable_block_reuse:
             return
         size, held = self.tokens_per_block, self.sequences[request.request_id]
-        for at in range(min(tokens // size, len(held))):
-            name = tuple(request.tokens[: (at + 1) * size])
-            if held[at] != name and name not in self.stored:
+        for index in range(min(tokens // size, len(held))):
+            name = tuple(request.tokens[: (index + 1) * size])
+            if held[index] != name and name not in self.stored:
                 self.stored.add(name)
-                self.references[name] = self.references.pop(held[at])
-                held[at] = name
+                self.references[name] = self.references.pop(held[index])
+                held[index] = name
 
     def remove_sequence(self, request: StandInRequest) -> None:
         for name in self.sequences.pop(request.request_id):

@@ -49,13 +49,13 @@ def fetch() -> Path:
         return folder
     PLACE.mkdir(parents=True, exist_ok=True)
     page = urllib.request.urlopen(INDEX, timeout=60).read().decode()
-    found = re.search(rf'href="([^"]*/vllm-{re.escape(VERSION)}\.tar\.gz)#sha256=([0-9a-f]+)"', page)
-    if found is None:
+    link = re.search(rf'href="([^"]*/vllm-{re.escape(VERSION)}\.tar\.gz)#sha256=([0-9a-f]+)"', page)
+    if link is None:
         raise SystemExit(f"vllm-suite: {INDEX} lists no source distribution of vLLM {VERSION}")
-    print(f"vllm-suite: fetching {found[1]}", flush=True)
-    data = urllib.request.urlopen(found[1], timeout=600).read()
-    if hashlib.sha256(data).hexdigest() != found[2]:
-        raise SystemExit(f"vllm-suite: {found[1]} is damaged: run it again")
+    print(f"vllm-suite: fetching {link[1]}", flush=True)
+    data = urllib.request.urlopen(link[1], timeout=600).read()
+    if hashlib.sha256(data).hexdigest() != link[2]:
+        raise SystemExit(f"vllm-suite: {link[1]} is damaged: run it again")
     archive = PLACE / "vllm.tar.gz"
     archive.write_bytes(data)
     # Tests only: the package itself is the one that is installed.
