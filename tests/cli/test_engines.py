@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs kvyard[server]")
+pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from kvyard.cli.engines import gathered
 from kvyard.errors import KvyardError
