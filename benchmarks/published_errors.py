@@ -1,6 +1,6 @@
 """Error ranges by class of run, from published measurements that nothing was fitted to.
 
-    python benchmarks/published_errors.py             # write the data file and docs/explain/how-sure.md, print the coverage
+    python benchmarks/published_errors.py             # write the data file and RESULTS-ranges.md, print the coverage
     python benchmarks/published_errors.py --coverage  # print the coverage alone
 
 Reads ``results.jsonl`` and ``silicon.jsonl`` in ``benchmarks/data/published`` (``published.py`` and ``silicon.py`` write them),
@@ -42,7 +42,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "data" / "published" / "results.jsonl"
 SILICON = RESULTS.with_name("silicon.jsonl")
 DATA = HERE.parent / "src" / "kvyard" / "engine" / "timing" / "published_errors.json"
-PAGE = HERE.parent / "docs" / "explain" / "how-sure.md"
+PAGE = HERE / "RESULTS-ranges.md"
 CELLS = 8
 SOURCES = 2
 HELD_OUT = 0.75
@@ -265,45 +265,24 @@ def _three(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-PAGE_TEXT = """# How sure a prediction is
+TABLES = """# Errors of predictions by class of run
 
 <!-- written by benchmarks/published_errors.py -->
 
-A report states a range beside its times: "TTFT mean 210 ms; range 180–260 ms (80 % of comparable published runs)". The range
-comes from {runs} published measurements of other people's fleets that no constant of kvyard was fitted to.
-`benchmarks/published.py` and, for closed loops of aiconfigurator-core's rows, `benchmarks/silicon.py` replay each with
-the flags that it names. The range holds 80 % of measured / predicted among
-comparable runs.
-
-Comparable runs have the same load (below or above the knee), kind of model, engine, type of weights and card. Where a
-class has fewer than {cells} runs or fewer than {least} sources, the card is dropped, then the type of weights, the
-engine, and the kind of model; a report names the class that was left. A figure that only one source has is judged by
-that one. Where there is nothing comparable, the report says that there is no evidence. A run is above the knee if
-requests spend a third of their TTFT or more waiting to be admitted.
-
-Ranges are of default timing for a model and a card. A profile that you fitted to your engine (`kvyard calibrate`) has
-its own error, that of time held out of the fit. Dynamo's polynomial and fixed times stand for no card and have no
-range.
+Index: [RESULTS.md](RESULTS.md). What these are and how a report uses them: [how sure a prediction is](../docs/explain/how-sure.md).
+Measured / predicted of {runs} published measurements that no constant was fitted to, replayed by `benchmarks/published.py` and
+`benchmarks/silicon.py`. A class has {cells} runs of {least} sources or more. Ranges are widened, at most to {widest} times their width,
+until a source that is left out would lie in the ranges of the others in {held_out} of its runs.
 
 Sources: {sources}.
 
 ## Ranges by class
-
-A range of 0.80–1.50 means: where 100 ms were predicted, 80 % of comparable runs measured 80 to 150 ms. Each source
-counts the same, however many runs it has. Ranges are widened until a source that is left out would lie in the ranges of
-the others in {held_out} of its runs, over all runs and on average over kinds of model and engines, at most to {widest}
-times their width.
 
 | figure | class | range | median | runs | sources |
 |---|---|---|---|---|---|
 {ranges}
 
 ## The order of two choices
-
-Most of an error is common to both sides of a comparison: the same card, model and engine, with another router or cache.
-Where two arms of one published table were predicted to differ by more than the factor below, nine pairs in ten were in
-the measured order. `sweep`, `tune` and `league` say that two choices lie within the error below that factor, and that
-their order is safe above it, although the milliseconds aren't.
 
 | figure | load | order is safe beyond | 80 % of ratios within | pairs | sources |
 |---|---|---|---|---|---|
@@ -318,8 +297,8 @@ with the range made without the cell's own source, as for a fleet that nobody ha
 """
 
 
-def page(errors: PublishedErrors, rows: Sequence[Mapping[str, Any]]) -> str:
-    """``docs/explain/how-sure.md``."""
+def tables(errors: PublishedErrors, rows: Sequence[Mapping[str, Any]]) -> str:
+    """``benchmarks/RESULTS-ranges.md``."""
     ranges = [
         (
             SHOWN[one.metric] + (", p90 and beyond" if one.statistic == "tail" else ""),
@@ -342,7 +321,7 @@ def page(errors: PublishedErrors, rows: Sequence[Mapping[str, Any]]) -> str:
         )
         for pair in errors.order
     ]
-    return PAGE_TEXT.format(
+    return TABLES.format(
         runs=len(rows),
         cells=CELLS,
         least=SOURCES,
@@ -356,11 +335,11 @@ def page(errors: PublishedErrors, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write(results: Path = RESULTS) -> None:
-    """Write the package's data file and the page from the results."""
+    """Write the package's data file and the tables from the results."""
     rows = read_rows(results)
     errors = distil(rows)
     DATA.write_bytes(msgspec.json.format(msgspec.json.encode(errors), indent=1) + b"\n")
-    PAGE.write_text(page(errors, rows))
+    PAGE.write_text(tables(errors, rows))
 
 
 def main() -> None:
