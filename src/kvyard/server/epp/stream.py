@@ -30,6 +30,8 @@ class RequestStream:
     def __init__(self, picker: EndpointPicker, write: Write) -> None:
         self._picker = picker
         self._write = write
+        self._begun = False
+        """True once the request's headers came; there may be none in them."""
         self._headers: dict[str, str] = {}
         self._subset: list[str] | None = None
         self._request_mode = self._response_mode = STREAMED
@@ -103,8 +105,9 @@ class RequestStream:
 
     async def _request_headers(self, message: Any) -> None:
         picker, config = self._picker, self._picker.config
-        if self._headers:
+        if self._begun:
             raise Refusal(400, "a request's headers came twice on one stream", fix="open a stream for each request")
+        self._begun = True
         size = message.ByteSize()
         if picker.held + size > config.held_bytes:
             raise Refusal(
