@@ -27,6 +27,9 @@ MODELS: dict[str, tuple[str, ...]] = {
     "qwen3-1.7b": ("Qwen/Qwen3-1.7B",),
     "qwen3-14b": ("Qwen/Qwen3-14B",),
     "qwen3-32b-fp8": ("Qwen/Qwen3-32B-FP8",),
+    "qwen3-30b-a3b-40k": ("Qwen/Qwen3-30B-A3B",),
+    "qwen3-235b-a22b-40k": ("Qwen/Qwen3-235B-A22B",),
+    "gemma-4-26b-a4b": ("google/gemma-4-26B-A4B",),
     "qwen3-30b-a3b-fp8": ("Qwen/Qwen3-30B-A3B-FP8",),
     "qwen3-235b-a22b-fp8": ("Qwen/Qwen3-235B-A22B-FP8",),
     "qwen3-coder-480b-a35b": ("Qwen/Qwen3-Coder-480B-A35B-Instruct",),
@@ -78,18 +81,18 @@ MODELS: dict[str, tuple[str, ...]] = {
 
 FIELDS = """
 architectures attention_bias attention_chunk_size attention_head_dim attn_layer_indices attn_layer_offset
-attn_layer_period attn_output_gate conv_kernel d_model decoder_sparse_step dtype expand expert_intermediate_size
-expert_layer_offset expert_layer_period first_k_dense_replace full_attention_interval global_head_dim head_dim
-hidden_size hybrid_override_pattern index_head_dim index_n_heads index_topk indexer_types interleave_moe_layer_step
-intermediate_size intermediate_size_mlp kv_lora_rank layer_types layers_block_type linear_conv_kernel_dim
-linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_d_conv mamba_d_head
-mamba_d_ssm mamba_d_state mamba_expand mamba_head_dim mamba_n_groups mamba_n_heads mamba_num_heads
-mamba_ssm_cache_dtype mamba_ssm_dtype max_position_embeddings max_window_layers mlp_only_layers model_type
-moe_intermediate_size moe_latent_size moe_layers moe_num_experts moe_shared_expert_intermediate_size n_groups
-n_routed_experts n_shared_experts no_rope_layers num_attention_heads num_experts num_experts_per_tok
+attn_layer_period attn_output_gate conv_kernel d_model decoder_sparse_step dtype enable_moe_block expand
+expert_intermediate_size expert_layer_offset expert_layer_period first_k_dense_replace full_attention_interval
+global_head_dim head_dim hidden_size hybrid_override_pattern index_head_dim index_n_heads index_topk indexer_types
+interleave_moe_layer_step intermediate_size intermediate_size_mlp kv_lora_rank layer_types layers_block_type
+linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim
+mamba_d_conv mamba_d_head mamba_d_ssm mamba_d_state mamba_expand mamba_head_dim mamba_n_groups mamba_n_heads
+mamba_num_heads mamba_ssm_cache_dtype mamba_ssm_dtype max_position_embeddings max_window_layers mlp_only_layers
+model_type moe_intermediate_size moe_latent_size moe_layers moe_num_experts moe_shared_expert_intermediate_size
+n_groups n_routed_experts n_shared_experts no_rope_layers num_attention_heads num_experts num_experts_per_tok
 num_global_key_value_heads num_hidden_layers num_key_value_heads num_kv_shared_layers num_local_experts q_lora_rank
 qk_nope_head_dim qk_rope_head_dim shared_expert_intermediate_size sliding_window sliding_window_pattern ssm_state_size
-tie_word_embeddings torch_dtype use_sliding_window v_head_dim vocab_size
+tie_word_embeddings top_k_experts torch_dtype use_sliding_window v_head_dim vocab_size
 """
 KEPT = frozenset(FIELDS.split())
 NESTED = ("text_config", "llm_config", "language_config")

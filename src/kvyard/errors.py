@@ -22,7 +22,8 @@ def suggest(name: object, known: Iterable[str], listed: str = "", otherwise: str
     ``listed`` says where the names are, in place of a list that would be too long; ``otherwise`` what else would do.
     """
     names = list(known)
-    near = get_close_matches(str(name).lower(), names, 3, 0.62)
+    spelled = {known_name.lower(): known_name for known_name in names}
+    near = [spelled[match] for match in get_close_matches(str(name).lower(), spelled, 3, 0.62)]
     if not names:
         return "there are none"
     every = listed or f"choose one of {', '.join(names)}"

@@ -54,6 +54,16 @@ def specs(name, config, tp):
             index = MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=size, dtype=torch.uint8)
             made |= {f"layers.{i}.indexer": index for i in range(count)}
         return made
+    if name.startswith("gemma-4"):  # as Gemma4Attention makes its cache
+        local = attention(SlidingWindowSpec, sliding_window=text["sliding_window"])
+        everywhere = FullAttentionSpec(
+            block_size=block,
+            num_kv_heads=max(1, text["num_global_key_value_heads"] // tp),
+            head_size=text["global_head_dim"],
+            dtype=element,
+        )
+        kinds = text["layer_types"]
+        return {f"layers.{i}": local if kind == "sliding_attention" else everywhere for i, kind in enumerate(kinds)}
     if name.startswith(("gemma", "gpt-oss", "llama-4")):
         count = text["num_hidden_layers"]
         if name.startswith("gemma"):
@@ -157,7 +167,8 @@ def main(presets, out):
         text = json.loads(path.read_text())
         text = {**text, **text.get("text_config", {})}
         for tp in (1, 2, 8):
-            if text["num_attention_heads"] % tp:
+            kv = text.get("num_key_value_heads", tp)
+            if text["num_attention_heads"] % tp or (kv % tp and tp % kv):
                 continue  # vLLM refuses it
             found[f"{path.stem}@{tp}"] = describe(config, specs(path.stem, text, tp))
         layers = text.get("num_hidden_layers") or len(text.get("hybrid_override_pattern") or text["layers_block_type"])

@@ -23,6 +23,11 @@ from vllm.model_executor.layers.fused_moe import expert_map_manager
 from vllm.model_executor.model_loader.utils import initialize_model
 
 DENSE = [{"tp": 4}, {"tp": 16}, {"tp": 2, "pp": 3}]
+TEXT = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+}
+"""Classes of the language model alone, where the whole one needs an image processor."""
 MIXTURE = [{"tp": 8, "ep": 1}, {"dp": 8}, {"dp": 8, "ep": 1}, {"tp": 2, "dp": 4, "ep": 1}]
 
 
@@ -95,6 +100,8 @@ def main(presets, out, *names):
         config = json.loads(Path(presets, f"{preset}.json").read_text())
         del config["source"], config["hub"]
         config.pop("quantization_config", None)
+        if config["architectures"][0] in TEXT:
+            config = {**config, **config.get("text_config", {}), "architectures": [TEXT[config["architectures"][0]]]}
         if "kv_lora_rank" in config:
             config.setdefault("q_lora_rank", None)  # what isn't there has a default otherwise
         mixture = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))

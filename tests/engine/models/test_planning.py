@@ -418,7 +418,7 @@ def test_published_names_are_unique() -> None:
 
 
 def test_a_near_published_name_is_suggested() -> None:
-    with pytest.raises(KvyardError, match="did you mean qwen/qwen3-32b"):
+    with pytest.raises(KvyardError, match="did you mean Qwen/Qwen3-32B"):
         find_config("Qwen/Qwen3-32")
 
 

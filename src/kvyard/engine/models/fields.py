@@ -25,6 +25,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "intermediate_size": ("ffn_hidden_size", "n_inner"),
     "max_position_embeddings": ("n_positions", "model_max_length", "max_sequence_length"),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("top_k_experts",),
     "moe_intermediate_size": ("expert_intermediate_size",),
     "mamba_heads": ("mamba_num_heads", "mamba_n_heads", "n_mamba_heads"),
     "mamba_head_dim": ("mamba_d_head", "mamba_headdim"),
@@ -129,7 +130,7 @@ def find_config(name: str) -> dict[str, Any]:
     for hub, preset_name in published.items():
         if hub.lower() == name.lower():
             return preset(preset_name)
-    known = {spelling.lower(): spelling for spelling in (*published, *presets())}
+    known = [*published, *presets()]
     near = suggest(name, known, listed="kvyard model --list names them") if "/" in name else ""
     raise KvyardError(
         f"{name}: there is no such file or folder, and no model hub is asked. Give a model's config.json or folder, "

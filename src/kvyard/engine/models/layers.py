@@ -141,6 +141,14 @@ def head_dim(fields: Fields) -> int:
     return fields.integer("hidden_size") // fields.integer("num_attention_heads")
 
 
+def kv_heads(fields: Fields, everywhere: bool) -> tuple[int, int]:
+    """Return the number of KV heads and the size of a head. Layers that attend ``everywhere`` have others in some models."""
+    heads = fields.integer("num_key_value_heads", fields.integer("num_attention_heads"))
+    if everywhere and fields.get("global_head_dim") is not None:
+        return fields.integer("num_global_key_value_heads", heads), fields.integer("global_head_dim")
+    return heads, head_dim(fields)
+
+
 def check_heads(fields: Fields, heads: int, kv_heads: int, ranks: int) -> None:
     """Raise ``KvyardError``, with the numbers of ranks that would do, unless heads can be split over ``ranks``."""
 
@@ -214,13 +222,9 @@ def _shared(fields: Fields, found: list[str]) -> list[str]:
 
 def _attention_bytes(fields: Fields, precision: Precision, ranks: int, everywhere: bool = False) -> int:
     """Keys and values of one token. Heads are split over ranks, and repeated when there are fewer of them than ranks."""
-    heads, width = fields.integer("num_attention_heads"), head_dim(fields)
-    kv_heads = fields.integer("num_key_value_heads", heads)
-    if everywhere and fields.get("global_head_dim") is not None:
-        width = fields.integer("global_head_dim")
-        kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
-    check_heads(fields, heads, kv_heads, ranks)
-    return 2 * max(1, kv_heads // ranks) * width * precision.cache
+    stored, width = kv_heads(fields, everywhere)
+    check_heads(fields, fields.integer("num_attention_heads"), stored, ranks)
+    return 2 * max(1, stored // ranks) * width * precision.cache
 
 
 def _latent_bytes(fields: Fields, precision: Precision) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from kvyard.engine.models.fields import Fields
-from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
+from kvyard.engine.models.layers import conv_width, kv_heads, mamba_width, mixers
 from kvyard.engine.models.split import WHOLE, Parallelism
 from kvyard.errors import KvyardError, suggest
 from kvyard.integers import ceil_div
@@ -41,7 +41,7 @@ MXFP4_TILE = 256
 """Kernels for mxfp4 have matrices padded to multiples of this: gpt-oss's 2,880 become 3,072."""
 FOUR_BIT = ("mxfp4", "nvfp4", "awq", "gptq", "awq_marlin", "gptq_marlin")
 EMBEDDINGS_EVERYWHERE = (
-    *("gemma2", "gemma3", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h"),
+    *("gemma2", "gemma3", "gemma4", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h"),
     *("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5"),
 )
 """Prefixes of the model types of which every pipeline stage has the embeddings, as in vLLM."""
@@ -63,6 +63,8 @@ class MlpShape(msgspec.Struct, frozen=True, kw_only=True):
     """Experts per token."""
     latent: int = 0
     """Width that tokens are projected to for the experts, and back; 0 if these work on the hidden size."""
+    beside: bool = False
+    """True if the dense MLP is the layer's own and experts are beside it, rather than shared experts."""
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,14 +130,16 @@ def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) ->
     plain = vocabulary * tables + hidden * last
     linear = experts = 0
     shared = fields.integer("num_kv_shared_layers", 0)
+    norms = 4 if fields.model_type.startswith(("gemma2", "gemma3", "gemma4")) else 2
     for index in split.stages(len(kinds))[stage]:
         alone, kind = _alone(fields), kinds[index]
         reads = index >= len(kinds) - shared
         linear += _mixer(fields, "full" if reads and not alone else kind, ranks)
-        plain += hidden * (1 if alone else 2)
+        plain += hidden * (1 if alone else norms)
         mlp = mlp_shape(fields, index, kind)
         if mlp is not None:
-            sharing = split.shared_expert_ranks if mlp.experts else ranks
+            plain += 4 * hidden * mlp.beside  # their own norms, and the router's scale
+            sharing = split.shared_expert_ranks if mlp.experts and not mlp.beside else ranks
             linear += hidden * mlp.experts + mlp.matrices * hidden * ceil_div(mlp.dense, sharing)
             mine, width = split.experts_of(mlp.experts, mlp.expert_width)
             if fields.model_type == "gpt_oss":
@@ -234,8 +238,8 @@ def _mixer(fields: Fields, kind: str, ranks: int) -> int:
         rank = ceil_div(hidden, 16)
         total += (hidden * 3 * width + width * (rank + 2 * state) + rank * width + width * (state + 6)) // ranks
     if kind in ("full", "window", "chunk", "both"):
-        heads, width = fields.integer("num_attention_heads"), head_dim(fields)
-        stored = max(1, fields.integer("num_key_value_heads", heads) // ranks)
+        heads, (keys, width) = fields.integer("num_attention_heads"), kv_heads(fields, everywhere=kind == "full")
+        stored = max(1, keys // ranks)
         gate = 2 if fields.get("attn_output_gate") or fields.model_type.startswith(("qwen3_next", "qwen3_5")) else 1
         mine = heads // ranks
         total += hidden * width * (mine * gate + 2 * stored) + mine * width * hidden
@@ -291,6 +295,9 @@ def mlp_shape(fields: Fields, index: int, kind: str) -> MlpShape | None:
     shared = shared or fields.integer("n_shared_experts", 0) * inner
     if fields.model_type.startswith("llama4"):
         shared = inner
+    beside = bool(fields.get("enable_moe_block"))
+    if beside:
+        shared = fields.integer("intermediate_size")
     return MlpShape(
         matrices=matrices,
         dense=shared,
@@ -298,6 +305,7 @@ def mlp_shape(fields: Fields, index: int, kind: str) -> MlpShape | None:
         expert_width=inner,
         chosen=fields.integer("num_experts_per_tok", 1),
         latent=fields.integer("moe_latent_size", 0),
+        beside=beside,
     )
 
 

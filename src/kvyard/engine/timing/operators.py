@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvyard.engine.models.fields import Fields
-from kvyard.engine.models.layers import conv_width, head_dim, mamba_width, mixers
+from kvyard.engine.models.layers import conv_width, kv_heads, mamba_width, mixers
 from kvyard.engine.models.split import Parallelism, check_split
 from kvyard.engine.models.weights import cache_element, find_weight_dtype, mlp_shape, weight_bits
 from kvyard.integers import ceil_div
@@ -210,8 +210,7 @@ class _Counter:
         if kind in ("mamba", "mamba1", "both", "delta"):
             self._recurrent(kind)
         if kind in ("full", "window", "chunk", "both"):
-            heads, width = fields.integer("num_attention_heads"), head_dim(fields)
-            keys = fields.integer("num_key_value_heads", heads)
+            heads, (keys, width) = fields.integer("num_attention_heads"), kv_heads(fields, everywhere=kind == "full")
             mine, stored = heads // ranks, max(1, keys // ranks)
             gate = 2 if fields.get("attn_output_gate") or fields.model_type.startswith(("qwen3_next", "qwen3_5")) else 1
             self._product((mine * gate + 2 * stored) * width, hidden)
