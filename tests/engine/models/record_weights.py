@@ -101,7 +101,8 @@ def main(presets, out, *names):
         del config["source"], config["hub"]
         config.pop("quantization_config", None)
         if config["architectures"][0] in TEXT:
-            config = {**config, **config.get("text_config", {}), "architectures": [TEXT[config["architectures"][0]]]}
+            text = config.pop("text_config", {})
+            config = {**config, **text, "architectures": [TEXT[config["architectures"][0]]]}
         if "kv_lora_rank" in config:
             config.setdefault("q_lora_rank", None)  # what isn't there has a default otherwise
         mixture = any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
@@ -110,7 +111,7 @@ def main(presets, out, *names):
             try:
                 found[name] = [count(config, stage, **split) for stage in range(split.get("pp", 1))]
             except Exception as problem:
-                print(f"skipped: {name}: {str(problem).splitlines()[:1]}", file=sys.stderr, flush=True)
+                print(f"skipped: {name}: {str(problem).splitlines()[:2]}", file=sys.stderr, flush=True)
         rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
         Path(out).write_text(f"{{\n{rows}\n}}\n")
 
