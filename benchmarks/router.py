@@ -44,7 +44,7 @@ def conversations(blocks: int, count: int, seed: int) -> list[list[int]]:
 
 
 def run(policy: str, workers: int, blocks: int, active: int, routes: int = ROUTES) -> float:
-    """Print a line of figures. Returns the mean seconds of ``route``."""
+    """Print a line of figures. Returns the median seconds of ``route``."""
     indexer = Indexer(Identity(SIZE, algorithm("xxh3", "bench", {}), direct=True))
     names = [f"w{i}" for i in range(workers)]
     for name in names:
@@ -89,7 +89,7 @@ def run(policy: str, workers: int, blocks: int, active: int, routes: int = ROUTE
         f"route mean {mean:7.1f} us  median {median:7.1f}  p99 {p99:7.1f}   with the rest {rest:7.1f}",
         flush=True,
     )
-    return mean / 1e6
+    return median / 1e6
 
 
 def main() -> None:

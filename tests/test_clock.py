@@ -112,7 +112,9 @@ def test_real_time_passes_and_tasks_wait_together() -> None:
 def clock_readings(path: Path) -> Iterator[str]:
     """Where a file names something that reads a clock or sleeps."""
     text = path.read_text()
-    if not re.search(r"import time|from (time|asyncio|datetime) |\b(time|asyncio|datetime|date)\.(sleep|now|utcnow|today)", text):
+    if not re.search(
+        r"import time|from (time|asyncio|datetime) |\b(time|asyncio|datetime|date)\.(sleep|now|utcnow|today)", text
+    ):
         return
     for node in ast.walk(ast.parse(text, str(path))):
         names: list[str] = []

@@ -106,12 +106,18 @@ class Feed:
             try:
                 if isinstance(event, Stored):
                     windows = self._tree_windows() if event.group is None else None
-                    for part in windows.stores(event) if windows is not None else (event,):
-                        self._store(part)
+                    if windows is None:
+                        self._store(event)
+                    else:
+                        for part in windows.stores(event):
+                            self._store(part)
                 elif isinstance(event, Removed):
                     windows = self._tree_windows() if event.group is None else None
-                    for gone in windows.removals(event) if windows is not None else (event,):
-                        self._remove(gone)
+                    if windows is None:
+                        self._remove(event)
+                    else:
+                        for gone in windows.removals(event):
+                            self._remove(gone)
                 else:
                     self.clear(None if event.tier is None and clear_all else event.tier or Tier.G1)
             except Exception as error:

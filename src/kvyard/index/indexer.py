@@ -132,7 +132,8 @@ class Indexer:
             feed = stream.by_rank.get(update.rank) or self.feed_for(
                 stream, stream.source.holder(update.rank), [update.rank]
             )
-            feed.report(update.problems)
+            if update.problems:
+                feed.report(update.problems)
             before = feed.mask
             feed.apply(update.events, stream.source.clear_scope == "all")
             if feed.mask != before:

@@ -95,11 +95,11 @@ class NameTable:
 
     def number(self, name: str) -> int:
         """Return the number of ``name``, a new one if need be."""
-        found = self._numbers.get(name)
-        if found is None:
-            found = self._numbers[name] = len(self.names)
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.names)
             self.names.append(name)
-        return found
+        return number
 
 
 class SessionTable:
@@ -366,8 +366,8 @@ class Records(Mapping[str, Record]):
                 row * layout.size,
                 *_numbers_of(record),
                 self.workers.number(record.worker),
-                self.reasons.number(record.reason),
-                self.tenants.number(record.tenant),
+                self.reasons.number(record.reason) if record.reason else 0,
+                self.tenants.number(record.tenant) if record.tenant else 0,
                 -1 if session is None else self.sessions.number(session, record.root),
                 *loaded,
                 *(0,) * (self.levels - len(loaded)),

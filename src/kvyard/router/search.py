@@ -63,22 +63,24 @@ class Search:
         for number in ranking.order:
             bucket = ranking.buckets[number]
             if not self.tied or bound(match, number, bucket.figures[0]) <= self.best:
-                self._look_at_bucket(match, row, number, bucket)
+                self._look_at_bucket(match, row, number, bucket)  # its first entry is within the bound
             elif bound(match, number, 0.0) > self.best:
                 break  # so is that of all later buckets
 
     def _look_at_bucket(self, match: Match, row: bytes, number: int, bucket: Bucket) -> None:
         bound, cost, workers = self._bound, self._cost, self._loads.workers
         assert bound is not None
-        skipped = 0
+        within, skipped = True, 0
         for figure, single in zip(bucket.figures, bucket.single_slots):
             member = single < 0 or is_in(row, single)
             if not member:
                 skipped += 1
                 if skipped & 7:
+                    within = False
                     continue  # the bound of every eighth will do
-            if self.tied and bound(match, number, figure) > self.best:
+            if not within and self.tied and bound(match, number, figure) > self.best:
                 return
+            within = False
             if single >= 0:
                 if member:
                     self._note(cost(workers[single], match), 1 << single)

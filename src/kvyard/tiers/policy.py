@@ -28,7 +28,8 @@ class WriteThrough:
 
     def reach(self, request: Request) -> int:
         """Return the number of the request's tokens that are wanted, as far as they are computed."""
-        return min(request.num_computed_tokens, request.num_prompt_tokens)
+        computed, prompt = request.num_computed_tokens, request.num_prompt_tokens
+        return computed if computed < prompt else prompt
 
     def limit(self, request: Request) -> int | None:
         """Return the most tokens that ``reach`` can return for this request; ``None`` if there is no limit."""
