@@ -269,10 +269,10 @@ TABLES = """# Errors of predictions by class of run
 
 <!-- written by benchmarks/published_errors.py -->
 
-Index: [RESULTS.md](RESULTS.md). What these are and how a report uses them: [how sure a prediction is](../docs/explain/how-sure.md).
+Index: [RESULTS.md](RESULTS.md). How a report uses them: [how sure a prediction is](../docs/explain/how-sure.md).
 Measured / predicted of {runs} published measurements that no constant was fitted to, replayed by `benchmarks/published.py` and
-`benchmarks/silicon.py`. A class has {cells} runs of {least} sources or more. Ranges are widened, at most to {widest} times their width,
-until a source that is left out would lie in the ranges of the others in {held_out} of its runs.
+`benchmarks/silicon.py`. A class has {cells} runs of {least} sources or more. Ranges are widened, at most to {widest} times
+their width, until a source that is left out would lie in the ranges of the others in {held_out} of its runs.
 
 Sources: {sources}.
 
