@@ -95,7 +95,7 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert value["reuse"]["capacities"][2]["lru"] == value["reuse"]["infinite_blocks"]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in SAMPLES.iterdir() if path.suffix != ".md"))
+@pytest.mark.parametrize("name", sorted(path.name for path in SAMPLES.iterdir() if path.suffix not in (".md", ".yaml")))
 def test_info_of_every_format(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("info", SAMPLES / name) == 0
     out = capsys.readouterr().out
@@ -143,6 +143,28 @@ def test_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert texts[0] == texts[1] != texts[2]
     assert run("info", tmp_path / "a.jsonl") == 0
     assert "sessions" in capsys.readouterr().out
+
+
+def test_generate_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--requests", 60, "--sub-agents", "0.2", "--seed", 3)
+    assert run("generate", "agent", tmp_path / "a.jsonl", *options) == 0
+    assert run("generate", "agent", tmp_path / "b.jsonl", *options) == 0
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    assert run("info", tmp_path / "a.jsonl", "--block-size", 64) == 0
+    capsys.readouterr()
+    sample = SAMPLES / "weka_sessions.jsonl.xz"
+    assert (
+        run("generate", "agent", tmp_path / "c.jsonl", "--fit", sample, "--requests", 200, "--output", "fixed:7") == 0
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("c.jsonl: 200 requests")
+    (output,) = (line.split() for line in lines if line.startswith("  output_mean"))
+    assert output[2] == "7" and output[3].endswith("%"), "set by hand, and far from the trace"
+
+
+def test_a_file_may_be_called_as_a_command(tmp_path: Path) -> None:
+    assert run("generate", tmp_path / "agent", "--requests", 5) == 0
+    assert (tmp_path / "agent").exists()
 
 
 def test_formats(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +217,10 @@ def bad_files(where: Path) -> dict[str, tuple[list[object], str]]:
         "too slow": (["scale", good, where / "x", "--speedup", "0"], "above 0"),
         "nothing in it": (["slice", good, where / "x", "--skip", "10"], "no requests in it"),
         "no law": (["generate", where / "x", "--requests", "5", "--input", "big"], "unknown law 'big'"),
+        "no sessions": (
+            ["generate", "agent", where / "x", "--fit", SAMPLES / "plain.csv"],
+            "has no session: agents are fitted to traces",
+        ),
         "no number": (["generate", where / "x", "--requests", "none"], "none"),
         "unknown option": (["info", good, "--colour"], "--colour"),
     }

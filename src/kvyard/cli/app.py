@@ -141,6 +141,12 @@ class PlainGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Take two words for a command that has them as its name, as ``generate agent``."""
+        if len(args) > 1 and " ".join(args[:2]) in self.commands:
+            args = [" ".join(args[:2]), *args[2:]]
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.reading import CHAIN_IDS, LIMIT, keep_piped, read_trace, with_reading
@@ -14,8 +15,10 @@ from kvyard.cli.settings import with_flags
 from kvyard.clock import from_seconds
 from kvyard.errors import KvyardError
 from kvyard.files import STDOUT, check_outputs, is_regular, name_of
-from kvyard.replay.traces import FORMATS, Trace
+from kvyard.replay.traces import FORMATS, Trace, open_trace
+from kvyard.replay.traces.agents import AgentWorkload, generate_agents
 from kvyard.replay.traces.changes import scaled, sliced, tiled, with_arrivals
+from kvyard.replay.traces.fitting import AgentFigures, AgentSamples
 from kvyard.replay.traces.generate import Workload
 from kvyard.replay.traces.generate import generate as generated
 from kvyard.replay.traces.hinting import with_hints
@@ -27,6 +30,8 @@ from kvyard.units import show_bytes
 
 BYTES_PER_WORD = 4.41
 """Bytes per word of prompts written in words, with the space."""
+FAR = 0.15
+"""Relative difference from which on a figure of a generated trace is marked."""
 LARGE = 100 << 20
 WIDE = 112
 
@@ -182,6 +187,41 @@ def generate(out: Out, settings: Mapping[str, object], to: To = "mooncake", loss
     check_outputs(out)
     workload = Workload(**settings_of(Workload).parse(settings))
     _write(generated(workload), out, to, lossy, None)
+
+
+@app.command(name="generate agent")
+@with_flags(settings_of(AgentWorkload))
+def generate_agent(
+    out: Out,
+    settings: Mapping[str, object],
+    fit: Annotated[
+        Path | None,
+        typer.Option(help="Take what isn't given here from this trace, and compare the two.", callback=keep_piped),
+    ] = None,
+    to: To = "mooncake",
+    lossy: Lossy = False,
+) -> None:
+    """Make agents up: tools, sub-agents, think times, shared skills, rollouts."""
+    check_outputs(out, reads=[fit] if fit is not None else [])
+    given = settings_of(AgentWorkload).parse(settings)
+    if fit is None:
+        _write(generate_agents(AgentWorkload(**given)), out, to, lossy, None)
+        return
+    samples = AgentSamples(open_trace(fit))
+    trace = generate_agents(replace(samples.workload(), **given))
+    _write(trace, out, to, lossy, None)
+    for line in figure_lines(samples.figures(), AgentSamples(trace).figures()):
+        typer.echo(line, err=True)
+
+
+def figure_lines(wanted: AgentFigures, made: AgentFigures) -> Iterator[str]:
+    """The figures of two traces side by side, for people."""
+    yield f"  {'':<14}{'given':>12}{'generated':>12}"
+    for name in AgentFigures.__struct_fields__:
+        given, generated_ = getattr(wanted, name), getattr(made, name)
+        far = given and abs(generated_ / given - 1) > FAR and name not in ("requests", "sessions")
+        note = f"   {generated_ / given - 1:+.0%}" if far else ""
+        yield f"  {name:<14}{given:>12,.6g}{generated_:>12,.6g}{note}"
 
 
 @app.command(name="formats")

@@ -61,6 +61,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MOST_REQUESTS = 10**9
+MOST_CHILDREN = 1_000_000
+"""Prefixes on a level of the tree, at most."""
 
 
 def generate(workload: Workload) -> Trace:
@@ -88,7 +90,7 @@ class _Recipe:
         self.output = number_law(workload.output, "output", lambda file: _lengths(file, "output_length"))
         self.turns = number_law(workload.turns, "turns")
         self.think = number_law(workload.think, "think")
-        self.levels = _levels(workload.tree)
+        self.levels = prefix_levels(workload.tree)
         self.weights = [
             list(accumulate((rank + 1) ** -workload.zipf for rank in range(children))) for children, _ in self.levels
         ]
@@ -168,12 +170,15 @@ def whole(draw: Draw, random: Random) -> int:
     return max(1, round(draw(random)))
 
 
-def _levels(text: str) -> list[tuple[int, int]]:
+def prefix_levels(text: str, field: str = "tree") -> list[tuple[int, int]]:
+    """Number and tokens of the prefixes on each level of a tree, as people write them. Raises ``KvyardError``."""
     found = []
     for level in text.split("/") if text else ():
         children, times, tokens = level.partition("x")
         if not times or not children.isdecimal() or not tokens.isdecimal() or not int(children):
-            raise KvyardError(f"tree: {level!r} is no level; write CHILDRENxTOKENS, as in 1x2000/20x500")
+            raise KvyardError(f"{field}: {level!r} is no level; write CHILDRENxTOKENS, as in 1x2000/20x500")
+        if int(children) > MOST_CHILDREN:
+            raise KvyardError(f"{field}: {level!r} has more than {MOST_CHILDREN:,} children")
         found.append((int(children), int(tokens)))
     return found
 

@@ -36,6 +36,9 @@ def number_law(text: str, field: str, empirical: Callable[[str], array[int]] | N
             raise KvyardError(f"{field}: empirical:FILE names a trace to take lengths from, and is for lengths only")
         values = empirical(rest)
         return lambda random: values[random.randrange(len(values))]
+    if name == "table":
+        numbers = table_numbers(text, field)
+        return lambda random: numbers[random.randrange(len(numbers))]
     return _made(text, field, NUMBERS)  # type: ignore[return-value]
 
 
@@ -83,6 +86,20 @@ def _made(text: str, field: str, laws: Mapping[str, Law]) -> object:
         return law.make(given)
     except ValueError as error:
         raise KvyardError(f"{field}: {name} {error}") from None
+
+
+def table_numbers(text: str, field: str) -> array[float]:
+    """The numbers of a ``table`` law. Raises ``KvyardError`` for another law or what is no number."""
+    name, _, rest = text.partition(":")
+    if name != "table":
+        raise KvyardError(f"{field} must be a table, as in table:3,5,9, not {text[:40]!r}")
+    try:
+        values = array("d", map(float, rest.split(",")))
+    except ValueError:
+        raise KvyardError(f"{field}: table takes numbers, as in table:3,5,9") from None
+    if not all(0 <= value < math.inf for value in values):
+        raise KvyardError(f"{field}: numbers of a table can't be negative or infinite")
+    return values
 
 
 def _positive(values: Mapping[str, float], *keys: str) -> None:

@@ -52,6 +52,15 @@ class GrowingPrompts:
             found.append(self._take(1))
         return found
 
+    def fork(self, session: Hashable, other: Hashable) -> None:
+        """Let the next prompt of ``other`` go on from the latest one of ``session``, instead of its own."""
+        context = self._contexts.get(session)
+        self._contexts[other] = _Context() if context is None else context.copy()
+
+    def end(self, session: Hashable) -> None:
+        """Forget a session's prompts."""
+        self._contexts.pop(session, None)
+
     def _begin(self, blocks: int, common: Hashable) -> _Context:
         if common is None:
             return _Context()
