@@ -37,9 +37,12 @@ end, half a request, no HTTP."""
 class Load:
     """Streams against one address. ``errors`` is what was wrong, in words."""
 
-    def __init__(self, url: str, streams: int, hostile: float = 0.0) -> None:
-        """``hostile`` is the share of clients that send what they mustn't."""
+    def __init__(self, url: str, streams: int, hostile: float = 0.0, brief: int = 0) -> None:
+        """``hostile`` is the share of clients that send what they mustn't. The first ``brief`` requests have short answers:
+        they fill what a server keeps of its latest requests.
+        """
         self._url = url
+        self._brief = brief
         self._hostile = hostile
         self._streams = streams
         self._serial = 0
@@ -88,7 +91,8 @@ class Load:
 
     async def _ask(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
         self._serial += 1
-        name, which, most = f"soak-{self._serial}", rng.randrange(PROMPTS), rng.choice((60, 100))
+        lengths = (4, 8) if self._serial <= self._brief else (60, 100)
+        name, which, most = f"soak-{self._serial}", rng.randrange(PROMPTS), rng.choice(lengths)
         body = {
             "prompt": f"conversation {which % 40} " * 20 + f"turn {which} " * (5 + which % 20),
             "max_tokens": most,

@@ -5,12 +5,13 @@ count of copies per (group, tier, hash), and beside it the plain set that many c
 them are normal for an engine, and what they cost a consumer, is said in ``rules``.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from kvyard.events.transport.fingerprints import Fingerprints
 from kvyard.events.transport.frames import Frame, fingerprint, read_live
 from kvyard.events.types import Event, Removed, Stored, Tier
 from kvyard.events.wire import Decoder, EngineGuess
@@ -133,6 +134,8 @@ class Facts(msgspec.Struct):
     guess: EngineGuess = msgspec.field(default_factory=EngineGuess)
 
 
+MAX_PRINTS = 10_000
+"""Batches of a stream that are remembered, to tell a repetition from a restart."""
 MAX_KNOWN = 5_000_000
 """Hashes remembered after they are gone; beyond that "never seen" and "removed before" are no longer told apart."""
 Place: TypeAlias = tuple[int | None, int | None, Tier]
@@ -155,7 +158,7 @@ class _CheckedStream:
         self.lost = False
         """True if events are missing, so that blocks counted as held may be gone."""
         self.decoder = Decoder()
-        self.prints: OrderedDict[int, int] = OrderedDict()
+        self.prints = Fingerprints(MAX_PRINTS)
         self.ts = 0.0
 
     def forget(self, rank: int | None, tier: Tier | None) -> None:
@@ -242,7 +245,8 @@ class Checker:
             if stream.prints.get(seq) == mark:
                 facts.duplicates += 1
                 return False
-            if seq not in stream.prints and stream.prints and seq > min(stream.prints):
+            first = stream.prints.first
+            if seq not in stream.prints and first is not None and seq > first:
                 # Out of order: what came after it has been applied, so it is as good as lost.
                 facts.late += 1
                 return False
@@ -258,9 +262,7 @@ class Checker:
                 facts.gaps.append((facts.last + 1, seq - 1))
             stream.excused = stream.lost = True
         facts.last = seq
-        stream.prints[seq] = mark
-        if len(stream.prints) > 10_000:
-            stream.prints.popitem(last=False)
+        stream.prints.add(seq, mark)
         return True
 
     # -- payloads ---------------------------------------------------------------------------------------------------

@@ -4,10 +4,11 @@ and its output: a state, with a reason if it isn't fresh, and updates, in order.
 Only bookkeeping. What to do about a gap is decided in ``recovery``.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 
 import msgspec
 
+from kvyard.events.transport.fingerprints import Fingerprints
 from kvyard.events.transport.frames import chained
 from kvyard.events.transport.state import FollowerCounters, Origin, State, StreamStatus, Update
 from kvyard.events.types import Event
@@ -43,12 +44,13 @@ class StreamPosition:
         self.anchor: int | None = None
         """The last batch before the connection broke, until the publisher has shown that it knows it."""
         self._remembered = remembered
-        self.prints: OrderedDict[int, int] = OrderedDict()
-        """Fingerprints of applied batches, while they are remembered."""
+        self.prints = Fingerprints(remembered)
+        """Fingerprints of the latest applied batches."""
 
     def passed_over(self, seq: int) -> bool:
         """Return true if ``seq`` was skipped although batches before and after it were applied."""
-        return seq not in self.prints and seq > next(iter(self.prints), self.applied)
+        first = self.prints.first
+        return seq not in self.prints and seq > (self.applied if first is None else first)
 
     @property
     def witness(self) -> int | None:
@@ -58,14 +60,10 @@ class StreamPosition:
         return self.applied if self.applied in self.prints else None
 
     def advance(self, batch: ReceivedBatch) -> None:
-        """``batch`` was applied; it may be further on than the next one."""
+        """``batch``, which is behind all before it, was applied; it may be further on than the next one."""
         self.applied = batch.seq
         self.digest = chained(0 if batch.restates else self.digest, batch.print)
-        prints = self.prints
-        prints.pop(batch.seq, None)
-        prints[batch.seq] = batch.print
-        if len(prints) > self._remembered:
-            prints.popitem(last=False)
+        self.prints.add(batch.seq, batch.print)
 
     def move(self, applied: int, digest: int) -> None:
         """Continue after ``applied``, as after a snapshot or a restart; fingerprints of what was before are dropped."""

@@ -28,15 +28,16 @@ CHARTED = ("queued", "requests", "finished", "failed", "prompt_tokens", "output_
 """Totals that charts show."""
 
 
-def point_of(view: FleetView) -> dict[str, Any]:
-    """Return the data for charts of one look."""
-    return {
+def point_of(view: FleetView) -> msgspec.Raw:
+    """Return the data for charts of one look, as JSON: as objects, those of ten minutes take five times as much memory."""
+    point: dict[str, Any] = {
         "at": view.at,
         "since": view.since,
         "running": sum(worker.running for worker in view.workers),
         "waiting": sum(worker.waiting for worker in view.workers),
         **{name: getattr(view.totals, name) for name in CHARTED},
     }
+    return msgspec.Raw(msgspec.json.encode(point))
 
 
 def frame(event: str, value: object) -> bytes:
@@ -62,7 +63,7 @@ class ViewFeed:
         self.viewers = 0
         self.number = 0
         """Counts the frames."""
-        self.history: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
+        self.history: deque[msgspec.Raw] = deque(maxlen=REMEMBERED)
         self._whole = self._news = b""
         self._newest = -1
         """The last decision that was shown."""
