@@ -30,7 +30,7 @@ STREAMS = 200
 HOSTILE = 0.01
 """Share of clients that send what they mustn't."""
 BRIEF = 12_000 if SECONDS >= 600 else 0
-"""Requests with short answers at the start: a gateway remembers 10,000 sessions, which at this pace would fill for half an hour."""
+"""Requests with short answers at the start: a gateway remembers 10,000 sessions, which would fill for half an hour."""
 MOST_GROWTH = 0.05 if SECONDS >= 3600 else 2.8
 """MiB a minute in the rest, by the line of best fit; in a few minutes what is kept on purpose still grows."""
 
