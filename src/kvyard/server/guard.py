@@ -8,12 +8,16 @@ looked at.
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
 
 from kvyard.server.http import Refusal
 from kvyard.server.running import is_loopback
+
+LONGEST_ADDRESS = 64
+"""Characters of a name that may be an address."""
 
 
 class Guard(msgspec.Struct, frozen=True):
@@ -41,7 +45,7 @@ class Guard(msgspec.Struct, frozen=True):
         name = _name_of(called)
         if not name or name in self.hosts or name in ("localhost", self.host) or name.endswith(".localhost"):
             return
-        if _is_address(name) or (not self.hosts and not is_loopback(self.host)):
+        if (len(name) < LONGEST_ADDRESS and _is_address(name)) or (not self.hosts and not is_loopback(self.host)):
             return
         error = f"this server isn't called {name[:200]!r}"
         raise Refusal(403, error, fix="use its address, or add the name to its setting hosts")
@@ -61,6 +65,7 @@ def _name_of(host: str) -> str:
     return host.partition(":")[0].lower().rstrip(".")
 
 
+@lru_cache(maxsize=256)
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)

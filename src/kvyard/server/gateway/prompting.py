@@ -259,7 +259,7 @@ class Prompting:
         """Return true if a prompt has more values than may be read at once; it isn't read then."""
         for name in _RAW:
             raw = getattr(ask, name, None)
-            if isinstance(raw, msgspec.Raw) and await too_heavy(bytes(raw)):
+            if isinstance(raw, msgspec.Raw) and len(memoryview(raw)) >= LARGE and await too_heavy(bytes(raw)):
                 return True
         return False
 

@@ -48,7 +48,7 @@ def answer_tokens(answer: bytes) -> AnswerTokens:
     """Return the usage in a whole answer, or in part of one."""
     if len(answer) <= SMALL and answer[:1] == b"{":
         try:
-            return _read(bytes(_decode_whole(answer).usage))
+            return _counts(bytes(_decode_whole(answer).usage))
         except DECODE_ERRORS:
             pass  # something else than an answer, or cut
     reader = UsageReader()
@@ -112,13 +112,16 @@ def _find_last(data: bytes, end: int) -> int:
 def _read(data: bytes) -> AnswerTokens:
     """The counts in an object, which is looked at up to its last brace."""
     depth = 0
-    end = len(data)
     for brace in _BRACES.finditer(data):
         depth += 1 if brace[0] == b"{" else -1
         if not depth:
-            end = brace.end()
-            break
-    counts = {match[1]: int(match[2]) for match in _FIELD.finditer(data, 0, end)}
+            return _counts(data[: brace.end()])
+    return _counts(data)
+
+
+def _counts(data: bytes) -> AnswerTokens:
+    """The counts in an object that is all there is."""
+    counts = {match[1]: int(match[2]) for match in _FIELD.finditer(data)}
     if b"input_tokens" not in counts:
         output = counts.get(b"completion_tokens", counts.get(b"output_tokens"))
         return AnswerTokens(counts.get(b"prompt_tokens"), output, counts.get(b"cached_tokens"))
