@@ -234,9 +234,10 @@ def test_a_stream_that_is_cut_holds_nothing(picker: PickerServed) -> None:
     assert picker.gateway.traffic.counters.cancelled == before + 1
 
 
-def test_headers_that_come_twice_end_the_stream_and_hold_nothing(picker: PickerServed) -> None:
+@pytest.mark.parametrize("first", [{":path": "/v1/models", ":method": "GET"}, {}])
+def test_headers_that_come_twice_end_the_stream_and_hold_nothing(picker: PickerServed, first: dict[str, str]) -> None:
     with Exchanged(picker.target) as stream:
-        whole = HttpHeaders(headers=headers({":path": "/v1/models", ":method": "GET"}), end_of_stream=True)
+        whole = HttpHeaders(headers=headers(first), end_of_stream=True)
         stream.send(request_headers=whole)
         assert stream.receive().WhichOneof("response") == "request_headers"
         stream.send(request_headers=whole)

@@ -105,7 +105,7 @@ class RequestStream:
 
     async def _request_headers(self, message: Any) -> None:
         picker, config = self._picker, self._picker.config
-        if self._begun:
+        if self._begun or self._picked is not None:
             raise Refusal(400, "a request's headers came twice on one stream", fix="open a stream for each request")
         self._begun = True
         size = message.ByteSize()
