@@ -1,8 +1,9 @@
-"""What a gateway costs and what it is worth, beside routers that others made: same engines, same load, by turns.
+"""What a gateway costs and what it is worth, beside routers that others made: same engines, same load, alternating.
 
     .venv/bin/python benchmarks/gateway.py hop                       # CPU per request and per streamed chunk, ours alone
     .venv/bin/python benchmarks/gateway.py hop kvyard smg vllm-router --rounds 2
     .venv/bin/python benchmarks/gateway.py hop kvyard kvyard@2       # by one process and by two
+    .venv/bin/python benchmarks/gateway.py hop kvyard=OLD kvyard=NEW # two installs, as for two_installs.py
 
 Routers run from their own environments (``scripts/peers.sh routers``); their versions are in that script. Everything is on
 loopback. CPU time is that of the router's processes by /proc, which other work on the machine disturbs least.
@@ -35,6 +36,7 @@ import lzma
 import math
 import os
 import random
+import re
 import signal
 import socket
 import statistics
@@ -56,7 +58,7 @@ PEERS = ROOT / "build" / "peers"
 TICKS = os.sysconf("SC_CLK_TCK")
 LENGTHS = {"short": 400, "33 KB": 33_000, "131 KB": 131_000}
 AT_ONCE = {"short": 64, "33 KB": 16, "131 KB": 8}
-COUNTS = {"short": 3000, "33 KB": 800, "131 KB": 300}
+COUNTS = {"short": 1500, "33 KB": 400, "131 KB": 100}
 WORDS = (ROOT / "README.md").read_text(encoding="utf-8").encode("ascii", "ignore").decode().split()
 
 
@@ -210,13 +212,16 @@ def routed(
     """
     port = free_ports(3)
     more: dict[str, str] = {}
+    log = folder / f"{re.sub('[:=/]', '-', router)}.log"
+    router, _, install = router.partition("=")
+    if install:
+        more = {"PYTHONPATH": install}
     if router.startswith("litellm"):
         (folder / "litellm.yaml").write_text(litellm_config(engines))
         more = LITELLM
     if router.startswith("dynamo"):
         _dynamo_frontend.prepare(folder)
         more = _dynamo_frontend.environment(folder)
-    log = folder / f"{router.replace(':', '-')}.log"
     given = command(router, port, engines, events=events or [], block_size=block_size, tokenizer=tokenizer)
     with ExitStack() as stack:
         if router.startswith("dynamo"):

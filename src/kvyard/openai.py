@@ -232,7 +232,7 @@ class TokenUsage(msgspec.Struct, kw_only=True):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that came from a cache; ``None`` where nothing is said of it."""
+        """Prompt tokens that came from a cache; ``None`` if it isn't reported."""
         return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
 
 

@@ -279,7 +279,7 @@ class CacheMap:
     def _add_copy(self, chain: Chain, node: Node, extent: Extent) -> Extent:
         """Make the blocks of ``extent`` that ``node`` covers a copy of it; ``extent`` keeps what follows."""
         if not node.copies:
-            # A hole may have let go of its tokens; the chain that fills it has them.
+            # A hole may have released its tokens; the chain that fills it has them.
             node.chain, node.keys = chain, chain.keys
         count = node.stop - extent.start
         if len(extent.ids) > count:

@@ -39,7 +39,8 @@ def claim(order: EvictionOrder, extents: Iterable[Extent], session: str, hints: 
 
 
 def end_session(order: EvictionOrder, session: str) -> int:
-    """``session`` is over, which no request said: all of its own blocks in ``order`` are the first to go. Returns how many.
+    """``session`` is over, which no request announced: all of its own blocks in ``order`` are the first to go. Returns how
+    many.
 
     Takes time by the number of extents in the order.
     """

@@ -385,7 +385,7 @@ class Pool:
                         self.ledger.charge(extent.account, -len(extent.ids))
 
     def end_move(self, held: Table) -> None:
-        """A transfer ends that moved ``held`` elsewhere: what has no other reference is forgotten."""
+        """A transfer ends that moved ``held`` elsewhere: blocks without another reference are freed."""
         self.holds.remove(held)
         for extent in held.settle():
             if extent.refs == 1:

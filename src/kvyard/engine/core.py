@@ -541,7 +541,7 @@ class EngineCore:
         while index < count:
             # The first pass of a plan got its blocks when it was decided on, unless those of all are taken together.
             until = self._take_blocks(index, count) if batch.decoding and (count > 1 or together) else count
-            # What was taken together is told together; otherwise nothing is to be told of the passes after this one.
+            # Tokens taken together are reported together; otherwise the passes after this one report nothing.
             last = until - 1 if together else index
             if last + 1 < len(ends):
                 self._announce(ends[last])
@@ -614,7 +614,7 @@ class EngineCore:
         batch = self._batch
         assert batch is not None
         start = self._ends[done - 1] if done else self._start
-        # Those that enter have their first token of it, which ``produced`` tells.
+        # Those that enter have their first token of it, which ``produced`` reports.
         decoding = batch.decoding - len(batch.entering)
         if batch.chunks or batch.drafted:
             waiting = self.scheduler.batch.count

@@ -24,11 +24,11 @@ class Watcher:
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
         """``job`` begins to run in the pass that starts at ``now``, with ``cached`` tokens found on the device and
-        ``external`` ones loaded before. Also told of every return after a preemption.
+        ``external`` ones loaded before. Also called on every return after a preemption.
         """
 
     def decided(self, made: Pass, now: int) -> None:
-        """``made`` was decided on at ``now``, and its jobs have their blocks. Of a plan, told once."""
+        """``made`` was decided at ``now``, and its jobs have their blocks. Called once for a plan."""
 
     def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
         """A pass from ``start`` to ``end`` computed prompt ``chunks`` (job, new, past) and one step of ``decoding`` jobs."""
@@ -53,7 +53,7 @@ class Watcher:
         """``job`` waits for ``tokens`` tokens of its prompt to come from a lower tier."""
 
     def ended(self, job: Job, now: int, reason: str) -> None:
-        """``job`` is through: ``job.state`` says how, ``reason`` why in words where it isn't simply finished."""
+        """``job`` ended: ``job.state`` says how, ``reason`` why in words where it isn't simply finished."""
 
     def announced(self, batch: EventBatch, now: int) -> None:
         """KV events of a pass that ended at ``now``."""

@@ -167,7 +167,7 @@ class Bridge:
         if event.parent is None or event.parent in known:
             before = None if event.parent is None else self._upto(known[event.parent])
         else:
-            # The parent was forgotten: what the first hash follows on is known by that itself.
+            # The parent was evicted: the position follows from the first hash itself.
             loc = known[hashes[0]]
             whole, index = self._spans[loc >> _BITS], loc & _OFFSET
             if whole.size != size:

@@ -144,7 +144,7 @@ class ChainIndex:
         for node in self._nodes.values():
             paint(node.stops, node.masks, node.start, node.start, node.stop, 0, bit)
         for key, node in list(self._nodes.items()):
-            # Letting go of one may have let go of those before it.
+            # Freeing one may have freed those before it.
             if key in self._nodes and not node.masks[-1] and not node.children:
                 self._shorten(node)
 

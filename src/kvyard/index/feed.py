@@ -35,7 +35,7 @@ class FeedCounters(msgspec.Struct):
     """Resolved and stored, repetitions included."""
     removed: int = 0
     unresolved: int = 0
-    """Hashes of stores without text, where no event before said it either; they wait."""
+    """Hashes of stores without tokens that no earlier event had either; they wait."""
     orphans: int = 0
     """Stored with an unknown parent; they wait."""
     refused: int = 0

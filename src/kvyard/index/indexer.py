@@ -156,7 +156,7 @@ class Indexer:
             self.apply(update, now)
 
     def lose(self, stream: str, reason: str) -> None:
-        """Mark all of a stream stale until an update replaces it: for a loss that no update tells of."""
+        """Mark all of a stream stale until an update replaces it: for a loss that no update reports."""
         for key, known in self.streams.items():
             if key[0] == stream:
                 known.lose(reason)

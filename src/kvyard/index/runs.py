@@ -187,7 +187,7 @@ class RunFeed:
             self._settle(place)
 
     def close(self) -> None:
-        """The holder is gone, and all it held with it; what still waits is never told."""
+        """The holder is gone with all it held; announcements that still wait are dropped."""
         self._pending = []
         self._queue.clear()
         for place in self._places.values():
@@ -309,7 +309,7 @@ class RunIndexer:
         return roster.reaches(keys, tokens)
 
     def computed(self, worker: Holder, tokens: int, last: Callable[[int], Sequence[int]]) -> None:
-        """A worker has computed a prompt. Events of a replay tell all that changes then."""
+        """A worker has computed a prompt. Events of a replay announce all changes, so that nothing is to be done."""
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless all parts agree with themselves."""

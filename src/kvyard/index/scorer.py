@@ -76,7 +76,7 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
     """From 0 to 1. While something is missing rows may be wrong either way, so nothing unless asked for."""
 
     def of(self, state: State) -> float:
-        """The confidence in what a stream in ``state`` said."""
+        """The confidence in the announcements of a stream in ``state``."""
         return 1.0 if state == State.FRESH else self.catching_up if state == State.CATCHING_UP else 0.0
 
 

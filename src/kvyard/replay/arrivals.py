@@ -117,7 +117,7 @@ class TraceArrivals:
         return out
 
     def ended(self, request: TraceRequest, now: int) -> None:
-        """``request`` is through, however it ended: those that wait for it may come."""
+        """``request`` ended, in any way: requests that wait for it may arrive."""
         self._in_flight -= 1
         self._now = now
         # Those that name it may not have been read yet.

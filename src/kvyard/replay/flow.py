@@ -62,7 +62,7 @@ class FleetFlow:
         return ""
 
     def ended(self, worker: int, record: Record, now: int) -> bool:
-        """A request is through at ``worker``; returns True if others may go."""
+        """A request ended at ``worker``; returns True if others may go."""
         request = self._requests.pop(record.id, None)
         if request is not None:
             found = record.cached + sum(record.loaded) if record.admitted >= 0 else record.input

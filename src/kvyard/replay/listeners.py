@@ -33,7 +33,7 @@ class Listener:
         """``worker`` has computed a prompt for another worker."""
 
     def ended(self, worker: int, job: Job, record: Record, now: int) -> None:
-        """A request is through; its record says how."""
+        """A request ended; its record says how."""
 
 
 class RankWatcher(Watcher):

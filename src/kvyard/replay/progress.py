@@ -18,7 +18,7 @@ COUNTED_PACKED = 200 * 2**20
 
 
 class Bar:
-    """A progress bar on stderr while its ``with`` lasts; ``told`` is what a fleet tells. Nothing without a terminal."""
+    """A progress bar on stderr while its ``with`` lasts; ``told`` receives the fleet's progress. Nothing without a terminal."""
 
     def __init__(self, source: Trace | Iterable[TraceRequest], limit: int | None, passed: str = "simulated in") -> None:
         """``passed`` stands between the run's own time and the real one."""

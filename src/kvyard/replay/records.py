@@ -274,7 +274,7 @@ class Records(Mapping[str, Record]):
             self.sessions.number(record.session, record.root)
 
     def close(self, name: str) -> None:
-        """A request is through: its record doesn't change any more. Raises ``KvyardError`` where a disk is full."""
+        """A request ended: its record doesn't change any more. Raises ``KvyardError`` where a disk is full."""
         number = self._numbers.pop(name)
         self._pack(self.open.pop(name), number)
         self._index = None

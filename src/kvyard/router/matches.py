@@ -26,7 +26,7 @@ class CachedPrefixes:
         self.groups = groups
         self.tiers = tiers
         self.announced = announced
-        """Blocks in device memory that events told of, where ``groups`` has predictions too."""
+        """Blocks in device memory that events announced, where ``groups`` has predictions too."""
         self.trust = trust
         """Workers, as bits, whose streams are trusted in part, by how far."""
 

@@ -69,7 +69,7 @@ class RoutedMemory:
         entries, tree = self._entries, self.tree
         place = bisect_left(entries, number, key=_number_of)
         if place == len(entries) or entries[place][0] != number:
-            return  # forgotten already
+            return  # evicted already
         _, _, slot, node, before = entries[place]
         del entries[place]
         ends = {end: other for other, _, to, end, _ in entries if to == slot}  # the latest of each: they are in order

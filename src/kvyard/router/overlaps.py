@@ -135,7 +135,7 @@ class OverlapView:
         for depth, slots in memory.tree.levels(self._path):
             for step, members in steps:
                 coarse = slots & members
-                # What a hybrid model could use of it depends on what else its groups keep: only events tell.
+                # What a hybrid model could use of it depends on the blocks that its groups keep: only events announce those.
                 if coarse and step:
                     out.append((min(depth * size, most) // step * step // size, coarse))
                 slots ^= coarse

@@ -29,7 +29,7 @@ from kvyard.server.http import Refusal
 LONGEST_SESSION = 256
 """Characters of a session's name that are kept as they are."""
 USUAL_TTL = 300
-"""Seconds that are meant where none are said: five minutes, in Anthropic's API and in those made after it."""
+"""Seconds by default: five minutes, in Anthropic's API and in those made after it."""
 _TIME = re.compile(r"([0-9]{1,6})(s|m|h)", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 MOST_SECONDS = 10**7

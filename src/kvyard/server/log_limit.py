@@ -1,4 +1,4 @@
-"""A limit to what is logged: a kind of line is written a few times, then counted, and the count is said with the next one.
+"""A limit to what is logged: a kind of line is written a few times, then counted, and the count is written with the next one.
 
 What goes wrong goes wrong many times: a process without file descriptors fails thousands of times a second, and a log that
 fills the disk is one more thing that has gone wrong. A kind is a logger, a level and a text without what is put into it.

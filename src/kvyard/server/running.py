@@ -358,4 +358,4 @@ class Running:
             self.hurry()
         self.stop()
         if self._entering is not None:
-            self._entering.cancel()  # nothing is under way yet, so there is nothing to wait for
+            self._entering.cancel()  # nothing is in flight yet, so there is nothing to wait for

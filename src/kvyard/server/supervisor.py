@@ -99,7 +99,7 @@ class Supervisor:
                 kept.reason = said(error)
                 if self._clock.now() - began >= STEADY:
                     wait, last = SHORTEST, ""
-                # The same again is only counted: the first time has said it, with its traceback.
+                # A repetition is only counted: the first time was logged with its traceback.
                 if kept.reason != last:
                     log.error("%s failed and is begun again: %s", kept.name, kept.reason, exc_info=error)
                 last = kept.reason

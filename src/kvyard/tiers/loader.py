@@ -326,7 +326,7 @@ class Loader:
             return NOTHING
         pieces = [need.piece for need in needs]
         if any(self._is_loading(piece) for piece in pieces):
-            # A prefix shorter than was hoped for has another window, and that may be on its way for another request.
+            # A shorter prefix than expected has another window, which may be in flight for another request.
             return self._wait()
         external = tokens - (local.tokens if local is not None else 0)
         allocate = state.layout.manager.allocate

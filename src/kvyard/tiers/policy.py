@@ -36,7 +36,7 @@ class WriteThrough:
         return request.num_prompt_tokens
 
     def used(self, group: int, chain: Chain, first: int, last: int) -> None:
-        """A request has used pages ``first`` to ``last``: told once per request and page, before ``choose``."""
+        """Note that a request has used pages ``first`` to ``last``: once per request and page, before ``choose``."""
 
     def choose(self, group: int, chain: Chain, missing: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the ``missing`` intervals to store now."""

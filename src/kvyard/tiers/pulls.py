@@ -88,7 +88,7 @@ class Pulls:
         self.changed = changed
         self.members: dict[str, PeerTier] = {}
         self.expected: dict[str, Expectation] = {}
-        """By request, until its pull begins or it is through."""
+        """By request, until its pull begins or the request ends."""
         self.under_way: dict[int, Pull] = {}
         """By the number of their flow."""
         self.watch: Callable[[Pull], None] | None = None

@@ -164,7 +164,9 @@ class TierStore:
         """Number of times that room was made: pages are in flight from then on, and others may be gone."""
 
     def tell_time(self, now: int) -> None:
-        """It is ``now``: for eviction policies that go by it, and for the ledger. What goes by recency alone is not told."""
+        """It is ``now``: for eviction policies that go by it, and for the ledger. Policies that go by recency alone don't
+        receive it.
+        """
         if not self._by_recency or self.pool.ledger is not None:
             self.clock.sleep_until(now)
 
@@ -220,7 +222,7 @@ class TierStore:
         free = 0
         if use is not None and pool.learner is not None:
             free = sum([len(extent.ids) for extent in extents if not extent.refs])
-            held = pool.hold(extents)  # while it is told it may split them
+            held = pool.hold(extents)  # the policy may split them
             self._tell_use(group, chain, held, use)
             pool.end_hold(held)
             return free

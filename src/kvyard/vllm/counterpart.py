@@ -62,7 +62,7 @@ class Counterpart:
         ours, theirs = self.ours, self.theirs
         ours.num_computed_tokens = theirs.num_computed_tokens
         ours.num_in_flight_tokens = theirs.num_in_flight_tokens
-        # vLLM's scheduler decides whether what a lookup said of it counts.
+        # vLLM's scheduler decides whether the lookup's answer counts.
         ours.shared_prefix_boundary = theirs.shared_prefix_boundary
         ours.running = running
         known, there = ours.chain.num_tokens, theirs.num_tokens

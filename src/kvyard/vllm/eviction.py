@@ -35,7 +35,7 @@ class OrderPolicy(CachePolicy):
         super().__init__(cache_capacity)
         self._ranking: ChunkRanking[Any] = ChunkRanking(self.order)
         self._wishes: dict[bytes, tuple[int, int | None]] = {}
-        """Of chunks that are about to be stored: a policy isn't told the request again when they are."""
+        """Of chunks that are about to be stored: a policy doesn't receive the request again then."""
         self._chunk_tokens = 0
         """Tokens of a chunk, which a policy doesn't receive: it follows from where chunks end."""
         logger.info("Chunks in host memory are evicted by kvyard's order %r, %d of them", self.order, cache_capacity)

@@ -391,7 +391,7 @@ class EngineRecorder:
         if step is not None and not broken:
             self._write_step(step.over)
         if unfinished or broken:
-            # The log is cut after the last whole step. Who ended later is one of those that were under way then.
+            # The log is cut after the last whole step. Requests that ended later were in flight then.
             ends = [*(step.ends if step is not None and broken else ()), *self._gone]
             seen = ((self.open.pop(id_, None), end) for id_, end in unfinished.items())
             ends += [(request, end) for request, end in seen if request is not None and request not in self._waiting]

@@ -1,4 +1,6 @@
-"""Watches one of vLLM's schedulers and tells a recorder. It changes nothing, and what goes wrong in it stays in it."""
+"""Watches one of vLLM's schedulers and passes what it sees to a recorder. It changes nothing, and what goes wrong in it stays
+in it.
+"""
 
 import atexit
 import os
@@ -38,7 +40,7 @@ SAME_NAMES = {
 
 
 class RecordingMixin(SchedulerInterface):
-    """Mixed into a scheduler of vLLM's: records if told to, and does nothing otherwise."""
+    """Mixed into a scheduler of vLLM's: records if it is configured, and does nothing otherwise."""
 
     kvyard_recorder: EngineRecorder | None = None
     _clock = WallClock()

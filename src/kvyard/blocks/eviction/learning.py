@@ -46,7 +46,7 @@ class LearningOrder:
         self.capacity = capacity
         self._split = split
 
-    # -- told --------------------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
         """A request used ``extents`` of one group, given in order of position and held by it or by no request.

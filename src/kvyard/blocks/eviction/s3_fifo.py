@@ -42,7 +42,7 @@ class S3FifoOrder(LearningOrder):
         self._serial = 0
         self._ghost: dict[tuple[int, Key], None] = {}
 
-    # -- told --------------------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
         node = extent.node

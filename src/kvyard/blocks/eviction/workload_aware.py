@@ -65,7 +65,7 @@ class WorkloadAwareOrder(LearningOrder):
     def _nothing(self) -> _Window:
         return _Window(0, Counter(), Counter(), Counter(), 0, 0)
 
-    # -- told --------------------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
         if not use.turn:

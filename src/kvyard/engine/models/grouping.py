@@ -69,7 +69,7 @@ def _grouped(layers: Sequence[CacheLayer], pages: Sequence[_LayerPage]) -> list[
     groups = []
     for bucket in buckets.values():
         number = ceil_div(len(bucket), size)
-        # Every so many-th layer, so that pipeline stages have about as many layers of each group.
+        # Layers at equal distances, so that pipeline stages have about as many layers of each group.
         groups += [bucket[index::number] for index in range(number)]
     return groups
 

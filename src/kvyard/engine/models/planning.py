@@ -264,7 +264,7 @@ def _too_large(fields: Fields, memory: int, on: PlanOptions, tight: _StagePlan) 
 def _enough_ranks(fields: Fields, memory: int, on: PlanOptions) -> int | None:
     """The fewest tensor ranks on which there is room; ``None`` where none is known."""
     if on.weights is not None:
-        return None  # what a card has of them was said, and it doesn't follow from the ranks
+        return None  # the number per card was given, and doesn't follow from the ranks
     for ranks in range(on.tensor_parallel_size + 1, MOST_RANKS + 1):
         wider = msgspec.structs.replace(on, tensor_parallel_size=ranks)
         try:

@@ -37,7 +37,7 @@ class PassMaker:
         raise NotImplementedError
 
     def computed(self, done: Pass) -> None:
-        """The pass ``done`` is over; told before its jobs take their next steps."""
+        """Called when the pass ``done`` is over, before its jobs take their next steps."""
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if what this keeps contradicts the jobs."""

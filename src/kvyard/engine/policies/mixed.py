@@ -410,7 +410,7 @@ class MixedPasses(PassMaker):
                 )
                 continue
             if speculative is not None and job.num_tokens - past == 1 and not computes_prompts:
-                # Jobs that decode compute so many each, and if this one does too, it doesn't slow their pass down.
+                # Jobs that decode compute this many each; if this one does too, it doesn't slow their pass down.
                 filler = speculative.filler(past) if past or self._drafted else 0
                 if new + filler > budget:
                     break

@@ -624,7 +624,7 @@ class SglangPasses(PassMaker):
         for victim in retracted:
             self._waiting.push(victim)
         if len(kept) == 1 and not self._has_room(len(needing)):
-            # SGLang gives it up: a prompt under way holds the rest, and is not retracted.
+            # SGLang gives it up: a prompt in flight holds the rest, and is not retracted.
             needing.discard(kept[0])
             jobs.drop(kept.pop(), now)
         self._running = kept

@@ -197,7 +197,7 @@ def compile_aic(
 
 
 def _modes(model: str, config: Mapping[str, Any], weight_dtype: str | None, kv_cache_dtype: str) -> dict[str, str]:
-    """Their names of the types that have to be said: what was asked for, and what ``config`` has and ``model`` doesn't."""
+    """Their names of the types that must be passed: what was asked for, and what ``config`` has and ``model`` doesn't."""
     found: dict[str, str | None] = {}
     if weight_dtype is not None:
         mode = QUANT_MODES.get(weight_dtype)
@@ -224,7 +224,7 @@ class _Handle:
         split: Parallelism,
         modes: Mapping[str, str],
     ) -> None:
-        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it tells of every table it opens
+        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it logs every table that it opens
         from aiconfigurator_core.sdk.engine import EngineHandle
         from aiconfigurator_core.sdk.perf_database import get_latest_database_version
 

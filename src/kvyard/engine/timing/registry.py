@@ -50,7 +50,7 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {}
 
     def run_class(self, backend: str) -> RunClass | None:
-        """Return the class of published runs that tell how far off it is on the engine ``backend``; ``None`` if none do."""
+        """Return the class of published runs from which its error is known on the engine ``backend``; ``None`` if none do."""
         return None
 
     def request_ms(self) -> float:

@@ -95,7 +95,7 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MANY = 16
-"""Blocks that come back before it is said of a tier that it never removes."""
+"""Blocks that must come back before a tier is reported as one that never removes."""
 _PROBLEM, _NORMAL, _NOTE = Severity
 _said = Texts(Path(__file__).with_name("texts.toml")).finding
 _UNKNOWN_ENGINE = "an engine we can't tell", StreamRules(single_removals=True)

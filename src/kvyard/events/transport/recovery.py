@@ -178,7 +178,7 @@ class Recovery:
         self._start_over(batch)
         self._enter(FOLLOWING)
         if self._broken and self._source:
-            # It may have been on its way since before the connection broke.
+            # It may have been in flight since before the connection broke.
             position.anchor = batch.seq
             position.drop_covered()
             self._verify(now)
@@ -293,7 +293,7 @@ class Recovery:
             self._replace("the publisher was restarted", now)
             return
         if head.seq > position.applied:
-            # What is on its way may still arrive by itself.
+            # Messages in flight may still arrive.
             self._checkpoint, self._due = head, now + 2 * self._limits.patience
         elif head.seq == position.applied:
             self._compare_digest(head)
@@ -449,7 +449,7 @@ class Recovery:
         self._log.add_batch(batch)
         loss = batch.decoded.loss
         if loss is not None:
-            self._no_rebuild |= batch.origin == Origin.REPLAY  # a live one may have been damaged on its way
+            self._no_rebuild |= batch.origin == Origin.REPLAY  # a live one may have been damaged in flight
             self._doubt = f"batch {batch.seq} can't be read in full: {loss.reason}"
         checkpoint = self._checkpoint
         if checkpoint is not None and position.applied >= checkpoint.seq:

@@ -198,7 +198,7 @@ class RedisIndex:
                     known = set(repeated)
                     fresh = [key for key in keys if key not in known]
             self._write(place, b"s", fresh)
-        # After it: a store that is larger than the budget forgets part of itself.
+        # After it: a store that is larger than the budget evicts part of itself.
         for where, gone in self._forgotten:
             self._write(where, b"d", gone)
         self._forgotten.clear()
@@ -430,7 +430,7 @@ class RedisIndex:
     def _translated(self, found: list[tuple[int, bytes]], through_holes: bool) -> Rows:
         if self._is_solo and SOLO not in self.session.tokens:
             return []  # bare numbers of another process mean nothing here
-        # What the server hasn't been told all of is left out.
+        # Changes that the server hasn't all received are left out.
         translate = self.directory.translator(self.pending.owners() & self.session.tokens.keys())
         rows = joined((stop, translate(row)) for stop, row in found)
         return rows if through_holes else list(takewhile(lambda row: row[1], rows))

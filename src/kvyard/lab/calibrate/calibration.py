@@ -11,7 +11,9 @@ from kvyard.engine.timing.measurements import Measurement, Measurements
 from kvyard.engine.timing.profile import FitError, Profile
 
 SHORT = 0.5
-"""Share of the prompts, the shortest, that tell what a request takes beyond its pass: of long ones the pass is unsure."""
+"""Share of the prompts, the shortest, from which the time of a request beyond its pass is estimated: of long ones the pass is
+unsure.
+"""
 
 
 class FittedProfile(msgspec.Struct, frozen=True, kw_only=True):

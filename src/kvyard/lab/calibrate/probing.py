@@ -44,7 +44,7 @@ SHORT = 256
 LATE = 8
 """Passes by which the first token of an answer may come later than those of others, as seen on a machine under heavy load."""
 SEEN = 5
-"""Prompts that must have told."""
+"""Prompts that must have given a measurement."""
 LOOKS, LOOK = 20, 0.02
 """Number of polls, and seconds between them, until the engine has counted a request."""
 CLEAR = 2.0

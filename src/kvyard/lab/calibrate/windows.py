@@ -33,7 +33,7 @@ COARSE = 160
 KNOWN = 0.5
 """Share of an answer's tokens whose times must be known: engines that are behind send several at once."""
 LONG = 64
-"""Tokens of two answers in the same time that tell whether both are of one engine."""
+"""Tokens of two answers in the same time from which it is seen whether both are of one engine."""
 PAIRS = 8
 """Pairs that are needed for an answer."""
 APART = 0.06
@@ -207,7 +207,7 @@ def _seen_by(
         if other.ended < grid[0] or other.arrival > grid[-1]:
             continue
         if other.first > grid[-1]:
-            # One that takes several passes may have been computed while the observer ended, or waited: that can't be told.
+            # One that takes several passes may have been computed while the observer ended, or waited: that is unknown.
             open_end = open_end or (budget is not None and other.input - other.cached > budget - len(answers))
             continue
         begun = _nearest(grid, other.first) if other.first >= grid[0] else 1 - _count_until(other.times, int(grid[0]))

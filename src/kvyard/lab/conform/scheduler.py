@@ -142,7 +142,7 @@ class SchedulerLog:
             self.steps = [line for line in lines if "step" in line]
             self.ends = {line["end"]: line for line in lines if "end" in line}
             self.timed = self.header["timing"] is not None
-            """Whether times follow from a formula, so that plans can be compared too."""
+            """True if times follow from a formula, so that plans can be compared too."""
             self.cut = any("cut" in line for line in lines)
             """True if it ended while requests were in flight."""
             timing = (
@@ -369,7 +369,7 @@ class LoggedRun(Watcher):
             self._boundary = now
             self._over += 1
 
-    # -- told by the engine -----------------------------------------------------------------------------------------
+    # -- called by the engine --------------------------------------------------------------------------------------
 
     def decided(self, pass_: Pass, now: int) -> None:
         scheduler = self.core.scheduler

@@ -1,4 +1,4 @@
-"""Causes of missing hits by name: what is said of each, and its fix."""
+"""Causes of missing hits by name, each with its sentence and its fix."""
 
 from __future__ import annotations
 

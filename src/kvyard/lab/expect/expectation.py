@@ -80,7 +80,7 @@ class Expectation(msgspec.Struct, kw_only=True):
     steps: list[Step]
     """From what prompts share to what is owed."""
     cause: str = ""
-    """The first cause, empty where nothing is to be said."""
+    """The first cause; empty if there is none."""
     fault: bool = False
     """True if the engine counted something else than it owes; otherwise the cause is a limit of traffic or configuration."""
     sentence: str = ""

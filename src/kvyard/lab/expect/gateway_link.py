@@ -19,7 +19,7 @@ _CPU = re.compile(r"^kvyard_gateway_cpu_seconds_total(?:\{\})? (\S+)$", re.MULTI
 
 
 class GatewayLink:
-    """Asks a gateway and tells it results. For any thread, one call at a time."""
+    """Asks a gateway, and sends it results. For any thread, one call at a time."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self.url = url.rstrip("/")

@@ -21,7 +21,7 @@ from kvyard.replay.settings import OF_TIERS
 EXPLAINS = 0.5
 """Share of a difference that a cause must explain to be named."""
 BLOCK_SIZES = (16, 32, 64, 128, 256, 528, 784, 1056, 2096)
-"""Block sizes that engines have, for counts that don't tell by themselves."""
+"""Block sizes that engines have, for counts from which it doesn't follow."""
 HALVINGS = 4
 BLIND = ("round-robin", "least-loaded", "random")
 """Policies that a router falls back to without events."""

@@ -99,7 +99,7 @@ class Hunter:
         return smallest, finding
 
     def _name(self, finding: dict[str, Any], case: Case) -> tuple[str, ...]:
-        """A cause and what a case needs beside plain requests: what is told apart in a list of findings."""
+        """A cause and what a case needs beside plain requests: the key of a finding in a list."""
         return (_cause(finding), *sorted(self._hunted.features(case)))
 
     # -- kept between runs ------------------------------------------------------------------------------------------

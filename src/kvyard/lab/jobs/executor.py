@@ -9,7 +9,7 @@ from kvyard.lab.jobs.task import Task
 Told = Callable[[str, int, int], None]
 """Told now and then: the key of a replay, its requests through, its virtual time in nanoseconds."""
 Ended = Callable[[str, str | None], None]
-"""Told when a replay is through and its report lies where its task says: its key, and why it failed if it did."""
+"""Called when a replay ended and its report is where its task says: its key, and why it failed if it did."""
 ATTEMPTS = 3
 """Attempts at a replay whose process or machine is lost."""
 

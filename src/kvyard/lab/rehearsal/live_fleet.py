@@ -274,7 +274,7 @@ def flow_in_real_time(config: FlowConfig, speed: float) -> FlowConfig:
 
 
 class Both(Watcher):
-    """Two watchers of one rank, told everything in this order."""
+    """Two watchers of one rank, called in this order."""
 
     def __init__(self, first: Watcher, second: Watcher) -> None:
         self.first = first

@@ -22,7 +22,7 @@ class Point(msgspec.Struct, frozen=True):
     """One replay of a study."""
 
     varied: dict[str, str]
-    """Settings that tell it from the other points, as they were written."""
+    """Settings in which it differs from the other points, as they were written."""
     config: ReplayConfig
     key: str
     """Hash of everything that its report depends on."""

@@ -127,7 +127,7 @@ class Study:
             self.replay([point for point in grid.points if point.key not in self.reports], self._ended)
         except KeyboardInterrupt:
             self.interrupted = True
-            # A report may have been written just before its end could be told.
+            # A report may have been written just before its end was reported.
             self.reports |= self._kept([point for point in grid.points if point.key not in self.reports])
 
     def point(self, varied: Mapping[str, object], config: ReplayConfig, part: TracePart) -> Point:

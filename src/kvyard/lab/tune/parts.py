@@ -22,7 +22,7 @@ class TraceParts(msgspec.Struct, frozen=True):
 
     train: TracePart
     prefix: TracePart | None
-    """None where it would be too short to tell anything."""
+    """None where it would be too short to be of use."""
     test: TracePart | None
     """None where none was asked for."""
     requests: dict[str, int]

@@ -113,7 +113,7 @@ class _Search:
         tuned.importance = self._optuna.importance(self._badness())
 
     def _round(self, asked: Sequence[Suggestion]) -> None:
-        """Replay some points at a time, and tell of them in the order in which they were asked for."""
+        """Replay some points at a time, and report them in the order in which they were asked for."""
         trials = [self._trial(suggestion) for suggestion in asked]
         seen = {trial.identity: trial for trial in self._tuned.trials}
         fresh: dict[str, Trial] = {}
@@ -149,7 +149,7 @@ class _Search:
         return make_trial(suggestion.number, suggestion.point, tuned.base, tuned.space, tuned.prices, tuned.limits)
 
     def _skip(self, trial: Trial) -> None:
-        """Leave out a point that a replay could tell nothing new of."""
+        """Leave out a point whose replay is known."""
         tuned = self._tuned
         if trial.violation > 0:
             trial.state, trial.why = "skipped", "it costs more than the limit"

@@ -37,7 +37,7 @@ def find_closed_loop(requests: Sequence[MeasuredRequest]) -> ClosedLoop | None:
     concurrency = _most_in_flight(requests)
     if concurrency < 2 or len(requests) < (LEAST_ROUNDS + 1) * concurrency or _evenly_sent(requests):
         return None
-    # Never more than the limit in flight: the request after the first so many comes after the first end, and so on.
+    # Never more than the limit in flight: with a limit of n, request n + 1 comes after the first end, and so on.
     ends = sorted(measured.ended for measured in requests)
     delays = sorted(measured.request.arrival - end for measured, end in zip(requests[concurrency:], ends, strict=False))
     took = median(measured.ended - measured.request.arrival for measured in requests)

@@ -400,7 +400,7 @@ def _vllm_bench(path: Path, records: list[Any]) -> RunContent:
             raise KvyardError(f"{path} has {count:,} input_lens and {len(values):,} {name}: there must be as many")
     starts, settings = bench.start_times, {}
     if starts is None:
-        # All were ready at once, and a limit let so many run: that can be repeated without knowing when each began.
+        # All were ready at once, and a limit let some run: that can be repeated without knowing when each began.
         if bench.request_rate not in ("inf", math.inf) or bench.max_concurrency is None or not bench.duration:
             raise KvyardError(f"{path} has no start_times, so it isn't known when requests came: use a newer vLLM")
         starts, settings = [0.0] * count, {"concurrency": bench.max_concurrency}

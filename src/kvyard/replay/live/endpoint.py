@@ -130,7 +130,7 @@ class Endpoint:
             raise AnswerBroken(str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
             if stream.done:
-                return stream  # it said all it had to say
+                return stream  # it sent its whole answer
             where = f" after {stream.tokens} tokens" if stream.tokens else ""
             raise AnswerBroken(f"{_words(error)}{where}") from None
         if not stream.done and stream.finish is None:

@@ -15,7 +15,7 @@ from kvyard.openai import ListedModel, ListedModels
 from kvyard.replay.live.endpoint import Endpoint
 
 PATIENCE = 60.0
-"""Seconds for a page: vLLM looks at the whole machine before it tells its settings."""
+"""Seconds for a page: vLLM looks at the whole machine before it reports its settings."""
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{.*\})? (\S+)$", re.MULTILINE)

@@ -156,7 +156,7 @@ def _waits(report: Report) -> dict[str, float]:
 
 
 def answers(report: Report) -> list[str]:
-    """The report in a few sentences; none where there is nothing to tell."""
+    """The report in a few sentences; empty if there are none."""
     parts = time_parts(report)
     if parts is None:
         return _live(report)

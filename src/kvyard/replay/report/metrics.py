@@ -110,7 +110,7 @@ class Metric(NamedTuple):
         return (value - base) / base if base else None
 
     def change_text(self, value: float | None, base: float | None) -> str:
-        """Return the change from ``base`` for people: percent, of shares percentage points; empty if there is none to tell."""
+        """Return the change from ``base`` for people: percent, of shares percentage points; empty if there is none."""
         change = self.change(value, base)
         if change is None:
             return ""

@@ -121,7 +121,7 @@ class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
     held_out: dict[str, float] = {}
     """Errors of ``ttft``, ``tpot`` and ``e2e`` in measured time that was held out of a fit, as shares; empty without one."""
     run_class: RunClass | None = None
-    """Published runs that it can be compared with; null where no published run tells of its error."""
+    """Published runs that it can be compared with; null where no published run is comparable."""
     workers: int
     """Workers with this timing."""
 

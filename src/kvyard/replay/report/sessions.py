@@ -124,7 +124,7 @@ def _staged_times(rows: npt.NDArray[np.void], stages: npt.NDArray[np.void]) -> C
 
 
 class _Session:
-    """One session that is through."""
+    """One session that ended."""
 
     __slots__ = ("causes", "completion", "idle", "migrations", "service", "start", "stop", "top")
 

@@ -1,4 +1,6 @@
-"""Traces to files: Mooncake JSON lines, and the custom dataset of ``vllm bench serve``. What a format can't carry is said."""
+"""Traces to files: Mooncake JSON lines, and the custom dataset of ``vllm bench serve``. Fields that a format can't carry are
+reported.
+"""
 
 import gzip
 import hashlib

@@ -49,7 +49,7 @@ class FlowPolicy:
         """A request that waited is gone without having been sent."""
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
-        """A request is through: the fleet computed ``computed`` tokens of its prompt and ``output`` tokens of its answer."""
+        """A request ended: the fleet computed ``computed`` tokens of its prompt and ``output`` tokens of its answer."""
 
 
 _HERE = "kvyard.router.flow"

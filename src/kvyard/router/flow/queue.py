@@ -105,7 +105,7 @@ class FlowQueue(Generic[T]):
         self._serials: list[int] = []
         """Of those that wait, rising."""
         self._in_flight: dict[str, set[object]] = {}
-        """Requests at workers by tenant, where a tenant may have only so many (``tenant_requests``)."""
+        """Requests at workers by tenant, where a tenant has a limit (``tenant_requests``)."""
         self._parked: dict[str, list[tuple[float, int]]] = {}
         """By tenant, heaps of entries of ``_order`` that were up while their tenant had as many requests as it may have."""
         self._count = 0
@@ -246,7 +246,7 @@ class FlowQueue(Generic[T]):
         )
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> bool:
-        """A request is through; see ``FlowPolicy.ended``. Returns True if one of its tenant may go that had to wait for it."""
+        """A request ended; see ``FlowPolicy.ended``. Returns True if one of its tenant may go that had to wait for it."""
         self.policy.ended(request, computed, output, now)
         return self._land(request.tenant, request.id)
 

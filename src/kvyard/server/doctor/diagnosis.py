@@ -30,7 +30,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[Visit] = []
     """Engines that were asked over HTTP, with all their answers."""
     gateway: GatewayVisit | None = None
-    """The gateway that was asked, with all that it said."""
+    """The gateway that was asked, with its answers."""
 
     @property
     def healthy(self) -> bool:

@@ -167,7 +167,7 @@ def destination(endpoints: str, more: Iterable[tuple[str, str]] = (), remove: It
 
 
 def request_headers_pass() -> Any:
-    """A request's headers may go on; where to is said with its body."""
+    """Let a request's headers go on; its destination follows with its body."""
     return ProcessingResponse(request_headers=HeadersResponse(response=CommonResponse()))
 
 

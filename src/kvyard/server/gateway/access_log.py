@@ -1,4 +1,4 @@
-"""The access log: a line of JSON for each request, of what became of it. Nothing of what it said is in there."""
+"""The access log: a line of JSON for each request, with its outcome and without its content."""
 
 import logging
 

@@ -141,7 +141,8 @@ class EngineClient:
             return False
 
     async def mock_fleet(self, url: str) -> list[GatewayEngine] | None:
-        """The workers of a mock, with their event streams: mocks tell, no real engine does. ``None`` where it doesn't answer.
+        """The workers of a mock, with their event streams: mocks report them, real engines don't. ``None`` where it doesn't
+        answer.
 
         Raises ``KvyardError`` for what is no mock.
         """

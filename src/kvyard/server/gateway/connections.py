@@ -172,7 +172,7 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard = self._connections.now()
         if not self.busy or self.complete:
-            self.close()  # more than was asked for: whatever it is, it can't be told what for
+            self.close()  # more than was asked for: no request that it could answer
             return
         # Of the body the parser hands on what it reads; heads and trailers it keeps, so they are bounded.
         self._head += len(data)
@@ -245,7 +245,7 @@ class EngineConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if not self._begun:
-            self.headers = []  # it said that it goes on, and now will
+            self.headers = []  # 100 Continue: the answer follows
             return
         self.complete = True
         self._reusable = bool(self._parser.should_keep_alive())

@@ -182,7 +182,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
     _decided: bool = False
     _prefill_place: Placement | None = None
     _booked: Placed | None = None
-    """The prefill engine that has the prompt, where it isn't through with it when the decode engine is asked."""
+    """The prefill engine that has the prompt, if it is still computing when the decode engine is asked."""
     _by: str = ""
     """Engine that computed the prompt."""
     _room: bytes = b""
@@ -348,7 +348,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             self.proxy.health.failed(engine, failed.reason, gone=failed.gone)
 
     def _let_go(self, computed: bool) -> None:
-        """A prefill engine that was asked in another way is through, or not needed any more."""
+        """A prefill engine that was asked in another way is done, or no longer needed."""
         booked, self._booked = self._booked, None
         prefill_pool = self.proxied.pool.prefill_pool
         if booked is None or prefill_pool is None:

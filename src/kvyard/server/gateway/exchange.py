@@ -67,7 +67,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     _failed_at: list[Engine] = []
 
     async def respond(self) -> Response:
-        """The response of the first engine that answers, or what the last one said. Raises ``Refusal``."""
+        """The response of the first engine that answers, or the last engine's error. Raises ``Refusal``."""
         try:
             return await self._first_answer()
         except Refusal as refusal:
@@ -181,7 +181,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         self.proxy.health.served(engine, self._failed_at)
 
     def _given_up(self, failed: EngineFailed) -> Response:
-        """No engine could answer: what the last engine said. Raises ``Refusal`` where it said nothing."""
+        """No engine could answer: the last engine's error. Raises ``Refusal`` if it sent none."""
         proxied = self.proxied
         proxied.outcome = "failed"
         tries = proxied.tries

@@ -19,8 +19,8 @@ class EngineFailed(Exception):
     def __init__(
         self, reason: str, *, reached: bool = True, gone: bool = False, answer: tuple[int, Any, bytes] | None = None
     ) -> None:
-        """``reached``: it may have seen the request. ``gone``: there is no process any more. ``answer`` is what it said
-        instead: status, headers and body.
+        """``reached``: it may have seen the request. ``gone``: there is no process any more. ``answer`` is its error
+        response: status, headers and body.
         """
         super().__init__(reason)
         self.reason = reason

@@ -156,7 +156,7 @@ class Membership(msgspec.Struct, eq=False):
         return model, *entry
 
     async def look(self, engine: Engine, *, told: bool = False) -> None:
-        """Ask an engine now which names it answers to, ``told`` by another process that they have changed. Raises
+        """Ask an engine now which names it answers to; ``told`` if another process reported a change. Raises
         ``EngineFailed``.
         """
         await self._learn(engine, (await self.client.models(engine.address)).data)
@@ -189,7 +189,7 @@ class Membership(msgspec.Struct, eq=False):
             self._names_changed()
 
     async def _ask_for_events(self, engine: Engine) -> None:
-        """Learn from an engine where it publishes, once: what isn't told is as if there were none. Raises ``EngineFailed``."""
+        """Learn from an engine where it publishes, once; without an answer it publishes nowhere. Raises ``EngineFailed``."""
         if self.config.index_url is not None or not self.config.ask_for_events:
             return
         sources = await self.client.event_sources(engine.url)
@@ -240,7 +240,7 @@ class Membership(msgspec.Struct, eq=False):
                 log.warning("%s: %s", engine.name, engine.streams_error)
 
     async def _leave(self, engine: Engine) -> None:
-        """Take an engine out of its pool, with its events and all they said."""
+        """Take an engine out of its pool, with its events and all they announced."""
         if engine.pool is not None:
             self.pools[engine.model].remove(engine)
         await self._stop_listening(engine)

@@ -99,7 +99,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
         if not outcome and request.gone:
             outcome = "cancelled"
         elif not outcome and request.ending:
-            # The server couldn't wait: it has said so, or had begun to answer.
+            # The server couldn't wait: it has refused, or had begun to answer.
             outcome, self.status = ("refused", 503) if request.finished else ("broken", self.status)
         self.end(outcome or "failed")
 

@@ -384,7 +384,7 @@ def assemble(
     gateway.metrics.sources.append(gateway.samples)
     homes = ResponseHomes() if channel is None else SharedHomes(channel)
     proxy = Proxy(gateway.client, gateway.health, traffic, gateway.clock, config.retries, homes)
-    # Clients aren't operators unless that is said: who may add engines can have the gateway connect anywhere.
+    # Clients aren't operators unless the configuration says so: who may add engines can have the gateway connect anywhere.
     ring = gateway.keys
     if ring is not None and token is not None:
         ring.also(token)

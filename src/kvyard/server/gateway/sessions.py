@@ -21,7 +21,7 @@ MOST_TENANTS = 200
 """Tenants that are counted by name; clients may invent them."""
 OTHERS = "(others)"
 IDLE = 3600 * SECOND
-"""Sessions that were quiet for longer are forgotten."""
+"""Sessions that were idle for longer are dropped."""
 LOOK_BACK = 512
 """Blocks at the end of a prompt that are compared with the ends of earlier prompts."""
 SHOWN = 50

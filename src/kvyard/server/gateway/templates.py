@@ -16,7 +16,7 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 
 _LOOPS_OVER_PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(?:\.content\b|\[\s*['\"]content['\"]\s*\])")
-"""By which vLLM tells templates that want contents as lists of parts."""
+"""By which vLLM recognises templates that want contents as lists of parts."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 

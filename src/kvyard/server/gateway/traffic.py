@@ -310,7 +310,7 @@ class Traffic:
         self._metrics.handovers[proxied.model, outcome].inc()
 
     def staged(self, proxied: RequestRecord, stage: str, took: int) -> None:
-        """A stage of a request that was handed over is through: ``prefill``, ``hand-over`` or ``decode``."""
+        """A stage of a request that was handed over ended: ``prefill``, ``hand-over`` or ``decode``."""
         self._metrics.stages[proxied.model, stage].observe(max(0, took) / SECOND)
 
     def prefilled(self, proxied: RequestRecord, engine: Engine, decision: Decision, said: AnswerTokens) -> None:

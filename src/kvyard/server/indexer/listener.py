@@ -123,7 +123,7 @@ class Listener:
         """Apply ``update``; stops where others may have their turn."""
         nameless = not update.topic and update.seq < 0 and not update.epoch
         if nameless and update.origin is Origin.STATE and (update.stream, "") not in self._indexer.streams:
-            # Nothing was heard yet, not even the topic. The index knows as much by itself, and under the right name later.
+            # No message yet, not even the topic. The index begins the stream itself, later, under the right name.
             yield
             return
         for low in range(0, len(update.events), LOOKED_AT):

@@ -183,7 +183,7 @@ class Service(AsyncService):
             del self.models[key]
 
     def _new_model(self, name: str, tenant: str, *sizes: int | None) -> IndexedModel:
-        """A model whose index has the first block size that is said: by the configuration, or ``sizes``."""
+        """A model whose index has the first block size given: by the configuration, or ``sizes``."""
         size = next(filter(None, (self.config.block_size, *sizes)), DEFAULT_BLOCK_SIZE)
         return IndexedModel(name, tenant, self._indexer(name, tenant, size))
 

@@ -65,7 +65,7 @@ class EngineDriver(msgspec.Struct, eq=False):
         return self.act("cancel", job, rank)
 
     def act(self, what: str, job: Job, rank: int = 0, at: int | None = None) -> int:
-        """Have the engine told ``what`` about ``job``, one of ``ACTIONS``; returns its stamp."""
+        """Pass ``what``, one of ``ACTIONS``, about ``job`` to the engine; returns its stamp."""
 
         def action(now: int) -> None:
             self.journal(now, what, job, rank)

@@ -106,7 +106,7 @@ class MockFleet(AsyncService):
         """Serve. Raises ``KvyardError`` where an address can't be had; ``stop`` is due then too."""
         for worker in self.workers:
             await worker.start()
-        for port in self.ports:  # later: each tells of all workers, and of all their streams
+        for port in self.ports:  # later: each reports all workers and all their streams
             await port.start()
         for worker in self.workers:
             self.supervisor.keep(worker.name, partial(self._look_after, worker.number))

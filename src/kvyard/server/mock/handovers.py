@@ -36,7 +36,7 @@ RENEWALS = 6
 
 
 Act = Callable[[str, Job, int, int | None], object]
-"""Has an engine told something about a job of a rank, at a time or now."""
+"""Passes an action on a job of a rank to an engine, at a time or now."""
 
 
 class KeptPrompt(msgspec.Struct, eq=False):

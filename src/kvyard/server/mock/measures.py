@@ -193,7 +193,7 @@ class RankMeasures:
         self._count["num_preemptions"](1)
 
     def ended(self, choice: MockChoice, now: int) -> None:
-        """A choice is through."""
+        """A choice ended."""
         job = choice.job
         if job.state is not JobState.FINISHED:
             self._success["abort" if job.state is JobState.CANCELLED else "error"]()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RankWatcher(Watcher):
-    """One rank's watcher. Flows that have news are gathered in ``news``, and told all at once."""
+    """One rank's watcher. Flows that have news are gathered in ``news``, and notified all at once."""
 
     core: EngineCore
     wants_tokens = True

@@ -92,7 +92,7 @@ class WorkerTally:
         self.recent.admitted(self._worker, choice, now, cached, external)
 
     def ended(self, choice: MockChoice) -> None:
-        """A choice is through."""
+        """A choice ended."""
         outcome = OUTCOMES.get(choice.job.state, "refused")
         setattr(self, outcome, getattr(self, outcome) + 1)
 

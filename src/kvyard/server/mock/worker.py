@@ -307,7 +307,7 @@ class MockWorker:
         return choice
 
     def _act(self, what: str, job: Job, rank: int, at: int | None) -> None:
-        """Have the engine told something about a hand-over."""
+        """Pass an action on a hand-over to the engine."""
         if self.alive:
             self.driver.act(what, job, rank, at)
 

@@ -61,7 +61,7 @@ def draw_request(rng: random.Random, case: Case) -> dict[str, Any]:
     prompt = rng.randint(1, longest - 1)
     output = rng.choice([1, rng.randint(1, longest - prompt), longest - prompt])
     shared = rng.choice([0, 0, prompt, rng.randint(0, prompt)])
-    # A text is told by its first token; what isn't shared is new.
+    # The first token identifies a text; what isn't shared is new.
     own = LARGEST_TEXT * (TEXTS + 1) + rng.randrange(1_000) * LARGEST_TEXT
     parts = [[LARGEST_TEXT * rng.randint(1, TEXTS), shared], [own, prompt - shared]]
     request: dict[str, Any] = {

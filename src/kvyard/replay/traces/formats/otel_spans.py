@@ -157,7 +157,7 @@ def _value(value: Mapping[str, Any]) -> Any:
 
 
 class _Place(NamedTuple):
-    """What a span's descendants inherit: the conversation, the nearest two agents, and how many there are above."""
+    """Attributes that a span's descendants inherit: the conversation, the nearest two agents, and how many there are above."""
 
     conversation: str | None
     agent: str | None

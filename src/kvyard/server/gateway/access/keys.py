@@ -38,7 +38,7 @@ class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: tuple[str, ...] = ()
     """Names of models and adapters, ``*`` for any letters; empty: all."""
     explain: bool = False
-    """True if it may ask /explain and gets the decision in each answer: both tell what others have cached."""
+    """True if it may ask /explain and gets the decision in each answer: both show what others have cached."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
     """Salt of the names of its prompts' blocks, a secret: who knows it can find out what is cached by it."""
 
@@ -54,7 +54,7 @@ class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """By which it is found. Raises ``KvyardError`` where it is none, or is said twice or not at all."""
+        """By which it is found. Raises ``KvyardError`` if it is invalid, missing or given twice."""
         if (self.key is None) == (self.sha256 is None):
             raise KvyardError(f"key {self.name}: give either key or sha256")
         if self.key is not None:

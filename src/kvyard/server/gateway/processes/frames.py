@@ -47,7 +47,7 @@ class FrameKind(enum.IntEnum):
     HURRY = 16
     RELOAD = 17
     RESTATE = 18
-    """From the hub: frames were lost on the way to the process in the body; tell it all again."""
+    """From the hub: frames to the process in the body were lost; send it everything again."""
     CONFIG = 19
     """To the hub: the settings that are in force since a file was read again."""
 

@@ -65,7 +65,7 @@ class _HubProcess(msgspec.Struct, eq=False):
     recorded: set[str] = set()
     """Requests that are recorded, and not over."""
     unanswered: int = 0
-    """Looks since it last said anything."""
+    """Looks since its latest message."""
     missed: set[ChangeName] = set()
     """Changes in flight when it came: it didn't receive them."""
     caught_up: bool = False
@@ -127,7 +127,7 @@ class Hub:
         if member is None:
             return
         while self._read(member):
-            pass  # what it said last
+            pass  # its latest report
         del self._members[number]
         with suppress(KeyError):
             self._selector.unregister(member.end)
@@ -189,7 +189,7 @@ class Hub:
         """Pass on and answer what comes within ``seconds``; returns after the first of it."""
         self._turn(seconds)
         if self._asked:
-            # What was told before a question, by a process that then let another ask, is here by now and counts.
+            # Reports that a process sent before it let another ask have arrived by now, and count.
             self._turn(0)
             asked, self._asked = self._asked, []
             for number, body in asked:
@@ -210,7 +210,7 @@ class Hub:
                 self._read(member)
 
     def _read(self, member: _HubProcess) -> bool:
-        """Take in what a process said; returns whether there may be more."""
+        """Read messages of a process; returns True if there may be more."""
         try:
             data = member.end.recv(READ)
         except BlockingIOError:

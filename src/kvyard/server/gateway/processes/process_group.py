@@ -209,7 +209,7 @@ class ProcessGroup:
             if self._ending:
                 continue
             if not was_ready and not self._announced and child.number == 1 and child.times == 1:
-                self._code = code if code > 0 else 1  # it has said why
+                self._code = code if code > 0 else 1  # it has logged why
                 self._end()
                 continue
             if self._clock.now() - child.started >= STEADY:

@@ -1,4 +1,4 @@
-"""The recording and the access log of several processes: each tells the parent, which writes one file.
+"""The recording and the access log of several processes: each sends to the parent, which writes one file.
 
 Requests are recorded by the clocks of the processes, which are one clock. What comes to the parent a little out of order is
 taken to have come when the one before it did: a trace's rows are in order of arrival.
@@ -75,7 +75,7 @@ class ToldRecorder:
 
 
 def write_down(recorder: TrafficRecorder, clock: VirtualClock, process: int, call: RecordedCall) -> None:
-    """Record what a process tells, by ``clock``, which is the recorder's."""
+    """Record the reports of a process, by ``clock``, which is the recorder's."""
     clock.advance(max(clock.now(), call.at))
     id_ = (process, call.id)
     if call.keys is None or call.arrived is None:

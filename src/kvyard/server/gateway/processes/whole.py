@@ -34,7 +34,7 @@ from kvyard.server.http import Refusal, picked
 ENGINE_STATES = ("ready", "suspect", "starting", "down")
 STREAM_STATES = ("fresh", "catching up", "stale")
 WORKER_STATES: tuple[WorkerState, ...] = ("ready", "busy", "suspect", "starting", "draining", "stalled", "down")
-"""Each from good to bad: where processes differ, the worst is said."""
+"""Each from good to bad: where processes differ, the worst is reported."""
 ADDED = ("running", "waiting", "requests", "failed", "prompt_tokens", "output_tokens")
 """Of a worker."""
 TOTALS = (

@@ -42,7 +42,7 @@ BEAT = Script("beat", package="kvyard.server.gateway.sharing")
 """One call is one beat: renew, send, receive."""
 
 PORTION = 1 << 20
-"""Bytes that a beat tells at most, and what is left follows at once."""
+"""Bytes of a heartbeat at most; the rest follows at once."""
 BACKLOG = 64 << 20
 """Bytes that wait to be sent. With more, it is quicker to send everything again."""
 HEARD = 32
@@ -53,7 +53,7 @@ _FINAL = frozenset({"auth", "policy", "cluster", "readonly", "identity", "noauth
 
 async def probe(url: str, *, timeout_s: float = 2.0) -> None:
     """Try a server once. Raises ``KvyardError`` for trouble that waiting doesn't mend, such as a wrong password; that it is
-    away is only said.
+    away is only logged.
     """
     try:
         server = Server(url, timeout=timeout_s, backoff=0, clock=WallClock())
@@ -157,7 +157,7 @@ class LoadSharing(SharedBookings):
         self._last = last.decode()
         self._behind = seen == HEARD
         if word == b"joined":
-            # What was told before may be lost, and what we know of others may be old: start over on both sides.
+            # Earlier reports may be lost, and our view of others may be old: start over on both sides.
             self._number = number.decode()
             self.counters.joins += 1
             self._peers.forget_all()
@@ -203,7 +203,7 @@ class LoadSharing(SharedBookings):
 
     def _tell(self, number: int, change: Told | bool) -> None:
         if not self._number:
-            return  # all is told on joining
+            return  # a full statement follows on joining
         self._outbox.append((number, change))
         self._waiting += size_of(change)
         if self._waiting > self._bound:

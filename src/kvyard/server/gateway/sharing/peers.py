@@ -40,7 +40,7 @@ class SharingCounters(msgspec.Struct):
     joins: int = 0
     """Times that everything was sent again because this gateway joined, or joined again."""
     sent: int = 0
-    """Changes told."""
+    """Changes reported."""
     received: int = 0
     expired: int = 0
     """Requests of others that were given up with their gateway."""
@@ -125,7 +125,7 @@ class Peers(msgspec.Struct, eq=False):
                     await pause()
 
     def hear(self, who: str, changes: Sequence[tuple[int, Told | bool]]) -> None:
-        """Take in what was just told by one that is there; nothing where it isn't."""
+        """Apply a report of a peer that is present; ignore one of a peer that isn't."""
         peer = self._peers.get(who)
         if peer is not None:
             for request, change in changes:
@@ -166,7 +166,7 @@ class Peers(msgspec.Struct, eq=False):
                 self.counters.unknown_workers += 1
             self._count(name, 1)
         elif known.new_tokens and not change[3]:
-            self._apply(who, peer, number, True)  # told again, and its first token came meanwhile
+            self._apply(who, peer, number, True)  # reported again, and its first token came meanwhile
 
     def _count(self, name: str, by: int) -> None:
         left = self.at.get(name, 0) + by
