@@ -161,3 +161,16 @@ def test_the_longest_prompts_that_are_read(holds: LoopHolds) -> None:
         served.register(instance_id="w", endpoint="tcp://127.0.0.1:1", block_size=16)
         ids = json.dumps({"model_name": "m", "token_ids": list(range(990_000))}, separators=(",", ":")).encode()
         assert check(holds, served.url, "/score", ids) == 200
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[12345] * 990_000, "some words " * 172_000, ["some words " * 80_000] * 2],
+    ids=["ids", "text", "two texts"],
+)
+def test_a_mock_with_a_context_of_millions_of_tokens(holds: LoopHolds, prompt: Any) -> None:
+    """Prompts are hashed and matched in turns."""
+    body = json.dumps({"max_tokens": 1, "prompt": prompt}, separators=(",", ":")).encode()
+    with MockServed(engine={"num_gpu_blocks": 200_000, "max_model_len": 3_000_000}) as mock:
+        assert check(holds, mock.url, "/v1/completions", body, f"{len(body)} bytes") == 200
+    assert not holds.failed, "\n".join(holds.failed)

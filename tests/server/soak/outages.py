@@ -73,7 +73,7 @@ class Outages:
 
 CAUSES: dict[str, set[str]] = {
     "engine-down": {"killed", "errors", "aborts", "silence", "descriptors", "stopped"},
-    "no-engine-up": {"all killed", "descriptors", "stopped"},
+    "no-engine-up": {"all killed", "some killed", "descriptors", "stopped"},
     "stream-stale": {"killed", "loss", "descriptors", "stopped"},
     "stream-failed": {"killed", "descriptors", "stopped"},
     "share-away": {"redis", "descriptors", "stopped"},
@@ -83,10 +83,20 @@ CAUSES: dict[str, set[str]] = {
     "access-log": {"disk"},
 }
 """What each reason may come from."""
-UNREADY = {"all killed", "descriptors", "stopped"}
+ENGINE_OUT = {"killed", "errors", "aborts", "silence", "drained"}
+"""What keeps one engine from getting requests."""
 
 
-def misjudged(outages: Outages, answers: list[HealthAnswer], lag: float, linger: float) -> list[str]:
+def may_be_unready(outages: Outages, answer: HealthAnswer, linger: float, engines: list[str]) -> bool:
+    """Whether something for all of the gateway, or for each of its engines, was broken then."""
+    return outages.lately(CAUSES["no-engine-up"], answer, linger) or all(
+        outages.lately(ENGINE_OUT, answer, linger, name) for name in engines
+    )
+
+
+def misjudged(
+    outages: Outages, answers: list[HealthAnswer], lag: float, linger: float, engines: list[str]
+) -> list[str]:
     """Where health was wrong, in words: a reason without cause, a cause of at least ``lag`` seconds without its reason, ready
     where it wasn't or the other way round. A cause counts for ``linger`` seconds after its end.
     """
@@ -97,13 +107,15 @@ def misjudged(outages: Outages, answers: list[HealthAnswer], lag: float, linger:
         ready = answer.status == 200
         if ready != answer.body["ready"]:
             found.append(f"{answer.path} answers {answer.status} and says ready: {answer.body['ready']}")
-        if not ready and not outages.lately(UNREADY, answer, linger):
+        unready = may_be_unready(outages, answer, linger, engines)
+        if not ready and not unready:
             found.append(f"unready for no reason: {answer}")
         if ready and outages.all_along("all killed", answer, lag):
             found.append(f"ready without engines: {answer}")
         for code, about in reasons:
             which = about if code == "engine-down" else None
-            if not outages.lately(CAUSES.get(code, set()), answer, linger, which):
+            caused = outages.lately(CAUSES.get(code, set()), answer, linger, which)
+            if not (unready if code == "no-engine-up" else caused):
                 found.append(f"{code} ({about}) for no reason: {answer}")
         for name in outages.all_along("killed", answer, lag):
             if ("engine-down", name) not in reasons:

@@ -220,10 +220,11 @@ class Trouble:
     async def drain(self) -> None:
         """An engine gets nothing new for a while."""
         name = f"worker{self.rng.randrange(WORKERS)}"
-        for way in ("drain", "resume"):
-            reply = await self._client.post(f"{self.gateway.url}/admin/{way}", json={"engine": name})
-            assert reply.status_code == 200, reply.text
-            await asyncio.sleep(self.rng.uniform(0.5, 3.0) if way == "drain" else 0)
+        with self.outages.while_broken("drained", name):
+            for way in ("drain", "resume"):
+                reply = await self._client.post(f"{self.gateway.url}/admin/{way}", json={"engine": name})
+                assert reply.status_code == 200, reply.text
+                await asyncio.sleep(self.rng.uniform(0.5, 3.0) if way == "drain" else 0)
 
     # -- the gateway and what it needs ----------------------------------------------------------------------------------
 
@@ -344,10 +345,13 @@ def test_five_minutes_of_faults(tmp_path: Path) -> None:
             eventually(lambda: not any(worker.load for worker in served.fleet.workers))
             eventually(lambda: not unlike(served, url), lambda: unlike(served, url)[:10])
             took = time.monotonic() - over
+            # The machine may have got busier since the start.
+            busier = max(1.0, max(os.getloadavg()) / (os.cpu_count() or 1) / BUSY)
         view = httpx.get(f"{url}/dashboard/view", timeout=60).json()["totals"]
         said = httpx.get(f"{url}/metrics", timeout=60).text
         ended = {outcome: int(float(count)) for outcome, count in ENDED.findall(said)}
-        wrong = misjudged(trouble.outages, watch.answers, LAG, LINGER)
+        engines = [worker.name for worker in served.fleet.workers]
+        wrong = misjudged(trouble.outages, watch.answers, LAG, LINGER * busier, engines)
         print(
             f"\n{SECONDS:.0f} s, seed {SEED}, load {BUSY:.1f} times the cores: {load.sent} requests: {dict(load.outcomes)}; "
             f"refused because {dict(load.reasons)}; faults {trouble.done}; health asked {len(watch.answers)} times, "
@@ -360,7 +364,7 @@ def test_five_minutes_of_faults(tmp_path: Path) -> None:
         assert load.sent == sum(ended.values()), ended
         assert not watch.failed, watch.failed[:10]
         assert not wrong, "\n".join(wrong[:10])
-        assert took < 5.0 * BUSY
+        assert took < 5.0 * BUSY * busier
         assert gateway.process.poll() is None
         assert not unforeseen(gateway.text)
         gc.collect()  # what that mark is about is said now, and not later in another test

@@ -8,14 +8,14 @@ import msgspec
 import xxhash
 
 from kvyard.engine.role import Role
-from kvyard.hashing import Namespace
+from kvyard.hashing import Namespace, TokenChain
 from kvyard.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from kvyard.server.hinting import AskedHints, read_hints
 from kvyard.server.http import Refusal, picked
 from kvyard.server.mock.answers import AnswerWish, MadeAnswer, compose
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.incoming import ROOM, IncomingPrompt, PromptAddress, TransferWish
-from kvyard.server.mock.worker import MockWorker
+from kvyard.server.mock.worker import TURN, MockWorker
 from kvyard.server.tokens import ByteTokenizer, Tokenizer, render
 
 MOST_LOGPROBS = 20
@@ -258,10 +258,24 @@ class MockIntake(msgspec.Struct, eq=False):
             raise refuse(what, "truncate_prompt_tokens")
         return [prompt[-most:] for prompt in prompts] if most > 0 else prompts
 
-    def submit(self, taken: Taken, request: str = "", incoming: IncomingPrompt | None = None) -> RequestFlow:
-        """Hand the request's choices to the engine; ``request`` is its client's name for it, and its first prompt may be
-        ``incoming`` from another worker. Raises ``Refusal`` where too many
-        wait already.
+    async def hash_long(self, taken: Taken) -> list[TokenChain | None]:
+        """Hash the prompts of the request's choices that would hold the loop if they were hashed at once; ``None`` for others."""
+        chains: list[TokenChain | None] = []
+        for prompt in taken.prompts:
+            for _ in range(taken.n):
+                long = len(prompt) > TURN
+                chains.append(await self.worker.hash_in_turns(prompt, taken.namespace) if long else None)
+        return chains
+
+    def submit(
+        self,
+        taken: Taken,
+        chains: Sequence[TokenChain | None],
+        request: str = "",
+        incoming: IncomingPrompt | None = None,
+    ) -> RequestFlow:
+        """Hand the request's choices to the engine; ``chains`` is the result of ``hash_long``, ``request`` its client's name
+        for it, and its first prompt may be ``incoming`` from another worker. Raises ``Refusal`` where too many wait already.
         """
         worker = self.worker
         config = worker.config
@@ -275,8 +289,9 @@ class MockIntake(msgspec.Struct, eq=False):
             flow.most.append(most)
             wish = msgspec.structs.replace(taken.wish, max_tokens=most)
             for number in range(taken.n):
+                chain = chains[len(answers)]
                 answer = compose(
-                    prompt,
+                    prompt if chain is None else chain.tokens,  # packed
                     wish,
                     self.tokenizer,
                     mean=config.mean_output_tokens,
@@ -286,7 +301,7 @@ class MockIntake(msgspec.Struct, eq=False):
                 answers.append((prompt, answer))
         rank = worker.choose_rank() if taken.rank is None else taken.rank
         keep = None if taken.transfer is None else taken.transfer.keep
-        for asked, answer in answers:
+        for (asked, answer), chain in zip(answers, chains, strict=True):
             worker.submit(
                 flow,
                 asked,
@@ -298,6 +313,7 @@ class MockIntake(msgspec.Struct, eq=False):
                 request=request,
                 keep=keep,
                 incoming=incoming,
+                chain=chain,
             )
             keep = incoming = None  # one prompt goes with a request, as in vLLM
         return flow

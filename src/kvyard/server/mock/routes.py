@@ -165,6 +165,7 @@ class MockRoutes:
     ) -> Any:
         worker, given = self._worker, headers.get("x-request-id", "")
         name = given if _ID.fullmatch(given) else ""  # what the client calls its request
+        chains = await self._intake.hash_long(taken)
         incoming = None
         if taken.transfer is not None and taken.transfer.fetch is not None and self._fleet.handovers is not None:
             try:
@@ -177,7 +178,7 @@ class MockRoutes:
         try:
             if not worker.alive:  # it died while its source was asked
                 raise refuse("the server is shutting down", status=503)
-            flow = self._intake.submit(taken, name, incoming)
+            flow = self._intake.submit(taken, chains, name, incoming)
         except Refusal:
             if self._fleet.handovers is not None:
                 self._fleet.handovers.decline(taken.transfer, worker.number)

@@ -13,7 +13,7 @@ import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints
 from kvyard.blocks.use import NO_FACTS, RequestFacts
-from kvyard.clock import WallClock
+from kvyard.clock import WallClock, pause
 from kvyard.engine.build import make_core
 from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
@@ -39,6 +39,8 @@ from kvyard.server.running import patiently
 
 WAITING_COUNTS = 4
 """Weight of a waiting request relative to a running one when a rank is chosen; as in vLLM."""
+TURN = 1 << 16
+"""Tokens of a prompt that are hashed before others have their turn."""
 
 
 class MockWorker:
@@ -254,6 +256,15 @@ class MockWorker:
 
         return min(range(len(self.cores)), key=weight)
 
+    async def hash_in_turns(self, prompt: Sequence[int], namespace: Namespace) -> TokenChain:
+        """Hash a long prompt, ``TURN`` tokens at a time."""
+        chain = TokenChain(prompt[:TURN], self.block_size, self._algorithm, namespace)
+        for start in range(TURN, len(prompt), TURN):
+            await pause()
+            chain.append(prompt[start : start + TURN])
+        await pause()
+        return chain
+
     def make_job(
         self,
         name: str,
@@ -262,11 +273,14 @@ class MockWorker:
         namespace: Namespace,
         priority: int = 0,
         hints: Hints = NO_HINTS,
+        chain: TokenChain | None = None,
     ) -> Job:
-        """A job for this worker's engine that will produce ``answer``. Nothing is submitted."""
+        """A job for this worker's engine that will produce ``answer``; ``chain`` if the prompt is hashed already. Nothing is
+        submitted.
+        """
         return Job(
             name,
-            TokenChain(prompt, self.block_size, self._algorithm, namespace),
+            TokenChain(prompt, self.block_size, self._algorithm, namespace) if chain is None else chain,
             len(answer),
             priority=priority,
             hints=heeded(hints, self.cores[0].scheduler.manager),
@@ -287,15 +301,19 @@ class MockWorker:
         request: str = "",
         keep: str | None = None,
         incoming: IncomingPrompt | None = None,
+        chain: TokenChain | None = None,
     ) -> MockChoice:
         """Hand one choice to a rank; it arrives now. ``request`` is the caller's name for it, which its job's id ends in. Its
-        prompt is kept under the name ``keep`` for another worker, or is ``incoming`` from one.
+        prompt is kept under the name ``keep`` for another worker, or is ``incoming`` from one; ``chain`` if it is hashed
+        already.
         """
         self._serial += 1
         self.tally.came += 1
         name = f"{self.name}-{self._serial} {request}" if request else f"{self.name}-{self._serial}"
-        prompt, namespace = as_received(self.faults, prompt, namespace, self._serial)
-        job = self.make_job(name, prompt, answer.ids, namespace, priority, hints)
+        received, space = as_received(self.faults, prompt, namespace, self._serial)
+        if received is not prompt or space is not namespace:
+            chain = None  # another prompt than the one that was hashed
+        job = self.make_job(name, received, answer.ids, space, priority, hints, chain)
         if self.handovers is not None and keep is not None:
             self.handovers.keep(job, keep)
         if self.handovers is not None and incoming is not None:
