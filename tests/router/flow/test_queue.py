@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvyard.clock import MS, SECOND
 from kvyard.errors import KvyardError
 from kvyard.router.flow import FLOWS, FlowConfig, FlowPolicy, FlowQueue, FlowRequest
-from kvyard.router.flow.session_book import SessionBook
+from kvyard.router.flow.session_book import IDLE, SessionBook
 
 
 def asked(name: str, at: float = 0, tokens: int = 100, **more: Any) -> FlowRequest:
@@ -359,13 +359,49 @@ def test_another_policy_while_requests_wait() -> None:
 def test_sessions_are_remembered_within_bounds() -> None:
     book = SessionBook(most=3)
     for name in "abca":
-        book.open(name).turns += 1
-    book.open("d")
+        book.open(name, 0).turns += 1
+    book.open("d", 0)
     assert len(book) == 3 and book.find("b") is None and book.find("a") is not None
     made = queue("fair")
     for at in range(70_000):
         made.sent(asked("x", tenant=f"{at}"), 0)
     assert len(made.policy._ends) <= 65_536  # type: ignore[attr-defined]
+
+
+def test_a_million_sessions_and_a_session_of_a_million_turns() -> None:
+    book = SessionBook(most=1000)
+    for number in range(1_000_000):
+        book.open(f"s{number}", number)
+    assert len(book) == 1000
+    for number in range(1_000_000):
+        book.open("one", 1_000_000 + number).turns += 1
+    assert len(book) == 1000 and book.open("one", 2_000_000).turns == 1_000_000
+    assert book.open("s999999", IDLE + 2_000_001).turns == 0, "quiet for an hour, it begins anew"
+    assert len(book) == 1, "and the others are gone"
+
+
+@pytest.mark.parametrize("policy", ["las", "progress", "shortest"])
+def test_policies_forget_sessions_that_were_quiet(policy: str) -> None:
+    made = queue(policy).policy
+    for number in range(70_000):
+        made.ended(asked("x", session=f"{number}"), 1, 1, number)
+    sessions = made._sessions  # type: ignore[attr-defined]
+    assert len(sessions) == 65_536
+    made.ended(asked("x", session="late"), 1, 1, 2 * IDLE)
+    assert len(sessions) == 1
+
+
+def test_tenants_are_forgotten_once_they_have_no_more_than_their_share() -> None:
+    made = queue("fair")
+    for number in range(1_000):
+        push(made, asked(f"r{number}", tenant=f"t{number}"))
+    assert len(made.policy) == 1_000  # type: ignore[arg-type]
+    order(made)
+    for number in range(1_000):
+        push(made, asked(f"r{number}", tenant="one"))
+    order(made)
+    made.sent(asked("x", tenant="other"), 0)
+    assert len(made.policy) <= 2  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from random import Random
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 from tests.router.policies.scene import Scene, Steady, policy
 from tests.router.support import SECOND, Fleet, chain
 
 from kvyard.index import Holder
-from kvyard.router import Policy, RouterConfig, RouteRequest
+from kvyard.router import Choice, Policy, RouterConfig, RouteRequest
 from kvyard.router.policies import make_policy
 from kvyard.router.policies.program import Program
 
@@ -133,3 +136,33 @@ def test_sub_agents_that_share_a_prefix_begin_together() -> None:
 def test_options_are_checked() -> None:
     made = make_policy(RouterConfig(policy="program", options={"stickiness": 2.0, "crowding": 0.5}))
     assert made.options["stickiness"] == 2 and made.options["patience"] == 1 and not made.ranked
+
+
+@pytest.mark.parametrize("name", ["program", "affinity"])
+def test_sessions_that_never_end_and_sessions_that_never_return(name: str) -> None:
+    """Bounded in number, and so in bytes: names of clients have at most 128 characters in the gateway."""
+    made = make_policy(RouterConfig(policy=name, sessions=1000, session_ttl_s=60, fallback="round-robin"))
+    routing = Scene().routing
+    chosen = Choice(1, 0.0, 1, "load")
+    request = routing.request
+
+    def routed(session: str, now: int) -> None:
+        routing.request, routing.now = replace(request, session=session), now
+        made.routed(routing, chosen)
+
+    for number in range(2_000):
+        routed(f"{number:0128}", number)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(2_000, 40_000):
+            routed(f"{number:0128}", number)
+        for number in range(40_000):
+            routed("one", 200_000 + number)
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(made) == 1000  # type: ignore[arg-type]
+    assert grown < 1 << 20, "what was held before was replaced, and nothing was added"
+    routed("late", 200_000 + 61 * SECOND + 200_000)
+    assert len(made) <= 2  # type: ignore[arg-type]

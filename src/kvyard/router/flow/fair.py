@@ -33,7 +33,8 @@ class FairQueueing(FlowPolicy):
         self._now = 0.0
         """Virtual time: the beginning of the latest request that was sent."""
         self._ends: OrderedDict[str, float] = OrderedDict()
-        """By tenant, the end of its latest request in virtual time; tenants that were quiet the longest are evicted."""
+        """By tenant, the end of its latest request in virtual time, those that were quiet the longest first. An end that lies
+        in the past says nothing."""
         self._starts: dict[object, float] = {}
         """By request that waits."""
         self._waiting: Counter[str] = Counter()
@@ -44,9 +45,13 @@ class FairQueueing(FlowPolicy):
         cost = request.tokens + self.options["output_weight"] * output
         self._ends[request.tenant] = start + max(1.0, cost) / self.config.weights.get(request.tenant, 1.0)
         self._ends.move_to_end(request.tenant)
-        if len(self._ends) > MOST_TENANTS:
+        while len(self._ends) > MOST_TENANTS or next(iter(self._ends.values())) <= self._now:
             self._ends.popitem(last=False)
         return start
+
+    def __len__(self) -> int:
+        """Return the number of tenants kept."""
+        return len(self._ends)
 
     def came(self, request: FlowRequest, now: int) -> None:
         self._starts[request.id] = self._book(request)

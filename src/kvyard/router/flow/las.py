@@ -66,7 +66,7 @@ class LeastAttainedService(FlowPolicy):
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
         if request.session is not None:
-            notes = self._sessions.open(request.session)
+            notes = self._sessions.open(request.session, now)
             prompt = computed + self.options["cached_weight"] * max(0, request.tokens - computed)
             notes.service = self._faded(notes, now) + prompt + self.options["output_weight"] * output
             notes.at = now

@@ -48,6 +48,6 @@ class Progress(FlowPolicy):
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
         if request.session is not None:
-            notes = self._sessions.open(request.session)
+            notes = self._sessions.open(request.session, now)
             notes.turns += 1
             notes.at = now

@@ -1,10 +1,14 @@
-"""Bounded record of sessions: those that were quiet the longest are evicted first."""
+"""Bounded record of sessions: those that were quiet the longest are evicted first, and all after an hour."""
 
 from collections import OrderedDict
 
 import msgspec
 
+from kvyard.clock import SECOND
+
 MOST_SESSIONS = 65_536
+IDLE = 3600 * SECOND
+"""Notes of sessions that were quiet for longer are forgotten."""
 
 
 class SessionNotes(msgspec.Struct, gc=False):
@@ -13,7 +17,7 @@ class SessionNotes(msgspec.Struct, gc=False):
     service: float = 0.0
     """Tokens of service, as of ``at``."""
     at: int = 0
-    """End of its latest request, nanoseconds."""
+    """End of its latest request, nanoseconds; set by who opened them."""
     length: int = 0
     """Tokens of its latest prompt and answer."""
     output: float = 0.0
@@ -35,13 +39,12 @@ class SessionBook:
         """The notes of ``session``, if there are any."""
         return None if session is None else self._notes.get(session)
 
-    def open(self, session: str) -> SessionNotes:
-        """The notes of ``session``, made now if need be; the quietest session makes room."""
-        notes = self._notes.get(session)
-        if notes is None:
-            notes = self._notes[session] = SessionNotes()
-            if len(self._notes) > self._most:
-                self._notes.popitem(last=False)
-        else:
-            self._notes.move_to_end(session)
+    def open(self, session: str, now: int) -> SessionNotes:
+        """The notes of ``session``, whose latest request ended now, made if need be; the quietest sessions make room."""
+        notes = self._notes.pop(session, None)
+        if notes is None or notes.at < now - IDLE:
+            notes = SessionNotes(at=now)
+        self._notes[session] = notes
+        while len(self._notes) > self._most or next(iter(self._notes.values())).at < now - IDLE:
+            self._notes.popitem(last=False)
         return notes

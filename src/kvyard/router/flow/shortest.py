@@ -45,7 +45,8 @@ class ShortestJob(FlowPolicy):
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
         self._output = _KEPT * self._output + (1 - _KEPT) * output if self._output else float(output)
         if request.session is not None:
-            notes = self._sessions.open(request.session)
+            notes = self._sessions.open(request.session, now)
+            notes.at = now
             notes.turns += 1
             notes.output += (output - notes.output) / notes.turns
             notes.length = request.tokens + output
