@@ -42,14 +42,19 @@ def cpu(*words: object, codes: tuple[int, ...] = (0,)) -> float:
 
 
 def counts(folder: Path, limit: int, blocks: int) -> Path:
-    """What an engine with so many blocks counts, by request."""
+    """Counts by request of an engine with this many blocks; beside them a page of metrics with their sums."""
     rows, answers = folder / "rows.jsonl", folder / f"answers-{blocks}.jsonl"
     settings = [str(blocks) if word == "4000" else word for word in SETTINGS]
     cpu("replay", TRACE, "--limit", limit, *settings, "--per-request", rows, "-q")
+    queries = hits = 0
     with answers.open("w") as file:
         for line in rows.read_text().splitlines():
             row = json.loads(line)
             print(json.dumps({"request_id": row["id"], "cached": row["cached_tokens"]}), file=file)
+            queries, hits = queries + row["input_tokens"], hits + row["cached_tokens"]
+    answers.with_suffix(".txt").write_text(
+        f"vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n"
+    )
     return answers
 
 
@@ -63,6 +68,7 @@ def beside_a_replay(limit: int, repeats: int) -> None:
             "expect, no counts": ["expect", *trace],
             "expect, counts that are owed": ["expect", *trace, "--answers", healthy],
             "expect, counts of a smaller pool": ["expect", *trace, "--answers", small],
+            "expect, sums of a smaller pool": ["expect", *trace, "--metrics", small.with_suffix(".txt")],
         }
         took: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(repeats):
@@ -126,7 +132,7 @@ def of_a_gateway(seconds: float) -> None:
                 client.start()
             time.sleep(15)
             watch, _ = started(
-                *("expect", recording, "--watch", "2s", "--window", 50, "--gateway", url, "--port", 0),
+                *("expect", recording, "--watch", "10s", "--gateway", url, "--port", 0),
                 *("--block-size", 16, "--num-gpu-blocks", 4000, "--workers", 2, "--router", "least-time"),
                 until="metrics at",
             )

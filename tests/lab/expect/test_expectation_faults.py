@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
 import pytest
 from msgspec.structs import replace
 from tests.lab.expect.support import ONE, conversations, counters, counts, documents, engine, traffic, with_date
 
-from kvyard.lab.expect import expect
+from kvyard.lab.expect import difference, expect
 from kvyard.lab.expect.counted import Counted
+from kvyard.lab.expect.owed import Replayed, replay_traffic
 from kvyard.lab.expect.traffic import MediaItem, Traffic
 from kvyard.replay.traces import TraceRequest
 
@@ -211,3 +215,36 @@ def test_nothing_is_flagged_on_healthy_engines(name: str) -> None:
         assert (found.cause, found.fault) == ("", False), found.sentence
     sums = expect(traffic(rows), settings, counters(rows, {**settings, "timing_speedup": 0.8}))
     assert sums.cause == "", sums.sentence
+
+
+# -- what a search takes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("counted", "most"), [(counts, 1.5), (counters, 5.0)])
+def test_a_search_replays_little_beside_the_whole_traffic(
+    counted: Callable[..., Counted], most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Causes are tried on the first requests; of sums, those that fit are replayed on the whole."""
+    random = Random(29)
+    asked = random.choices(documents(60, document=320, kinds=60), k=4000)
+    rows = [replace(row, id=f"{at}", arrival=at * 10**9 // 2) for at, row in enumerate(asked)]
+    fleet = {**FLEET, "num_gpu_blocks": 2000}
+    small = counted(rows, {**fleet, "num_gpu_blocks": 200})
+    replayed: list[int] = []
+
+    def counting(requests: Sequence[TraceRequest], settings: Mapping[str, object]) -> Replayed:
+        replayed.append(len(requests))
+        return replay_traffic(requests, settings)
+
+    monkeypatch.setattr(difference, "replay_traffic", counting)
+    found = expect(traffic(rows), fleet, small)
+    assert found.cause == "pool" and found.fault, found.sentence
+    assert len(replayed) > 3 and sum(replayed) < most * len(rows), replayed
+
+
+def test_a_fault_that_begins_late_is_searched_where_it_shows() -> None:
+    """A pool that is large enough for the first requests: the sample reaches to where hits go missing."""
+    rows = [*conversations(60, 1, user=200), *(replace(row, id=f"{row.id}b") for row in documents(600, kinds=90))]
+    rows = [replace(row, arrival=at * 10**9) for at, row in enumerate(rows)]
+    found = expect(traffic(rows), ONE, counts(rows, {**ONE, "num_gpu_blocks": 3000}))
+    assert found.cause == "pool" and found.fault, found.sentence

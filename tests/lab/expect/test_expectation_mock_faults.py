@@ -30,8 +30,24 @@ def prompts(count: int = 30) -> list[list[int]]:
     return [[*random.choice(texts), *(random.randrange(200) for _ in range(20 + at % 9))] for at in range(count)]
 
 
-def seen(faults: Mapping[str, Any], told: Mapping[str, object] = {}, **more: object) -> Expectation:
-    """Return the expectation of a mock engine with ``faults``, whose settings are ``told``, beside what it counted."""
+def recorded(fleet: FleetServer, folder: Path) -> list[Path]:
+    """The KV events of all workers so far, as recordings."""
+    files = []
+    for worker in range(len(fleet.urls)):
+        (stream,) = fleet.streams(worker)
+        assert stream.replay_endpoint is not None
+        files.append(folder / f"{worker}.rec")
+        with RecordingWriter(files[-1], About()) as recording:
+            for frame in fetch_replay(stream.replay_endpoint, 0):
+                recording.write(frame.seq, frame.parts())
+    return files
+
+
+def seen(
+    faults: Mapping[str, Any], told: Mapping[str, object] = {}, events: Path | None = None, **more: object
+) -> Expectation:
+    """Return the expectation of a mock engine with ``faults``, whose settings are ``told``, beside what it counted, and
+    beside its events if there is a folder for them."""
     rows: list[TraceRequest] = []
     cached: dict[str, int] = {}
     with (
@@ -45,11 +61,12 @@ def seen(faults: Mapping[str, Any], told: Mapping[str, object] = {}, **more: obj
             cached[f"r{at}"] = usage["prompt_tokens_details"]["cached_tokens"] or 0
         counted = read_page(client.get("/metrics").text)
         reported = visit_engine(fleet.url).settings
+        evidence = from_events(recorded(fleet, events)) if events is not None else ()
     if not more:
         assert reported["max_model_len"] == 4096
     if faults.get("choices") is None:
         counted.by_request = cached
-    return expect(traffic(rows), {**SETTINGS, **told}, counted)
+    return expect(traffic(rows), {**SETTINGS, **told}, counted, evidence=evidence)
 
 
 def test_healthy_mock() -> None:
@@ -62,7 +79,7 @@ def test_healthy_mock() -> None:
     [
         ({"salt_per_request": True}, "never-shared"),
         ({"adapter_per_request": True}, "never-shared"),
-        ({"image_per_request": True}, "changing-text"),
+        ({"image_per_request": True}, "media"),
         ({"changing_text": True}, "changing-text"),
         ({"pool_share": 0.15}, "pool"),
         ({"choices": 3}, "choices"),
@@ -72,6 +89,20 @@ def test_healthy_mock() -> None:
 )
 def test_fault_is_named(faults: dict[str, Any], cause: str) -> None:
     found = seen(faults)
+    assert found.cause == cause and found.fault, (found.sentence, found.different)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("salt_per_request", "salts"),
+        ("adapter_per_request", "adapters"),
+        ("image_per_request", "media"),
+        ("changing_text", "changing-text"),
+    ],
+)
+def test_events_tell_keys_apart(fault: str, cause: str, tmp_path: Path) -> None:
+    found = seen({fault: True}, events=tmp_path)
     assert found.cause == cause and found.fault, (found.sentence, found.different)
 
 
@@ -91,12 +122,6 @@ def test_seeds_differ_in_recorded_events(tmp_path: Path) -> None:
         with FleetServer(faults=faults, workers=2, speed=1000, hash_seed="7", **SETTINGS) as fleet:
             for url in fleet.urls:
                 httpx.post(f"{url}/v1/completions", json={"prompt": prompts(1)[0], "max_tokens": 1}, trust_env=False)
-            files = []
-            for worker in range(2):
-                (stream,) = fleet.streams(worker)
-                assert stream.replay_endpoint is not None
-                files.append(tmp_path / f"{len(faults)}-{worker}.rec")
-                with RecordingWriter(files[-1], About()) as recording:
-                    for frame in fetch_replay(stream.replay_endpoint, 0):
-                        recording.write(frame.seq, frame.parts())
+            (tmp_path / str(len(faults))).mkdir()
+            files = recorded(fleet, tmp_path / str(len(faults)))
         assert from_events(files) == found

@@ -47,7 +47,8 @@ def test_the_end_of_a_recording_is_compared_with_warm_caches(tmp_path: Path) -> 
     traffic, counted = latest(read_traffic(open_trace(path)), 30)
     assert len(traffic.requests) == 60 and len(counted.by_request) == 30 and traffic.requests[0].arrival == 0
     watch = ExpectWatch(lambda rows: read_latest(path, rows, open_trace), ONE, every_s=60, requests=30)
-    assert watch.look() > 0 and watch.found is not None
+    watch.look()
+    assert watch.cpu_s > 0 and watch.found is not None
     assert (watch.found.cause, watch.found.compared, watch.found.equal) == ("", 30, 30)
     text = watch.metrics.text()[0].decode()
     assert "kvyard_expect_fault 0.0" in text and "kvyard_expect_exact_requests 30.0" in text
@@ -106,18 +107,21 @@ def test_only_the_end_of_the_file_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 def test_looks_take_a_small_share_of_the_gateway_s_processor_time() -> None:
     budget = CpuBudget(0.02)
     budget.observe(100.0, 0)
-    budget.spent_s = 1.0
-    assert not budget.covered
+    assert budget.requests(2000) == 50, "the first look is small, and at once"
+    budget.spent_s, budget.request_s = 0.9, 0.002
+    assert not budget.requests(2000)
     budget.observe(125.0, 100)  # a quarter of a core
-    assert budget.earned_s == pytest.approx(0.5) and not budget.covered
-    assert budget.pause_s(60) == pytest.approx(0.5 / (0.02 * 0.25))
+    assert budget.earned_s == pytest.approx(0.5) and not budget.requests(2000)
+    assert budget.pause_s(60, 2000) == pytest.approx((0.4 + 50 * 0.002) / (0.02 * 0.25)), "until 50 requests are earned"
     budget.observe(5.0, 10)  # it was restarted
     assert budget.earned_s == pytest.approx(0.6)
-    budget.observe(25.0, 80)
-    assert budget.covered and budget.pause_s(60) == 60
-    budget.spent_s = 2.0
-    budget.observe(25.0, 60)  # an idle gateway: seldom, and not never
-    assert budget.pause_s(60) == 3600
+    budget.observe(45.0, 80)
+    assert 249 <= budget.requests(2000) <= 250 and budget.requests(40) == 40 and budget.pause_s(60, 2000) == 60
+    budget.observe(10_000.0, 10_000)
+    assert budget.requests(2000) == 2000 and budget.earned_s < 11, "an idle night isn't spent at once"
+    budget.spent_s = 20.0
+    budget.observe(10_000.0, 60)  # an idle gateway: seldom, and not never
+    assert budget.pause_s(60, 2000) == 3600
 
 
 def test_the_gateway_s_dashboard_shows_the_result(tmp_path: Path) -> None:

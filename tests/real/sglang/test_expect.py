@@ -9,7 +9,8 @@ from tests.waiting import eventually
 
 from kvyard.lab.expect.counted import Counted, read_page
 
-REQUESTS = 1000
+REQUESTS = 1200
+"""More than 1,000 of them aren't aborted, and have an answer with a count."""
 
 
 def test_owed_is_counted(pair: list[SglangEngine]) -> None:
@@ -44,5 +45,5 @@ def test_owed_is_counted(pair: list[SglangEngine]) -> None:
         counters.counted,
     )
     assert by_request.requests == REQUESTS and by_request.compared is not None
-    assert by_request.equal == by_request.compared > 0.8 * REQUESTS, by_request.different
+    assert by_request.equal == by_request.compared >= 1000, by_request.different
     assert counters.counted == counters.owed > 0 and not counters.fault, counters.sentence

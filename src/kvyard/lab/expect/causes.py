@@ -116,6 +116,16 @@ FAULTS: dict[str, CauseText] = {
         "cache_salt, adapter or image per request, or text that differs from the first block on",
         "compare two requests as the engine receives them, cache_salt, model and chat template included",
     ),
+    "salts": CauseText(
+        "cache salts",
+        "The engine finds nothing at all, and its events store the same text under a different cache_salt each time",
+        "use one salt per tenant, not one per request",
+    ),
+    "adapters": CauseText(
+        "LoRA adapters",
+        "The engine finds nothing at all, and its events store the same text for a different adapter each time",
+        "send requests that share a prompt with the same adapter, or route by adapter",
+    ),
     "block-size": CauseText(
         "another block size",
         "The engine's hits are those of blocks of {block:,} tokens, and {configured:,} were configured here",
@@ -152,7 +162,7 @@ FAULTS: dict[str, CauseText] = {
     ),
     "pool": CauseText(
         "a smaller pool",
-        "Hits are those of a pool of {blocks:,} blocks, and {configured:,} were configured here",
+        "Hits are those of a pool of about {blocks:,} blocks, and {configured:,} were configured here",
         "compare num_gpu_blocks in vllm:cache_config_info with --gpu-memory-utilization: another process may have taken "
         "the memory",
     ),

@@ -23,6 +23,8 @@ VLLM = (
     ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
 )
 """Queries and hits in tokens, of this version and of earlier ones."""
+VLLM_MEDIA = ("vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total")
+"""Images and other media that were looked up in the cache of processed inputs, and found."""
 VLLM_EXTERNAL = ("vllm:external_prefix_cache_queries_total", "vllm:external_prefix_cache_hits_total")
 SGLANG = ("sglang:prompt_tokens_total", "sglang:cached_tokens_total")
 UNCHECKED = (
@@ -41,9 +43,13 @@ class Counted(msgspec.Struct, kw_only=True):
     external_queries: int = 0
     external_hits: int = 0
     """Tokens loaded by a connector, which vLLM counts apart."""
+    new_media: int = 0
+    """Images and other media that the engine hadn't seen before."""
     by_request: dict[str, int] = {}
     facts: dict[str, str] = {}
     """Engine's description of its cache: block_size, num_gpu_blocks, enable_prefix_caching, ..."""
+    warmed: bool = False
+    """True if caches were warmed before the traffic: a request that found more than it is owed is no difference."""
     asleep: bool = False
     """True if vllm:engine_sleep_state isn't awake."""
     notes: list[str] = []
@@ -61,6 +67,7 @@ class Counted(msgspec.Struct, kw_only=True):
             hits=self.hits - before.hits,
             external_queries=self.external_queries - before.external_queries,
             external_hits=self.external_hits - before.external_hits,
+            new_media=self.new_media - before.new_media,
         )
         if min(found.queries or 0, found.hits, found.external_queries, found.external_hits) < 0:
             raise KvyardError(
@@ -96,6 +103,7 @@ def read_page(text: str, name: str = "metrics") -> Counted:
                 hits=round(sums.get(hits, 0.0)),
                 external_queries=round(sums.get(VLLM_EXTERNAL[0], 0.0)),
                 external_hits=round(sums.get(VLLM_EXTERNAL[1], 0.0)),
+                new_media=round(sums.get(VLLM_MEDIA[0], 0.0) - sums.get(VLLM_MEDIA[1], 0.0)),
                 facts=_told(cache_labels(text)),
                 asleep=bool(awake) and not any(awake),
             )

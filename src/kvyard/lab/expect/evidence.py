@@ -8,6 +8,11 @@ from pathlib import Path
 from kvyard.server.doctor.case import LIMITS, Case, play
 from kvyard.server.doctor.case_rules import seeds_differ
 
+MANY = 3
+"""Adapters, salts or media under which one text is stored, from which on they are taken to change with every request."""
+APART = ("adapters", "salts", "media")
+"""Causes by their place in the keys of a block."""
+
 
 def from_events(recordings: Sequence[Path]) -> set[str]:
     """Return causes that recordings of workers' KV events show. Raises ``KvyardError`` where one can't be read."""
@@ -19,4 +24,6 @@ def from_events(recordings: Sequence[Path]) -> set[str]:
         found.add("hash-seed")
     if cases and not any(case.announced for case in cases):
         found.add("events-off")
+    for keys in (keys for case in cases for keys in case.keys.values() if len(keys) >= MANY):
+        found |= {code for code, values in zip(APART, zip(*keys, strict=True), strict=True) if len(set(values)) >= MANY}
     return found

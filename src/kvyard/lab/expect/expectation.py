@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kvyard.engine.config import EngineConfig
 from kvyard.lab.expect.causes import LIMITS, say
 from kvyard.lab.expect.counted import Counted
+from kvyard.lab.expect.difference import Difference
 from kvyard.lab.expect.owed import (
     Granularity,
     Replayed,
@@ -22,7 +23,7 @@ from kvyard.lab.expect.owed import (
     replay_traffic,
     settle_settings,
 )
-from kvyard.lab.expect.search import BLIND, Difference, find_fault
+from kvyard.lab.expect.search import BLIND, find_fault
 from kvyard.lab.expect.traffic import Tokens, Traffic, repeated_tokens, shared_tokens
 from kvyard.replay.record import Record
 

@@ -15,6 +15,10 @@ PATIENCE_S = 10.0
 CPU_SHARE = 0.02
 """Share of the gateway's processor time that a watcher takes at most; of one core if there is no gateway to ask."""
 LONGEST_PAUSE_S = 3600.0
+SAVED_S = 10.0
+"""Processor time that a watcher saves up at most."""
+FEWEST = 50
+"""Requests of the smallest look."""
 _CPU = re.compile(r"^kvyard_gateway_cpu_seconds_total(?:\{\})? (\S+)$", re.MULTILINE)
 
 
@@ -49,7 +53,7 @@ class GatewayLink:
 
 
 class CpuBudget:
-    """Pauses of a watcher that keep its processor time at a share of the gateway's."""
+    """Processor time of a watcher, kept at a share of the gateway's: how many requests a look may have, and when it begins."""
 
     def __init__(self, share: float = CPU_SHARE) -> None:
         self.share = share
@@ -57,6 +61,8 @@ class CpuBudget:
         """Processor time of the watcher."""
         self.earned_s = 0.0
         """Processor time that the gateway's allows."""
+        self.request_s = 0.0
+        """Processor time of a request in the latest look; 0 before the first."""
         self._last: float | None = None
         self._rate = 1.0
         """Processor time of the gateway in a second."""
@@ -65,24 +71,29 @@ class CpuBudget:
         """The gateway has used ``gateway_cpu_s`` in all, ``elapsed_s`` after the last call. A counter that fell began again."""
         if self._last is not None and elapsed_s > 0:
             used = gateway_cpu_s - self._last if gateway_cpu_s >= self._last else gateway_cpu_s
-            self.earned_s += self.share * used
-            self._rate = used / elapsed_s
+            self._earn(used, elapsed_s)
         self._last = gateway_cpu_s
 
     def observe_core(self, elapsed_s: float) -> None:
         """No gateway can be asked: one core is taken to have been busy for ``elapsed_s``."""
-        self.earned_s += self.share * elapsed_s
-        self._rate = 1.0
+        self._earn(elapsed_s, elapsed_s)
 
-    def pause_s(self, every_s: float) -> float:
-        """Return the seconds until the next look, ``every_s`` at least: until what was spent is earned, at today's rate."""
-        missing = self.spent_s - self.earned_s
+    def _earn(self, used_s: float, elapsed_s: float) -> None:
+        self.earned_s = min(self.earned_s + self.share * used_s, self.spent_s + SAVED_S)
+        if elapsed_s > 0:
+            self._rate = used_s / elapsed_s
+
+    def requests(self, most: int) -> int:
+        """Return how many requests the next look may compare, at most ``most``; 0 if it has to wait."""
+        if not self.request_s:
+            return min(FEWEST, most)  # nothing is known yet: a small one, at once
+        affordable = int((self.earned_s - self.spent_s) / self.request_s)
+        return min(affordable, most) if affordable >= min(FEWEST, most) else 0
+
+    def pause_s(self, every_s: float, most: int) -> float:
+        """Return the seconds until the next look, ``every_s`` at least: until its smallest one is earned, at today's rate."""
+        missing = self.spent_s + min(FEWEST, most) * self.request_s - self.earned_s
+        rate = self.share * self._rate
         if missing <= 0:
             return every_s
-        rate = self.share * self._rate
         return max(every_s, min(LONGEST_PAUSE_S, missing / rate if rate > 0 else LONGEST_PAUSE_S))
-
-    @property
-    def covered(self) -> bool:
-        """True if the next look may begin."""
-        return self.spent_s <= self.earned_s

@@ -35,11 +35,8 @@ NAMES = {
     P + "cause": "1 for the cause that is named now.",
     P + "looks_total": "Looks at the recording.",
     P + "failed_looks_total": "Of those, looks that came to no result.",
-    P + "cpu_seconds_total": "Processor time of all looks.",
+    P + "cpu_seconds_total": "Processor time since the start of the watch.",
 }
-
-WARMER = "more"
-"""The cause of counts beyond what is owed. Of the end of a recording it means nothing: what came before warmed the caches."""
 
 
 def latest(traffic: Traffic, requests: int) -> tuple[Traffic, Counted]:
@@ -56,11 +53,11 @@ def latest(traffic: Traffic, requests: int) -> tuple[Traffic, Counted]:
             "(vLLM: --enable-prompt-tokens-details, SGLang: --enable-cache-report)"
         )
     traffic = replace(traffic, requests=rows)
-    return traffic, Counted(source="cached_tokens of answers", by_request=by_request)
+    return traffic, Counted(source="cached_tokens of answers", by_request=by_request, warmed=True)
 
 
 class ExpectWatch(AsyncService):
-    """Looks at the traffic every so often, in a thread."""
+    """Compares the end of a recording again and again, in a thread. A look has as many requests as its budget allows."""
 
     def __init__(
         self,
@@ -74,11 +71,11 @@ class ExpectWatch(AsyncService):
         gateway: GatewayLink | None = None,
     ) -> None:
         """``read`` reads the latest requests, as many as it is asked for; ``told`` receives each result, and the dashboard of
-        ``gateway`` shows it. Looks take a small share of the gateway's processor time, or of one core if none is given.
+        ``gateway`` shows it. A look compares ``requests`` at most. Looks take a small share of the gateway's processor time,
+        or of one core if none is given.
         """
         self.found: Expectation | None = None
         self.looks = self.failed = 0
-        self.cpu_s = 0.0
         self.metrics = Metrics(NAMES)
         self.metrics.sources.append(self._samples)
         self._read = read
@@ -91,28 +88,29 @@ class ExpectWatch(AsyncService):
         self._clock = WallClock.since_epoch()
         self._budget = CpuBudget()
         self._asked = self._clock.now()
+        self._began_s = cpu_seconds()
         self._task: asyncio.Task[None] | None = None
 
-    def look(self) -> float:
-        """Compare what was recorded lately; return the seconds of processor time that this took."""
+    @property
+    def cpu_s(self) -> float:
+        """Processor time since the start, looks and everything else."""
+        return cpu_seconds() - self._began_s
+
+    def look(self, requests: int | None = None) -> None:
+        """Compare the latest ``requests``, as many as a look has at most if left out."""
+        requests = requests or self._requests
         began = cpu_seconds()
         self.looks += 1
         try:
-            traffic, counted = latest(self._read(2 * self._requests), self._requests)
-            found = expect(traffic, self._settings, counted, tolerance=self._tolerance)
-            if found.cause == WARMER:
-                found.cause, found.fault, found.sentence = "", False, ""
-            self.found = found
+            traffic, counted = latest(self._read(2 * requests), requests)
+            self.found = expect(traffic, self._settings, counted, tolerance=self._tolerance)
             self._told(self.found)
             if self._gateway is not None:
                 self._gateway.show(self.view(self.found))
         except KvyardError as error:
             self.failed += 1
             log.warning("no expectation: %s", error)
-        took = cpu_seconds() - began
-        self.cpu_s += took
-        self._budget.spent_s += took
-        return took
+        self._budget.request_s = (cpu_seconds() - began) / requests
 
     def view(self, found: Expectation) -> ExpectationView:
         """A result as a dashboard shows it: of the requests that were compared."""
@@ -141,16 +139,15 @@ class ExpectWatch(AsyncService):
     async def _go_on(self) -> None:
         while True:
             await asyncio.to_thread(self._observe)
-            await asyncio.to_thread(self.look)
-            await pause(self._budget.pause_s(self._every_s))
-            await asyncio.to_thread(self._observe)
-            while not self._budget.covered:
-                await pause(self._budget.pause_s(self._every_s))
-                await asyncio.to_thread(self._observe)
+            requests = self._budget.requests(self._requests)
+            if requests:
+                await asyncio.to_thread(self.look, requests)
+                self._budget.spent_s = self.cpu_s
+            await pause(self._budget.pause_s(self._every_s, self._requests))
 
     def _observe(self) -> None:
         """Count what the gateway has used meanwhile; one that doesn't answer is taken to have used one core."""
-        began, now = cpu_seconds(), self._clock.now()
+        now = self._clock.now()
         elapsed, self._asked = (now - self._asked) / SECOND, now
         try:
             if self._gateway is not None:
@@ -159,7 +156,7 @@ class ExpectWatch(AsyncService):
         except KvyardError as error:
             log.warning("%s", error)
         finally:
-            self._budget.spent_s += cpu_seconds() - began
+            self._budget.spent_s = self.cpu_s
         self._budget.observe_core(elapsed)
 
     def _samples(self) -> Iterator[Sample]:

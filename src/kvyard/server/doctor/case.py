@@ -47,6 +47,12 @@ class Text(msgspec.Struct, frozen=True):
         return self.lora is None and not self.salted and not self.media
 
 
+Place = tuple[Key | None, tuple[int, ...]]
+"""A parent's hash and the tokens of the block behind it."""
+Keys = tuple[str | None, str | None, tuple[object, ...]]
+"""Adapter, salt and media of a block."""
+
+
 class Case:
     """One stream, watched."""
 
@@ -72,6 +78,8 @@ class Case:
         self.subscription = Subscription(name, source=replay is not None and live, prefix=topic, limits=limits)
         self.topics: Counter[str] = Counter()
         self.texts: list[Text] = []
+        self.keys: dict[Place, set[Keys]] = {}
+        """Adapters, salts and media under which the same block of text was stored."""
         self.clears: list[int] = []
         """Times of clears."""
         self.cleared_blocks = 0
@@ -125,6 +133,7 @@ class Case:
             if isinstance(event, Stored):
                 self.announced[event.group] += len(event.hashes)
                 self._held += len(event.hashes)
+                self._note_keys(event)
                 if event.parent is None and event.tokens and event.hashes and len(self.texts) < MOST_TEXTS:
                     self._remember(event)
             elif isinstance(event, Cleared) and not update.replaces:
@@ -132,10 +141,16 @@ class Case:
                 self.cleared_blocks += self._held
                 self._held = 0
 
+    def _note_keys(self, event: Stored) -> None:
+        if not event.tokens or not event.block_size:
+            return
+        place = event.parent, tuple(event.tokens[: event.block_size])
+        if place in self.keys or len(self.keys) < MOST_TEXTS:
+            self.keys.setdefault(place, set()).add((event.lora_name, event.salt, _media(event)))
+
     def _remember(self, event: Stored) -> None:
         assert event.tokens is not None
-        extras = event.extra_keys[0] if event.extra_keys else None
-        items = [item for item in extras or () if item not in (event.lora_name, event.salt)]
+        items = _media(event)
         tokens, key, size = tuple(event.tokens[:1024]), event.hashes[0], event.block_size
         self.texts.append(
             Text(tokens, key, size, event.lora_name, salted=bool(event.salt), media=bool(items), tier=event.tier)
@@ -202,6 +217,12 @@ class Case:
         if self._named is None:
             return []
         return sorted({feed.counters.last_refusal for _, feed in self._named.feeds() if feed.counters.refused})
+
+
+def _media(event: Stored) -> tuple[object, ...]:
+    """Media of the first block."""
+    extras = event.extra_keys[0] if event.extra_keys else None
+    return tuple(item for item in extras or () if item not in (event.lora_name, event.salt))
 
 
 def _bare(event: Event) -> Event:

@@ -152,6 +152,7 @@ class RankMeasures:
         if more:  # further choices find all whole blocks of the first one
             count["prefix_cache_queries"](more * job.num_prompt_tokens)
             count["prefix_cache_hits"](more * ((job.num_prompt_tokens - 1) // size * size))
+        count["mm_cache_queries"](len(job.chain.namespace.media))  # of a fault: each is new
         self._tier["device"](cached)
         if lower:
             count["external_prefix_cache_queries"](job.num_prompt_tokens - cached)

@@ -1,0 +1,169 @@
+"""Counts beside what is owed, on all of a traffic or on its first requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from kvyard.errors import KvyardError
+from kvyard.lab.expect.counted import Counted
+from kvyard.lab.expect.owed import Replayed, replay_traffic
+from kvyard.lab.expect.traffic import Tokens, Traffic
+from kvyard.replay.traces import TraceRequest
+from kvyard.replay.traces.bounds import Accesses
+from kvyard.replay.traces.identity import prefix_ids
+
+SAMPLED = 1 / 16
+"""Share of a difference, or of requests where only sums were counted, that a sample has."""
+SAMPLED_REQUESTS = 500
+"""Requests of the smallest sample."""
+
+
+class Difference:
+    """Counts beside what is owed."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        settings: Mapping[str, object],
+        replayed: Replayed,
+        counted: Counted,
+        evidence: set[str],
+        tolerance: float,
+    ) -> None:
+        self.traffic = traffic
+        self.settings = settings
+        self.replayed = replayed
+        self.counted = counted
+        self.evidence = evidence
+        """Codes of causes that something else has shown."""
+        self.tolerance = tolerance
+        """Share of prompt tokens by which counts may differ."""
+        counts = [counted.by_request.get(request.id, -1) for request in traffic.requests]
+        self.all_counts = np.array(counts, dtype=np.int64)
+        """By request, -1 for one without a count."""
+        if counted.warmed:
+            self.all_counts = np.minimum(self.all_counts, replayed.hits)
+        self.lengths = np.array([request.input_length for request in traffic.requests], dtype=np.int64)
+        self._replays: dict[frozenset[tuple[str, object]], Tokens | None] = {}
+
+    @property
+    def by_request(self) -> bool:
+        """True if counts of requests are compared one by one, and not only their sum."""
+        return bool(self.counted.by_request) and bool((self.all_counts >= 0).any())
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """True for requests that are compared."""
+        return self.replayed.admitted & (self.all_counts >= 0) if self.by_request else self.replayed.admitted
+
+    @property
+    def prompts(self) -> int:
+        """Prompt tokens of requests that are compared."""
+        return int(self.lengths[self.known].sum())
+
+    @property
+    def total(self) -> int:
+        """Tokens counted for requests that are compared."""
+        return int(self.all_counts[self.known].sum()) if self.by_request else self.counted.total
+
+    @property
+    def owed(self) -> int:
+        """Tokens owed to requests that are compared."""
+        return int(self.replayed.hits[self.known].sum())
+
+    @property
+    def missing(self) -> int:
+        """Tokens owed less tokens counted."""
+        return self.owed - self.total
+
+    @property
+    def counts(self) -> Tokens:
+        """Counts of requests that are compared one by one."""
+        return self.all_counts[self.known]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that hits of the configured engine are multiples of."""
+        return math.lcm(*(spec.block_size for spec in self.replayed.run.fleet.config.workers[0].engine.specs))
+
+    def distance(self, hits: Tokens) -> int:
+        """Tokens by which ``hits`` differ from the counts."""
+        known = np.maximum(hits[self.known], 0)
+        return int(np.abs(known - self.counts).sum()) if self.by_request else abs(int(known.sum()) - self.total)
+
+    def unexplained(self, hits: Tokens) -> float:
+        """Share of the difference that is left if the engine's hits are ``hits``; above 1 if they are farther off."""
+        return self.distance(hits) / max(1, self.distance(self.replayed.hits))
+
+    def replay(self, **changed: object) -> Tokens | None:
+        """Return hits with other settings, those that are ``None`` left out; ``None`` if they are impossible."""
+        key = frozenset(changed.items())
+        if key not in self._replays:
+            self._replays[key] = self._replay(self.traffic.requests, changed)
+        return self._replays[key]
+
+    def replay_without_answers(self) -> Tokens | None:
+        """Return hits of an engine that finds no answer again."""
+        return self._replay([replace(request, output_tokens=None) for request in self.traffic.requests], {})
+
+    def _replay(self, requests: Sequence[TraceRequest], changed: Mapping[str, object]) -> Tokens | None:
+        settings = {name: value for name, value in {**self.settings, **changed}.items() if value is not None}
+        try:
+            return replay_traffic(requests, settings).hits
+        except KvyardError:
+            return None
+
+    def sample(self) -> Difference:
+        """The difference of the first requests, on which causes are tried: a cache's hits don't depend on what comes later.
+
+        With counts per request, a sample has ``SAMPLED`` of the difference. A sum is scaled by what the sample is owed.
+        """
+        requests = len(self.traffic.requests)
+        if self.by_request:
+            apart = np.where(self.known, np.abs(np.maximum(self.replayed.hits, 0) - self.all_counts), 0).cumsum()
+            enough = int(np.searchsorted(apart, SAMPLED * apart[-1])) + 1
+        else:
+            enough = round(SAMPLED * requests)
+        count = max(enough, SAMPLED_REQUESTS)
+        if 2 * count > requests:
+            return self
+        hits = self.replayed.hits[:count]
+        counted = self.counted
+        if not self.by_request:
+            share = int(np.maximum(hits, 0).sum()) / max(1, self.owed)
+            counted = replace(
+                counted, hits=round(counted.hits * share), external_hits=round(counted.external_hits * share)
+            )
+        traffic = replace(self.traffic, requests=self.traffic.requests[:count])
+        replayed = replace(self.replayed, hits=hits)
+        return Difference(traffic, self.settings, replayed, counted, self.evidence, self.tolerance)
+
+    def pool_guess(self) -> int:
+        """Blocks of a pool with about the counted hits: from the reuse distances of prompts, as they were routed."""
+        requests = {request.id: request for request in self.traffic.requests}
+        records = [record for record in self.replayed.run.records if record.admitted >= 0 and record.id in requests]
+        caches: dict[str, Accesses] = {}
+        unit = self.block_size
+        for record in sorted(records, key=lambda record: record.admitted):
+            ids, per_id = prefix_ids(requests[record.id], self.block_size)
+            unit = per_id or unit
+            caches.setdefault(record.prefilled_by, Accesses()).add(ids or (), record.input, unit)
+        distances, tokens = (
+            np.concatenate([np.array(getattr(cache, column), dtype=np.int64) for cache in caches.values()])
+            for column in ("distance", "length_tokens")
+        )
+        order = np.argsort(distances)
+        reach = distances[order] * unit // self.block_size
+        found = tokens[order].cumsum()
+        blocks = self.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks
+        within = int(np.searchsorted(reach, blocks))
+        if not within:
+            return blocks // 2
+        target = found[within - 1] * min(1.0, self.total / max(1, self.owed))
+        at = min(int(np.searchsorted(found, target)), within - 1)
+        return min(max(1, int(reach[at])), blocks - 1)
