@@ -128,6 +128,14 @@ def test_blocks_that_are_announced_twice(capsys: pytest.CaptureFixture[str]) -> 
             assert ("repeated-store" in checked(served.fleet.states()[0].streams[0].replay_endpoint)) == wrong
             assert ("gateway-promises" in Seen(capsys, ("--gateway", gate.url)).broken) == wrong
 
+            def lost_its_trust(gate: Gated = gate) -> bool:
+                drive(gate, prompts(8), 1)
+                return distrusted(gate) > 0
+
+            if wrong:
+                eventually(lost_its_trust)
+            assert (distrusted(gate) > 0) == wrong
+
 
 def test_a_stream_that_never_removes_shows_by_itself() -> None:
     for faults, wrong in (({"never_removes": True}, True), ({}, False)):
@@ -185,6 +193,8 @@ def test_crossed_event_ports(capsys: pytest.CaptureFixture[str]) -> None:
         drive(gate, texts, 3)
         seen = Seen(capsys, ("--gateway", gate.url))
         assert seen.says("gateway-crossed", "worker0, worker1"), seen.all["gateway"]["view"]["workers"]
+        assert distrusted(gate) > 0
+        assert seen.says("gateway-stream", "another engine computes a prompt")
 
 
 def test_a_block_size_that_was_told_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +212,12 @@ def test_a_block_size_that_was_told_wrongly(capsys: pytest.CaptureFixture[str]) 
             other.ready(1)
             drive(other, prompts(2), 2)
             eventually(lambda: "gateway-block-size" in Seen(capsys, ("--gateway", other.url)).broken)
+            drive(other, prompts(20), 2)
+            promises = view(other)["totals"]["promises"]
+            assert promises["promised"] > 0 and distrusted(other) == 0, (
+                "events have their own size: its blocks are right"
+            )
+            assert promises["missing"].get("phantom", 0) == 0, promises
         assert "gateway-block-size" not in Seen(capsys, ("--gateway", gate.url)).broken
     with Served(workers=1, engine=large) as served:  # without events, its answers tell
         engine = {"url": served.url, "name": "e", "model": "mock", "block_size": 16}
@@ -218,6 +234,15 @@ def test_an_engine_that_sleeps_and_tiers_named_wrongly(capsys: pytest.CaptureFix
         set_faults(served, asleep=True, wrong_tier=True)
         seen = Seen(capsys, (state.url, state.streams[0].endpoint, "--seconds", "1"))
         assert {"asleep", "tier-named"} <= seen.broken
+
+
+def test_tiers_named_wrongly_promise_what_is_there() -> None:
+    """Prefixes are found all the same, so the source keeps its trust: only their distance is wrong."""
+    with front(1, mock=LARGE, router=BY_EVENTS) as (gate, served):
+        set_faults(served, wrong_tier=True)
+        drive(gate, prompts(20), 3)
+        promises = view(gate)["totals"]["promises"]
+        assert promises["promised"] > 0 and promises["broken"] == 0 and distrusted(gate) == 0
 
 
 def test_few_phantoms_change_nothing() -> None:

@@ -26,7 +26,7 @@ from kvyard.router.request import Hold
 from kvyard.server.dashboard.view import PromptSources, prompt_sources
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
 from kvyard.server.gateway.connections import EngineAddress
-from kvyard.server.gateway.promises import DISTRUSTED, EngineStreams, PromiseTally, RecentPhantoms, StreamMarks
+from kvyard.server.gateway.promises import EngineStreams, PromiseTally, RecentPhantoms, StreamMarks
 from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.reading import PromptReader, ReadPrompt
 from kvyard.server.gateway.remote import RemoteIndex
@@ -112,10 +112,10 @@ class Engine:
         """Return the positions of its event streams, as far as they are followed here."""
         return self.streams.marks(None if self.pool is None else self.pool.indexer)
 
-    def distrust(self) -> None:
+    def distrust(self, reason: str) -> None:
         """Have the index ignore what its events announce, until a stream states anew what it has."""
         if self.pool is not None and self.pool.indexer is not None:
-            self.pool.indexer.distrust(self.name, DISTRUSTED)
+            self.pool.indexer.distrust(self.name, reason)
 
     def settle(self) -> None:
         """There is no doubt any more, or no look that could end it."""

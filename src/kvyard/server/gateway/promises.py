@@ -49,6 +49,7 @@ ENOUGH_ANSWERS = 16
 """Answers of an engine from which something is concluded about all of them."""
 ENOUGH_VOTES = 4
 DISTRUSTED = "its events announce blocks that it doesn't have, by what it found of promised prompts"
+CROSSED = "its events rise when another engine computes a prompt, so they are that engine's"
 """Why a stream is no longer trusted."""
 
 
@@ -118,20 +119,25 @@ class AnnouncedElsewhere:
         """By engine, how often each engine's events rose, its own included."""
         self._watched = ""
         self._stored: dict[str, int] = {}
+        self._crossed: set[str] = set()
 
-    def routed(self, engine: str, stored: Callable[[], dict[str, int]], alone: bool) -> None:
+    def routed(self, engine: str, stored: Callable[[], dict[str, int]], alone: bool) -> str:
         """A request was routed to ``engine``; ``alone``: no other is in flight. ``stored`` has the blocks that each engine's
-        events have announced so far.
+        events have announced so far. Returns an engine that this shows to have another one's events, the first time.
         """
         watched, self._watched = self._watched, ""
         if not alone:
-            return
+            return ""
         now = stored()
         if watched:
             rose = [name for name, blocks in now.items() if blocks > self._stored.get(name, blocks)]
             if len(rose) == 1:
                 self.votes.setdefault(watched, Counter())[rose[0]] += 1
         self._watched, self._stored = engine, now
+        if not watched or watched in self._crossed or not self.source(watched):
+            return ""
+        self._crossed.add(watched)
+        return watched
 
     def source(self, engine: str) -> str:
         """The other engine whose events are really those of ``engine``; empty if there is none."""

@@ -19,7 +19,14 @@ from kvyard.router import Decision
 from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.gateway.pool import Engine, EnginePool, Placement, PromptTally
-from kvyard.server.gateway.promises import AnnouncedElsewhere, Promise, PromiseTally, entered
+from kvyard.server.gateway.promises import (
+    CROSSED,
+    DISTRUSTED,
+    AnnouncedElsewhere,
+    Promise,
+    PromiseTally,
+    entered,
+)
 from kvyard.server.gateway.recording import ArrivedRequest, RequestRecorder
 from kvyard.server.gateway.sessions import EndedTurn, SessionTally
 from kvyard.server.gateway.usage import AnswerTokens
@@ -257,7 +264,9 @@ class Traffic:
         if decision.overlap:
             proxied.promise = Promise(decision, size, engine.marks(), engine.downs)
         alone = self.counters.under_way == 1 and len(proxied.pool.engines) <= COMPARED
-        self.announced.routed(engine.name, partial(_stored, proxied.pool), alone)
+        crossed = self.announced.routed(engine.name, partial(_stored, proxied.pool), alone)
+        if crossed in proxied.pool.engines:
+            proxied.pool.engines[crossed].distrust(CROSSED)
         self._decisions += 1
         self.recent.append(RecentDecision(self._decisions, now / SECOND, model, proxied.pool.model, decision))
         metrics.decisions[model, decision.worker.name, decision.why].inc()
@@ -341,7 +350,7 @@ class Traffic:
         )
         entered((own, self.promises), promise.tokens, delivered, missing)
         if promise.tokens and engine.phantoms.add("phantom" in missing):
-            engine.distrust()
+            engine.distrust(DISTRUSTED)
         return delivered
 
     def _settle(self, proxied: RequestRecord, engine: Engine, cached: int, prompt: int) -> None:
