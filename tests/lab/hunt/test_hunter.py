@@ -45,7 +45,9 @@ def test_a_reproducer_is_a_script_with_the_case(tmp_path: Path) -> None:
     text = (tmp_path / search.findings[0]["script"]).read_text()
     tree = ast.parse(text)
     (literal,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "CASE"]  # type: ignore[attr-defined]
-    assert len(ast.literal_eval(literal)["requests"]) == 2
+    case = ast.literal_eval(literal)
+    assert len(case["requests"]) == 2 and case.keys().isdisjoint(cases.PLAIN.keys() - {"policy"}), case
+    assert text.partition("# -- the driver")[0].count("\n") <= 26, "the case on top, the driver below"
     assert "kvyard" not in {
         name.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
     }

@@ -30,6 +30,8 @@ class HuntedEngine(msgspec.Struct, frozen=True, kw_only=True):
     """Simpler cases, the largest steps first."""
     features: Callable[[Case], set[str]]
     """Features of a case beside plain requests: findings that differ in them are listed apart."""
+    plain: Case
+    """Settings that need no explanation: a reproducer's case has the others."""
     legend: str
     """Explanation of a case, for the head of a reproducer."""
     sources: tuple[ModuleType, ...]

@@ -1,4 +1,4 @@
-"""A finding as a script that needs nothing but the engine: the case on top, the driver below it."""
+"""A finding as a script that needs nothing but the engine: the case in the first 20 lines or so, the driver below it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ def reproducer(hunted: HuntedEngine, engine: str, finding: Finding, case: Case) 
 
 Found by kvyard hunt. Needs {engine.split(maxsplit=1)[0]} only, no GPU and no model.
 {hunted.legend}
-Everything below CASE drives the scheduler and isn't particular to this case.
+Settings that CASE leaves out are those of PLAIN. All below CASE drives the scheduler and isn't particular to this case.
 """
 
 from __future__ import annotations
 
-CASE = {pprint.pformat(_plain(case), width=118, compact=True, sort_dicts=False)}
+CASE = {_literal(_plain(case, hunted.plain))}
 
 # -- the driver ---------------------------------------------------------------------------------------------------------
+
+PLAIN = {_literal(hunted.plain)}
 '''
     tail = """
 
@@ -32,7 +34,8 @@ if __name__ == "__main__":
     import sys
 
     print(import_engine())
-    found, _ = run(CASE)
+    case = {key: {**PLAIN[key], **value} if isinstance(value, dict) else value for key, value in CASE.items()}
+    found, _ = run({**PLAIN, **case})
     print(found or "nothing went wrong")
     sys.exit(found is not None)
 """
@@ -45,9 +48,20 @@ def _body(module: ModuleType) -> str:
     return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("from kvyard."))
 
 
-def _plain(case: Case) -> Case:
-    """The case without what says nothing: settings that are off, faults that a load doesn't have."""
-    kept = {name: value for name, value in case.items() if name != "resets" or value}
+def _literal(value: object) -> str:
+    return pprint.pformat(value, width=118, compact=True, sort_dicts=False)
+
+
+def _plain(case: Case, plain: Case) -> Case:
+    """The case without what says nothing: plain settings, faults that a load doesn't have."""
+    kept: Case = {}
+    for name, value in case.items():
+        if isinstance(value, dict):
+            kept[name] = _plain(value, plain[name])
+        elif name not in plain or plain[name] != value:
+            kept[name] = value
+    if "requests" not in case:
+        return kept
     kept["requests"] = [
         {
             name: {key: each for key, each in value.items() if each or key == "steps"} if name == "load" else value

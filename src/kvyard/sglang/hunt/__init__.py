@@ -12,6 +12,7 @@ ENGINE = HuntedEngine(
     change=case.change,
     smaller=case.smaller,
     features=case.features,
+    plain={"settings": {name: value for name, value in case.PLAIN.items() if name != "swa_full_tokens_ratio"}},
     legend=""""at" and "abort" are batches. A prompt is made of [first token id, count], "output" is [first token id, count].
 "settings" are SGLang's arguments of the same names; num_tokens is the size of the pool.""",
     sources=(under_test, driver),

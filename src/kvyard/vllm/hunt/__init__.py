@@ -11,6 +11,7 @@ ENGINE = HuntedEngine(
     change=case.change,
     smaller=case.smaller,
     features=case.features,
+    plain=case.PLAIN,
     legend="""Times are engine steps. A prompt is made of [first token id, count]. "load" is what a connector has of it
 and in how many steps it comes (None: within the step): "once" as from a prefill worker, else as from a store, which
 is asked again; "fails" of its loads fail.""",

@@ -16,6 +16,19 @@ Case = dict[str, Any]
 TEXTS = 4
 """Prefixes that requests of a case share."""
 LARGEST_TEXT = 100_000
+PLAIN: Case = {
+    "resets": [],
+    "num_speculative_tokens": 0,
+    "async_scheduling": False,
+    "policy": "fcfs",
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": True,
+    "long_prefill_token_threshold": 0,
+    "scheduler_reserve_full_isl": True,
+    "kv_load_failure_policy": "recompute",
+    "max_num_seqs": 16,
+}
+"""Settings that need no explanation in a reproducer."""
 
 
 def draw(rng: random.Random) -> Case:
@@ -119,19 +132,7 @@ def smaller(case: Case) -> Iterator[Case]:
             left = requests[:first] + requests[first + size :]
             if left:
                 yield {**case, "requests": left}
-    plain: Case = {
-        "resets": [],
-        "groups": case["groups"][:1],
-        "num_speculative_tokens": 0,
-        "async_scheduling": False,
-        "policy": "fcfs",
-        "enable_prefix_caching": True,
-        "long_prefill_token_threshold": 0,
-        "scheduler_reserve_full_isl": True,
-        "kv_load_failure_policy": "recompute",
-        "max_num_seqs": 16,
-        "max_num_batched_tokens": max(case["max_model_len"], 64),
-    }
+    plain = {"groups": case["groups"][:1], "max_num_batched_tokens": max(case["max_model_len"], 64), **PLAIN}
     for name, value in plain.items():
         if case[name] != value:
             yield {**case, name: value}
