@@ -92,6 +92,8 @@ class Envoy:
         if engines:
             config.engines["load_assignment"]["endpoints"][0]["lb_endpoints"] = [_endpoint(one) for one in engines]
         config.root["admin"] = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": first + 1}}}
+        # A picker that pauses for longer, as one does on a busy machine, would be left out where the configuration allows it.
+        config.processor["message_timeout"] = f"{PATIENCE:.0f}s"
         change(config)
         self._config, self._log = folder / f"envoy-{first}.json", folder / f"envoy-{first}.log"
         self._config.write_text(json.dumps(config.root))

@@ -49,6 +49,7 @@ def workers(envoy: Envoy, wanted: str) -> set[str]:
     with ThreadPoolExecutor(10) as pool:
         replies = list(pool.map(ask, range(100)))
     assert {reply.status_code for reply in replies} == {200}
+    assert envoy.stat("http.clients.ext_proc.failure_mode_allowed") == 0, "Envoy decided without the picker"
     return {reply.headers["x-mock-worker"] for reply in replies}
 
 
@@ -82,6 +83,7 @@ def test_gateway_following_epp_routing_with_data_parallelism(
                         pool.map(lambda _: envoy.complete(PROMPT, headers={WANTED: ",".join(named)}), range(100))
                     )
                 assert {reply.status_code for reply in replies} == {200}
+                assert envoy.stat("http.clients.ext_proc.failure_mode_allowed") == 0, "Envoy decided without the picker"
                 assert {reply.headers[WENT] for reply in replies} <= {addresses[at] for at in allowed}
 
 

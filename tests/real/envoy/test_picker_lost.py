@@ -85,20 +85,25 @@ def test_without_the_picker_a_closed_configuration_refuses(program: Path, tmp_pa
 def test_a_stuck_picker_costs_its_time_limit(
     program: Path, tmp_path: Path, served: Served, file: str, status: int
 ) -> None:
+    """Where Envoy then decides alone, it knows no subset: engines take turns."""
     listed = endpoints(served) if file == "fail-open.yaml" else ()
+    subset = {"x-subset": endpoints(served)[0]}
 
     def change(config: Config) -> None:
         quick(config)
+        config.subset_header("x-subset")
         if file == "envoy.yaml":
             config.bodies("BUFFERED", "STREAMED")  # Envoy keeps no time of full-duplex streams
         config.picker.pop("health_checks", None)
 
     with PickerProcess(tmp_path, served.url) as picker:
         with Envoy(program, tmp_path, picker.target, file=file, engines=listed, change=change) as envoy:
-            assert asked(envoy, 1)[0].status_code == 200
+            assert envoy.complete("before", headers=subset).headers["x-mock-worker"] == "worker0"
             picker.send(signal.SIGSTOP)
-            replies = asked(envoy, 3)
+            replies = [envoy.complete("stuck", headers=subset) for _ in range(3)]
             assert [reply.status_code for reply in replies] == [status] * 3
+            if listed:
+                assert {reply.headers["x-mock-worker"] for reply in replies} == {"worker0", "worker1", "worker2"}
             assert envoy.stat("http.clients.ext_proc.message_timeouts") == 3
             picker.send(signal.SIGCONT)
             eventually(lambda: DECISION in envoy.complete("again").headers)
