@@ -152,8 +152,11 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def compare(name: str, seed: int, model: str, way: str, seconds: float) -> bool:
-    """Print how one log compares, in the way that is named; returns whether it is the same. Each side has ``seconds``."""
+def compare(name: str, seed: int, model: str, way: str, seconds: float) -> bool | None:
+    """Print how one log compares, in the way that is named. Each side has ``seconds``.
+
+    Returns true if it is the same, ``None`` if vLLM's own side fails.
+    """
     what = f"{name}@{seed}{way}"
     sides: list[tuple[list[str], int]] = []
     for inside in (False, True):
@@ -163,6 +166,13 @@ def compare(name: str, seed: int, model: str, way: str, seconds: float) -> bool:
                     sides.append(run_with_loads(name, seed, model, inside=inside))
                 else:
                     sides.append(run(name, seed, model, inside=inside, late=way == LATE))
+        except ValueError as error:
+            if inside or "free blocks from the pool" not in str(error):
+                raise
+            print(
+                f"{what}: vLLM's own manager fails ({error}): it counts too few blocks for a state to load", flush=True
+            )
+            return None
         except TooLong:
             whose = "kvyard's" if inside else "vLLM's"
             print(f"{what}: {whose} manager came to no end in {seconds:g} s: it is stuck, or --seconds is too few")
@@ -177,10 +187,8 @@ def compare(name: str, seed: int, model: str, way: str, seconds: float) -> bool:
 
 
 def ways(name: str, seed: int) -> list[str]:
-    """How a family is run. Models with states aren't served with connectors."""
+    """How a family is run."""
     settings, _, _ = workload(name, seed)
-    if any(group["type"] == "mamba" for group in settings["groups"]):
-        return [""]
     plain_ways = ["", LATE] if settings["async_scheduling"] else [""]
     plain = not settings["num_speculative_tokens"] and "max_loras" not in settings
     return [*plain_ways, LOADS] if plain and settings["enable_prefix_caching"] else plain_ways
@@ -200,9 +208,11 @@ def main() -> int:
     version = import_vllm()
     with tempfile.TemporaryDirectory() as model:
         Path(model, "config.json").write_text(json.dumps(MODEL))
-        same = sum([compare(name, seed, model, way, args.seconds) for name, seed, way in jobs])
-    print(f"vLLM {version}: {same} of {len(jobs)} logs identical")
-    return 0 if same == len(jobs) else 1
+        results = [compare(name, seed, model, way, args.seconds) for name, seed, way in jobs]
+    compared = [same for same in results if same is not None]
+    failed = f", {len(results) - len(compared)} not compared" if len(compared) < len(results) else ""
+    print(f"vLLM {version}: {sum(compared)} of {len(compared)} logs identical{failed}")
+    return 0 if all(compared) else 1
 
 
 if __name__ == "__main__":

@@ -608,6 +608,31 @@ def mamba_threshold(t: Traffic) -> Settings:
 
 
 @family
+def mamba_inside(t: Traffic) -> Settings:
+    """``mamba``, or ``mamba-tight``, with states that chunks leave inside; all states are kept, or few."""
+    settings = t.rng.choice([mamba, mamba_tight])(t)
+    states = {"type": "mamba", "mode": "align", "checkpoint_unit": t.rng.choice([8, 16])}
+    retention = t.rng.choice([0, None, 64])
+    return {**settings, "groups": [{"type": "full"}, states], "prefix_cache_retention_interval": retention}
+
+
+@family
+def mamba_inside_fine(t: Traffic) -> Settings:
+    """States in blocks of 64 beside blocks of 16, so that hits end inside blocks of states; chunks leave states inside."""
+    settings = t.rng.choice([mamba, mamba_tight])(t)
+    states = {"type": "mamba", "mode": "align", "block_size": 64}
+    if t.rng.random() < 0.8:
+        states["checkpoint_unit"] = t.rng.choice([16, 32])
+    return {
+        **settings,
+        "groups": [{"type": "full", "block_size": 16}, states],
+        "block_size": 64,
+        "max_num_batched_tokens": t.rng.choice([128, 256]),
+        "prefix_cache_retention_interval": t.rng.choice([0, None, 128]),
+    }
+
+
+@family
 def mamba_all(t: Traffic) -> Settings:
     """``mamba``, every state kept."""
     return {**mamba(t), "groups": [{"type": "full"}, {"type": "mamba", "mode": "all"}]}

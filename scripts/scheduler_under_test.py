@@ -336,6 +336,13 @@ def _spec(group: dict[str, Any], settings: dict[str, Any]) -> Any:
         case "chunked_local":
             return specs.ChunkedLocalAttentionSpec(**attention, attention_chunk_size=group["chunk"])
         case "mamba":
-            mode = group.get("mode", "align")
-            return specs.MambaSpec(block_size=size, shapes=((1, 1),), dtypes=(torch.float32,), mamba_cache_mode=mode)
+            unit = group.get("checkpoint_unit")
+            return specs.MambaSpec(
+                block_size=size,
+                shapes=((1, 1),),
+                dtypes=(torch.float32,),
+                mamba_cache_mode=group.get("mode", "align"),
+                num_prefill_checkpoint_blocks=int(unit is not None),
+                prefill_checkpoint_alignment=unit,
+            )
     raise ValueError(f"no group is of type {group['type']!r}")

@@ -9,6 +9,7 @@ tiny. A stand-in that exists is left alone.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -71,8 +72,9 @@ def main() -> None:
         if (place / "refs" / "main").exists():
             continue
         snapshot = place / "snapshots" / "0"
-        snapshot.mkdir(parents=True, exist_ok=True)
-        tiny_models.write_model(snapshot, tiny_models.MODELS[TINY.get(name, "llama")], tokenizer)
+        shutil.rmtree(place, ignore_errors=True)  # what an earlier run didn't finish
+        snapshot.parent.mkdir(parents=True)
+        tiny_models.write_model(snapshot, tiny_models.MODELS[TINY.get(name, "llama")], tokenizer, weights=False)
         if name in CONFIGURATIONS:
             kind, architecture, shape = CONFIGURATIONS[name]
             configuration = getattr(transformers, kind)(architectures=[architecture], **shape)

@@ -1,8 +1,8 @@
-"""kvyard's manager as vLLM's tests look at it: read-only views in vLLM's words of what kvyard's block manager holds.
+"""kvyard's manager as vLLM's tests look at it: views in vLLM's words of what kvyard's block manager holds.
 
 vLLM's tests look into the parts of its manager: reference counts and hashes of blocks, the map of cached blocks, tables of
-groups. kvyard keeps these in another form. Everything here is read from kvyard's own state when a test asks; nothing is kept
-beside it, and nothing of vLLM's manager runs.
+groups. kvyard keeps these in another form. Everything here is read from kvyard's own state when a test asks, and what a test
+does to a part (take, cache or evict a block) is done by kvyard's pool and map; nothing of vLLM's manager runs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import kvyard.vllm.block_lists
 import kvyard.vllm.scheduler
 from kvyard.blocks import BlockManager
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.fine import mark_of
 from kvyard.vllm.block_lists import BlockIds
-from kvyard.vllm.facades import CoordinatorFacade, DetachedBlocks, FreeLine, GroupFacade, PoolFacade
+from kvyard.vllm.facades import CoordinatorFacade, CopyEnd, DetachedBlocks, FreeLine, GroupFacade, PoolFacade
 from kvyard.vllm.manager import Manager
 
 
@@ -38,6 +39,14 @@ class BlockView:
         return self._pool.references(self.block_id)
 
     @property
+    def next_free_block(self) -> Any:
+        return self._pool.free_block_queue.neighbour(self, 1)
+
+    @property
+    def prev_free_block(self) -> Any:
+        return self._pool.free_block_queue.neighbour(self, -1)
+
+    @property
     def block_hash(self) -> Any:
         return next((key for key, block_id in self._pool.cached() if block_id == self.block_id), None)
 
@@ -47,6 +56,27 @@ class BlockView:
 
     def __repr__(self) -> str:
         return f"BlockView({self.block_id}, ref_cnt={self.ref_cnt}, block_hash={self.block_hash!r})"
+
+
+class CacheEntries(dict[Any, Any]):
+    """The cached blocks by hash when it was made; to take an entry out evicts its blocks, to put it back registers them."""
+
+    def __init__(self, pool: PoolView, entries: dict[Any, Any]) -> None:
+        super().__init__(entries)
+        self._pool = pool
+
+    def __copy__(self) -> dict[Any, Any]:
+        return dict(self)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        found = super().pop(key, *default)
+        for block in found.values() if isinstance(found, dict) else [found]:
+            self._pool.uncache(key, block.block_id)
+        return found
+
+    def __setitem__(self, key: Any, block: Any) -> None:
+        super().__setitem__(key, block)
+        self._pool.cache_again(key)
 
 
 class CachedView(Mapping[Any, Any]):
@@ -60,7 +90,14 @@ class CachedView(Mapping[Any, Any]):
         holders: dict[Any, dict[int, BlockView]] = {}
         for key, block_id in self._pool.cached():
             holders.setdefault(key, {})[block_id] = self._pool.blocks[block_id]
-        return {key: next(iter(of.values())) if len(of) == 1 else of for key, of in holders.items()}
+        found = {key: next(iter(of.values())) if len(of) == 1 else of for key, of in holders.items()}
+        return CacheEntries(self._pool, found)
+
+    def pop(self, key: Any, block_id: int) -> BlockView | None:
+        if (key, block_id) not in self._pool.cached():
+            return None
+        self._pool.uncache(key, block_id)
+        return self._pool.blocks[block_id]
 
     def get_one_block(self, key: Any) -> BlockView | None:
         return next((self._pool.blocks[block_id] for each, block_id in self._pool.cached() if each == key), None)
@@ -84,6 +121,14 @@ class FreeView(FreeLine):
 
     def get_all_free_blocks(self) -> list[Any]:
         return [self._pool.blocks[block_id] for block_id in self._blocks.pool.line()]
+
+    def neighbour(self, block: BlockView, step: int) -> Any:
+        """The block before or after ``block`` in the line, if that is free."""
+        free = self.get_all_free_blocks()
+        if block not in free:
+            return None
+        at = free.index(block) + step
+        return free[at] if 0 <= at < len(free) else self._pool.ends[step > 0]
 
     @property
     def _ends(self) -> tuple[Any, Any]:
@@ -112,7 +157,10 @@ class PoolView(PoolFacade):
         self.ends = SimpleNamespace(), SimpleNamespace()
         self.free_block_queue = FreeView(manager.blocks, self)
         self.cached_block_hash_to_block = CachedView(self)
-        self._taken: set[int] = set()
+        self._taken: dict[int, Extent] = {}
+        """Blocks that a test took, by id."""
+        self._uncached: dict[Any, tuple[int, Any, Extent]] = {}
+        """Blocks that a test evicted, by hash: group, chain and extent."""
 
     @property
     def kv_event_queue(self) -> list[Any]:
@@ -126,8 +174,9 @@ class PoolView(PoolFacade):
     def references(self, block_id: int) -> int:
         """Holders of a block."""
         if block_id in self._taken:
-            return 1
-        held: Iterable[Extent] = (extent for r in self._blocks.requests.values() for t in r.tables for extent in t)
+            return self._taken[block_id].refs
+        held = [extent for r in self._blocks.requests.values() for t in r.tables for extent in t]
+        held += self._blocks.pool.pinned
         extent = next((extent for extent in held if block_id in extent.ids), None) or self._blocks.pool._find(block_id)
         return extent.refs if extent is not None else 0
 
@@ -152,16 +201,101 @@ class PoolView(PoolFacade):
 
     def get_new_blocks(self, num_blocks: int) -> list[BlockView]:
         taken = self._blocks.pool.take(num_blocks)
-        self._taken |= set(taken)
+        self._taken |= {block_id: Extent([block_id], 0) for block_id in taken}
         return [self.blocks[block_id] for block_id in taken]
 
     def free_blocks(self, ordered_blocks: Iterable[Any], prepend: bool = False) -> None:
         for block in ordered_blocks:
-            if isinstance(block, DetachedBlocks):
+            if isinstance(block, DetachedBlocks | CopyEnd):
                 super().free_blocks([block])
             else:
-                self._taken.remove(block.block_id)
-                self._blocks.pool.release([Extent([block.block_id], 0)])
+                self._blocks.pool.release([self._taken.pop(block.block_id)])
+
+    def cache_full_blocks(
+        self,
+        request: Any,
+        blocks: list[Any],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        **_: Any,
+    ) -> None:
+        manager = self._manager
+        group, ours = manager.blocks.groups[kv_cache_group_id], manager._follow(request).update(False)
+        if manager._events is not None:
+            manager._events.owner = request
+        if group.watch is not None:
+            group.watch(ours, group, num_cached_blocks, num_full_blocks)
+        for at in range(num_cached_blocks, num_full_blocks):
+            extent = self._taken[blocks[at].block_id]
+            extent.start = at
+            group.map.enter(group.chain_of(ours), extent)
+
+    def cache_partial_block(
+        self, request: Any, block: Any, num_tokens: int, kv_cache_group_id: int, block_size: int, **_: Any
+    ) -> Any:
+        manager = self._manager
+        group, ours = manager.blocks.groups[kv_cache_group_id], manager._follow(request).update(False)
+        if manager._events is not None:
+            manager._events.owner = request
+        extent, run = self._taken[block.block_id], mark_of(ours, num_tokens, group.hash_block_size)
+        extent.start = (num_tokens - 1) // block_size
+        group.map.mark(extent, run)
+        return make_block_hash_with_group_id(run[0], kv_cache_group_id)
+
+    def uncache(self, key: Any, block_id: int) -> None:
+        """Evict a block that a test takes out of the map of cached blocks."""
+        pool = self._blocks.pool
+        extent = pool._find(block_id)
+        assert extent is not None
+        extent = pool.isolate(extent, extent.ids.index(block_id))
+        if extent.node is not None:
+            self._uncached[key] = extent.node.group, extent.node.chain, extent
+        pool.unname(extent)
+
+    def cache_again(self, key: Any) -> None:
+        """Register the block of ``key`` again, which a test evicted."""
+        group, chain, extent = self._uncached.pop(key)
+        self._blocks.pool.maps[group].enter(chain, extent)
+
+    def queue_copy(self, group: int, source: BlockView, target: BlockView) -> None:
+        """Have a block that a test took copied to another."""
+        pair = self._taken.pop(source.block_id), self._taken.pop(target.block_id)
+        self._blocks.groups[group].copies.append(pair)
+        self._blocks.pool.pinned.update(pair)
+
+
+class TableView(Sequence[Any]):
+    """A request's block table in one group, as it is whenever it is looked at, and as it was last once the request is gone."""
+
+    def __init__(self, manager: Manager, request_id: str, group: int) -> None:
+        self._manager = manager
+        self._request_id = request_id
+        self._group = group
+        self._latest: list[Any] = []
+        self._list()
+
+    def _list(self) -> list[Any]:
+        request = self._manager.blocks.requests.get(self._request_id)
+        if request is not None:
+            views = self._manager.block_pool.blocks
+            self._latest = [views[block_id] for block_id in self._manager.blocks.block_ids(request)[self._group]]
+        return self._latest
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._list()[at]
+
+    def __len__(self) -> int:
+        return len(self._list())
+
+    def __eq__(self, other: object) -> bool:
+        return self._list() == list(other) if isinstance(other, Iterable) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._list())
 
 
 class TablesView(Mapping[str, Any]):
@@ -171,12 +305,8 @@ class TablesView(Mapping[str, Any]):
         self._manager = manager
         self._group = group
 
-    def __getitem__(self, request_id: str) -> list[Any]:
-        request = self._manager.blocks.requests.get(request_id)
-        if request is None:
-            return []
-        views = self._manager.block_pool.blocks
-        return [views[block_id] for block_id in self._manager.blocks.block_ids(request)[self._group]]
+    def __getitem__(self, request_id: str) -> Any:
+        return TableView(self._manager, request_id, self._group)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._manager.blocks.requests
@@ -195,6 +325,41 @@ class CountsView(TablesView):
         return self._manager.blocks.requests[request_id].tables[self._group].registered
 
 
+class CheckpointsView(TablesView):
+    """Where this step writes a state besides its last one: tokens and position by request."""
+
+    def __getitem__(self, request_id: str) -> Any:
+        found = self._checkpoint(request_id)
+        if found is None:
+            raise KeyError(request_id)
+        return found
+
+    def __contains__(self, request_id: object) -> bool:
+        return self._checkpoint(str(request_id)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (request_id for request_id in self._manager.blocks.requests if request_id in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _checkpoint(self, request_id: str) -> Any:
+        request = self._manager.blocks.requests.get(request_id)
+        state = None if request is None else request.tables[self._group].state
+        return getattr(state, "checkpoint", None)
+
+
+class CopiesView(list[Any]):
+    """Copies that a test has made in one group."""
+
+    def __init__(self, manager: Manager, group: int) -> None:
+        self._manager = manager
+        self._group = group
+
+    def append(self, pair: Any) -> None:
+        self._manager.block_pool.queue_copy(self._group, *pair)
+
+
 class GroupView(GroupFacade):
     """One group, as a ``SingleTypeKVCacheManager``."""
 
@@ -207,6 +372,8 @@ class GroupView(GroupFacade):
         self.dcp_world_size = group.block_size // facade.kv_cache_spec.block_size
         self.req_to_blocks = TablesView(manager, facade.kv_cache_group_id)
         self.num_cached_block = CountsView(manager, facade.kv_cache_group_id)
+        self._checkpoints = CheckpointsView(manager, facade.kv_cache_group_id)
+        self._pending_cow_copies = CopiesView(manager, facade.kv_cache_group_id)
         geometry = manager.blocks.geometry
         self.cache_hit_alignment_tokens = (
             geometry.hash_block_size if geometry.fine_hits else geometry.scheduler_block_size
@@ -232,7 +399,7 @@ class CoordinatorView(CoordinatorFacade):
 
     @retention_interval.setter
     def retention_interval(self, interval: int | None) -> None:
-        self._blocks.coordinator.retention = interval
+        self._blocks.coordinator.keep_every(interval)
 
 
 class InspectedManager(Manager):

@@ -71,14 +71,14 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
         "group 0: a full group has no spec_blocks",
     ),
     (
-        "drafts and fine states",
-        {
-            "groups": [spec(block_size=8), spec("mamba", block_size=8)],
-            "hash_block_size": 4,
-            "use_eagle": True,
-            "num_prefill_lookahead": 2,
-        },
-        "aligned states with finer hashes can't follow more than one draft token per prefill",
+        "checkpoints of states that are all kept",
+        {"groups": [spec(), spec("mamba", mode="all", checkpoint_unit=16)]},
+        "group 1: checkpoint_unit must be at least 1, and is for mode align alone",
+    ),
+    (
+        "nothing to cache",
+        {"groups": [spec("ring"), spec("sliding_window", window=64, cached=False)]},
+        "at least one group is needed that can be cached",
     ),
     ("spec blocks", {"groups": [spec("mamba", spec_blocks=-1)]}, "group 0: spec_blocks must not be negative, got -1"),
     (

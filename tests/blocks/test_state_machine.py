@@ -228,7 +228,7 @@ def test_what_once_went_wrong(name: str) -> None:
 
 
 def forgets_to_unname(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pool, "_unname", lambda self, extent: None)
+    monkeypatch.setattr(Pool, "unname", lambda self, extent: None)
 
 
 def frees_too_late(monkeypatch: pytest.MonkeyPatch) -> None:

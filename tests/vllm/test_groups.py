@@ -22,6 +22,7 @@ KINDS: dict[str, Any] = {
     name: type(name, (Spec,), {})
     for name in (
         "ChunkedLocalAttentionSpec",
+        "CircularBufferSpec",
         "CrossAttentionSpec",
         "FullAttentionSpec",
         "MambaSpec",

@@ -27,6 +27,7 @@ STOOD_IN_FOR: dict[str, dict[str, Any]] = {
     "vllm.v1.kv_cache_interface": dict.fromkeys(
         (
             "ChunkedLocalAttentionSpec",
+            "CircularBufferSpec",
             "CrossAttentionSpec",
             "FullAttentionSpec",
             "KVCacheGroupRole",

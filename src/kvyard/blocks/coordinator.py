@@ -48,8 +48,10 @@ class _Members(EqualGroups):
         drops = any(groups[index].eagle for index in members)
         super().__init__(first.spec, members, drops, alignment)
         self.groups = [groups[index] for index in members]
-        self._inside = alignment < first.block_size and (first.spec.is_full or first.spec.is_state)
-        """True if a hit may end inside a block."""
+        self._inside = first.spec.checkpoint_unit is not None or (
+            alignment < first.block_size and (first.spec.is_full or first.spec.is_state)
+        )
+        """True if a hit may end inside a block, or be known by a mark."""
         for group in self.groups:
             group.eagle = drops
 
@@ -67,7 +69,7 @@ class _Members(EqualGroups):
         if self._inside and keys is not None:
             if self.is_full:
                 return match_prefix_inside(self.groups, keys, self.alignment, spans, limit, drop)
-            return match_state_inside(self.groups, keys, self.alignment, spans, limit)
+            return match_state_inside(self.groups, keys, self.first.hash_block_size, self.alignment, spans, limit)
         return self.rule.match(spans, limit, self.alignment, drop)
 
     def hits(self, match: Match, all_nodes: list[list[Node]]) -> list[GroupHit]:
@@ -86,7 +88,6 @@ class Coordinator:
         """``margin`` is how many of the last computed tokens may still be computed again (multi-module drafts)."""
         self.groups = groups
         self.geometry = geometry
-        self.retention = retention
         self.margin = margin
         self.alignment = geometry.hash_block_size if geometry.fine_hits else geometry.scheduler_block_size
         drafts = [group.spec.eagle for group in groups]
@@ -96,19 +97,28 @@ class Coordinator:
             group.eagle = draft
             group.eagle_unit = geometry.scheduler_block_size if any(drafts) else 0
             group.use_eagle = use_eagle
+        several = len(groups) > 1
         self.parts = [
-            _Members(groups, members, self.alignment) for members in equal_groups([group.spec for group in groups])
+            _Members(groups, members, self.alignment)
+            for members in equal_groups([group.spec for group in groups])
+            if groups[members[0]].spec.shares or not several
         ]
         self._one_full = len(groups) == 1 and groups[0].spec.is_full and not groups[0].eagle
+        self.keep_every(retention)
         for group in groups:
-            group.alignment, group.retention = self.alignment, retention
-            group.keeps_all = group.rule.keeps_all(self.alignment, group.eagle, retention)
             if not group.registers_always:
                 group.register_unit = 1 if len(groups) == 1 or group.eagle or geometry.fine_hits else self.alignment
         self._unit = 1 if len(groups) == 1 or geometry.fine_hits else geometry.scheduler_block_size
         """Granularity, in tokens, of what all groups together can reuse."""
         self.estimates = any(group.estimates for group in groups)
         """True if ``need`` alone doesn't decide if an allocation will succeed."""
+
+    def keep_every(self, retention: int | None) -> None:
+        """Set the interval at which windows and states are kept; ``None`` keeps all."""
+        self.retention = retention
+        for group in self.groups:
+            group.alignment, group.retention = self.alignment, retention
+            group.keeps_all = group.rule.keeps_all(self.alignment, group.eagle, retention)
 
     def lookup(self, request: Request) -> Hit:
         """The longest prefix that every group can use, the last token left out. Changes nothing."""
@@ -133,6 +143,21 @@ class Coordinator:
             for index, group_hit in zip(part.members, part.hits(match, all_nodes)):
                 hits[index] = group_hit
         return Hit(request, tokens, hits, longest if longest > tokens else 0, version)
+
+    def lookup_each(self, request: Request) -> tuple[list[GroupHit], list[int]]:
+        """The longest prefix that each group has by itself, and its tokens. Changes nothing."""
+        limit = request.num_tokens - 1
+        keys = request.chain.keys
+        end = len(keys) * self.geometry.hash_block_size
+        hits: list[GroupHit] = [NO_HIT] * len(self.groups)
+        lengths = [0] * len(self.groups)
+        for part in self.parts:
+            reach = min(limit + part.beyond, end) if part.drops else limit
+            spans, all_nodes = part.look(request, reach)
+            match = part.match(spans, reach, part.drops, keys)
+            for index, group_hit in zip(part.members, part.hits(match, all_nodes)):
+                hits[index], lengths[index] = group_hit, match.tokens
+        return hits, lengths
 
     def fits(self, request: Request, hits: Sequence[GroupHit], demand: Demand, spare: int) -> bool:
         """Return true if ``demand`` can be met while ``spare`` blocks stay free."""
@@ -175,7 +200,8 @@ class Coordinator:
     def register(self, request: Request, tokens: int) -> None:
         """Offer the blocks of the first ``tokens`` tokens to every group's map."""
         for group, table in zip(self.groups, request.tables):
-            group.register(request, table, self.cacheable(tokens, group))
+            if group.shares:
+                group.register(request, table, self.cacheable(tokens, group))
 
     def cacheable(self, tokens: int, group: Group) -> int:
         """Return how many of ``tokens`` can be part of a future hit of ``group``."""

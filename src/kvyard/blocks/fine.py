@@ -14,6 +14,7 @@ from kvyard.blocks.rule import NO_MATCH, Match
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.table import Table
 from kvyard.hashing import Key, Keys, Run
+from kvyard.integers import ceil_div
 
 
 def match_prefix_inside(members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int, drop: bool) -> Match:
@@ -36,19 +37,23 @@ def match_prefix_inside(members: Sequence[Group], keys: Keys, unit: int, spans: 
     return Match(tokens, 0, tails if tokens > whole * size else None)
 
 
-def match_state_inside(members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int) -> Match:
-    """The last state at a boundary of ``unit`` tokens, at a block's end or inside it."""
-    scale = members[0].block_size // unit
+def match_state_inside(
+    members: Sequence[Group], keys: Keys, unit: int, alignment: int, spans: Spans, limit: int
+) -> Match:
+    """The last state at a boundary of ``alignment`` tokens, at a block's end or inside it.
+
+    ``keys`` are the fine hashes, ``unit`` tokens each. A state at a block's end may be known by a mark too, where it was
+    written inside a chunk (``GroupSpec.checkpoint_unit``).
+    """
+    size = members[0].block_size
     present = {position for low, high in spans for position in range(low, high)}
-    for index in range(min(limit // unit, len(keys)) - 1, -1, -1):
-        block = index // scale
-        if (index + 1) % scale == 0:
-            if block in present:
-                return Match((index + 1) * unit, block)
-            continue
-        tails = _marked(members, keys[index])
+    for tokens in range(min(limit, len(keys) * unit) // alignment * alignment, 0, -alignment):
+        block = ceil_div(tokens, size) - 1
+        if tokens % size == 0 and block in present:
+            return Match(tokens, block)
+        tails = _marked(members, keys[tokens // unit - 1])
         if tails is not None:
-            return Match((index + 1) * unit, block, tails)
+            return Match(tokens, block, tails)
     return NO_MATCH
 
 
@@ -79,7 +84,8 @@ class FineGroup(Group):
     def take_new(self, table: Table, demand: Demand) -> list[int]:
         copied: list[int] = []
         if isinstance(table.state, Extent):
-            copied = continue_on_copy(self, table, table.state, self.pool.take(1, table.account))
+            source = table.state
+            copied = continue_on_copy(self, table, source, source.start, self.pool.take(1, table.account))
             table.state = None
         return copied + super().take_new(table, demand)
 
@@ -101,30 +107,52 @@ def adopt_inside(group: Group, table: Table, hit: GroupHit, local: int, external
     It counts as not registered. A state that lies before what will be loaded is of no use and not adopted.
     """
     ends_inside = hit.blocks > 0 and local % group.block_size > 0
-    if not ends_inside or group.rule.stale(local + external) // group.block_size >= hit.blocks:
+    if hit.tail is None and not ends_inside:
         Group.adopt(group, table, hit, local, external)
         return None
-    tail = hit.tail
-    whole = hit if tail is None else GroupHit(hit.blocks - 1, hit.low, hit.nodes)
+    if group.rule.stale(local + external) // group.block_size >= hit.blocks:
+        Group.adopt(group, table, hit, local, external)
+        return None
+    tail, last = hit.tail, hit.blocks - 1
+    whole = hit if tail is None else GroupHit(last, hit.low, hit.nodes)
     Group.adopt(group, table, whole, local, external)
-    if tail is not None:
-        group.pool.pin(tail)
-        tail.start = hit.blocks - 1
-        table.append(tail)
+    if tail is None:
+        tail = group._block_at(table, last)
     else:
-        group._block_at(table, hit.blocks - 1)
-    table.registered = hit.blocks - 1
-    return table.extents[-1]
+        group.pool.pin(tail)
+        if place_mark(tail, last):
+            table.append(tail)
+        else:
+            table.length = hit.blocks  # the copy it continues on takes the place
+    table.registered = last if ends_inside else hit.blocks
+    return tail if ends_inside else None
 
 
-def continue_on_copy(group: Group, table: Table, source: Extent, fresh: list[int]) -> list[int]:
-    """Put a private block in the place of ``source``, which is shared, and ask for its content to be copied there.
+def place_mark(block: Extent, position: int) -> bool:
+    """Give a marked block that is about to be adopted its position in the table; returns false if another request holds it at
+    another position, as the one does that wrote it inside a chunk.
+    """
+    if block.start != position:
+        if block.refs > 1:
+            return False
+        block.forget_neighbours()
+        block.start = position
+    return True
+
+
+def continue_on_copy(group: Group, table: Table, source: Extent, position: int, fresh: list[int]) -> list[int]:
+    """Put a private block at ``position``, in the place of ``source``, which is shared, and ask for a copy of its content.
 
     Both are held until the copy has run; returns the new block's id.
     """
-    copy = Extent(fresh, source.start, refs=2)
+    copy = Extent(fresh, position, refs=2)
     copy.account = table.account
-    table.replace(table.settle().index(source), [copy])
+    extents = table.settle()
+    if source in extents:
+        table.replace(extents.index(source), [copy])
+    else:
+        table.extents.append(copy)
+        table.starts.append(position)
     group.copies.append((source, copy))
     group.pool.pinned.update((source, copy))
     return list(fresh)

@@ -26,13 +26,16 @@ def resolve_geometry(
     caching: bool = True,
     hash_block_size: int | None = None,
     scheduler_block_size: int | None = None,
+    context_shards: int = 1,
 ) -> Geometry:
     """Check that ``groups`` can live together and work out their common sizes. Raises ``ConfigError``."""
     if not groups:
         raise ConfigError("at least one group is needed")
     for index, spec in enumerate(groups):
         spec.check(f"group {index}")
-    sizes = [spec.block_size for spec in groups]
+    sizes = [spec.block_size for spec in groups if not spec.attention.scratch]
+    if not any(spec.cached and not spec.attention.scratch for spec in groups):
+        raise ConfigError("at least one group is needed that can be cached")
     unit = math.gcd(*sizes) if hash_block_size is None else hash_block_size
     common = math.lcm(*sizes) if scheduler_block_size is None else scheduler_block_size
     if unit < 1 or common < 1:
@@ -44,17 +47,19 @@ def resolve_geometry(
     if not caching:
         return Geometry(unit, common, False)
     for spec in groups:
-        if not spec.attention.cacheable:
+        if not spec.attention.cacheable and not spec.attention.scratch:
             raise ConfigError(f"a {spec.kind} group can't be cached: switch caching off for models that have one")
-    if any(size % unit for size in sizes):
+    if any(spec.block_size % unit for spec in groups if spec.shares):
         raise ConfigError(f"every block size ({sizes}) must be a multiple of hash_block_size {unit}")
     if len(groups) == 1 and unit != sizes[0]:
         raise ConfigError(f"one group caches whole blocks: hash_block_size {unit} must equal its block_size {sizes[0]}")
     for spec in groups:
-        if spec.attention.needs_one_size and spec.block_size != common:
+        if spec.attention.needs_one_size and spec.cached and spec.block_size != common:
             raise ConfigError(f"{spec.kind} groups need one block size for all groups")
-    aligned_states = any(s.is_state and s.mode == "align" and s.block_size > unit for s in groups)
-    reads_inside = all(s.is_full or s.is_state or s.block_size == unit for s in groups)
+    # Shared among ranks, blocks of full attention are larger than those of states, which may be as small as a hash.
+    smallest = unit if context_shards > 1 else unit + 1
+    aligned_states = any(s.is_state and s.mode == "align" and s.block_size >= smallest for s in groups)
+    reads_inside = all(s.is_full or s.is_state or not s.shares or s.block_size == unit for s in groups)
     return Geometry(unit, common, len(groups) > 1 and aligned_states and reads_inside)
 
 
@@ -92,6 +97,3 @@ def check_drafts(groups: Sequence[GroupSpec], geometry: Geometry, caching: bool,
         raise ConfigError(
             f"num_prefill_lookahead {lookahead} must not exceed the scheduler's block size {geometry.scheduler_block_size}"
         )
-    finer = [s for s in groups if s.is_state and s.mode == "align" and s.block_size > geometry.hash_block_size]
-    if lookahead > 1 and finer:
-        raise ConfigError("aligned states with finer hashes can't follow more than one draft token per prefill")

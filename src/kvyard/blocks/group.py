@@ -138,6 +138,8 @@ class Group:
         self.hash_block_size = hash_block_size
         self._native = spec.block_size == hash_block_size
         self.is_full = spec.is_full
+        self.shares = spec.shares
+        """True if requests find blocks of this group cached."""
         self.spare = spec.spec_blocks * spec.block_size
         """Tokens' worth of blocks at the table's end that are not for ordinary tokens."""
         self.cap = self.rule.cap(max_in_flight, max_model_len)
@@ -153,6 +155,8 @@ class Group:
         """Alignment of hits of all groups together; set by the coordinator."""
         self.retention: int | None = None
         """Interval at which windows and states are kept; set by the coordinator."""
+        self.marks_junctions = False
+        """True if the state where a sibling stopped is kept, inside a block too; set by the coordinator."""
         self.keeps_all = True
         """True if every full block is worth registering."""
         self.copies: list[tuple[Extent, Extent]] = []
@@ -306,8 +310,10 @@ class Group:
 
         What stays cached must not keep the whole request in memory: neither what it held last nor what it gave back before.
         """
-        chain = self.chain_of(request)
         extents = table.settle()
+        if not self.shares:
+            return extents
+        chain = self.chain_of(request)
         if self.forgets:
             nodes = self.map.walk(chain.keys, min(table.length, len(chain.keys)))[0]
         else:
@@ -320,7 +326,7 @@ class Group:
     def claim(self, request: Request, table: Table, session: str, hints: Hints) -> None:
         """``request`` of ``session`` is about to give its blocks back: note that, and what ``hints`` say of them."""
         extents = table.settle()
-        if self.forgets:
+        if self.forgets and self.shares:
             # Most of what it used it has given back before.
             chain = self.chain_of(request)
             nodes, covered = self.map.walk(chain.keys, min(table.length, len(chain.keys)))

@@ -49,6 +49,8 @@ class BlockManager:
         retention_interval: int | None = None,
         use_eagle: bool = False,
         num_prefill_lookahead: int = 0,
+        junction_checkpoints: bool = False,
+        context_shards: int = 1,
         eviction: str = "lru",
         hints: bool = False,
         quotas: Quotas | None = None,
@@ -62,12 +64,18 @@ class BlockManager:
     ) -> None:
         """``hints``: whether requests may say when their session ends or comes back, which needs an eviction policy that goes
         by priority; ``lru`` does then, and is the same without hints. ``quotas``: what tenants
-        (``RequestFacts.tenant``) are entitled to. ``radix``: one group of full attention is cached in a
+        (``RequestFacts.tenant``) are entitled to. ``junction_checkpoints``: states are kept where a sibling stopped, inside a
+        block too, if a draft head makes that point worth it. ``context_shards``: ranks that share the tokens of a block of full
+        attention, whose block size includes them. ``radix``: one group of full attention is cached in a
         radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``), with ``windows`` beside it. Raises
         ``ConfigError`` for what can't be honoured.
         """
         self.geometry = resolve_geometry(
-            groups, caching=caching, hash_block_size=hash_block_size, scheduler_block_size=scheduler_block_size
+            groups,
+            caching=caching,
+            hash_block_size=hash_block_size,
+            scheduler_block_size=scheduler_block_size,
+            context_shards=context_shards,
         )
         in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
         check_retention(retention_interval, groups, self.geometry.scheduler_block_size)
@@ -107,6 +115,15 @@ class BlockManager:
             margin=max(0, num_prefill_lookahead - 1),
         )
         self.groups = made_groups
+        self.marks_junctions = (
+            junction_checkpoints
+            and self.geometry.fine_hits
+            and num_prefill_lookahead <= 1
+            and (use_eagle or any(spec.eagle for spec in groups))
+        )
+        """True if states are kept where a sibling stopped."""
+        for group in made_groups:
+            group.marks_junctions = self.marks_junctions
         self.pool = pool
         self.caching = caching
         self.tree = made_groups[0] if isinstance(made_groups[0], RadixGroup) else None
@@ -480,16 +497,25 @@ class BlockManager:
 
         Both ends were held for it until now: a hit that ends inside a block is continued on a private copy.
         """
+        pairs = self.take_pending_copies()
+        self.release_copies([extent for pair in pairs for extent in pair])
+        return [(source.ids[0], target.ids[0]) for source, target in pairs]
+
+    def take_pending_copies(self) -> list[tuple[Extent, Extent]]:
+        """Drain the block copies like ``take_copies``, but keep both ends held until ``release_copies`` receives them: for an
+        engine that hands out blocks while the step with the copies is in flight.
+        """
         pairs: list[tuple[Extent, Extent]] = []
         for group in self.groups:
             pairs += group.copies
             group.copies = []
-        ends = [extent for pair in pairs for extent in pair]
+        return pairs
+
+    def release_copies(self, ends: Sequence[Extent]) -> None:
+        """Free ends of copies that have run, the first one to be handed out last."""
         self.pool.pinned.subtract(ends)
         self.pool.pinned = +self.pool.pinned
-        ends.reverse()
-        self.pool.release(ends)
-        return [(source.ids[0], target.ids[0]) for source, target in pairs]
+        self.pool.release(ends[::-1])
 
     def reference_counts(self) -> dict[int, int]:
         """Return the reference count of each held block. Takes time by the number of held blocks."""

@@ -207,7 +207,7 @@ class Pool:
         if self.windows is not None:
             self.windows.evict(extent)
         self._dequeue(extent)
-        self._unname(extent)
+        self.unname(extent)
         extent.forget_neighbours()
         if self.demoting is not None:
             extent.history = None
@@ -225,7 +225,7 @@ class Pool:
         assert extent.refs == 1, f"{extent} is discarded"
         extent.refs = 0
         extent.history = None
-        self._unname(extent)
+        self.unname(extent)
         extent.forget_neighbours()
         self.free += len(extent.ids)
         self.evicted += len(extent.ids)
@@ -273,7 +273,7 @@ class Pool:
                 ids = extent.ids
                 size = count
             self._dequeue(extent)
-            self._unname(extent)
+            self.unname(extent)
             if extent.left is not None or extent.right is not None:
                 extent.forget_neighbours()
             taken += ids[::-1]
@@ -410,7 +410,7 @@ class Pool:
         for block_id in wanted:
             extent = self._find(block_id)
             if extent is not None:
-                self._unname(self.isolate(extent, extent.ids.index(block_id)))
+                self.unname(self.isolate(extent, extent.ids.index(block_id)))
 
     def isolate(self, extent: Extent, index: int) -> Extent:
         """Split ``extent`` so that its block at ``index`` stands alone, and return that block's extent."""
@@ -432,7 +432,8 @@ class Pool:
             self.order.insert_after(extent, front)
         return front
 
-    def _unname(self, extent: Extent) -> None:
+    def unname(self, extent: Extent) -> None:
+        """Have no lookup find ``extent`` any more."""
         if extent.node is not None:
             self.maps[extent.node.group].leave(extent)
         if extent.marks is not None:

@@ -40,6 +40,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     is_state: bool = False
     """True if a block holds a state: one at a boundary is all that a hit needs."""
     cacheable: bool = True
+    scratch: bool = False
+    """True if it may stand beside cached groups, and nothing is cached: its blocks don't follow positions."""
     needs_one_size: bool = False
     """True if it can be cached only where all groups have one block size."""
     drafts: bool = True
@@ -58,6 +60,7 @@ ATTENTION: Registry[Attention] = Registry(
         "chunked_local": f"{_HERE}.chunked:CHUNKED_LOCAL",
         "mamba": f"{_HERE}.state:MAMBA",
         "cross": f"{_HERE}.cross:CROSS",
+        "ring": f"{_HERE}.ring:RING",
     },
 )
 
@@ -87,6 +90,11 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Retention of states in a state (Mamba) group: ``none``, ``all`` or ``align``."""
     spec_blocks: int = 0
     """Extra state blocks for speculative decoding."""
+    checkpoint_unit: int | None = None
+    """Tokens between the states that a backend can write inside a chunk of a prompt; ``None``: it writes only the state that
+    the chunk ends with. For mode ``align``."""
+    cached: bool = True
+    """False if its blocks are never cached, beside groups whose are: an engine that computes its part of a hit again."""
     eagle: bool = False
     """True if a draft head reads this group, so that the last hit block must be computed again."""
 
@@ -103,6 +111,11 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     def is_full(self) -> bool:
         """Return true if every earlier token stays visible and hits are plain prefixes."""
         return self.attention.is_full
+
+    @property
+    def shares(self) -> bool:
+        """Return true if requests find blocks of this group cached."""
+        return self.cached and self.attention.cacheable
 
     @property
     def is_state(self) -> bool:
@@ -122,7 +135,13 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
         kind = self.attention
         if kind.check is not None:
             kind.check(self, where)
-        for field, default in (("window", None), ("chunk", None), ("mode", "align"), ("spec_blocks", 0)):
+        for field, default in (
+            ("window", None),
+            ("chunk", None),
+            ("mode", "align"),
+            ("spec_blocks", 0),
+            ("checkpoint_unit", None),
+        ):
             if field not in kind.fields and getattr(self, field) != default:
                 other = next(name for name in ATTENTION.names() if field in ATTENTION.get(name).fields)
                 raise ConfigError(f"{where}: a {self.kind} group has no {field}; leave it out or choose {other}")

@@ -75,6 +75,8 @@ class HeldBlocks(BlockIds):
                 if extent.node is not None:
                     for index in range(extent.start, min(extent.stop, len(block_list))):
                         block_list[index] = _block(ids[index], keys[index], group.index)
+                elif extent.marks is not None:
+                    block_list[extent.start] = _block(extent.ids[0], extent.marks.runs[0][0], group.index)
             listed.append(block_list)
         return tuple(listed) or tuple([] for _ in self._ids)
 

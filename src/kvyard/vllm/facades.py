@@ -9,6 +9,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from kvyard.blocks import BlockManager, Request
+from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import NO_HIT, Demand
 from kvyard.blocks.table import Table
 
@@ -18,6 +19,19 @@ class DetachedBlocks:
 
     def __init__(self, tables: list[Table]) -> None:
         self.tables = tables
+
+
+class CopyEnd:
+    """One end of a block copy, kept until the step that runs the copy is over."""
+
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
+        self.block_id: int = extent.ids[0]
+
+    @property
+    def ref_cnt(self) -> int:
+        """Holders of the block, this one included."""
+        return self.extent.refs
 
 
 class FreeLine:
@@ -55,10 +69,15 @@ class PoolFacade:
         """The share of blocks in use, 0 to 1."""
         return self._blocks.usage
 
-    def free_blocks(self, ordered_blocks: Iterable[DetachedBlocks]) -> None:
-        """Give back what ``pop_blocks_for_free`` returned."""
-        for detached in ordered_blocks:
-            self._blocks.release_detached(detached.tables)
+    def free_blocks(self, ordered_blocks: Iterable[DetachedBlocks | CopyEnd]) -> None:
+        """Give back what ``pop_blocks_for_free`` and ``take_kv_cache_block_copies`` returned."""
+        ends: list[Extent] = []
+        for block in ordered_blocks:
+            if isinstance(block, CopyEnd):
+                ends.append(block.extent)
+            else:
+                self._blocks.release_detached(block.tables)
+        self._blocks.release_copies(ends)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Unregister these blocks."""
@@ -85,6 +104,8 @@ class CoordinatorFacade:
         self._blocks = blocks
         self.enable_partial_hash_hits = blocks.geometry.fine_hits
         self.scheduler_block_size = blocks.geometry.scheduler_block_size
+        self.hash_block_size = blocks.geometry.hash_block_size
+        self.group_block_sizes = tuple(group.block_size for group in blocks.groups)
         self.single_type_managers = tuple(
             GroupFacade(at, group.kv_cache_spec) for at, group in enumerate(kv_cache_config.kv_cache_groups)
         )

@@ -4,6 +4,7 @@ from typing import Any
 
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheGroupRole,
@@ -47,16 +48,19 @@ def _group_spec(where: str, group: Any, dcp_world_size: int) -> GroupSpec:
         return GroupSpec(kind="full", block_size=size, eagle=eagle)
     if kind is MLAAttentionSpec:
         return GroupSpec(kind="mla", block_size=size, eagle=eagle)
-    if kind in (SlidingWindowSpec, SlidingWindowMLASpec) and not (
-        spec.extra_retained_tokens or spec.prefix_replay_tokens or not spec.prefix_cacheable
-    ):
+    if kind in (SlidingWindowSpec, SlidingWindowMLASpec) and not spec.extra_retained_tokens:
         name = "sliding_window" if kind is SlidingWindowSpec else "sliding_window_mla"
-        return GroupSpec(kind=name, block_size=size, window=spec.sliding_window, eagle=eagle)
+        cached = spec.prefix_cacheable
+        return GroupSpec(kind=name, block_size=size, window=spec.sliding_window, cached=cached, eagle=eagle)
     if kind is ChunkedLocalAttentionSpec:
         return GroupSpec(kind="chunked_local", block_size=size, chunk=spec.attention_chunk_size, eagle=eagle)
-    if kind is MambaSpec and not spec.num_prefill_checkpoint_blocks:
+    if kind is MambaSpec:
         mode, spare = spec.mamba_cache_mode, spec.num_speculative_blocks
-        return GroupSpec(kind="mamba", block_size=size, mode=mode, spec_blocks=spare, eagle=eagle)
+        inside = mode == "align" and spec.num_prefill_checkpoint_blocks > 0
+        unit = spec.prefill_checkpoint_alignment if inside else None
+        return GroupSpec(kind="mamba", block_size=size, mode=mode, spec_blocks=spare, checkpoint_unit=unit, eagle=eagle)
+    if kind is CircularBufferSpec:
+        return GroupSpec(kind="ring", block_size=size, eagle=eagle)
     if kind is CrossAttentionSpec:
         return GroupSpec(kind="cross", block_size=size, eagle=eagle)
     raise UnsupportedError(

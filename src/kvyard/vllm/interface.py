@@ -63,6 +63,7 @@ _FIELDS = [
             "SlidingWindowMLASpec",
             "ChunkedLocalAttentionSpec",
             "MambaSpec",
+            "CircularBufferSpec",
             "CrossAttentionSpec",
             "UniformTypeKVCacheSpecs",
             "KVCacheGroupSpec",

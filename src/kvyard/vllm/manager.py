@@ -17,13 +17,14 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from kvyard.blocks import BlockManager, Hit
-from kvyard.blocks.group import Group, GroupHit
+from kvyard.blocks.attention.state import AlignedStateGroup
+from kvyard.blocks.group import NO_HIT, Group, GroupHit
 from kvyard.blocks.table import Table
 from kvyard.integers import ceil_div
 from kvyard.vllm.block_lists import BlockIds, HeldBlocks, HitBlocks
 from kvyard.vllm.counterpart import Counterpart
 from kvyard.vllm.engine_events import EngineEvents
-from kvyard.vllm.facades import CoordinatorFacade, DetachedBlocks, PoolFacade
+from kvyard.vllm.facades import CoordinatorFacade, CopyEnd, DetachedBlocks, PoolFacade
 from kvyard.vllm.groups import group_specs
 from kvyard.vllm.version import UnsupportedError
 
@@ -54,13 +55,14 @@ class Manager:
         """Raises ``UnsupportedError`` for settings that kvyard's block manager doesn't have, ``ConfigError`` for groups
         that can't live together.
         """
-        if pcp_world_size > 1:
-            raise UnsupportedError("kvyard.vllm.Scheduler doesn't do prefill context parallelism (pcp above 1)")
         if metrics_collector is not None:
             raise UnsupportedError("kvyard.vllm.Scheduler has no residency metrics: leave --kv-cache-metrics out")
-        if enable_mamba_shared_prefix_checkpoint:
-            raise UnsupportedError("kvyard.vllm.Scheduler has no shared-prefix checkpoints: leave that option out")
         specs = group_specs(kv_cache_config, dcp_world_size)
+        for spec, group in zip(specs, kv_cache_config.kv_cache_groups, strict=True):
+            if pcp_world_size > 1 and not spec.is_full and (spec.is_state or group.kv_cache_spec.dcp_sharded):
+                raise UnsupportedError(
+                    "prefill context parallelism (pcp above 1) is for full attention alone, as in vLLM"
+                )
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -69,7 +71,6 @@ class Manager:
         self.log_stats = log_stats
         self.metrics_collector = None
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
-        self.mamba_shared_prefix_checkpoint = False
         self.retained_hit_group_ids = ()
         self.num_kv_cache_groups = len(specs)
         self.kv_cache_event_metadata = tuple(
@@ -89,12 +90,18 @@ class Manager:
             retention_interval=kv_cache_config.prefix_cache_retention_interval,
             use_eagle=use_eagle,
             num_prefill_lookahead=num_prefill_lookahead,
+            junction_checkpoints=enable_mamba_shared_prefix_checkpoint,
+            context_shards=dcp_world_size,
             sink=self._events,
         )
         if self._events is not None:
             self._events.watch(blocks.groups)
         self.blocks = blocks
         """kvyard's block manager."""
+        self._states = [group for group in blocks.groups if isinstance(group, AlignedStateGroup)]
+        for group in self._states:
+            group.report_kept_states()
+        self.mamba_shared_prefix_checkpoint = blocks.marks_junctions
         self.watermark_blocks = blocks.watermark_blocks
         self.block_pool = PoolFacade(blocks, enable_caching, hash_block_size, enable_kv_cache_events)
         self.coordinator = CoordinatorFacade(blocks, kv_cache_config)
@@ -146,18 +153,46 @@ class Manager:
         return HitBlocks(self.blocks, hit), hit.tokens, hit.shared_prefix_boundary
 
     def get_computed_blocks_for_connector(self, request: Any) -> tuple[Any, int, int, bool]:
-        """Like ``get_computed_blocks`` for a connector. Groups never disagree here: models with states and a connector are
-        refused at start."""
-        return *self.get_computed_blocks(request), False
+        """Like ``get_computed_blocks`` for a connector, which may bring states. Beside states the hit is full attention's;
+        the last value is true if a group has less, so that the hit holds only with what the connector brings.
+        """
+        full = next((group.index for group in self.blocks.groups if group.is_full), None)
+        if full is None or not any(group.spec.is_state for group in self.blocks.groups):
+            return *self.get_computed_blocks(request), False
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0, False
+        ours = self._follow(request).update(False)
+        hits, lengths = self.blocks.coordinator.lookup_each(ours)
+        tokens = lengths[full]
+        if max(lengths) > tokens:
+            return *self.get_computed_blocks(request), False
+        blocks = HitBlocks(self.blocks, Hit(ours, tokens, hits, 0, self.blocks.pool.version))
+        return blocks if tokens else self.empty_kv_cache_blocks, tokens, 0, min(lengths) < tokens
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
-        """A lookup's result cut at ``num_computed_tokens``, which all block sizes divide."""
+        """A lookup's result cut at ``num_computed_tokens``, which all block sizes divide; states may end before it.
+
+        Raises ``AssertionError`` as vLLM does where a group can't be cut there.
+        """
+        counts = []
+        for group, listed in zip(self.blocks.groups, blocks.get_block_ids(), strict=True):
+            if not group.shares:
+                counts.append(0)
+                continue
+            count = num_computed_tokens // group.block_size
+            assert num_computed_tokens % group.block_size == 0, f"{num_computed_tokens} tokens end inside a block"
+            assert group.spec.is_state or count <= len(listed), (
+                f"group {group.index} has {len(listed)} of {count} blocks"
+            )
+            counts.append(min(count, len(listed)))
         if not isinstance(blocks, HitBlocks):
-            return blocks
+            return self.create_kv_cache_blocks(
+                tuple(list(listed)[:count] for listed, count in zip(blocks.blocks, counts, strict=True))
+            )
         hit = blocks.hit
         cut = [
-            GroupHit(min(num_computed_tokens // group.block_size, group_hit.blocks), group_hit.low, group_hit.nodes)
-            for group, group_hit in zip(self.blocks.groups, hit.groups, strict=True)
+            GroupHit(count, group_hit.low, group_hit.nodes, group_hit.tail if count == group_hit.blocks else None)
+            for count, group_hit in zip(counts, hit.groups, strict=True)
         ]
         kept = Hit(hit.request, num_computed_tokens, cut, hit.shared_prefix_boundary, hit.version)
         return HitBlocks(self.blocks, kept)
@@ -194,6 +229,9 @@ class Manager:
             return self.empty_kv_cache_blocks
         ours = counterpart.update(request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED))
         hit = new_computed_blocks.hit if isinstance(new_computed_blocks, HitBlocks) else None
+        if hit is None and num_new_computed_tokens:
+            nothing = [NO_HIT] * len(self.blocks.groups)
+            hit = Hit(ours, num_new_computed_tokens, nothing, 0, self.blocks.pool.version)
         if self._events is not None:
             self._events.owner = request
         taken = self.blocks.allocate(
@@ -282,7 +320,7 @@ class Manager:
         if ours is None:
             return 0
         each = zip(self.blocks.groups, ours.tables, strict=True)
-        return min((_cached_tokens(group, table) for group, table in each if group.spec.attention.cacheable), default=0)
+        return min((_cached_tokens(group, table) for group, table in each if group.shares), default=0)
 
     # -- what a request holds ------------------------------------------------------------------------------------------
 
@@ -333,16 +371,32 @@ class Manager:
                 self._to_zero[group.index] += ids[start_token // group.block_size :]
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
-        """Drain the copies that the engine must run before the step. Their ends are free to go: nothing is retained."""
-        return [KVCacheBlockCopy(*pair) for pair in self.blocks.take_copies()], []
+        """Drain the copies that the engine must run before the step, and their ends, which ``block_pool.free_blocks`` is to
+        receive once the copies have run.
+        """
+        pairs = self.blocks.take_pending_copies()
+        copies = [KVCacheBlockCopy(source.ids[0], target.ids[0]) for source, target in pairs]
+        return copies, [CopyEnd(extent) for pair in pairs for extent in pair]
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
-        """None: only connectors read them, and models with states and a connector are refused at start."""
-        return {}
+        """Drain the states that connectors may store, by request: group, block, and tokens that the state is after."""
+        offloads: dict[str, list[tuple[int, int, int]]] = {}
+        for group in self._states:
+            for kept in group.take_kept_states():
+                offloads.setdefault(kept.request_id, []).append((group.index, kept.block_id, kept.tokens))
+        return offloads
 
     def finalize_partial_tail_offloads(self, request: Any) -> list[tuple[int, int, int]]:
-        """None, as above."""
-        return []
+        """The state that a request's prompt ended with inside a block, if the request ends there: as above, once."""
+        ours = self.blocks.requests.get(request.request_id)
+        if ours is None:
+            return []
+        offloads = []
+        for group in self._states:
+            kept = group.take_own_end(ours.tables[group.index])
+            if kept is not None and not request.num_in_flight_tokens and request.num_computed_tokens == kept.tokens:
+                offloads.append((group.index, kept.block_id, kept.tokens))
+        return offloads
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -44,13 +44,13 @@ class RecordingMixin(SchedulerInterface):
 
     kvyard_recorder: EngineRecorder | None = None
     _clock = WallClock()
+    _under_way = 0
+    """Steps that were decided on and whose output hasn't been looked at."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         scheduler: Any = self
         self._preempted: list[str] = []
-        self._under_way = 0
-        """Steps that were decided on and whose output hasn't been looked at."""
         try:
             settings = recording_settings(scheduler.vllm_config)
             if settings is not None:

@@ -37,16 +37,12 @@ def _check(scheduler: Any) -> None:
     """Raise ``UnsupportedError`` for what the manager can't serve and can't see."""
     connector = scheduler.connector
     if connector is not None:
-        if scheduler.has_mamba_layers:
-            raise UnsupportedError("kvyard.vllm.Scheduler doesn't do connectors for models with states (Mamba)")
         for name in ("bind_kv_cache_manager", "bind_gpu_block_pool"):
             if getattr(type(connector), name) is not getattr(KVConnectorBase_V1, name):
                 raise UnsupportedError(
                     f"{type(connector).__name__} works on vLLM's block pool itself ({name}), which isn't there under "
                     "kvyard.vllm.Scheduler: choose another connector or leave --scheduler-cls out"
                 )
-    if scheduler.prefix_replay_tokens:
-        raise UnsupportedError("kvyard.vllm.Scheduler doesn't replay windows after a hit (DeepSeek V4.1)")
     if scheduler.scheduler_config.async_scheduling and not isinstance(scheduler, VllmAsyncScheduler):
         logger.warning("Asynchronous scheduling is on: name kvyard.vllm.AsyncScheduler to have it")
 
