@@ -3,7 +3,7 @@
 
     PYTHONPATH=src .venv/bin/python scripts/compare_trtllm_events.py --checkout PATH --seeds 1-500 [--record FILE]
 
-PATH is a checkout of TensorRT-LLM that has ``runtime/kv_cache_manager_v2/_event_manager.py``; only that file and those it needs
+PATH is a checkout of TensorRT-LLM in which the event manager of V2 is Python; only that module and those it needs
 are imported, and nothing of it is kept. A walk has two or three windows (V2's layer groups) and prompts that share prefixes.
 Per iteration and window the events must have the same order and content: removals before the store that followed them, the same
 parents, hashes and tokens. V2 ends a batch of removals when any window stores; kvyard only when the same window does, so it has
