@@ -308,6 +308,15 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Setting("Hints made from the trace's future, such as session-end:recall=0.5,false=0.1.", flag=True),
     ] = None
     """Engines heed them. ``heed_hints`` alone is for those that the trace has."""
+    prefetch: Annotated[
+        int,
+        Setting(
+            "Send a prompt that called a tool once more, for one token, this long before the tool ends, such as 2s; 0: never.",
+            flag=True,
+            parse=duration,
+        ),
+    ] = 0
+    """What lower tiers have of it is on the device when the next turn comes. These requests aren't counted."""
     limit: Annotated[int | None, Setting("Replay at most this many requests.", flag=True)] = None
     seed: Annotated[int, Setting("Of whatever is drawn.", flag=True)] = 0
 
@@ -320,6 +329,8 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise KvyardError(f"speedup must be a number above 0, got {self.speedup}")
         if self.hints is not None:
             parse_hints(self.hints)
+        if self.prefetch < 0:
+            raise KvyardError(f"prefetch must not be negative, got {self.prefetch}")
         if self.jitter < 0:
             raise KvyardError(f"jitter must not be negative, got {self.jitter}")
 

@@ -77,7 +77,10 @@ class Intake(Listener):
                     wanted=request.output_length,
                     request=request,
                 )
-                self.records.begin(record)
+                if request.prefetch:
+                    self.records.open[record.id] = record  # in flight as others, and not in the report
+                else:
+                    self.records.begin(record)
                 if self._autoscaler is not None:
                     self._autoscaler.offered(record.input, record.wanted)
                 if placement.open:

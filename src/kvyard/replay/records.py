@@ -275,8 +275,11 @@ class Records(Mapping[str, Record]):
 
     def close(self, name: str) -> None:
         """A request ended: its record doesn't change any more. Raises ``KvyardError`` where a disk is full."""
-        number = self._numbers.pop(name)
-        self._pack(self.open.pop(name), number)
+        record = self.open.pop(name)
+        number = self._numbers.pop(name, -1)
+        if number < 0:
+            return  # it isn't counted
+        self._pack(record, number)
         self._index = None
         if self._sink is not None and number == self._through:
             self._advance()

@@ -17,6 +17,7 @@ from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.report.slo import read_slo
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
+from kvyard.replay.traces.changes import prefetched
 from kvyard.replay.traces.hinting import with_hints
 
 Told = Callable[[int, int, int], None]
@@ -115,6 +116,8 @@ def replay(
     rows, before = as_sent(source, replay_config, reading)
     if bounds and replay_config.warm_up is not None:
         raise KvyardError("bounds are those of a whole trace: leave out warm_up, or bounds")
+    if bounds and replay_config.prefetch:
+        raise KvyardError("bounds are those of the trace's own requests: leave out prefetch, or bounds")
     if bounds and not isinstance(rows, Trace):
         rows = list(rows)  # they are looked at twice
     fleet = Fleet(replay_config)
@@ -189,13 +192,21 @@ def streamed(fleet: Fleet, per_request: str | Path | None) -> Iterator[None]:
 
 
 def hinted(source: Trace | Iterable[TraceRequest], config: DrivingConfig) -> Trace | Iterable[TraceRequest]:
-    """``source`` with the hints that ``config`` wishes for, if any; then it is read more than once, or held."""
-    if config.hints is None:
+    """``source`` with the hints that ``config`` wishes for, if any; then it is read more than once, or held. And with the
+    requests that prefetch, if there are to be any.
+    """
+    if config.hints is not None:
+        if not isinstance(source, Trace):
+            kept = list(source)
+            source = Trace("requests", "", lambda tally: iter(kept))
+        source = with_hints(source, config.hints, config.seed)
+    lead = config.prefetch
+    if not lead:
         return source
     if not isinstance(source, Trace):
-        kept = list(source)
-        source = Trace("requests", "", lambda tally: iter(kept))
-    return with_hints(source, config.hints, config.seed)
+        return prefetched(source, lead)
+    trace = source
+    return Trace(trace.name, trace.format, lambda tally: prefetched(trace.rows(tally), lead), grouped=trace.grouped)
 
 
 def as_config(

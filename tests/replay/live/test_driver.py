@@ -157,6 +157,18 @@ def test_turns_wait_for_their_answers() -> None:
             assert after.arrival >= before.ended + 25 * MS, "think time, at twice the speed"
 
 
+def test_prompts_that_called_a_tool_are_sent_again_before_it_ends() -> None:
+    """Two turns with a tool of 0.5 s between them: the mock gets three requests, and the report has two."""
+    prompt = {"ids": [0, 1, 2], "id_block_size": 64, "input_length": 192, "output_length": 5}
+    trace = [request("a", session="s", tool_call=True, **prompt), request("b", session="s", delay=0.5, **prompt)]
+    with Served(engine=ROOMY) as served:
+        done = driven(served, trace, prefetch=300 * MS)
+        metrics = served.client.get("/metrics").text
+    assert [record.id for record in done.records] == ["a", "b"] and done.report.requests["finished"] == 2
+    ended = [line.split() for line in metrics.splitlines() if line.startswith("vllm:request_success_total")]
+    assert sum(float(value) for _, value in ended) == 3
+
+
 def test_a_fast_clock_measures_in_its_own_time() -> None:
     """An engine that is ten times as fast: 100 ms of prefill pass in 10 real ones, and are reported as 100."""
     from kvyard.engine.timing import FixedTiming

@@ -72,6 +72,8 @@ class LiveDriver:
         """
         self.config = config
         self.records: dict[str, Record] = {}
+        self._uncounted: list[str] = []
+        """Requests that prefetch; their records are dropped in the end."""
         self.gaps = Gaps()
         """Between tokens of one answer, as they came: 0 between those of one chunk."""
         self.lateness: list[int] = []
@@ -128,6 +130,8 @@ class LiveDriver:
             for record in self.records.values():
                 if not record.status:
                     record.ended = -1
+            for name in self._uncounted:
+                del self.records[name]
         if not self.interrupted:
             arrivals.check_empty()
 
@@ -148,6 +152,8 @@ class LiveDriver:
                     wanted=row.output_length,
                     **UNTOLD,
                 )
+                if row.prefetch:
+                    self._uncounted.append(row.id)
                 task = asyncio.create_task(self._ask(row, record))
                 self._tasks.add(task)
                 task.add_done_callback(self._over)

@@ -61,6 +61,38 @@ def _spread(batch: list[TraceRequest], window: int) -> Iterator[TraceRequest]:
             yield request
 
 
+PREFETCH = ":prefetch"
+"""Suffix of the id of a request that prefetches for the turn after the one that it names."""
+
+
+def prefetched(requests: Iterable[TraceRequest], lead: int) -> Iterator[TraceRequest]:
+    """``requests``, and before each turn that follows a tool a request that repeats the prompt of the turn before and asks for
+    one token, ``lead`` nanoseconds before the tool is through. Whatever lower tiers have of the prompt is loaded by then. Tools
+    that take no longer than ``lead`` have none.
+    """
+    latest: dict[str, TraceRequest] = {}
+    for request in requests:
+        session = request.session
+        if session is None:
+            yield request
+            continue
+        before = latest.get(session)
+        latest[session] = request
+        if before is not None and before.tool_call and not request.after and (request.delay or 0) > lead:
+            yield replace(
+                before,
+                id=before.id + PREFETCH,
+                output_length=1,
+                session=None,
+                delay=(request.delay or 0) - lead,
+                after=(before.id,),
+                root=before.root or session,
+                tool_call=False,
+                prefetch=True,
+            )
+        yield request
+
+
 def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
     """The trace with newly drawn arrivals, such as ``poisson:2``; who waits for others still does, and has no time of its own.
 

@@ -50,3 +50,5 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     """Tenant, if the trace has it."""
     hints: Hints = NO_HINTS
     """Hints about the later use of its blocks, for engines that heed hints or evict by priority."""
+    prefetch: bool = False
+    """True if it repeats an earlier prompt so that its blocks are on the device when the next turn comes. Not counted."""
