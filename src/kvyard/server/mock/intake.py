@@ -259,7 +259,7 @@ class MockIntake(msgspec.Struct, eq=False):
         return [prompt[-most:] for prompt in prompts] if most > 0 else prompts
 
     async def hash_long(self, taken: Taken) -> list[TokenChain | None]:
-        """Hash the prompts of the request's choices that would hold the loop if they were hashed at once; ``None`` for others."""
+        """Hash the prompts of the choices that would hold the loop if they were hashed at once; ``None`` for others."""
         chains: list[TokenChain | None] = []
         for prompt in taken.prompts:
             for _ in range(taken.n):
