@@ -251,11 +251,16 @@ class RadixGroup(Group):
             node = extent.node
             if node is None or node.stop > last:
                 break
-            position = node.stop
-            order.insert_along(extent, priority, position > counted)
             path.append(node)
-            if host is not None and position > counted:
-                host.inserted(node)
+        if path:
+            position = path[-1].stop
+            order.insert_held(path, priority, counted)
+            if host is not None:
+                for node in path:
+                    if node.stop > counted:
+                        host.inserted(node)
+            if position == last:
+                return path, last
         keys, starts = self.chain_of(request).keys, self.map.starts
         while position < last:
             node = starts.get(keys[position])

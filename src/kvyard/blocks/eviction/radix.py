@@ -108,11 +108,27 @@ class RadixOrder:
         if used:
             self._clock += STEP
             use.accessed = self._clock
-        use.priority = max(use.priority, priority)
+        if priority > use.priority:
+            use.priority = priority
         if counts and self.counts_hits:
             use.hits += 1
         if use.ticket:
             self._enter(extent)
+
+    def insert_held(self, nodes: list[Node], priority: int, counted: int) -> None:
+        """An insert comes along ``nodes``, which requests hold: a hit for those that end after position ``counted``."""
+        clock, counts = self._clock, self.counts_hits
+        for node in nodes:
+            use = node.copies[0].history
+            if not isinstance(use, NodeUse):
+                use = use_of(node.copies[0])
+            clock += STEP
+            use.accessed = clock
+            if priority > use.priority:
+                use.priority = priority
+            if counts and node.stop > counted:
+                use.hits += 1
+        self._clock = clock
 
     def use_path(self, nodes: list[Node], beyond: list[Node] | None = None, lower: "RadixOrder | None" = None) -> None:
         """A match ends with the last of ``nodes``, which lead there from the root; or of ``beyond``, which continue them and

@@ -5,6 +5,8 @@ that running requests may still produce is set aside (``NewTokenRatio``), even w
 first.
 """
 
+from functools import cache
+
 from kvyard.blocks import Hit
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.engine.policies.mocker import DECAY_PASSES, FIRST, LOOK_AHEAD, LOWEST_SHARE
@@ -23,26 +25,47 @@ class NewTokenRatio:
     """
 
     def __init__(self, conservativeness: float) -> None:
-        self._first = min(FIRST * conservativeness, 1.0)
-        self._floor = min(self._first * LOWEST_SHARE, 1.0)
-        self._step = (self._first - self._floor) / DECAY_PASSES
-        self.current = self._first
+        self._falls = _falls(conservativeness)
+        self._position = 0
+        """Index of ``current`` among the values that the share takes from the first; -1 after a retraction."""
+        self.current = self._falls[0]
 
     def decay(self, passes: int) -> None:
         """``passes`` decode passes retracted nothing."""
-        while passes and self.current != self._floor:
-            self.current = max(self.current - self._step, self._floor)
+        falls, position = self._falls, self._position
+        if position >= 0:
+            self._position = min(position + passes, len(falls) - 1)
+            self.current = falls[self._position]
+            return
+        current, floor = self.current, falls[-1]
+        step = (falls[0] - floor) / DECAY_PASSES
+        while passes and current != floor:
+            current = max(current - step, floor)
             passes -= 1
+        self.current = current
 
     def reset(self) -> None:
         """All requests are gone."""
-        self.current = self._first
+        self._position = 0
+        self.current = self._falls[0]
 
     def estimate(self, produced: int, wanted: int, requests: int) -> None:
         """A request was retracted: start again from what the rest have produced so far, out of the ``wanted`` tokens they may
         produce in all.
         """
+        self._position = -1
         self.current = min(1.0, (produced + LOOK_AHEAD * requests) / (wanted + 1))
+
+
+@cache
+def _falls(conservativeness: float) -> list[float]:
+    """Values that the share takes from the first to the floor, one a pass."""
+    falls = [min(FIRST * conservativeness, 1.0)]
+    floor = min(falls[0] * LOWEST_SHARE, 1.0)
+    step = (falls[0] - floor) / DECAY_PASSES
+    while falls[-1] != floor:
+        falls.append(max(falls[-1] - step, floor))
+    return falls
 
 
 class Budget:
