@@ -724,6 +724,48 @@ _hicache(
 )
 
 
+# -- host memory below windows ----------------------------------------------------------------------------------------
+
+
+def _windows_on_host(name: str, page: int, doc: str, *, window: tuple[int, int] = (20, 200), **given: Any) -> None:
+    _hicache(name, page, doc, **given)
+    below = FAMILIES[name]
+
+    def change(plan: Plan) -> None:
+        below(plan)
+        share = round(plan.rng.uniform(0.5, 1.0), 3)
+        _set(plan, sliding_window_size=plan.rng.randint(*window), swa_full_tokens_ratio=share)
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+for _page in (1, 16, 64):
+    _windows_on_host(f"swa-hicache-p{_page}", _page, f"Write-through of full pages and windows, pages of {_page}.")
+    _windows_on_host(f"swa-hicache-small-p{_page}", _page, f"Windows and a small host, pages of {_page}.", host=0.5)
+    _windows_on_host(f"swa-hicache-large-p{_page}", _page, f"Windows and a large host, pages of {_page}.", host=8.0)
+    _windows_on_host(
+        f"swa-hicache-selective-p{_page}",
+        _page,
+        f"Full pages and windows that are used twice go to the host, pages of {_page}.",
+        policy="write_through_selective",
+    )
+_windows_on_host("swa-hicache-chunk", 16, "Windows, host memory and chunks.", chunked_prefill_size=128)
+_windows_on_host("swa-hicache-overlap", 16, "Windows and host memory with overlap.", overlap=True)
+_windows_on_host("swa-hicache-slow", 16, "Windows and slow copies.", per_page=(60_000, 900_000))
+_windows_on_host("swa-hicache-narrow", 16, "Windows of less than a page and host memory.", window=(1, 20))
+_windows_on_host("swa-hicache-lfu", 16, "Windows and host memory with eviction lfu.", radix_eviction_policy="lfu")
+_windows_on_host("swa-hicache-retract", 16, "Windows and host memory where answers outgrow the pools.", outgrow=True)
+_windows_on_host("swa-hicache-lpm", 16, "Windows and host memory, longest prefix first.", schedule_policy="lpm")
+_windows_on_host(
+    "swa-hicache-mixed",
+    16,
+    "Windows and host memory, chunks and decodes in one batch.",
+    chunked_prefill_size=128,
+    enable_mixed_chunk=True,
+)
+
+
 # -- states of admission ----------------------------------------------------------------------------------------------
 
 

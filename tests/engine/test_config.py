@@ -67,8 +67,12 @@ def test_sglang_has_one_host_tier():
         ({**HICACHE, "sglang": SglangSettings(books_sampled=True)}, "HiCache's"),
         ({**HICACHE, "heed_hints": True}, "HiCache's"),
         (
-            {**HICACHE, "groups": (GroupSpec(), GroupSpec(kind="sliding_window", window=64))},
-            "full attention alone",
+            {
+                **HICACHE,
+                "groups": (GroupSpec(), GroupSpec(kind="sliding_window", window=64)),
+                "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),), policy="on_eviction"),
+            },
+            "modelled with write_through and after_hits",
         ),
         (
             {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "trtllm"},

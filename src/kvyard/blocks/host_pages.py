@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from kvyard.blocks.eviction.radix import RadixOrder, use_of
 from kvyard.blocks.extent import Extent, Node
+from kvyard.blocks.host_windows import HostWindows
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.table import Table
+from kvyard.blocks.window_pages import WindowPages, part_of
 from kvyard.hashing import Keys
 
 HOST_TICKETS = 1 << 60
@@ -26,6 +28,12 @@ class PageCopy(NamedTuple):
     """From the root to the last page."""
     host: Table
     pages: int
+    """Of full and window layers together."""
+    again: Table | None = None
+    """Nodes that the host had, and whose window pages it gets."""
+    window: tuple[Node, int] | None = None
+    """End and first position of the window that it has locked on the device."""
+    number: int = 0
 
 
 class HostPages:
@@ -58,9 +66,24 @@ class HostPages:
         """Copies to the host that have not been submitted."""
         self.loads: list[PageCopy] = []
         """Copies to the device that have not been submitted."""
+        self.windows: WindowPages | None = None
+        """Window pages of the device, if the host has some too."""
+        self._numbers = 0
         device.demoting = self._demote
         if threshold is None:
             device.retiring = self._retire
+
+    def open_windows(self, windows: WindowPages, pages: int) -> None:
+        """Keep window pages, too, ``pages`` at most."""
+        self.windows = windows
+        windows.host = HostWindows(pages, self.pool.evict_leaf)
+        self.pool.retiring = self._discard_windows
+
+    def _discard_windows(self, node: Node) -> None:
+        """The host is about to evict ``node``."""
+        assert self.windows is not None
+        assert self.windows.host is not None
+        self.windows.host.discard(part_of(node.copies[0]))
 
     def below(self, node: Node) -> Node | None:
         """The host's node with the pages of ``node``, if it has them."""
@@ -84,13 +107,34 @@ class HostPages:
             missing.append(above)
             above = above.parent
         for wanted in reversed(missing):
+            windows = self.windows.unwritten(wanted) if self.windows is not None else []
             extent = self._room_for(wanted)
             if extent is None:
                 return
+            if windows and not self._window_room_for(windows):
+                self.pool.release([extent])
+                return
             above = self.below(wanted.parent) if wanted.parent is not None else None
             self.map.enter(wanted.chain, extent, above.copies[0] if above is not None else None)
-            held = self.device.hold([step.copies[0] for step in path_to(wanted)])
-            self._write(wanted, extent, held)
+            self._write(wanted, extent, self._hold_path(wanted), windows)
+
+    def insert_ended(self, node: Node) -> None:
+        """An insert ended with ``node`` and added nothing to it: copy window pages to the host that it hasn't."""
+        windows = self.windows
+        if windows is None or self.threshold is None or self.below(node) is None or part_of(node.copies[0]).writing:
+            return
+        missing = windows.unwritten(node)
+        if missing and self._window_room_for(missing):
+            self._write(node, None, self._hold_path(node), missing)
+
+    def _hold_path(self, node: Node) -> Table:
+        return self.device.hold([step.copies[0] for step in path_to(node)])
+
+    def _window_room_for(self, nodes: list[Node]) -> bool:
+        """Make room on the host for the window pages of ``nodes``. Returns true if there is."""
+        assert self.windows is not None
+        assert self.windows.host is not None
+        return self.windows.host.make_room(sum([node.stop - node.start for node in nodes]))
 
     def _room_for(self, node: Node) -> Extent | None:
         """Pages of the host for a copy of ``node``; ``None`` if there is no room."""
@@ -105,16 +149,46 @@ class HostPages:
         extent.history = use_of(node.copies[0])
         return extent
 
-    def _write(self, node: Node, extent: Extent, held: Table) -> None:
-        """Have ``node``, which ``extent`` is a copy of, copied to the host while ``held`` is."""
-        assert extent.node is not None
-        self.map.detach(extent.node, node.chain)
-        self.writes.append(PageCopy(held, self.pool.hold([extent]), node.stop - node.start))
+    def _write(self, node: Node, extent: Extent | None, held: Table, windows: list[Node]) -> None:
+        """Have ``node``, which ``extent`` is a copy of if that is new, and the window pages of ``windows`` copied to the host
+        while ``held`` is.
+        """
+        pages = 0
+        if extent is not None:
+            assert extent.node is not None
+            self.map.detach(extent.node, node.chain)
+            pages = node.stop - node.start
+        host = self.pool.hold([extent] if extent is not None else [])
+        if self.windows is None:
+            self.writes.append(PageCopy(held, host, pages))
+            return
+        below = self.windows.host
+        assert below is not None
+        self._numbers += 1
+        again: list[Extent] = []
+        for covered in windows:
+            found = self.below(covered)
+            assert found is not None
+            below.enter(part_of(covered.copies[0]), found.copies[0])
+            pages += covered.stop - covered.start
+            if covered is not node:
+                again.append(found.copies[0])
+        if extent is None:
+            found = self.below(node)
+            assert found is not None
+            again.append(found.copies[0])
+        for covered in (*windows, node):
+            part_of(covered.copies[0]).writing = self._numbers
+        lock = (node, self.windows.lock(node))
+        self.writes.append(PageCopy(held, host, pages, self.pool.hold(again), lock, self._numbers))
 
     def written(self, copy: PageCopy) -> None:
         """A copy has come to the host."""
-        for extent in copy.host.settle():
+        for extent in (*(copy.again.settle() if copy.again is not None else ()), *copy.host.settle()):
             assert extent.node is not None
+            if self.windows is not None:
+                part = part_of(extent)
+                part.writing = part.writing if part.writing != copy.number else 0
             self._announce(extent.node)
         self._let_go(copy)
 
@@ -126,7 +200,7 @@ class HostPages:
         if extent is None:
             return
         self.map.enter_below(path_to(node), extent)
-        self._write(node, extent, self.device.hold([]))
+        self._write(node, extent, self.device.hold([]), [])
         self._flush()
         assert extent.node is not None
         self.note(extent.node)
@@ -173,8 +247,13 @@ class HostPages:
                 self.note(extent.node)
 
     def _let_go(self, copy: PageCopy) -> None:
+        if copy.window is not None:
+            assert self.windows is not None
+            self.windows.unlock(*copy.window)
         self.device.end_hold(copy.device)
         self.pool.end_hold(copy.host)
+        if copy.again is not None:
+            self.pool.end_hold(copy.again)
 
 
 def path_to(node: Node) -> list[Node]:

@@ -176,17 +176,28 @@ class Pool:
         """Evict leaves of the radix tree until ``count`` free blocks cache nothing, or no leaf is left; then window pages until
         as many of those are free.
         """
-        radix = self.radix
-        if radix is None:
+        if self.radix is None:
             return
+        self.make_full_room(count)
+        if self.windows is not None:
+            self.make_window_room(count)
+
+    def make_full_room(self, count: int) -> None:
+        """Evict leaves of the radix tree until ``count`` free blocks cache nothing, or no leaf is left."""
+        radix = self.radix
+        assert radix is not None
         fresh = self.num_blocks - self._fresh
         while len(self._loose) + fresh < count:
             extent = radix.first()
             if extent is None:
                 break
             self._evict_leaf(extent, radix)
+
+    def make_window_room(self, count: int) -> None:
+        """Evict window pages until ``count`` are free, whole nodes where they are leaves, or none is left to evict."""
         windows = self.windows
-        while windows is not None and windows.free < count:
+        assert windows is not None
+        while windows.free < count:
             extent = windows.first()
             if extent is None:
                 return
@@ -194,7 +205,12 @@ class Pool:
             if extent.refs or extent.node.kids:
                 windows.evict(extent)
             else:
-                self._evict_leaf(extent, radix)
+                self.evict_leaf(extent)
+
+    def evict_leaf(self, extent: Extent) -> None:
+        """Evict a leaf of the radix tree that nobody holds."""
+        assert self.radix is not None
+        self._evict_leaf(extent, self.radix)
 
     def _evict_leaf(self, extent: Extent, radix: RadixOrder) -> None:
         node = extent.node

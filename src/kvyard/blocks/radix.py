@@ -6,6 +6,8 @@ tree has already is freed, and the request goes on with the tree's: there is one
 split nodes and count as uses of them, and eviction takes whole leaves (``kvyard.blocks.eviction.radix``).
 """
 
+from typing import NamedTuple
+
 from kvyard.blocks.coordinator import Hit
 from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.extent import Extent, Node
@@ -25,8 +27,8 @@ class RadixGroup(Group):
     """True if requests are inserted."""
     host: HostPages | None = None
     """Pages of host memory, where there is any."""
-    beyond: list[Node]
-    """Nodes that only the host has, with which the latest match went on."""
+    beyond: "Beyond"
+    """What the host adds to the latest match."""
 
     @property
     def windows(self) -> WindowPages | None:
@@ -75,7 +77,8 @@ class RadixGroup(Group):
         """Return the longest prefix of the request's first ``tokens`` tokens in the tree, which counts as a use of it."""
         nodes, found = self._find(request, tokens // self.block_size)
         stop = nodes[-1].stop if nodes else 0
-        boundary = found * self.block_size if found > stop else 0
+        reached = stop + (self.beyond.tokens // self.block_size if self.host is not None else 0)
+        boundary = found * self.block_size if found > reached else 0
         return Hit(request, stop * self.block_size, (GroupHit(stop, 0, nodes),), boundary, self.pool.version)
 
     def touch(self, request: Request) -> None:
@@ -91,19 +94,37 @@ class RadixGroup(Group):
         if nodes and nodes[-1].stop > position:
             nodes[-1] = self._split(nodes[-1], position)
         windows, host = self.pool.windows, self.host
-        if windows is not None:
-            del nodes[windows.usable(nodes) :]
-            if nodes:
-                windows.use(nodes[-1])
         if host is None:
+            if windows is not None:
+                del nodes[windows.usable(nodes) :]
+                if nodes:
+                    windows.use(nodes[-1])
             self.order.use_path(nodes)
             return nodes, position
         beyond, stop = host.walk(keys, min(pages, len(keys)), position)
         if beyond and beyond[-1].stop > stop:
             beyond[-1] = self._split_below(beyond[-1], stop, host)
-        self.order.use_path(nodes, beyond, host.order)
-        self.beyond = beyond
-        return nodes, position
+        if windows is None:
+            self.order.use_path(nodes, beyond, host.order)
+            self.beyond = Beyond(beyond, [], (stop - position) * self.block_size if beyond else 0, [])
+            return nodes, position
+        return self._find_windows(nodes, beyond, windows, host), max(position, stop)
+
+    def _find_windows(self, nodes: list[Node], beyond: list[Node], windows: WindowPages, host: HostPages) -> list[Node]:
+        """The part of ``nodes``, with which a match leads down the device, that can be reused without a load. ``beyond``: the
+        nodes of the host that follow them.
+        """
+        usable = nodes[: windows.usable(nodes)]
+        path = [*nodes, *beyond]
+        del path[windows.usable_below(path) :]
+        if path:
+            windows.use(path[-1])
+        self.order.use_path(path[: len(nodes)], path[len(nodes) :], host.order)
+        through = path[len(usable) : len(nodes)]
+        tokens = sum([node.stop - node.start for node in path[len(nodes) :]])
+        tokens += sum([node.stop - node.start for node in through if host.below(node) is not None])
+        self.beyond = Beyond(path[len(nodes) :], through, tokens * self.block_size, windows.on_host(path))
+        return usable
 
     def insert(self, request: Request, tokens: int, priority: int, *, finished: bool = False) -> None:
         """Insert the pages of the request's first ``tokens`` tokens, which it holds. Pages that the tree has are freed.
@@ -124,7 +145,8 @@ class RadixGroup(Group):
         self._adopt(table, path, matched)
         if self.host is not None:
             matched = self._restore(request, path, matched, last, priority, self.host)
-        if matched < last:
+        grows = matched < last
+        if grows:
             self._grow(request, path, last, priority, held)
         if windows is None:
             prompt = request.num_prompt_tokens // self.block_size
@@ -132,6 +154,8 @@ class RadixGroup(Group):
                 self._use_prompt(path, prompt, priority + 1)
         else:
             windows.use(path[-1])
+            if not grows and self.host is not None:
+                self.host.insert_ended(path[-1])
             self._lock(held, path[-1])
         table.registered = last
         held.inserted = max(held.inserted, last)
@@ -178,7 +202,8 @@ class RadixGroup(Group):
         """Nodes that follow ``path`` and that only the host has are on the device again, with the request's pages. Returns the
         position where they end.
         """
-        keys, counted = self.chain_of(request).keys, held_of(request.tables[0]).inserted
+        keys, held, windows = self.chain_of(request).keys, held_of(request.tables[0]), self.pool.windows
+        counted = held.inserted
         while position < last:
             below = host.map.starts.get(keys[position])
             if below is None:
@@ -193,25 +218,39 @@ class RadixGroup(Group):
             own.history = below.copies[0].history
             self.map.enter(self.chain_of(request), own, path[-1].copies[0] if path else None)
             assert own.node is not None
+            if windows is not None:
+                self._recover(own.node, path, held, windows)
             self.order.insert_along(own, priority, position > counted, used=False)
             path.append(own.node)
         return position
 
-    def load(self, hit: Hit, beyond: list[Node]) -> Hit | None:
-        """Bring ``beyond``, with which the match of ``hit`` went on, to the device. Returns what the request has then; ``None``
-        if there is no room.
+    def load(self, hit: Hit) -> Hit | None:
+        """Bring what the host adds to ``hit``, the latest match, to the device. Returns what the request has then; ``None`` if
+        there is no room.
         """
-        host, pool = self.host, self.pool
+        host, pool, windows, beyond = self.host, self.pool, self.pool.windows, self.beyond
         assert host is not None
-        nodes = list(hit.groups[0].parts())
-        pages = sum([node.stop - node.start for node in beyond])
+        nodes = [*hit.groups[0].parts(), *beyond.through]
+        pages = sum([node.stop - node.start for node in beyond.nodes])
         held = pool.hold([node.copies[0] for node in nodes])
-        copy = PageCopy(held, host.pool.hold([node.copies[0] for node in beyond]), pages)
-        pool.make_room(pages)
-        if pool.unnamed < pages:
+        on_host = host.pool.hold([node.copies[0] for node in beyond.nodes])
+        locked = windows.hold([*nodes, *beyond.nodes]) if windows is not None else []
+        pool.make_full_room(pages)
+        fits = pool.unnamed >= pages
+        window_pages = sum([node.stop - node.start for node in beyond.windows])
+        if fits and windows is not None:
+            pool.make_window_room(window_pages)
+            fits = windows.free >= window_pages
+        if windows is not None:
+            windows.end_hold(locked)
+        copy = PageCopy(held, on_host, pages + window_pages)
+        if not fits:
+            if windows is not None and windows.host is not None:
+                for node in reversed(beyond.windows):
+                    windows.host.renew(part_of(node.copies[0]))
             host.loaded(copy)
             return None
-        for below in beyond:
+        for below in beyond.nodes:
             extent = Extent(pool.take(below.stop - below.start), below.start)
             extent.history = below.copies[0].history
             self.map.enter(below.chain, extent, nodes[-1].copies[0] if nodes else None)
@@ -219,9 +258,17 @@ class RadixGroup(Group):
             held.append(extent)
             assert extent.node is not None
             nodes.append(extent.node)
+        if windows is not None:
+            windows.free += pages - window_pages
+            starts = {node.start for node in beyond.windows}
+            for node in nodes:
+                if node.start in starts:
+                    windows.enter(node.copies[0])
+            copy = copy._replace(window=(nodes[-1], windows.lock(nodes[-1])))
         host.loads.append(copy)
         stop = nodes[-1].stop
-        return Hit(hit.request, stop * self.block_size, (GroupHit(stop, 0, nodes),), 0, pool.version)
+        boundary = hit.shared_prefix_boundary
+        return Hit(hit.request, stop * self.block_size, (GroupHit(stop, 0, nodes),), boundary, pool.version)
 
     def _use_prompt(self, path: list[Node], prompt: int, priority: int) -> None:
         """Split the node where the first ``prompt`` pages end, so that the answer can be evicted without the prompt. The nodes
@@ -324,6 +371,7 @@ class RadixGroup(Group):
         if below is not None and self.host is not None:
             below = self.host.map.split(below, position)
             below.copies[0].history = front.copies[0].history
+            self._split_windows(front, node, below)
             self.host.note(below)
         return front
 
@@ -332,7 +380,16 @@ class RadixGroup(Group):
         later: Extent = node.copies[0]
         front = host.map.split(node, at)
         self.order.split(front.copies[0], later, host.order)
+        if self.windows is not None:
+            self.windows.split(front.copies[0], later)
+            self._split_windows(front, node, front)
         return front
+
+    def _split_windows(self, front: Node, node: Node, below: Node) -> None:
+        """``front``, which is ``below`` on the host, was split off ``node``: its window pages there are split, too."""
+        windows = self.windows
+        if windows is not None and windows.host is not None:
+            windows.host.split(part_of(front.copies[0]), part_of(node.copies[0]), below.copies[0])
 
     # -- windows ----------------------------------------------------------------------------------------------------
 
@@ -371,6 +428,22 @@ class RadixGroup(Group):
             if held.end is not None:
                 windows.unlock(held.end, held.low)
         super().release(request, table)
+
+
+class Beyond(NamedTuple):
+    """What host memory adds to a match."""
+
+    nodes: list[Node]
+    """Nodes of the host that follow the device's."""
+    through: list[Node]
+    """Nodes of the device before those that can be reused once windows are loaded."""
+    tokens: int
+    """Tokens of both that the host has."""
+    windows: list[Node]
+    """Nodes of the match, from the root on, whose window pages have to be loaded."""
+
+
+NOTHING = Beyond([], [], 0, [])
 
 
 class Held:

@@ -10,6 +10,7 @@ from math import inf
 
 from kvyard.blocks.eviction.radix import WindowPart, use_of
 from kvyard.blocks.extent import Extent, Node
+from kvyard.blocks.host_windows import HostWindows
 from kvyard.integers import ceil_div
 
 
@@ -27,6 +28,8 @@ class WindowPages:
         self.evictable = 0
         """Pages of nodes whose window no request reads."""
         self.protected = 0
+        self.host: HostWindows | None = None
+        """Window pages of host memory, where there is any."""
         self._ends = WindowPart(Extent([], 0))
         """Joins the two ends of the list of nodes with window pages: ``older`` is the latest used, ``newer`` the earliest."""
         self._ends.older = self._ends.newer = self._ends
@@ -45,6 +48,50 @@ class WindowPages:
             if covered >= self.window:
                 usable = count
         return usable
+
+    def usable_below(self, nodes: list[Node]) -> int:
+        """Return how many of ``nodes`` a request can reuse once it has loaded the windows that only the host has."""
+        covered = inf
+        usable = 0
+        for count, node in enumerate(nodes, 1):
+            part = part_of(node.copies[0])
+            if not part.present and part.host is None:
+                covered = 0
+                continue
+            covered += (node.stop - node.start) * self.page_size
+            if covered >= self.window:
+                usable = count
+        return usable
+
+    def on_host(self, nodes: list[Node]) -> list[Node]:
+        """Those of ``nodes``, in order, in the window at their end that only the host has window pages of."""
+        covered = 0
+        missing: list[Node] = []
+        for node in reversed(nodes):
+            part = part_of(node.copies[0])
+            if covered >= self.window or (not part.present and part.host is None):
+                break
+            if not part.present:
+                missing.append(node)
+            covered += (node.stop - node.start) * self.page_size
+        missing.reverse()
+        return missing
+
+    def unwritten(self, node: Node) -> list[Node]:
+        """The nodes in the window that ends with ``node`` whose window pages the host hasn't, in order."""
+        covered = 0
+        missing: list[Node] = []
+        above: Node | None = node
+        while above is not None and covered < self.window:
+            part = part_of(above.copies[0])
+            if part.writing or (not part.present and part.host is None):
+                break
+            if part.present and part.host is None:
+                missing.append(above)
+            covered += (above.stop - above.start) * self.page_size
+            above = above.parent
+        missing.reverse()
+        return missing
 
     def use(self, node: Node) -> None:
         """A match or an insert ends with ``node``: its window is the latest used."""
@@ -65,7 +112,7 @@ class WindowPages:
         """``front`` was split off the node of ``extent``."""
         later = part_of(extent)
         part = part_of(front)
-        part.locks, part.present = later.locks, later.present
+        part.locks, part.present, part.writing = later.locks, later.present, later.writing
         if part.present:
             self._link(part, later)
 
@@ -73,7 +120,10 @@ class WindowPages:
         """A node takes over window pages of the request that inserts it."""
         part = part_of(extent)
         part.present = True
+        part.extent = extent
         self._link(part, self._ends)
+        if self.host is not None:
+            self.host.restored(part)
         if part.locks:
             self.protected += len(extent.ids)
         else:
@@ -88,6 +138,8 @@ class WindowPages:
             self._unlink(part)
             self.evictable -= len(extent.ids)
             self.free += len(extent.ids)
+            if self.host is not None and part.host is not None:
+                self.host.lost(part)
 
     def first(self) -> Extent | None:
         """The node whose window pages are evicted next."""
@@ -121,6 +173,29 @@ class WindowPages:
             if part.present and not part.locks:
                 self._protect(ancestor.start - ancestor.stop)
             ancestor = ancestor.parent
+
+    def hold(self, nodes: list[Node]) -> list[Node]:
+        """Lock the window at the end of ``nodes`` for a moment. Returns the locked ones, for ``end_hold``."""
+        covered = 0
+        held: list[Node] = []
+        for node in reversed(nodes):
+            if covered >= self.window:
+                break
+            part = part_of(node.copies[0])
+            if part.present and not part.locks:
+                self._protect(node.stop - node.start)
+            part.locks += 1
+            covered += (node.stop - node.start) * self.page_size
+            held.append(node)
+        return held
+
+    def end_hold(self, held: list[Node]) -> None:
+        """Take back the locks of ``hold``."""
+        for node in held:
+            part = part_of(node.copies[0])
+            part.locks -= 1
+            if part.present and not part.locks:
+                self._protect(node.start - node.stop)
 
     def lockable(self, nodes: list[Node]) -> int:
         """Return how many evictable pages a lock at the end of ``nodes`` would protect."""

@@ -17,7 +17,7 @@ from kvyard.engine.handovers import EngineHandovers, HandoverPeer
 from kvyard.engine.lifecycle import Lifecycle, Transfers
 from kvyard.engine.load_source import LoadSource
 from kvyard.engine.loads import Loads, TreeLoads
-from kvyard.engine.policies.settings import SglangSettings
+from kvyard.engine.policies.backend import TreeSettings
 from kvyard.engine.queue import ArrivalQueue, Queue
 from kvyard.engine.scheduler import Scheduler
 from kvyard.engine.speculative import SpeculativeBatch
@@ -80,12 +80,15 @@ def make_core(
     offload: Offload | None = None
     if config.tiers is not None and manager.pool.radix is not None:
         assert config.bytes_per_block is not None
-        settings = config.sglang or SglangSettings()
+        tree = radix_tree(config)
+        assert tree is not None
         offload = HiCache(
             manager,
             config.tiers,
             block_bytes=config.bytes_per_block,
-            eviction=settings.radix_eviction_policy,
+            eviction=tree.eviction,
+            pages=tree.host_pages,
+            window_pages=tree.window_host_pages,
             name=name,
             sink=batcher,
         )
@@ -139,12 +142,17 @@ def make_core(
     )
 
 
+def radix_tree(config: EngineConfig) -> TreeSettings | None:
+    """The radix tree that the backend caches blocks in, if that is its way."""
+    of_backend = BACKENDS.get(config.backend).tree
+    return of_backend(config) if of_backend is not None else None
+
+
 def make_manager(
     config: EngineConfig, now: Callable[[], int], sink: Sink | None = None, *, alone: bool = True
 ) -> BlockManager:
     """Build the block manager of a rank; ``alone``: no prompt comes from elsewhere. Raises ``ConfigError``."""
-    of_backend = BACKENDS.get(config.backend).tree
-    tree = of_backend(config) if of_backend is not None and alone else None
+    tree = radix_tree(config) if alone else None
     windows: WindowPages | None = None
     if tree is not None and tree.window is not None:
         windows = WindowPages(tree.window_pages, tree.window, config.block_groups[0].block_size)

@@ -300,7 +300,12 @@ class SglangUnderTest:
             kv_cache = MHATokenToKVPool(size, page, dtype, 1, 8, 1, DEVICE, enable_memory_saver=False)
         if "sliding_window_size" in self._settings:
             swa = int(size * self._settings["swa_full_tokens_ratio"]) // page * page
-            return SWATokenToKVPoolAllocator(size, swa, page, dtype, DEVICE, _window_pool(), need_sort=False)
+            pool = _window_pool()
+            if "hicache" in self._settings:
+                from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+                pool = SWAKVPool(size, swa, page, dtype, 1, 8, [1], [0], DEVICE)
+            return SWATokenToKVPoolAllocator(size, swa, page, dtype, DEVICE, pool, need_sort=False)
         if page == 1:
             return TokenToKVPoolAllocator(size, dtype, DEVICE, kv_cache, need_sort=False)
         return PagedTokenToKVPoolAllocator(size, page, dtype, DEVICE, kv_cache, need_sort=False)
@@ -334,6 +339,8 @@ class SglangUnderTest:
             common._cuda_host_register = lambda *_: None
             tree.init_hicache(scheduler.server_args, params)
             self.copies = VirtualCopies(settings["page_size"], hicache["first_byte"], hicache["per_page"])
+            if len(components) > 1:
+                hicache["window_host_pages"] = self._free_window_host(tree)
             tree.cache_controller.l2_transfer_engine = self.copies
         return tree
 
@@ -442,7 +449,15 @@ class SglangUnderTest:
         if windows:
             sizes = (allocator.swa_available_size(), tree.swa_evictable_size(), tree.swa_protected_size())
             state["swa"] = [size // page for size in sizes]
+            if self.copies is not None:
+                state["swa_host"] = self._free_window_host(tree)
         return state
+
+    def _free_window_host(self, tree: Any) -> int:
+        """Free pages of the host's window pool."""
+        from sglang.srt.mem_cache.hicache_storage import PoolName
+
+        return int(tree.host_pool_group.get_pool(PoolName.SWA).available_size()) // int(self._settings["page_size"])
 
     def loading(self) -> list[Any]:
         """Loads from the host that are in flight, the latest last."""

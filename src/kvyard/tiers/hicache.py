@@ -15,6 +15,7 @@ from kvyard.blocks.extent import Node
 from kvyard.blocks.host_pages import HostPages, PageCopy
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.spec import ConfigError
+from kvyard.blocks.window_pages import part_of
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Run
 from kvyard.tiers.config import OffloadConfig
@@ -58,11 +59,18 @@ class HiCache(Offload):
         *,
         block_bytes: int,
         eviction: str,
+        pages: int,
+        window_pages: int = 0,
         name: str = "",
         sink: Sink | None = None,
     ) -> None:
-        """``eviction``: SGLang's ``radix_eviction_policy``. Raises ``ConfigError`` for tiers that HiCache can't have."""
+        """``eviction``: SGLang's ``radix_eviction_policy``. ``pages`` and ``window_pages``: pages of full attention and of
+        sliding windows that the host has. Raises ``ConfigError`` for tiers that HiCache can't have.
+        """
         check(config)
+        config = msgspec.structs.replace(
+            config, tiers=(msgspec.structs.replace(config.tiers[0], num_blocks=pages, bytes=None),)
+        )
         super().__init__(
             manager,
             config,
@@ -79,6 +87,8 @@ class HiCache(Offload):
         store, threshold = self._tier.store, THRESHOLDS[config.policy]
         self.pages = HostPages(manager.pool, store.pool, threshold, self._announce, self._write_now)
         tree.host = self.pages
+        if manager.pool.windows is not None:
+            self.pages.open_windows(manager.pool.windows, window_pages)
         tree.order.counts_hits = threshold is not None
         self.clock = 0
         """When the scheduler is done with the copies that it waits for."""
@@ -123,11 +133,12 @@ class HiCache(Offload):
         host has too little to be worth a copy, or the device has no room.
         """
         tree, counters = self._tree, self.counters
-        tokens = sum([node.stop - node.start for node in tree.beyond]) * tree.block_size
+        beyond = tree.beyond
+        tokens = sum([node.stop - node.start for node in beyond.nodes]) * tree.block_size
         counters.lookups += 1
-        if tokens < LEAST_LOADED:
+        if tokens < LEAST_LOADED and not beyond.windows:
             return None
-        nodes = tree.load(hit, tree.beyond)
+        nodes = tree.load(hit)
         if nodes is None:
             counters.no_device_room += 1
             return None
@@ -184,7 +195,16 @@ class HiCache(Offload):
         check_pool(host, references)
         copies = [*self.pages.writes, *self.pages.loads, *(copy for sent in self._in_flight.values() for copy in sent)]
         assert {copy.device for copy in copies} == self.manager.pool.holds, "I6: a hold on the device without a copy"
-        assert {copy.host for copy in copies} == host.holds, "I6: a hold on the host without a copy"
+        on_host = {table for copy in copies for table in (copy.host, copy.again) if table is not None}
+        assert on_host == host.holds, "I6: a hold on the host without a copy"
+        windows = self.manager.pool.windows
+        if windows is not None and windows.host is not None:
+            counted = windows.host.free
+            for node in self.pages.map.nodes():
+                part = part_of(node.copies[0])
+                counted += node.stop - node.start if part.host is not None else 0
+                assert part.host in (None, node.copies[0]), f"{node} has its windows elsewhere on the host"
+            assert counted == windows.host.size, f"I2: {counted} window pages are on the host, of {windows.host.size}"
         self._tier.link.check_integrity()
 
 

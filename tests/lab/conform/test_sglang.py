@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from kvyard.blocks import host_pages
+from kvyard.blocks import Hit, host_pages
 from kvyard.blocks.eviction.radix import RadixOrder
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_pages import HostPages
+from kvyard.blocks.host_windows import HostWindows
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.radix import RadixGroup
+from kvyard.blocks.radix import NOTHING, RadixGroup
+from kvyard.blocks.request import Request
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.cli.app import main
@@ -67,7 +69,7 @@ class CheckedRun(SglangRun):
         self.core.check_integrity(alone=False)
 
 
-@pytest.mark.parametrize("name", ["hicache-p64@1", "write-back-p64@2"])
+@pytest.mark.parametrize("name", ["hicache-p64@1", "write-back-p64@2", "swa-hicache-p64@11"])
 def test_device_and_host_agree_after_every_decision(name: str) -> None:
     run = CheckedRun(SglangLog(GOLDEN / f"{name}.jsonl.xz"), plans=False)
     run.go()
@@ -229,6 +231,8 @@ def _every_insert_is_a_hit(patch: pytest.MonkeyPatch) -> None:
         "insert_along",
         lambda self, extent, priority, counts, used=True: along(self, extent, priority, True, used),
     )
+    held = RadixOrder.insert_held
+    patch.setattr(RadixOrder, "insert_held", lambda self, nodes, priority, counted: held(self, nodes, priority, -1))
 
 
 def _idle_keeps_the_ratio(patch: pytest.MonkeyPatch) -> None:
@@ -287,7 +291,7 @@ def _lost_windows_stay_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def _prompts_need_no_window_pages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WindowBudget, "longest", lambda self, left, answer, hit: self.chunk)
+    patch.setattr(WindowBudget, "longest", lambda self, left, answer, hit, windows: self.chunk)
 
 
 def _window_pages_are_promised_twice(patch: pytest.MonkeyPatch) -> None:
@@ -340,11 +344,16 @@ def _matches_dont_use_the_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def _the_host_is_not_counted_as_cached(patch: pytest.MonkeyPatch) -> None:
-    sort = SglangPasses._sort_by_cache
+    sort, match = SglangPasses._sort_by_cache, RadixGroup.match
+
+    def nothing_below(self: RadixGroup, request: Request, tokens: int) -> Hit:
+        hit = match(self, request, tokens)
+        self.beyond = NOTHING
+        return hit
 
     def without(self: SglangPasses, jobs: list[Job]) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(SglangPasses, "_beyond", lambda self: 0)
+            inner.setattr(RadixGroup, "match", nothing_below)
             sort(self, jobs)
 
     patch.setattr(SglangPasses, "_sort_by_cache", without)
@@ -362,8 +371,8 @@ def _computed_pages_stay_with_the_request(patch: pytest.MonkeyPatch) -> None:
 def _writes_are_announced_at_once(patch: pytest.MonkeyPatch) -> None:
     write = HostPages._write
 
-    def announced(self: HostPages, node: Node, extent: Extent, held: Table) -> None:
-        write(self, node, extent, held)
+    def announced(self: HostPages, node: Node, extent: Extent, held: Table, windows: list[Node]) -> None:
+        write(self, node, extent, held, windows)
         self._announce(node)
 
     patch.setattr(HostPages, "_write", announced)
@@ -406,6 +415,32 @@ def _write_back_counts_hits(patch: pytest.MonkeyPatch) -> None:
 
 def _write_back_copies_what_the_host_has(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostPages, "_demote", lambda self, node: self.pool.discard(self.below(node).copies[0]))
+
+
+def _windows_on_the_host_are_not_found(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WindowPages, "usable_below", WindowPages.usable)
+
+
+def _the_host_gets_no_windows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WindowPages, "unwritten", lambda self, node: [])
+
+
+def _windows_go_to_the_host_with_their_pages_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostPages, "insert_ended", lambda self, node: None)
+
+
+def _windows_on_the_host_are_evicted_latest_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostWindows, "lost", lambda self, part: self._link(part, self._ends.newer_below))
+
+
+def _loaded_windows_take_no_room(patch: pytest.MonkeyPatch) -> None:
+    longest = WindowBudget.longest
+    patch.setattr(WindowBudget, "longest", lambda self, left, answer, hit, windows: longest(self, left, answer, hit, 0))
+
+
+def _whole_windows_are_written_twice(patch: pytest.MonkeyPatch) -> None:
+    split = HostWindows.split
+    patch.setattr(HostWindows, "split", lambda self, front, later, extent: split(self, later, front, extent))
 
 
 @pytest.mark.parametrize(
@@ -452,6 +487,12 @@ def _write_back_copies_what_the_host_has(patch: pytest.MonkeyPatch) -> None:
         (_what_was_written_back_is_last_to_be_given_up, ["write-back-overlap-p16"]),
         (_write_back_counts_hits, ["write-back-lfu"]),
         (_write_back_copies_what_the_host_has, ["write-back-p64"]),
+        (_windows_on_the_host_are_not_found, ["swa-hicache-p16"]),
+        (_the_host_gets_no_windows, ["swa-hicache-p16"]),
+        (_windows_go_to_the_host_with_their_pages_only, ["swa-hicache-p16"]),
+        (_windows_on_the_host_are_evicted_latest_first, ["swa-hicache-p16"]),
+        (_loaded_windows_take_no_room, ["swa-hicache-p16"]),
+        (_whole_windows_are_written_twice, ["swa-hicache-p16"]),
     ],
 )
 def test_a_rule_that_is_left_out_is_noticed(
@@ -466,5 +507,8 @@ def test_a_rule_that_is_left_out_is_noticed(
 def _differs(path: Path) -> bool:
     try:
         return conform(path).difference is not None
-    except (LogError, AssertionError):
+    except LogError as bad:
+        assert not isinstance(bad.__cause__, TypeError), "the mutant doesn't fit the code"
+        return True
+    except AssertionError:
         return True

@@ -21,11 +21,17 @@ PROTECTED_HITS: Final = 2
 class WindowPart:
     """Pages of sliding-window layers of a node (``kvyard.blocks.window_pages``)."""
 
-    __slots__ = ("extent", "locks", "newer", "older", "present")
+    __slots__ = ("extent", "host", "locks", "newer", "newer_below", "older", "older_below", "present", "writing")
 
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
         self.present = False
+        self.host: Extent | None = None
+        """The node's full pages on the host, if the host has its window pages (``kvyard.blocks.host_windows``)."""
+        self.newer_below: WindowPart | None = None
+        self.older_below: WindowPart | None = None
+        self.writing = 0
+        """The copy to the host that covers the node and is in flight, by number; 0 for none."""
         self.locks = 0
         """Requests whose windows, when they began or were last inserted, reached into it."""
         self.newer = self.older = self
@@ -108,8 +114,7 @@ class RadixOrder:
         if used:
             self._clock += STEP
             use.accessed = self._clock
-        if priority > use.priority:
-            use.priority = priority
+        use.priority = max(use.priority, priority)
         if counts and self.counts_hits:
             use.hits += 1
         if use.ticket:
@@ -124,8 +129,8 @@ class RadixOrder:
                 use = use_of(node.copies[0])
             clock += STEP
             use.accessed = clock
-            if priority > use.priority:
-                use.priority = priority
+            if priority:
+                use.priority = max(use.priority, priority)
             if counts and node.stop > counted:
                 use.hits += 1
         self._clock = clock

@@ -22,6 +22,10 @@ class TreeSettings(NamedTuple):
     """Tokens before the current one that sliding-window layers read, if the model has any."""
     window_pages: int = 0
     """Pages that they have."""
+    host_pages: int = 0
+    """Pages of full attention that host memory has, if there is any."""
+    window_host_pages: int = 0
+    """Pages of sliding-window layers that it has."""
 
 
 class SchedulerBackend(NamedTuple, Generic[Config]):

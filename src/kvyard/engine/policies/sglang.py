@@ -57,12 +57,28 @@ def tree(config: EngineConfig) -> TreeSettings | None:
     windows = _windows(config)
     if windows:
         ratio, page = settings.swa_full_tokens_ratio, windows[0].block_size
-        pages = int(blocks / (len(config.specs) - len(windows) + ratio * len(windows)) + ROUNDING)
+        share = len(config.specs) - len(windows) + ratio * len(windows)
+        pages = int(blocks / share + ROUNDING)
         assert windows[0].window is not None
         window_pages = int(pages * page * ratio) // page
-        return TreeSettings(settings.radix_eviction_policy, pages, windows[0].window - 1, window_pages)
+        given = TreeSettings(settings.radix_eviction_policy, pages, windows[0].window - 1, window_pages)
+        if config.tiers is None:
+            return given
+        host_pages = max(1, int(_host_blocks(config) / share + ROUNDING))
+        # SGLang multiplies both pools by one ratio, and adds a page to each.
+        below = ((host_pages - 1) * page + 0.5) / (pages * page)
+        return given._replace(host_pages=host_pages, window_host_pages=int(window_pages * page * below) // page + 1)
     plain = config.eviction == "lru" and not config.heed_hints and config.enable_prefix_caching
-    return TreeSettings(settings.radix_eviction_policy, blocks) if plain else None
+    if not plain:
+        return None
+    return TreeSettings(settings.radix_eviction_policy, blocks, host_pages=_host_blocks(config))
+
+
+def _host_blocks(config: EngineConfig) -> int:
+    """Blocks that host memory has room for, if there is any."""
+    if config.tiers is None or config.bytes_per_block is None:
+        return 0
+    return config.tiers.tiers[0].capacity(config.bytes_per_block)
 
 
 def _windows(config: EngineConfig) -> list[GroupSpec]:
@@ -85,12 +101,14 @@ def _check_groups(config: EngineConfig) -> None:
     """Raise ``ConfigError`` unless there is full attention, with or without sliding windows of one size."""
     windows = _windows(config)
     if config.tiers is not None:
-        if windows or tree(config) is None:
+        if tree(config) is None or not config.enable_prefix_caching:
             raise ConfigError(
-                "lower tiers with backend sglang are HiCache's: they need full attention alone and eviction lru, and neither "
-                "hints nor roles nor books_sampled"
+                "lower tiers with backend sglang are HiCache's: they need prefix caching and eviction lru, and neither hints "
+                "nor roles nor books_sampled"
             )
         check_hicache(config.tiers)
+        if windows and config.tiers.policy == "on_eviction":
+            raise ConfigError("with sliding windows, backend sglang is modelled with write_through and after_hits")
         config = msgspec.structs.replace(config, tiers=None)
     if not windows:
         config.check_plain_model()

@@ -113,8 +113,10 @@ class Budget:
         """True if ``left`` prompt tokens and the answer fit, with a page to spare, once ``locked`` free pages are held."""
         return left + answer + self.page < self.free - locked * self.page - self.total
 
-    def longest(self, left: int, answer: int, hit: Hit | None) -> int | None:
-        """Tokens of a prompt that fits whole which the batch may compute; ``None`` for any number."""
+    def longest(self, left: int, answer: int, hit: Hit | None, windows: int) -> int | None:
+        """Tokens of a prompt that fits whole which the batch may compute; ``None`` for any number. ``windows``: window tokens
+        that come from the host.
+        """
         return self.chunk
 
     def price(
@@ -127,17 +129,19 @@ class Budget:
         uncut: bool = False,
         hit: Hit | None = None,
         loaded: int = 0,
+        windows: int = 0,
     ) -> int:
         """Return how many of the ``left`` tokens of a prompt are computed in this batch: ``NO_TOKENS`` if it doesn't fit whole,
         0 if the batch has as much as it may have. ``first``: the batch has no other prompt. ``uncut``: it may have no chunk
-        of this one. ``hit``: what is cached of it and gets ``locked``. ``loaded`` tokens come from the host.
+        of this one. ``hit``: what is cached of it and gets ``locked``. ``loaded`` tokens and ``windows``
+        window tokens come from the host.
         """
         if not self.fits(left, answer, locked):
             return NO_TOKENS
-        longest = self.longest(left, answer, hit)
+        left -= loaded
+        longest = self.longest(left, answer, hit, windows)
         if longest == NO_TOKENS:
             return NO_TOKENS
-        left -= loaded
         charged = self.pages(left)
         if self.chunk is None and not first and charged >= self.inputs:
             return 0
@@ -208,14 +212,14 @@ class WindowBudget(Budget):
         assert self.chunk is not None
         return max(0, min(self.chunk, int(self.free - self.total), self.window_room - self.page))
 
-    def longest(self, left: int, answer: int, hit: Hit | None) -> int | None:
-        room = self.window_room
+    def longest(self, left: int, answer: int, hit: Hit | None, windows: int) -> int | None:
+        room = self.window_room - windows
         if hit is not None:
             room -= self._windows.lockable(hit.groups[0].parts()) * self.page
         needed = self.needed(self.pages(left), answer)
         if needed < room:
             return self.chunk
-        if self.chunk is None or needed < self._windows.size * self.page:
+        if self.chunk is None or needed + windows < self._windows.size * self.page:
             return NO_TOKENS  # it fits later
         cap = (room - self.needed(0, answer)) // self.page * self.page
         return min(self.chunk, cap) if cap > 0 else NO_TOKENS

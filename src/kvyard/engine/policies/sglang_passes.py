@@ -11,7 +11,7 @@ import random
 
 from kvyard.blocks import Hit
 from kvyard.blocks.extent import Node
-from kvyard.blocks.radix import RadixGroup, held_of
+from kvyard.blocks.radix import NOTHING, RadixGroup, held_of
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
@@ -139,7 +139,9 @@ class SglangPasses(PassMaker):
             return None
         took_pages = self._decode(now)
         if took_pages is None:
-            return None
+            # With the last of the decode batch given up, the prompt under way may have room.
+            again = self._chunked is not None and not self._running and not jobs.in_flight
+            return self._form(now, longest) if again else None
         self._waiting.processed += self._founding
         passes = 1
         if self._ahead or self._policy == "hrrn":
@@ -246,16 +248,22 @@ class SglangPasses(PassMaker):
                     self._policy == "shortest-prefill-first" or self._windows is not None
                 )
                 locked = hit.groups[0].free_blocks(0)
-                beyond = self._beyond() if self._hicache is not None else 0
-                new = budget.price(left, answer, locked, first=not chunks, uncut=uncut, hit=hit, loaded=beyond)
-                if new > 0 and beyond:
+                beyond = self._tree.beyond if self._hicache is not None and self._tree is not None else NOTHING
+                windows = sum([node.stop - node.start for node in beyond.windows]) * self._page
+                first = not chunks
+                new = budget.price(
+                    left, answer, locked, first=first, uncut=uncut, hit=hit, loaded=beyond.tokens, windows=windows
+                )
+                if new > 0 and (beyond.tokens or windows):
                     assert self._hicache is not None
                     loaded = self._hicache.bring(hit)
-                    if loaded is None:
-                        new = budget.price(left, answer, locked, first=not chunks, uncut=uncut, hit=hit)
-                    else:
-                        job.loaded, job.loaded_by_tier = beyond, (beyond,)
+                    if loaded is not None:
+                        job.loaded = sum([node.stop - node.start for node in beyond.nodes]) * self._page
+                        job.loaded_by_tier = (job.loaded,)
                         hit = loaded
+                        new = min(new, tokens - hit.tokens)
+                    elif beyond.tokens:
+                        new = budget.price(left, answer, locked, first=first, uncut=uncut, hit=hit)
             if new == NO_TOKENS:
                 self._full = bool(chunks) or bool(running)
                 break
@@ -276,12 +284,6 @@ class SglangPasses(PassMaker):
             self._until = self._hicache.load(now)
         self._take(chunks)
         return chunks
-
-    def _beyond(self) -> int:
-        """Tokens that only the host has of the latest match."""
-        if self._hicache is None or self._tree is None:
-            return 0
-        return sum([node.stop - node.start for node in self._tree.beyond]) * self._page
 
     def _budget(self, mixed: int) -> Budget:
         inputs, page = self._settings.max_prefill_tokens, self._page
@@ -486,7 +488,8 @@ class SglangPasses(PassMaker):
             hit = self._match(job, job.num_tokens)
             found = hit.tokens
             ends.append(hit.groups[0].nodes[-1] if found else None)
-            cached[job] = min(found + self._beyond(), job.num_tokens - 1)
+            beyond = self._tree.beyond.tokens if self._hicache is not None and self._tree is not None else 0
+            cached[job] = min(found + beyond, job.num_tokens - 1)
             if found <= SAME_START and job.num_tokens >= SAME_START:
                 start = self._start_of(job)
                 if start in starts:

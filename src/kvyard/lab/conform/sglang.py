@@ -51,6 +51,7 @@ COMPARED = (
     "protected",
     "swa",
     "host",
+    "swa_host",
     "ratio",
     "events",
     "finished",
@@ -66,6 +67,7 @@ OF_PLANS = (
     "protected",
     "swa",
     "host",
+    "swa_host",
     "ratio",
 )
 """Fields that the first pass of a plan has in common with the same pass by itself."""
@@ -205,7 +207,7 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         async_scheduling=config["overlap"],
         seed=config["seed"],
         timing=timing,
-        tiers=_tiers(hicache) if hicache is not None else None,
+        tiers=_tiers(hicache, 1 + config["swa_full_tokens_ratio"] if groups else 1) if hicache is not None else None,
         # A byte a nanosecond, so that a page takes as long as it has bytes.
         bytes_per_block=hicache["per_page"] if hicache is not None else None,
         sglang=msgspec.convert(
@@ -225,11 +227,13 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
     return engine
 
 
-def _tiers(hicache: Record) -> OffloadConfig:
+def _tiers(hicache: Record, share: float) -> OffloadConfig:
+    """``share``: blocks that a page of full attention and what window layers have for it take."""
     lane = LaneConfig(bandwidth=SECOND, first_byte_ns=hicache["first_byte"])
     link = LinkConfig(discipline="fifo", outward=lane, inward=lane)
     return OffloadConfig(
-        tiers=(TierConfig(num_blocks=hicache["host_pages"], link=link),), policy=WRITE_POLICIES[hicache["write_policy"]]
+        tiers=(TierConfig(num_blocks=ceil(hicache["host_pages"] * share), link=link),),
+        policy=WRITE_POLICIES[hicache["write_policy"]],
     )
 
 
@@ -277,6 +281,7 @@ class SglangRun(LoggedRun):
                 "protected": held,
                 "swa": [windows.free, windows.evictable, windows.protected] if windows is not None else None,
                 "host": hicache.pages.pool.unnamed if hicache is not None else None,
+                "swa_host": windows.host.free if windows is not None and windows.host is not None else None,
                 "ratio": policy.ratio,
                 "events": self.numbers.take(),
                 "finished": [],
@@ -327,6 +332,7 @@ def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
             "past": {},
             "swa": None,
             "host": None,
+            "swa_host": None,
             "events": [],
             "finished": [],
             **recorded,
