@@ -423,7 +423,7 @@ BY_UNIT: Mapping[tuple[object, str], Parser] = {
     (float, "ms"): milliseconds,
     (int, "ms"): whole_milliseconds,
 }
-"""By type and the last word of a field's name, for fields whose names say their unit."""
+"""By type and the last word of a field's name, for fields whose names have a unit."""
 
 
 def _time(name: str, value: object, unit: int) -> float:

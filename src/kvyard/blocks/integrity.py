@@ -66,7 +66,7 @@ def check_pool(pool: Pool, references: Counter[Extent]) -> None:
 
 
 def check_map(cache_map: CacheMap, references: Counter[Extent], line: set[Extent]) -> None:
-    """Raise ``AssertionError`` unless the tree is a tree and its copies are what they say."""
+    """Raise ``AssertionError`` unless the tree is a tree and its copies agree with it."""
     starts = cache_map.starts
     kids = Counter(node.parent for node in starts.values() if node.parent is not None)
     for key, node in starts.items():

@@ -14,7 +14,7 @@ class RequestFacts(NamedTuple):
     """Facts about a request besides its tokens, for eviction policies that use them. All of them may be missing."""
 
     category: str = ""
-    """The kind of request, where the client says."""
+    """The kind of request, if the client names it."""
     turn: int = 0
     """Position in its conversation, from 1 on; 0 if unknown."""
     number: int = -1

@@ -21,7 +21,7 @@ it). Runs follow each other without a gap; 0 stands for no place. Past the last 
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """Size and counters of a backend, in blocks unless the name says otherwise."""
+    """Size and counters of a backend, in blocks unless the name has another unit."""
 
     blocks: int = 0
     """Different keys that are held."""

@@ -42,7 +42,7 @@ def span_of(blocks: int, error: float) -> int:
 
 
 def encode(numbers: Iterable[int], span: int) -> bytes:
-    """A digest as it is sent: 32 bits that say how many, 6 that say how a difference is divided, then differences."""
+    """A digest as it is sent: 32 bits for the count, 6 for the division of a difference, then differences."""
     ordered = sorted(set(numbers))
     low = max(0, round(log2(max(1.0, 0.69 * span / max(1, len(ordered))))))
     bits = [format(len(ordered), "032b"), format(low, "06b")]

@@ -34,7 +34,7 @@ class StreamDump(msgspec.Struct, array_like=True):
     state: State
     reason: str
     lost: bool
-    """Always false by now: ``state`` says it. ``ranks`` is empty."""
+    """Always false by now: see ``state``. ``ranks`` is empty."""
     ranks: list[int | None]
     ts: float
     feeds: list[FeedSnapshot]

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class FeedCounters(msgspec.Struct):
-    """Counters of events by their effect, in blocks unless the name says otherwise."""
+    """Counters of events by their effect, in blocks unless the name has another unit."""
 
     stored: int = 0
     """Resolved and stored, repetitions included."""

@@ -33,7 +33,7 @@ NAMES: dict[str, str] = {
     "kvyard_index_feed_dropped_blocks_total": "Blocks that waited too long.",
     "kvyard_index_bridge_hashes": "Engine hashes whose text is known.",
 }
-"""Every metric and what it says. ``collect`` brings each of them, and nothing else."""
+"""Every metric and its help text. ``collect`` brings each of them, and nothing else."""
 
 MOST_PODS = 256
 """Pods with a label of their own, those with the most references; the rest is ``other``."""

@@ -45,7 +45,7 @@ class Hold(NamedTuple):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One worker, as a decision saw it. Blocks, unless it says otherwise."""
+    """One worker, as a decision saw it. Counts are blocks unless noted."""
 
     worker: Holder
     role: Role = "both"

@@ -131,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
         """True if headers were dropped from a head that asks for another protocol."""
         self._idle_since = 0.0
         self._idling: asyncio.TimerHandle | None = None
-        """Runs out where no request may have come for too long. It isn't set again for each: that costs more than it says."""
+        """Runs out if no request came for too long. It isn't set again for each request: that would cost too much."""
         self._late: asyncio.TimerHandle | None = None
         """Runs out where a head takes too long."""
         self._stuck: asyncio.TimerHandle | None = None

@@ -37,7 +37,7 @@ class RefusalBody(msgspec.Struct, kw_only=True):
 
 
 class Refusal(Exception):
-    """A request that can't be answered, with the status to say so."""
+    """A request that can't be answered, with its status."""
 
     def __init__(self, status: int, error: str, *, field: str = "", fix: str = "", **headers: str) -> None:
         super().__init__(error)

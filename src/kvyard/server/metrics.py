@@ -14,7 +14,7 @@ from kvyard.server.counting import BucketCounts, ByLabels, Count
 
 
 def read_catalog(path: Path) -> dict[str, Any]:
-    """The TOML file that says what metrics there are, and what each is."""
+    """The TOML file with the names and help texts of metrics."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -22,7 +22,7 @@ class Metrics:
     """A registry of its own, so that two servers in a process don't meet."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
-        """``texts`` says what each metric is. Raises ``KvyardError`` where prometheus-client isn't installed."""
+        """``texts`` are the help texts of metrics. Raises ``KvyardError`` where prometheus-client isn't installed."""
         try:
             from prometheus_client import CollectorRegistry
         except ImportError:

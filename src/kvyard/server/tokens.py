@@ -72,7 +72,7 @@ class FileTokenizer:
 
     @property
     def described(self) -> dict[str, Any]:
-        """All that its file says."""
+        """The content of its file."""
         found: dict[str, Any] = json.loads(self._inner.to_str())
         return found
 

@@ -12,7 +12,7 @@ from kvyard.testing.threads import PATIENCE, ThreadedService
 
 
 class StreamReader(ThreadedService):
-    """Reads the event stream of a rank from its beginning. ``events`` grows; ``wait_for`` waits until it says something."""
+    """Reads the event stream of a rank from its beginning. ``events`` grows; ``wait_for`` waits for certain events."""
 
     def __init__(
         self, source: FleetServer | str, *, worker: int = 0, rank: int = 0, replay: str | None = None, topic: str = ""
@@ -41,7 +41,7 @@ class StreamReader(ThreadedService):
         return [event for update in self.updates for event in update.events]
 
     def wait_for(self, seen: Callable[[Sequence[Event]], object], seconds: float = PATIENCE) -> list[Event]:
-        """The events once ``seen`` says yes to them. Raises ``TimeoutError`` with what came instead."""
+        """The events once ``seen`` is true of them. Raises ``TimeoutError`` with the events that came instead."""
         with self._changed:
             if not self._changed.wait_for(lambda: seen([e for one in self._updates for e in one.events]), seconds):
                 raise TimeoutError(

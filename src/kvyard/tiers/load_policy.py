@@ -21,7 +21,7 @@ REASONS = {
     "busy": "too many loads in flight",
     "slower": "computed sooner than loaded",
 }
-"""Why a load is left, and what reports say of it."""
+"""Reasons to leave a load, with their words in reports."""
 
 
 class LoadOffer(NamedTuple):

@@ -113,7 +113,7 @@ class Loader:
         return None
 
     def _choose(self, lookup: PrefixLookup, record: RequestState, now: int, backlog: int) -> bool:
-        """Have the load policy say how deep to look; returns whether there is anything to load then."""
+        """Ask the load policy how deep to look; returns True if there is anything to load then."""
         state, hit = self.state, lookup.hit.tokens
         offers: list[LoadOffer] = []
         for depth in range(1, lookup.depth + 1):

@@ -64,7 +64,7 @@ class Pull:
 
 
 class Pulls:
-    """All pulls of a fleet. Its caller says from where each request may pull, and lands what is due."""
+    """All pulls of a fleet. Its caller names the source of each pull, and lands what is due."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class SchedulerBackend(NamedTuple, Generic[Config]):
     """Implementation of ``EngineConfig.backend``."""
 
     block_size: int
-    """Tokens per block, where the config doesn't say."""
+    """Tokens per block by default."""
     check: Callable[[Config], None]
     """Raises ``ConfigError`` for settings that it can't honour."""
     queue: Callable[[Config], Queue]

@@ -102,7 +102,7 @@ class Facts(msgspec.Struct):
     block_sizes: dict[str, list[int]] = msgspec.field(default_factory=dict)
     tiers: Counter[str] = msgspec.field(default_factory=Counter)
     capacities: dict[str, int] = msgspec.field(default_factory=dict)
-    """Blocks of the device per group, where events say."""
+    """Blocks of the device per group, if events have them."""
     orphans: Occurrences = msgspec.field(default_factory=Occurrences)
     """Stores whose parent was never announced."""
     orphans_of_removed: Occurrences = msgspec.field(default_factory=Occurrences)

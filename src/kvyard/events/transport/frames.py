@@ -108,7 +108,7 @@ def read_reply(parts: Sequence[bytes]) -> Reply | str:
 
 
 def request(word: bytes | int) -> list[bytes]:
-    """The message that asks for batches from a sequence on, or says one of our words."""
+    """The message that asks for batches from a sequence on, or sends one of our words."""
     return [b"", word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word]
 
 

@@ -79,7 +79,7 @@ class Archive:
         self._encoder = Encoder(integers=integers)
 
     def keep(self, seq: int, payload: bytes, events: Sequence[Event]) -> None:
-        """Remember that ``payload``, which says ``events``, was sent as ``seq``."""
+        """Keep ``payload``, which has ``events``, as batch ``seq``."""
         self._ring.append((seq, payload))
         self.last = seq
         self._digest = frames.chained(0 if restates(events) else self._digest, frames.fingerprint(payload))

@@ -21,7 +21,7 @@ _ENDED = {RequestKind.HEAD: Signal.HEAD, RequestKind.SNAPSHOT: Signal.SNAPSHOT}
 
 
 class Follower:
-    """Keeps one stream whole, or says that it isn't."""
+    """Keeps one stream whole, or reports that it isn't."""
 
     def __init__(
         self,

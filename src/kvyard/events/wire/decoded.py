@@ -65,7 +65,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """Decoded content of one payload."""
 
     ts: float = 0.0
-    """Seconds, 0 where the payload doesn't say."""
+    """Seconds; 0 if the payload has none."""
     rank: int | None = None
     events: list[Event] = msgspec.field(default_factory=list)
     problems: list[Problem] = msgspec.field(default_factory=list)
@@ -74,7 +74,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[int | None] | None = None
     """The rank of every event, where events of one payload name different ones (a TensorRT-LLM drain)."""
     capacities: dict[int | None, int] = msgspec.field(default_factory=dict)
-    """Blocks of the device per group, where the payload says."""
+    """Blocks of the device per group, if the payload has them."""
 
     @property
     def lossy(self) -> bool:

@@ -273,7 +273,7 @@ def _open(raw: Raw | None) -> object:
 
 
 def _tag(data: bytes, shape: str) -> object:
-    """The kind an event says it is."""
+    """The kind of an event by its tag."""
     try:
         if shape == MAP:
             return _ANY.decode(_RAW_MAP.decode(data)["type"])
@@ -298,7 +298,7 @@ _SCALARS = (str, int, float, bytes, type(None))
 
 
 def read_event(shape: AnyEvent, narrow: bool = False, loose: bool = False) -> Event:
-    """The event that ``shape`` says. Raises ``EventRefused``.
+    """The event in ``shape``. Raises ``EventRefused``.
 
     ``narrow`` turns digests into 64-bit integers; ``loose`` says that tokens may be pairs.
     """

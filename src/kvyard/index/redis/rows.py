@@ -238,7 +238,7 @@ class RedisIndex:
         return not self.pending and self.session.tokens.keys() >= self.session.wanted.keys()
 
     def look(self) -> None:
-        """Learn what others say, where that is due. Raises nothing."""
+        """Read what others wrote, when that is due. Raises nothing."""
         with suppress(Unavailable):
             self._catch_up()
             self.session.look()

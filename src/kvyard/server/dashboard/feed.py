@@ -122,7 +122,7 @@ class ViewFeed:
             await pause(self.idle_interval)
 
     async def refresh(self) -> None:
-        """Ask others how they are, where there are any; the source has what they say."""
+        """Ask others how they are, where there are any; the source has their answers."""
         if self._ask is not None:
             await self._ask()
 

@@ -158,7 +158,7 @@ class TransferView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DecisionView(msgspec.Struct, kw_only=True, frozen=True):
-    """One request that was given to a worker, or admitted by one. Blocks, unless it says otherwise."""
+    """One request that was given to a worker, or admitted by one. Counts are blocks unless noted."""
 
     number: int
     """Counts up, so that the page knows which are new."""
@@ -273,7 +273,7 @@ class SessionView(msgspec.Struct, kw_only=True, frozen=True):
     turns: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of those, tokens that engines say they had cached."""
+    """Of those, tokens that engines report as cached."""
     output_tokens: int = 0
     waited_ms: float = 0.0
     """Mean time until an engine was chosen for a request."""
@@ -307,7 +307,7 @@ class FleetView(msgspec.Struct, kw_only=True, frozen=True):
     """A fleet at one moment."""
 
     kind: str
-    """``mock`` or ``gateway``: who says so."""
+    """``mock`` or ``gateway``: the reporter."""
     at: float
     """Seconds since 1970."""
     since: float

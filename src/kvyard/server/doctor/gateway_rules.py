@@ -12,7 +12,7 @@ from kvyard.server.doctor.gateway_visit import GatewayVisit
 KEPT = 0.9
 """The share of promised tokens below which something is wrong, and not merely late."""
 ENOUGH = 1000
-"""Prompt tokens from which shares say anything."""
+"""Prompt tokens from which shares mean anything."""
 OFTEN = 20
 """Broken promises from which it matters how many are broken, however little is missing of each."""
 ALWAYS_WRONG = ("block-size", "tokens", "phantom")

@@ -32,7 +32,7 @@ BALANCER = "envoy.lb"
 HINT = "envoy.lb.subset_hint"
 """Metadata key of a subset."""
 WANTED = "test-epp-endpoint-selection"
-"""The header by which the extension's tests say where a request is to go."""
+"""The header by which the extension's tests name the destination of a request."""
 WENT = "x-conformance-test-served-endpoint"
 """The header in which they look for where it went."""
 

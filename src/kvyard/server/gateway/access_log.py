@@ -14,7 +14,7 @@ PORTION = 64 << 10
 
 
 class AccessLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request. Times are milliseconds since it came, unless it says otherwise."""
+    """One request. Times are milliseconds since its arrival, unless noted."""
 
     time: float
     """Arrival, in seconds since 1970."""

@@ -362,7 +362,7 @@ class EngineConnections:
         return connection
 
     def _look(self) -> None:
-        """Close what was idle or silent for too long. One timer for all: one for each request would cost more than it says."""
+        """Close connections that were idle or silent for too long. One timer for all: one per request would cost too much."""
         now = self.now()
         for connection in list(self._all):
             if connection.busy:

@@ -155,7 +155,7 @@ class Gateway(AsyncService):
             await self.members.looked_at(self._follows and bool(watches or services))
 
     def _have_written(self, config: GatewayConfig, channel: Channel) -> None:
-        """Have the parent write what this process has to say."""
+        """Have the parent write the log lines of this process."""
         if config.record is not None:
             tell = partial(channel.send, FrameKind.RECORD, HUB)
             self.traffic.recorder = ToldRecorder(config.record, self.clock, tell)

@@ -49,7 +49,7 @@ from kvyard.server.request import HttpRequest
 from kvyard.server.weight import FIX, HEAVY, LARGE, too_heavy
 
 BYTES_PER_TOKEN = 4
-"""Of a body, where a prompt isn't read and a limit has to be kept; the engine says better at the end."""
+"""Of a body, where a prompt isn't read and a limit has to be kept; the engine reports the exact number at the end."""
 STORED = "/v1/responses/"
 """Prefix of paths that are about one response."""
 PASSED_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -321,5 +321,5 @@ def _status(error: BaseException, headers: Mapping[str, str]) -> int:
 
 
 def _no_response(id_: str, field: str) -> Refusal:
-    """As engines say it."""
+    """In the words of engines."""
     return Refusal(404, f"Response with id '{id_[:200]}' not found.", field=field)

@@ -81,7 +81,7 @@ class Engine:
         self.listed: dict[str, ListedModel] = {}
         """Models as the engine lists them."""
         self.longest: int | None = None
-        """Tokens of prompt and answer together, where it says."""
+        """Tokens of prompt and answer together, if it reports a limit."""
         self.in_flight = 0
         self.misses = 0
         """Looks in a row that failed."""
@@ -251,7 +251,7 @@ class EnginePool(msgspec.Struct, eq=False):
 
     @property
     def longest(self) -> int | None:
-        """Tokens that some engine takes, prompt and answer together; ``None`` where one doesn't say."""
+        """Tokens that some engine takes, prompt and answer together; ``None`` if one reports no limit."""
         longest = [engine.longest for engine in self.engines.values()]
         return max(filter(None, longest), default=None) if all(longest) else None
 

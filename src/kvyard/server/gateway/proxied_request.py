@@ -66,7 +66,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
         self.traffic.began_answer(self)
 
     def answered(self, usage: AnswerTokens) -> None:
-        """Its answer is complete, and says this of itself."""
+        """Its answer is complete, with these token counts."""
         if self.booked is not None:
             decision, engine = self.booked
             self.traffic.answered(self, engine, decision, usage)

@@ -19,7 +19,7 @@ class ExplainRoute(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RouteCandidate(msgspec.Struct, kw_only=True):
-    """An engine's rank, as a decision sees it. Blocks, unless it says otherwise."""
+    """An engine's rank, as a decision sees it. Counts are blocks unless noted."""
 
     worker: str
     cost: float

@@ -79,7 +79,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     output: int = 0
     """Tokens of the answer, as far as they are known."""
     cached: int | None = None
-    """Prompt tokens that the engine found in its cache, where it says so."""
+    """Prompt tokens that the engine found in its cache, if it reports them."""
     promise: Promise | None = None
     """Cached prefix expected at its engine, until that is settled."""
     engine: Engine | None = None
@@ -354,7 +354,7 @@ class Traffic:
         return delivered
 
     def _settle(self, proxied: RequestRecord, engine: Engine, cached: int, prompt: int) -> None:
-        """An engine says what it found: compare that with what was promised."""
+        """An engine reports its hits: compare them with what was promised."""
         promise, proxied.promise = proxied.promise, None
         if promise is not None:
             cached -= self._judge(promise, engine, cached, prompt)
@@ -362,7 +362,7 @@ class Traffic:
         self.promises.unpromised += cached
 
     def _unmet(self, proxied: RequestRecord, reason: str) -> None:
-        """An engine will not say any more what it found; nothing where there is no promise left."""
+        """An engine will not report its hits any more; does nothing where there is no promise left."""
         promise, proxied.promise = proxied.promise, None
         if promise is not None and proxied.engine is not None:
             entered((proxied.engine.promises, self.promises), promise.tokens, 0, {reason: promise.tokens})

@@ -37,7 +37,7 @@ class Listener:
         self.told = told
         self.applied = 0
         self.block_sizes: set[int] = set()
-        """As events say."""
+        """By events."""
         self._indexer = indexer
         self._patience = patience
         self._tier = None if told.tier is None else TIERS[told.tier]

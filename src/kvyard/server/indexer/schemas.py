@@ -100,11 +100,11 @@ class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
     members: list[Member] = []
     """Workers that share the pool."""
     block_size: Size | None = None
-    """The engine's. It need not be the index's; what events say is compared with it."""
+    """The engine's. It need not be the index's; events are compared with it."""
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Number of ranks to register, each one port further than the one before."""
     rank_from_events: bool = False
-    """One stream speaks for several ranks, and its batches say which."""
+    """One stream carries several ranks, which its batches name."""
     replay_endpoint: Name | None = None
     stream: Name = "engine"
     """Tells several streams of one worker apart, such as an engine's and its offload connector's."""
@@ -112,7 +112,7 @@ class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
     dialect: Dialect = "auto"
     clear_scope: Literal["device", "all"] = "all"
     tier: TierName | None = None
-    """Tier of everything it announces, if its events don't say."""
+    """Tier of everything it announces, if its events name none."""
     groups: Annotated[list[AttentionGroup], Meta(min_length=1, max_length=64)] | None = None
     alignment: Size | None = None
     additional_salt: str | None = None

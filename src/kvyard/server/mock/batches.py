@@ -15,7 +15,7 @@ from kvyard.server.mock.shapes import ChatShape, Shape
 from kvyard.server.tokens import Tokenizer
 
 WIDTH = 64
-"""Numbers of an embedding, unless a request says."""
+"""Numbers of an embedding by default."""
 WIDEST = 4096
 
 

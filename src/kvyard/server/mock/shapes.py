@@ -19,7 +19,7 @@ from kvyard.server.tokens import Tokenizer
 _encode = msgspec.json.Encoder().encode
 FINGERPRINT = f"kvyard-{__version__}"
 _UNUSED = dict.fromkeys(("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics"))
-"""Fields of vLLM's answers that say nothing here, nor there by default."""
+"""Fields of vLLM's answers that are null here, and there by default."""
 _UNUSED_IN_CHAT = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text"))
 _UNUSED_IN_MESSAGES = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 
@@ -53,7 +53,7 @@ class Shape:
         return openai_error(refusal)
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """Chunks before there is anything to say."""
+        """Chunks before the first token."""
         return iter(())
 
     # -- whole ----------------------------------------------------------------------------------------------------------

@@ -341,7 +341,7 @@ def _about(name: str, wrong: str | None) -> str | None:
 
 
 def connector_class() -> Any:
-    """The connector that does what a case's requests say."""
+    """The connector that carries out a case's requests."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
     from vllm.v1.request import RequestStatus
 
