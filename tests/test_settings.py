@@ -113,7 +113,7 @@ def test_a_file_that_several_commands_read(tmp_path: Path) -> None:
     file.write_text('mode = "fast"\n[mine]\nsize = 3\n[part]\nlag = "5ms"\n[others]\nanything = 1\n')
     assert TABLED.read(file) == {"mode": "fast", "size": 3, "delay": "5ms"}, "in a table of fields, by their names"
     for text, words in (
-        ("size = 1\n[mine]\nsize = 2\n", "size is said twice, once in [mine]"),
+        ("size = 1\n[mine]\nsize = 2\n", "size is given twice, once in [mine]"),
         ("[part]\ndelay = 1\n", "unknown setting 'delay' of [part]: choose one of size, mode, lag"),
         ("[mine]\nsise = 1\n", "unknown setting 'sise': did you mean size"),
         ("others = 1\n", "unknown setting 'others'"),

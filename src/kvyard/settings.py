@@ -220,7 +220,7 @@ class Settings(dict[str, Declared]):
                 if not table and isinstance(value, Mapping) and (name in taken or name in self._passed_over):
                     continue
                 if name in flat:
-                    raise KvyardError(f"{name} is said twice, once in [{table}]: leave one of the two out")
+                    raise KvyardError(f"{name} is given twice, once in [{table}]: leave one of the two out")
                 flat[name] = value
         return flat
 

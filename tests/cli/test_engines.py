@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
-from kvyard.cli.engines import gathered
+from kvyard.cli.engines import EngineFlags, gathered
 from kvyard.errors import KvyardError
-from kvyard.server.gateway.config import FLAGS, GatewayConfig, convert, own_part
+from kvyard.server.gateway.config import FLAGS, GatewayConfig
 
 
 def made(**given: Any) -> GatewayConfig:
-    nothing: dict[str, Any] = dict.fromkeys(("engine", "fleet", "dns", "config", "router_set", "set_"))
-    return gathered(GatewayConfig, FLAGS, own_part, convert, **{**nothing, "settings": {}, **given})
+    settings = given.pop("settings", {})
+    return gathered(GatewayConfig, FLAGS, "gateway", settings, EngineFlags(**given))
 
 
 def test_units_in_flags_and_in_files(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Shared options of commands in front of engines: the engines, and their settings by file and flags."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import typer
@@ -10,62 +10,56 @@ import typer
 from kvyard.cli.settings import assignment
 from kvyard.errors import KvyardError
 from kvyard.router import RouterConfig
-from kvyard.server.gateway.config import Disaggregation, GatewayConfig, GatewayEngine, NameConfig
-from kvyard.server.indexer.config import load
+from kvyard.server.gateway.config import Disaggregation, GatewayConfig, GatewayEngine, NameConfig, own_part
+from kvyard.server.indexer.config import load, settings_as
 from kvyard.settings import Settings, chosen, read_texts
 
 C = TypeVar("C", bound=GatewayConfig)
 
-Engines = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="URL[,NAME=VALUE...]",
-        help="An engine, such as http://h:8000,events=tcp://h:5557,replay=tcp://h:5558,block_size=16,role=decode; may be"
-        " repeated.",
-    ),
-]
-Fleets = Annotated[
-    list[str] | None, typer.Option(metavar="URL", help="A kvyard mock, with all its workers; may be repeated.")
-]
-Names = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="HOST:PORT[,NAME=VALUE...]",
-        help="All addresses of a name, such as vllm:8000,events_port=5557,replay_port=5558; may be repeated.",
-    ),
-]
-ConfigFile = Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags count more.")]
-RouterSet = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A router setting (docs/reference/routing-policies.md); may be repeated."),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the file; may be repeated."),
-]
+
+class EngineFlags(NamedTuple):
+    """Options of commands in front of engines."""
+
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[,NAME=VALUE...]",
+            help="An engine, such as http://h:8000,events=tcp://h:5557,replay=tcp://h:5558,block_size=16,role=decode; may be"
+            " repeated.",
+        ),
+    ] = None
+    fleet: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A kvyard mock, with all its workers; may be repeated.")
+    ] = None
+    dns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT[,NAME=VALUE...]",
+            help="All addresses of a name, such as vllm:8000,events_port=5557,replay_port=5558; may be repeated.",
+        ),
+    ] = None
+    config: Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags count more.")] = None
+    router_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A router setting (docs/reference/routing-policies.md); may be repeated."
+        ),
+    ] = None
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the file; may be repeated."),
+    ] = None
 
 
-def gathered(
-    kind: type[C],
-    flags: Settings,
-    own_part: Callable[[Any, str], Any],
-    convert: Callable[[Any, str], C],
-    *,
-    settings: Mapping[str, object],
-    engine: list[str] | None,
-    fleet: list[str] | None,
-    dns: list[str] | None,
-    config: Path | None,
-    router_set: list[str] | None,
-    set_: list[str] | None,
-) -> C:
-    """The configuration of which file and flags say parts, flags over the file. Raises ``KvyardError``."""
+def gathered(kind: type[C], known: Settings, server: str, settings: Mapping[str, object], flags: EngineFlags) -> C:
+    """The configuration of ``server`` by file and flags, which count more. Raises ``KvyardError``."""
+    engine, fleet, dns, config, router_set, set_ = flags
     where = "the flags" if config is None else str(config)
     values: dict[str, Any] = {}
     if config is not None:
-        values = own_part(load(config), where)
-        convert(values, where)  # by itself first: what flags are laid over has to have the right shape
-    given = flags.parse(settings)
+        values = own_part(load(config), where, server)
+        settings_as(values, kind, where)  # by itself first: what flags are laid over has to have the right shape
+    given = known.parse(settings)
     values.update(chosen(kind, given))
     values.update(read_texts(kind, _pairs(set_, "--set"), " after --set"))
     split = dict(values.get("disaggregation", {}))
@@ -91,7 +85,7 @@ def gathered(
         values["fleets"] = [*values.get("fleets", ()), *fleet]
     if dns:
         values["names"] = [*values.get("names", ()), *(_name(text) for text in dns)]
-    return convert(values, where)
+    return settings_as(values, kind, where)
 
 
 def say_serving(what: str, engines: int, config: GatewayConfig) -> None:

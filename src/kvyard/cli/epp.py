@@ -5,23 +5,19 @@ from functools import partial
 
 import typer
 
-from kvyard.cli.engines import ConfigFile, Engines, Fleets, Names, RouterSet, Set, gathered, say_serving
+from kvyard.cli.engines import EngineFlags, gathered, say_serving
 from kvyard.cli.serving import Announced, PortFile, ReadyFile, Verbose, log_to_stderr, read_token
-from kvyard.cli.settings import with_flags
+from kvyard.cli.settings import with_fields, with_flags
 from kvyard.errors import KvyardError
-from kvyard.server.epp.config import FLAGS, EppConfig, convert, own_part
+from kvyard.server.epp.config import FLAGS, EppConfig
 from kvyard.server.gateway.config import ADMIN_VARIABLE, UPSTREAM_VARIABLE
 
 
 @with_flags(FLAGS)
+@with_fields("engine_flags", EngineFlags)
 def epp(
     settings: Mapping[str, object],
-    engine: Engines = None,
-    fleet: Fleets = None,
-    dns: Names = None,
-    config: ConfigFile = None,
-    router_set: RouterSet = None,
-    set_: Set = None,
+    engine_flags: EngineFlags,
     ready_file: ReadyFile = None,
     port_file: PortFile = None,
     verbose: Verbose = False,
@@ -39,19 +35,7 @@ def epp(
     from kvyard.server.running import Running, is_loopback, listen, tls_files
 
     log_to_stderr(verbose)
-    picker_config = gathered(
-        EppConfig,
-        FLAGS,
-        own_part,
-        convert,
-        settings=settings,
-        engine=engine,
-        fleet=fleet,
-        dns=dns,
-        config=config,
-        router_set=router_set,
-        set_=set_,
-    )
+    picker_config = gathered(EppConfig, FLAGS, "epp", settings, engine_flags)
     announced = Announced(ready_file, port_file)
     tls = tls_files(picker_config.tls_cert, picker_config.tls_key)
     admin_token = read_token(picker_config.admin_token_file, ADMIN_VARIABLE)

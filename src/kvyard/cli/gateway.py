@@ -5,22 +5,18 @@ from functools import partial
 
 import typer
 
-from kvyard.cli.engines import ConfigFile, Engines, Fleets, Names, RouterSet, Set, gathered, say_serving
+from kvyard.cli.engines import EngineFlags, gathered, say_serving
 from kvyard.cli.serving import Announced, PortFile, ReadyFile, Verbose, log_as, log_to_stderr, read_token, warn_if_open
-from kvyard.cli.settings import with_flags
+from kvyard.cli.settings import with_fields, with_flags
 from kvyard.errors import KvyardError
-from kvyard.server.gateway.config import ADMIN_VARIABLE, FLAGS, UPSTREAM_VARIABLE, GatewayConfig, convert, own_part
+from kvyard.server.gateway.config import ADMIN_VARIABLE, FLAGS, UPSTREAM_VARIABLE, GatewayConfig
 
 
 @with_flags(FLAGS)
+@with_fields("engine_flags", EngineFlags)
 def gateway(
     settings: Mapping[str, object],
-    engine: Engines = None,
-    fleet: Fleets = None,
-    dns: Names = None,
-    config: ConfigFile = None,
-    router_set: RouterSet = None,
-    set_: Set = None,
+    engine_flags: EngineFlags,
     ready_file: ReadyFile = None,
     port_file: PortFile = None,
     verbose: Verbose = False,
@@ -37,26 +33,13 @@ def gateway(
     from kvyard.server.running import listen
 
     log_to_stderr(verbose)
-    read = partial(
-        gathered,
-        GatewayConfig,
-        FLAGS,
-        own_part,
-        convert,
-        settings=settings,
-        engine=engine,
-        fleet=fleet,
-        dns=dns,
-        config=config,
-        router_set=router_set,
-        set_=set_,
-    )
+    read = partial(gathered, GatewayConfig, FLAGS, "gateway", settings, engine_flags)
     gateway_config = read()
     announced = Announced(ready_file, port_file)
     serving = GatewayServing(
         gateway_config,
         read,
-        config,
+        engine_flags.config,
         token=read_token(gateway_config.token_file),
         upstream_token=read_token(gateway_config.upstream_token_file, UPSTREAM_VARIABLE),
         index_token=read_token(gateway_config.index_token_file, None),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvyard.errors import KvyardError
-from kvyard.server.epp.config import FLAGS, convert, own_part
-from kvyard.server.gateway.config import own_part as gateways_part
+from kvyard.server.epp.config import FLAGS, convert
+from kvyard.server.gateway.config import convert as gateway_config
+from kvyard.server.gateway.config import own_part
 
 
 def test_one_file_serves_a_gateway_and_a_picker() -> None:
@@ -17,9 +18,9 @@ def test_one_file_serves_a_gateway_and_a_picker() -> None:
         "epp": {"fallbacks": 2, "port": 9005},
         "replay": {"workers": 4},
     }
-    made = convert(own_part(file, "the file"), "the file")
+    made = convert(own_part(file, "the file", "epp"), "the file")
     assert (made.port, made.fallbacks, made.router.policy, made.tokenizer) == (9005, 2, "kv", "bytes")
-    assert gateways_part(file, "the file")["port"] == 8081
+    assert gateway_config(own_part(file, "the file"), "the file").port == 8081
 
 
 def test_defaults_are_those_of_the_field() -> None:
@@ -45,11 +46,11 @@ def test_what_cant_be_is_refused_by_name(given: dict[str, object], said: str) ->
         convert(given, "the test")
 
 
-def test_what_is_said_twice_is_refused() -> None:
-    with pytest.raises(KvyardError, match=r"port is said twice, once in \[epp\]"):
-        own_part({"port": 1, "epp": {"port": 2}}, "the file")
+def test_what_is_given_twice_is_refused() -> None:
+    with pytest.raises(KvyardError, match=r"port is given twice, once in \[epp\]"):
+        own_part({"port": 1, "epp": {"port": 2}}, "the file", "epp")
     with pytest.raises(KvyardError, match="epp must be a table"):
-        own_part({"epp": 3}, "the file")
+        own_part({"epp": 3}, "the file", "epp")
 
 
 def test_flags_have_nothing_that_is_refused() -> None:

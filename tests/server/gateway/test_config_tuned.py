@@ -49,7 +49,7 @@ def test_what_is_a_replay_s_is_passed_over_and_nothing_else() -> None:
     )
     made = convert(found, "x.toml")
     assert made.router.policy == "random" and made.port == 9
-    with pytest.raises(KvyardError, match="port is said twice, once in \\[gateway\\]"):
+    with pytest.raises(KvyardError, match="port is given twice, once in \\[gateway\\]"):
         own_part({"port": 1, "gateway": {"port": 2}}, "x.toml")
     with pytest.raises(KvyardError, match="gateway must be a table"):
         own_part({"gateway": 3}, "x.toml")

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from kvyard.errors import KvyardError
 from kvyard.router import RouterConfig
-from kvyard.server.gateway.config import PASSED_OVER, GatewayConfig, Seconds
+from kvyard.server.gateway.config import GatewayConfig, Seconds
 from kvyard.server.indexer.config import settings_as
 from kvyard.settings import Setting, Settings, settings_of
 
@@ -62,24 +62,6 @@ class EppConfig(GatewayConfig, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise KvyardError(f"{name} is nothing for an endpoint picker: {instead}")
         if self.has_roles:
             raise KvyardError("engines with roles are for a gateway, which can ask two for one request: leave role out")
-
-
-OWN = "epp"
-"""The table of a file with what is a picker's alone; it may stand outside of tables as well."""
-
-
-def own_part(document: Any, where: str) -> Any:
-    """Return the picker's part of a file. Raises ``KvyardError`` for a setting that is given twice."""
-    if not isinstance(document, dict):
-        return document
-    left = {name: value for name, value in document.items() if name not in (*PASSED_OVER, "gateway", OWN)}
-    own = document.get(OWN, {})
-    if not isinstance(own, dict):
-        raise KvyardError(f"{where}: {OWN} must be a table of settings, as in [{OWN}]")
-    for name in own:
-        if name in left:
-            raise KvyardError(f"{where}: {name} is said twice, once in [{OWN}]: leave one of the two out")
-    return {**left, **own}
 
 
 def convert(document: Any, where: str) -> EppConfig:

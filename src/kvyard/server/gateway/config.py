@@ -398,23 +398,24 @@ def check_url(url: str, where: str) -> str:
     return url.rstrip("/")
 
 
-OWN = "gateway"
-"""The table of a file with what is a gateway's alone; it may stand outside of tables as well."""
-PASSED_OVER = ("replay", "prices")
-"""Tables that are there for other commands which read the same file: about fleets that are simulated, and what they cost."""
+PASSED_OVER = ("replay", "prices", "gateway", "epp")
+"""Tables that are there for other commands which read the same file: fleets that are simulated and their prices, and settings
+of one server alone."""
 
 
-def own_part(document: Any, where: str) -> Any:
-    """Return the gateway's part of a file. Raises ``KvyardError`` for a setting that is given twice."""
+def own_part(document: Any, where: str, server: str = "gateway") -> Any:
+    """Return the part of a file for ``server``: its own table, which may stand outside of tables as well, and what is in none.
+    Raises ``KvyardError`` for a setting that is given twice.
+    """
     if not isinstance(document, dict):
         return document
-    left = {name: value for name, value in document.items() if name not in (*PASSED_OVER, OWN)}
-    own = document.get(OWN, {})
+    left = {name: value for name, value in document.items() if name not in PASSED_OVER}
+    own = document.get(server, {})
     if not isinstance(own, dict):
-        raise KvyardError(f"{where}: gateway must be a table of settings, as in [gateway]")
+        raise KvyardError(f"{where}: {server} must be a table of settings, as in [{server}]")
     for name in own:
         if name in left:
-            raise KvyardError(f"{where}: {name} is said twice, once in [gateway]: leave one of the two out")
+            raise KvyardError(f"{where}: {name} is given twice, once in [{server}]: leave one of the two out")
     return {**left, **own}
 
 
