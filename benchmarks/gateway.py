@@ -58,7 +58,7 @@ PEERS = ROOT / "build" / "peers"
 TICKS = os.sysconf("SC_CLK_TCK")
 LENGTHS = {"short": 400, "33 KB": 33_000, "131 KB": 131_000}
 AT_ONCE = {"short": 64, "33 KB": 16, "131 KB": 8}
-COUNTS = {"short": 1500, "33 KB": 400, "131 KB": 100}
+COUNTS = {"short": 3000, "33 KB": 800, "131 KB": 300}
 WORDS = (ROOT / "README.md").read_text(encoding="utf-8").encode("ascii", "ignore").decode().split()
 
 
