@@ -89,7 +89,7 @@ def compare(name: str, seed: int, capacity: int, overlap: bool) -> None:
         request = requests[prompt]
         if name == "queue-informed":
             waiting = texts[at : at + rng.randint(0, 4)]
-            manager.tell_queue([requests[one] for one in waiting])
+            manager.note_queue([requests[one] for one in waiting])
             model.look(waiting)
         hit = manager.lookup(request)
         taken = manager.allocate(request, request.num_tokens - hit.tokens, hit)

@@ -248,10 +248,10 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
     rows.write_text("of an earlier run")
     # The bar isn't drawn without a terminal, so a file says when the run is under way.
     watch = (
-        "import kvyard.replay.progress as p, pathlib; told = p.Bar.told\n"
+        "import kvyard.replay.progress as p, pathlib; told = p.Bar.update\n"
         "def say(self, came, through, now):\n"
         f"    told(self, came, through, now); through > 20 and pathlib.Path({str(seen)!r}).touch()\n"
-        "p.Bar.told = say\n"
+        "p.Bar.update = say\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", watch + code, *argv, "--report", str(report), "--per-request", str(rows)],

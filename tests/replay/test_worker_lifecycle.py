@@ -73,7 +73,7 @@ def test_steps_until_an_interruption_count() -> None:
     assert fleet.interrupted
     steps = [worker.recorders[0].steps for worker in fleet.workers]
     for worker in fleet.workers:
-        worker.cores[0].tell()
+        worker.cores[0].report()
     assert steps == [worker.recorders[0].steps for worker in fleet.workers]
     told = [core._told for worker in fleet.workers for core in worker.cores]
     assert any(told), "no plan was carried out in part"

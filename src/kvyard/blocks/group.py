@@ -291,13 +291,13 @@ class Group:
     def release(self, request: Request, table: Table) -> None:
         """Give all blocks back, last position first."""
         extents = self.let_chain_go(request, table)
-        self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
+        self.pool.release(extents if self.pool.learner is None else self.note_use(request, extents))
 
     def release_extents(self, request: Request, extents: list[Extent]) -> None:
         """Release ``extents`` of ``request``, in order of position, and report the use to an eviction policy that learns."""
-        self.pool.release(extents if self.pool.learner is None else self.tell_use(request, extents))
+        self.pool.release(extents if self.pool.learner is None else self.note_use(request, extents))
 
-    def tell_use(self, request: Request, extents: list[Extent]) -> list[Extent]:
+    def note_use(self, request: Request, extents: list[Extent]) -> list[Extent]:
         """Tell the eviction policy that ``request`` used ``extents``; returns them as they are then."""
         learner = self.pool.learner
         if learner is None:

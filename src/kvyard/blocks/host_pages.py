@@ -190,7 +190,7 @@ class HostPages:
                 part = part_of(extent)
                 part.writing = part.writing if part.writing != copy.number else 0
             self._announce(extent.node)
-        self._let_go(copy)
+        self._release_copy(copy)
 
     def _retire(self, node: Node) -> None:
         """The device is about to evict ``node``: copy it to the host, unless it is there or has no room there."""
@@ -241,12 +241,12 @@ class HostPages:
     def loaded(self, copy: PageCopy) -> None:
         """A copy has come to the device."""
         extents = copy.host.settle() if self.writes_back else []
-        self._let_go(copy)
+        self._release_copy(copy)
         for extent in reversed(extents):
             if extent.node is not None:
                 self.note(extent.node)
 
-    def _let_go(self, copy: PageCopy) -> None:
+    def _release_copy(self, copy: PageCopy) -> None:
         if copy.window is not None:
             assert self.windows is not None
             self.windows.unlock(*copy.window)

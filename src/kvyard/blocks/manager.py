@@ -148,7 +148,7 @@ class BlockManager:
         self.reads_time = pool.order.reads_priorities or (learner is not None and learner.reads_time)
         """True if the eviction policy depends on the clock."""
         self.reads_queue = learner is not None and learner.reads_queue
-        """True if it reads the waiting requests (``tell_queue``)."""
+        """True if it reads the waiting requests (``note_queue``)."""
         self._has_clock = now is not None
         self._nothing: tuple[Sequence[int], ...] = tuple(() for _ in made_groups)
         self._no_hits = [NO_HIT] * len(made_groups)
@@ -445,7 +445,7 @@ class BlockManager:
             self._claim(request, request.hints)
         tables = request.tables
         for group, table in zip(self.groups, tables):
-            group.tell_use(request, group.let_chain_go(request, table))
+            group.note_use(request, group.let_chain_go(request, table))
         self.pool.holds.update(tables)
         request.tables = []
         request.running = False
@@ -462,7 +462,7 @@ class BlockManager:
         self._give_back(request, NO_HINTS)  # it isn't over
         request.num_computed_tokens = request.num_in_flight_tokens = 0
 
-    def tell_queue(self, waiting: Iterable[Request]) -> None:
+    def note_queue(self, waiting: Iterable[Request]) -> None:
         """Tell an eviction policy that wants to know what ``waiting`` requests, the next one first, would find cached."""
         learner = self.pool.learner
         if learner is None:

@@ -182,7 +182,7 @@ def replay(
 
                 def told(came: int, through: int, now: int) -> None:
                     if bar is not None:
-                        bar.told(came, through, now)
+                        bar.update(came, through, now)
                     obey()
 
                 rows = results.per_request
@@ -192,7 +192,7 @@ def replay(
         else:
             given = {"speed": endpoint.speed, "timeout_s": endpoint.timeout}
             pace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-            progress = None if bar is None else bar.told
+            progress = None if bar is None else bar.update
             if live == SELF:
                 from kvyard.lab.rehearsal.run import rehearse
 
@@ -232,7 +232,7 @@ def _replay_pools(
     bar = nullcontext() if results.quiet else Bar(read_trace(trace, reading), common_limit(settings))
     try:
         with _ended_by(signal.default_int_handler), executor(at_a_time.jobs, at_a_time.ray) as crew, bar as shown:
-            report_progress = None if shown is None else shown.told
+            report_progress = None if shown is None else shown.update
             return replay_pools(
                 trace,
                 settings,

@@ -109,7 +109,7 @@ class EngineCore:
         self._ends: Instants = _NEVER
         self._done = 0
         """Passes of the plan that are carried out,"""
-        self._told = 0
+        self._reported = 0
         """Of these, passes that the watcher has received: unless it wants every token, it receives a plan at its end."""
         self._formed = 0
         """With passes decided ahead: formed passes of a plan, counted from the one in flight."""
@@ -167,7 +167,7 @@ class EngineCore:
             or self.scheduler.reads_queue
         ):
             self.cut(now)  # it may have been in the way of others
-        self._tell_time(now)
+        self._set_time(now)
         if not self._ends:
             self.scheduler.jobs.free_ended(now)
         self.scheduler.jobs.cancel(job, now)
@@ -361,7 +361,7 @@ class EngineCore:
         batch = jobs.batch
         touch = batch.next_touch()
         if touch is not None and touch <= batch.tick:
-            self._tell_time(self._start)
+            self._set_time(self._start)
             for job in batch.due():
                 if not jobs.blocks.take(job):
                     raise AssertionError(f"{job} was promised a block and there is none")
@@ -419,11 +419,11 @@ class EngineCore:
         batch = self._batch
         assert batch is not None
         jobs = self.scheduler.jobs
-        self._tell_time(end)
+        self._set_time(end)
         for job in self._cancelled:
             jobs.cancel(job, end)
         self._cancelled.clear()
-        self._tell(0, 1)
+        self._report(0, 1)
         self.passes += 1
         self.busy_ns += end - self._start
         self._ends = _NEVER
@@ -439,7 +439,7 @@ class EngineCore:
     def _decide(self, now: int) -> bool:
         """See that a pass is decided on that can start at ``now``; returns whether there is one."""
         if not self._decided:
-            self._tell_time(now)
+            self._set_time(now)
             decided = self.scheduler.form(now, self._longest)
             if decided is None:
                 if not self._ends:
@@ -456,7 +456,7 @@ class EngineCore:
         self._batch = self._decided.pop(0)
         self._start = now
         self._ends = ends
-        self._done = self._told = 0
+        self._done = self._reported = 0
         self._first = self.scheduler.batch.tick
 
     def _single(self, of: Pass, now: int) -> Instants:
@@ -502,7 +502,7 @@ class EngineCore:
             return len(self._ends) == 1 and self._ends[0] > now and not self.ahead
         if self.handovers is None or self.offload is not None or not self.scheduler.jobs.idle:
             return False
-        self._tell_time(now)
+        self._set_time(now)
         self.scheduler.jobs.free_ended(now)
         return True
 
@@ -547,30 +547,30 @@ class EngineCore:
                 self._announce(ends[last])
             index = until
         if dropping:
-            self.tell()  # of those before
+            self.report()  # of those before
             self._drop_cancelled(batch, count)
         if batch.decoding:
             lockstep = self.scheduler.batch
             lockstep.advance(self._first + count - lockstep.tick)
         if batch.entering and len(ends) > 1:
             # Those that enter have their first token of the plan's first pass, and are like the others from then on.
-            self._tell(0, 1)
+            self._report(0, 1)
             for job in batch.entering:
                 self.watcher.produced(job, 1, ends[0])
             batch.entering = ()
-            self._told = 1
+            self._reported = 1
         self.passes += count - done
         self._done = count
         if count == len(ends):
             self._close(count)
         elif self.watcher.wants_tokens:
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        """Tell the watcher of all passes that are carried out: it may not know of the last ones yet."""
-        if self._told < self._done:
-            self._tell(self._told, self._done)
-            self._told = self._done
+    def report(self) -> None:
+        """Report all passes that are carried out to the watcher, which may not know of the latest yet."""
+        if self._reported < self._done:
+            self._report(self._reported, self._done)
+            self._reported = self._done
 
     def _drop_cancelled(self, batch: Pass, count: int) -> None:
         """Remove jobs cancelled in the plan's last pass before its output is read: they get no token of it."""
@@ -578,7 +578,7 @@ class EngineCore:
         if batch.decoding:
             lockstep = self.scheduler.batch
             lockstep.advance(self._first + count - 1 - lockstep.tick)
-        self._tell_time(end)
+        self._set_time(end)
         for job in self._cancelled:
             self.scheduler.jobs.cancel(job, end)
         self._cancelled.clear()
@@ -586,7 +586,7 @@ class EngineCore:
     def _take_blocks(self, at: int, count: int) -> int:
         """Take the blocks of the plan's pass ``at``, or of all passes before ``count``; returns the next that needs any."""
         if at:
-            self._tell_time(self._ends[at - 1])
+            self._set_time(self._ends[at - 1])
         first = self._first
         return self.scheduler.blocks.carry_out(first + at, first + count) - first
 
@@ -599,18 +599,18 @@ class EngineCore:
 
     def _close(self, count: int) -> None:
         """The plan is over after ``count`` passes: jobs that end with it end now."""
-        self.tell()
+        self.report()
         end = self._ends[count - 1]
         self.busy_ns += end - self._start
         batch = self._batch
         assert batch is not None
         self._ends = _NEVER
         self._batch = None
-        self._tell_time(end)
+        self._set_time(end)
         self.scheduler.complete(batch, end)
         self._announce(end)
 
-    def _tell(self, done: int, count: int) -> None:
+    def _report(self, done: int, count: int) -> None:
         batch = self._batch
         assert batch is not None
         start = self._ends[done - 1] if done else self._start
@@ -642,7 +642,7 @@ class EngineCore:
         jobs = self.scheduler.lockstep()
         return [job for job in jobs if job not in entering] if entering else jobs
 
-    def _tell_time(self, now: int) -> None:
+    def _set_time(self, now: int) -> None:
         if self._timed:
             self._clock.sleep_until(now)
 

@@ -54,7 +54,7 @@ class Scheduler:
         jobs, policy = self.jobs, self.policy
         jobs.land(now)
         if self.reads_queue:
-            jobs.manager.tell_queue(jobs.waiting)
+            jobs.manager.note_queue(jobs.waiting)
         before = jobs.preemptions
         formed = policy.form(now, longest)
         while formed is None and not jobs.in_flight and (jobs.preemptions != before or jobs.resolve_deadlock(now)):

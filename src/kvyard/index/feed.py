@@ -92,7 +92,7 @@ class Feed:
         self.parts = Parts(self.bridge, backend, dedup)
         self.places: dict[tuple[int, int | None], int] = {}
         """The numbers of its places, by tier and group as events name them."""
-        self._said: tuple[object, ...] = ()
+        self._described: tuple[object, ...] = ()
         """Group and tier of the latest store: most stores repeat them."""
         self._last = 0
         """The place that it meant."""
@@ -174,7 +174,7 @@ class Feed:
                 self._dedup.clear(number)
                 self.parts.clear(number)
                 self.waiting.clear(number)
-        self._said = ()
+        self._described = ()
         if tier is None:
             self.bridge.clear()
             self.waiting.clear_all()
@@ -186,13 +186,13 @@ class Feed:
     def _store(self, event: Stored) -> None:
         identity, hashes = self._identity, event.hashes
         described = (event.group, event.tier, event.block_size, event.kind)
-        if described != self._said:
+        if described != self._described:
             self._catalog.learn(self.holder, event, self._size if identity.direct else 0)
         if not hashes:
             return
-        if described != self._said:
+        if described != self._described:
             self._last = self._place(event.tier, event.group)
-            self._said = described
+            self._described = described
         place = self._last
         if identity.direct:
             self._store_direct(place, event, hashes)

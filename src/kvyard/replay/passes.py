@@ -95,4 +95,4 @@ class Passes:
         """Have engines report the passes that are carried out and that they haven't reported yet."""
         for worker in self._workers:
             for core in worker.cores:
-                core.tell()
+                core.report()

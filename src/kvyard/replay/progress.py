@@ -41,7 +41,7 @@ class Bar:
         fields: dict[str, Any] = {"simulated": "0:00", "rate": "", "of": "?" if total is None else f"{total:,}"}
         self._task = self._progress.add_task("replay", total=total, **fields)
 
-    def told(self, came: int, through: int, now: int) -> None:
+    def update(self, came: int, through: int, now: int) -> None:
         """Draw where the run is."""
         elapsed = self._progress.tasks[self._task].elapsed or 0.0
         rate = f"{through / elapsed:,.0f} requests/s" if elapsed > 0.2 else ""

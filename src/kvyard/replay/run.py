@@ -126,7 +126,7 @@ def replay(
             from kvyard.replay.progress import Bar
 
             with Bar(source, replay_config.limit) as bar:
-                fleet.run(rows, bar.told, before)
+                fleet.run(rows, bar.update, before)
         else:
             fleet.run(rows, progress or None, before)
         check_served(fleet)

@@ -115,7 +115,7 @@ class WorkerLifecycle:
         self._agenda.put(now, REROUTING)
         worker.engine.advance(now)
         for core in worker.cores:
-            core.tell()
+            core.report()
         for pool in self._placement.pools:
             pool.remove(worker)
         if self._indexer is not None and worker.cores[0].batcher is not None:

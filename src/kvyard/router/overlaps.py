@@ -90,7 +90,7 @@ class OverlapView:
         steps: Sequence[tuple[int, int]] = ()
         if known is not None:
             if known:
-                prefixes = self._told(known)
+                prefixes = self._known_elsewhere(known)
                 device = _levels([(tiers[0], slots) for tiers, slots in prefixes.groups])
         elif self._indexer is not None and roster is not None:
             reaches = self._indexer.reaches(roster, request.keys, request.num_tokens)
@@ -113,7 +113,7 @@ class OverlapView:
         """Note that the prompt looked at last went to ``slot``. Returns a number by which it can be taken back, or 0."""
         return 0 if self.memory is None else self.memory.remember(slot, keys, self._path, now)
 
-    def heard(self, slot: int, keys: Sequence[int], now: int) -> int:
+    def booked_elsewhere(self, slot: int, keys: Sequence[int], now: int) -> int:
         """Note that another router sent a prompt to ``slot``. Returns as ``sent`` does."""
         memory = self.memory
         if memory is None:
@@ -143,7 +143,7 @@ class OverlapView:
                 out.append((min(depth, most // size), slots))
         return out
 
-    def _told(self, known: Known) -> CachedPrefixes:
+    def _known_elsewhere(self, known: Known) -> CachedPrefixes:
         depth = 1
         by_tiers: dict[tuple[int, ...], int] = {}
         by_trust: dict[float, int] = {}

@@ -249,7 +249,7 @@ class Router:
         booked = self.loads.workers[slot]
         entry = self._begin(request, booked, path, prefill, now)
         self.loads.rerank(booked)
-        entry.sent = self.overlaps.heard(slot, request.keys, now)
+        entry.sent = self.overlaps.booked_elsewhere(slot, request.keys, now)
         if self._journal is not None:
             self._journal(did.Booked(**self._asked(request, now), worker=worker, new_tokens=new_tokens))
 

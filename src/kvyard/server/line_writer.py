@@ -140,18 +140,18 @@ class LineHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._writer = LineWriter(STDERR)
-        self._said = 0
+        self._logged = 0
         """Lost lines that were reported."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-            lost = self._writer.lost - self._said
+            lost = self._writer.lost - self._logged
             if lost:
                 text += f"\n{lost} lines were left out: stderr wasn't read"
             self._writer.write(text.encode("utf-8", "backslashreplace") + b"\n")
-            if self._writer.lost == self._said + lost:
-                self._said += lost
+            if self._writer.lost == self._logged + lost:
+                self._logged += lost
         except Exception:
             self.handleError(record)
 

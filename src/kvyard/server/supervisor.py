@@ -72,7 +72,7 @@ class Supervisor:
                 await work
             except Exception as error:
                 self.failures += 1
-                log.error("%s failed: %s", name, said(error), exc_info=error)
+                log.error("%s failed: %s", name, error_text(error), exc_info=error)
 
         task = asyncio.get_running_loop().create_task(once(), name=name)
         self._passing.add(task)
@@ -96,7 +96,7 @@ class Supervisor:
             except Exception as error:
                 kept.failures += 1
                 self.failures += 1
-                kept.reason = said(error)
+                kept.reason = error_text(error)
                 if self._clock.now() - began >= STEADY:
                     wait, last = SHORTEST, ""
                 # A repetition is only counted: the first time was logged with its traceback.
@@ -110,6 +110,6 @@ class Supervisor:
             kept.reason = ""
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error in a few words."""
     return f"{type(error).__name__}: {error}"[:300]

@@ -34,7 +34,7 @@ class BusLink(LinkBase[BusTransfer]):
             raise ConfigError("a bus is one device's: leave out client_bandwidth")
         super().__init__(config, BusTransfer)
         self._fabric = fabric
-        self._told = landed
+        self._on_landed = landed
         self._by_flow: dict[int, BusTransfer] = {}
         self._ports: list[list[Hashable]] = []
         for way, lane, of_bus in zip(("host out", "host in"), config.lanes, ("bus out", "bus in"), strict=True):
@@ -63,7 +63,7 @@ class BusLink(LinkBase[BusTransfer]):
         assert flow.ended is not None
         self._now = max(self._now, flow.ended)
         self._land(self._by_flow.pop(flow.number), flow.ended, flow.queued)
-        self._told(flow.ended)
+        self._on_landed(flow.ended)
 
     def _queue(self, transfer: BusTransfer, first_byte: int) -> None:
         transfer.flow = self._fabric.send(

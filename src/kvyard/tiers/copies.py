@@ -154,7 +154,7 @@ class LinkedTier(CopyQueue):
 
     def advance(self, now: int) -> bool:
         if now >= self._now:
-            self.store.tell_time(now)
+            self.store.set_time(now)
         return super().advance(now)
 
     def landed(self, copy: Copy) -> None:
@@ -260,7 +260,7 @@ class WorkerLink(CopyQueue):
         target, received = (1, copy.far) if copy.direction == Direction.OUT else (0, copy.near)
         for piece, held in zip(copy.pieces, received):
             enter_pages(self.pools[target], piece, held)
-        self._let_go(copy)
+        self._release_copy(copy)
         copy.inbox.append(copy)
 
     def held(self, pool: Pool) -> list[Table]:
@@ -273,10 +273,10 @@ class WorkerLink(CopyQueue):
         self.advance(now)
         for transfer, copy in self.under_way.items():
             self.link.cancel(now, transfer)
-            self._let_go(copy)
+            self._release_copy(copy)
         self.under_way.clear()
 
-    def _let_go(self, copy: Copy) -> None:
+    def _release_copy(self, copy: Copy) -> None:
         for pool, tables in zip(self.pools, (copy.near, copy.far)):
             for held in tables:
                 pool.end_hold(held)

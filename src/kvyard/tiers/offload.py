@@ -120,7 +120,7 @@ class Offload:
         self._ready: list[Request] = []
         self._worker_links: list[WorkerLink] = []
         self._shared = [tier for tier in self.tiers if tier.shared]
-        self._heard = {tier: tier.landings for tier in self._shared}
+        self._landings_seen = {tier: tier.landings for tier in self._shared}
 
     def join(self, pulls: Pulls, worker: int) -> None:
         """Pull from other workers from now on, and let them pull from here. ``worker`` is its number in their network.
@@ -150,7 +150,7 @@ class Offload:
         They are cached, have ``num_computed_tokens`` set and hold their blocks; in order of completion, to be put at the
         front of the queue so that what was just loaded isn't evicted.
         """
-        self._tell_time(now)
+        self._set_time(now)
         if self.timeline is not None:
             self.timeline.advance(now)
         if self.state.inbox:
@@ -160,17 +160,17 @@ class Offload:
                 tier.advance(landing)
             self._deliver()
         for tier in self._shared:
-            self._heard[tier] = tier.landings
+            self._landings_seen[tier] = tier.landings
         self._storer.retry(now)
         if self._cleaner is not None:
             self._cleaner.work(now)
         ready, self._ready = self._ready, []
         return ready
 
-    def _tell_time(self, now: int) -> None:
+    def _set_time(self, now: int) -> None:
         """Set the time of all tiers: private ones get it from their worker alone, shared ones also from others."""
         for tier in self.tiers:
-            tier.store.tell_time(now)
+            tier.store.set_time(now)
 
     def earliest_deadline(self) -> int | None:
         """Return the next landing that concerns this worker; ``None`` if no copy is in flight.
@@ -180,7 +180,7 @@ class Offload:
         if self.state.inbox:
             return self.state.inbox[0].ended
         for tier in self._shared:
-            if tier.landings != self._heard[tier]:
+            if tier.landings != self._landings_seen[tier]:
                 return tier.last_landing  # another worker let time pass, and a request here may wait for what landed
         landing, peers = next_landing(self.tiers), self.state.peers
         if peers is not None and peers.incoming:
@@ -248,7 +248,7 @@ class Offload:
         these terms; the request must then be left alone until ``tick`` returns it, or be forgotten. In all other cases it
         holds nothing on the device.
         """
-        self._tell_time(now)
+        self._set_time(now)
         outcome = self._loader.onboard(request, hit, now, must_fit, has_running, backlog)
         if outcome.step is LoadStep.STARTED or outcome.step is LoadStep.WAITING:
             return outcome._replace(deadline=self.earliest_deadline())
@@ -258,8 +258,8 @@ class Offload:
         """A pass ended in which ``request`` computed tokens: store what the policy wants of it."""
         if self._timed:
             for tier in self._private:
-                tier.store.tell_time(now)  # passes of a plan have no tick of their own
-        self._tell_time(now)
+                tier.store.set_time(now)  # passes of a plan have no tick of their own
+        self._set_time(now)
         self._storer.offer(request, now)
 
     def admitted(self, request: Request) -> int:
@@ -305,7 +305,7 @@ class Offload:
         """
         session = request.hints.session or request.id
         for tier in self.tiers:
-            tier.store.tell_time(now)  # what is kept for a time is kept from now on
+            tier.store.set_time(now)  # what is kept for a time is kept from now on
             for group, size in enumerate(self.layout.page_tokens):
                 keys = self.layout.chain(request, group).keys
                 tier.store.claim(

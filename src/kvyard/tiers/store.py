@@ -163,7 +163,7 @@ class TierStore:
         self.reservations = 0
         """Number of times that room was made: pages are in flight from then on, and others may be gone."""
 
-    def tell_time(self, now: int) -> None:
+    def set_time(self, now: int) -> None:
         """It is ``now``: for eviction policies that go by it, and for the ledger. Policies that go by recency alone don't
         receive it.
         """
@@ -223,7 +223,7 @@ class TierStore:
         if use is not None and pool.learner is not None:
             free = sum([len(extent.ids) for extent in extents if not extent.refs])
             held = pool.hold(extents)  # the policy may split them
-            self._tell_use(group, chain, held, use)
+            self._note_use(group, chain, held, use)
             pool.end_hold(held)
             return free
         for extent in reversed(extents):
@@ -232,7 +232,7 @@ class TierStore:
                 free += len(extent.ids)
         return free
 
-    def _tell_use(self, group: int, chain: Chain, held: Table, use: Use) -> None:
+    def _note_use(self, group: int, chain: Chain, held: Table, use: Use) -> None:
         learner = self.pool.learner
         if learner is not None:
             learner.used(held.settle(), use, chain.block_size, group in self._states)
@@ -336,7 +336,7 @@ class TierStore:
         enter_pages(self.pool, piece, held, behind if behind is not None and _leads_to(behind, piece) else None)
         if self.pool.learner is not None:
             size = piece.chain.block_size
-            self._tell_use(piece.group, piece.chain, held, use or Use("", piece.stop * size))
+            self._note_use(piece.group, piece.chain, held, use or Use("", piece.stop * size))
         self.arrivals += 1
         if not keep:
             self.pool.end_hold(held)

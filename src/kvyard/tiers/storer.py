@@ -176,16 +176,16 @@ class Storer:
             self.state.send(copy.ended, following)
         tiers = self.state.tiers
         if copy.level and tiers[copy.level - 1].shared:
-            self._let_go(copy)
+            self._release_copy(copy)
         if copy.level + 1 < len(tiers) and not self._closed:
             self._pass_on(copy)
 
     def landed(self, copy: Copy) -> None:
         """Its worker receives it: release the source, unless that is shared and was released as the copy landed."""
         if not (copy.level and self.state.tiers[copy.level - 1].shared):
-            self._let_go(copy)
+            self._release_copy(copy)
 
-    def _let_go(self, copy: Copy) -> None:
+    def _release_copy(self, copy: Copy) -> None:
         """Release the source of ``copy``: the device, or the tier before."""
         pool = self.state.tiers[copy.level - 1].store.pool if copy.level else self.state.layout.pool
         if copy.returns:

@@ -221,7 +221,7 @@ class RedisIndex:
             self._sweeping = True
         return removed
 
-    def say(self, owner: str, name: bytes, text: bytes | None, *, loud: bool = True) -> None:
+    def publish(self, owner: str, name: bytes, text: bytes | None, *, loud: bool = True) -> None:
         """Let the others know something about ``owner``, after all changes so far; ``None`` takes it back.
 
         ``loud``: it changes what rows are worth, so that no replica answers without it.

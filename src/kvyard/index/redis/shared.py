@@ -98,13 +98,13 @@ class SharedIndexer(Indexer):
         self._linger = from_seconds(linger)
         self._flushed = 0
         self._judged: tuple[int, bool] = (-1, False)
-        self._heard: dict[bytes, tuple[int, int]] = {}
+        self._received: dict[bytes, tuple[int, int]] = {}
         """Per record, the last sequence and when it was first seen."""
         self._orphaned: dict[str, int] = {}
         """Owners without a writer, and since when we know."""
         self._written: dict[StreamKey, tuple[object, int]] = {}
         """Per stream what its record says, in short, and up to which batch."""
-        self._told: dict[Holder, Source] = {}
+        self._announced: dict[Holder, Source] = {}
         """Holders whose groups are configured elsewhere only."""
         super().__init__(identity, backend, places=places, **own)
 
@@ -159,26 +159,26 @@ class SharedIndexer(Indexer):
             if not known:
                 self._take_back(source, None)
             # What one stream teaches of a holder, the records of all its streams must say.
-            self._say([key] if learned == self.catalog.version else self._of(owner_of(source.holder())))
+            self._publish([key] if learned == self.catalog.version else self._of(owner_of(source.holder())))
         if not self._linger or self.backend.clock.now() >= self._flushed + self._linger:
             self._flush()
 
     def lose(self, stream: str, reason: str) -> None:
         """See ``Indexer``."""
         super().lose(stream, reason)
-        self._say([key for key in self.streams if key[0] == stream])
+        self._publish([key for key in self.streams if key[0] == stream])
         self._flush()
 
     def tick(self, now: int = 0) -> None:
         """Do what is due: leases, what lingers, what others say. Raises nothing. ``now`` is the caller's, as in ``apply``."""
-        self._say(self.streams, steps=True)
+        self._publish(self.streams, steps=True)
         self.backend.tick()
         self._flushed = self.backend.clock.now()
         for owner in self.backend.directory.owners.values():
             for name, text in owner.says.items():
                 record = read(text)
-                if record is not None and self._heard.get(name, (-2, 0))[0] != record.seq:
-                    self._heard[name] = (record.seq, now)
+                if record is not None and self._received.get(name, (-2, 0))[0] != record.seq:
+                    self._received[name] = (record.seq, now)
                     self._dirty = True
         self._reap()
 
@@ -210,13 +210,13 @@ class SharedIndexer(Indexer):
         for source in self.sources.values():
             if owner_of(source.holder()) == owner and source.stream not in heard:
                 self._put(source.stream, None, FollowedStream(source))
-        self._say(self._of(owner), again=True)
+        self._publish(self._of(owner), again=True)
 
     def _of(self, owner: str) -> list[StreamKey]:
         """The streams of an owner."""
         return [key for key, stream in self.streams.items() if owner_of(stream.source.holder()) == owner]
 
-    def _say(self, keys: Iterable[StreamKey], *, again: bool = False, steps: bool = False) -> None:
+    def _publish(self, keys: Iterable[StreamKey], *, again: bool = False, steps: bool = False) -> None:
         """Write records of streams whose leases we have, unless they are there: what changes the worth of rows.
 
         ``again`` even if they are, with ``steps`` also where only the sequence is new.
@@ -247,10 +247,10 @@ class SharedIndexer(Indexer):
             source=source, state=stream.state, reason=stream.reason, seq=stream.seq, feeds=tuple(feeds)
         )
         field = msgspec.json.encode([name, topic])
-        self.backend.say(owner_of(source.holder()), field, msgspec.msgpack.encode(record), loud=loud)
+        self.backend.publish(owner_of(source.holder()), field, msgspec.msgpack.encode(record), loud=loud)
 
     def _take_back(self, source: Source, topic: str | None) -> None:
-        self.backend.say(owner_of(source.holder()), msgspec.json.encode([source.stream, topic]), None)
+        self.backend.publish(owner_of(source.holder()), msgspec.json.encode([source.stream, topic]), None)
         if topic is not None:
             self._written.pop((source.stream, topic), None)
 
@@ -299,7 +299,7 @@ class SharedIndexer(Indexer):
         speaking: dict[Holder, list[FollowedStream]] = {}
         mentioned = untrusted = 0
         connected = self.backend.server.connected
-        known = self._said_by_all() if connected else {}
+        known = self._published_by_all() if connected else {}
         for name in [*self.sources, *sorted(known.keys() - self.sources.keys())]:
             recorded = known.get(name, [])
             for record, stream in recorded:
@@ -329,7 +329,7 @@ class SharedIndexer(Indexer):
         self.scorer.trust(standings, untrusted if connected else -1)
         self._judged = self._view()
 
-    def _said_by_all(self) -> dict[str, list[tuple[StreamRecord, FollowedStream]]]:
+    def _published_by_all(self) -> dict[str, list[tuple[StreamRecord, FollowedStream]]]:
         """Every stream of which its writer says something, as what that is worth now."""
         by_stream: dict[str, list[tuple[StreamRecord, FollowedStream]]] = {}
         now = self.backend.clock.now()
@@ -341,7 +341,7 @@ class SharedIndexer(Indexer):
                     continue
                 stream = FollowedStream(record.source)
                 stream.state, stream.reason = record.state, record.reason
-                stream.updated = self._heard.get(key, (0, 0))[1]
+                stream.updated = self._received.get(key, (0, 0))[1]
                 if name not in tokens and not owner.alive(now):
                     stream.state, stream.reason = State.STALE, f"the replica that wrote {name} is gone"
                 by_stream.setdefault(record.source.stream, []).append((record, stream))
@@ -353,9 +353,9 @@ class SharedIndexer(Indexer):
             if source.stream in self.sources and source.groups is None:
                 self.catalog.adopt(feed.holder, {**dict(feed.groups), **self.catalog.learned(feed.holder)})
             return
-        if source.groups is not None and self._told.get(feed.holder) != source:
+        if source.groups is not None and self._announced.get(feed.holder) != source:
             self.catalog.configure(feed.holder, source.groups, source.alignment)
-            self._told[feed.holder] = source
+            self._announced[feed.holder] = source
         elif source.groups is None and feed.groups:
             self.catalog.adopt(feed.holder, dict(feed.groups))
 
@@ -372,7 +372,7 @@ class SharedIndexer(Indexer):
         for holder in [holder for holder in self.places.of if holder not in known]:
             self.places.retire(holder)
             if holder not in registered:
-                self._told.pop(holder, None)
+                self._announced.pop(holder, None)
                 self.catalog.forget(holder)
 
     def _reap(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.openai import COMPLETIONS, ListedModels
-from kvyard.replay.live.stream import AnswerStream, StreamError, said
+from kvyard.replay.live.stream import AnswerStream, StreamError, error_words
 
 CONNECT = 10.0
 """Seconds that a connection may take."""
@@ -151,9 +151,9 @@ def _payload(body: bytes) -> Any:
 
 def _message(body: bytes) -> str:
     try:
-        return said(msgspec.json.decode(body))
+        return error_words(msgspec.json.decode(body))
     except DECODE_ERRORS:
-        return said(body[:300].decode(errors="replace"))
+        return error_words(body[:300].decode(errors="replace"))
 
 
 def _words(error: BaseException) -> str:

@@ -148,7 +148,7 @@ def make_live_report(
     now = driver.now() if driver.interrupted else None
     seen = Observations(Records.of(driver.records.values()), simulated=False, now=now, slo=slo)
     workers = [_worker(name, mine) for name, mine in sorted(seen.by_worker.items())]
-    known = seen.totals.told
+    known = seen.totals.known
     reuse, computed = _cached(known)
     absent = list(ABSENT)
     if not known["requests"]:

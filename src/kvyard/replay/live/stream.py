@@ -70,7 +70,7 @@ class AnswerStream:
         except DECODE_ERRORS as error:
             raise StreamError(f"a chunk that can't be read: {error}") from None
         if chunk.error is not None:
-            raise StreamError(said(chunk.error))
+            raise StreamError(error_words(chunk.error))
         if chunk.usage is not None:
             self.usage = chunk.usage
         for choice in chunk.choices:
@@ -86,7 +86,7 @@ def _joined(event: bytes) -> bytes:
     return b"\n".join(line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:"))
 
 
-def said(error: object) -> str:
+def error_words(error: object) -> str:
     """The words of an OpenAI error, or of anything else in its place, on one line."""
     if isinstance(error, dict):
         inner = error.get("error", error)

@@ -73,7 +73,7 @@ class RecordTotals:
         """Sums of fields over all requests, ..."""
         self.admitted: Counter[str] = Counter()
         """... and over those that were admitted, of which ``requests`` is how many there are."""
-        self.told: Counter[str] = Counter()
+        self.known: Counter[str] = Counter()
         """``sums`` over requests whose cached tokens are known."""
         self.good: Counter[str] = Counter()
         """Finished requests within the SLO, and their ``output``."""
@@ -151,7 +151,7 @@ class RecordTotals:
         self.all["best"] += int((informed["overlap"] == informed["best_overlap"]).sum())
         self._add_admitted(rows[rows["admitted"] >= 0])
         known = rows[rows["cached"] >= 0]
-        self.told.update(requests=len(known), input=_sum(known["input"]), cached=_sum(known["cached"]))
+        self.known.update(requests=len(known), input=_sum(known["input"]), cached=_sum(known["cached"]))
         loading = rows["loading"]
         self.latency["loading"].add(loading[loading > 0])
         self._add_finished(rows[rows["status"] == FINISHED])

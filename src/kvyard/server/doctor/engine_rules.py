@@ -31,13 +31,13 @@ def about_engines(
 ) -> Iterator[Finding]:
     """All findings about engines: each by itself, and compared with each other and with streams. Changes nothing."""
     for seen in visits:
-        if not seen.told or seen.health != 200:
+        if not seen.answered or seen.health != 200:
             yield from reached(seen)
-        if not seen.told:
+        if not seen.answered:
             continue
         for rule in RULES:
             yield from rule(seen, expected, local)
-    whole = [seen for seen in visits if seen.told]
+    whole = [seen for seen in visits if seen.answered]
     yield from between(whole)
     yield from announced(whole, [case for case in cases if case.live])
 

@@ -94,7 +94,7 @@ class Visit(msgspec.Struct, kw_only=True):
     """Other questions that failed, and the answers."""
 
     @property
-    def told(self) -> bool:
+    def answered(self) -> bool:
         """Return true if it answered anything."""
         return not self.problem and not self.unauthorised
 

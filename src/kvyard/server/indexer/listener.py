@@ -18,7 +18,7 @@ from kvyard.index import Holder, Indexer, Source
 from kvyard.index.stream import SEVERITY, FollowedStream
 from kvyard.server.indexer.config import TIERS, Patience
 from kvyard.server.indexer.schemas import InstanceId, ListenerInfo, Register
-from kvyard.server.supervisor import Supervised, Supervisor, said
+from kvyard.server.supervisor import Supervised, Supervisor, error_text
 
 TURN = 5 * MS
 """Time for which updates are applied before other tasks have their turn."""
@@ -98,7 +98,7 @@ class Listener:
     def _failed(self, error: Exception) -> None:
         """Ignore everything received until all of it was received again."""
         self._damaged = True
-        self._indexer.lose(self.source.stream, f"listening failed: {said(error)}")
+        self._indexer.lose(self.source.stream, f"listening failed: {error_text(error)}")
 
     def _begin_again(self) -> None:
         """Discard everything received, and request all of it. Raises what opening a socket raises."""

@@ -313,9 +313,9 @@ class FleetHandovers:
         if number is not None:
             self.ends[number].release([prompt.address.key], prompt.address.engine_id)
         else:
-            self._supervisor.begin("the end of a hand-over", self._let_go(prompt))
+            self._supervisor.begin("the end of a hand-over", self._release_copy(prompt))
 
-    async def _let_go(self, prompt: IncomingPrompt) -> None:
+    async def _release_copy(self, prompt: IncomingPrompt) -> None:
         await self._ask("release", prompt)
 
     def died(self, number: int) -> None:
