@@ -48,7 +48,7 @@ def pooled(rows: Sequence[TraceRequest], order: str, capacity: int) -> float:
         request = Request(row.id, chain, facts=facts.of(row))
         total += row.input_length
         if manager.reads_queue:
-            manager.tell_queue([request])
+            manager.note_queue([request])
         hit = manager.lookup(request)
         if manager.allocate(request, request.num_tokens - hit.tokens, hit) is None:
             continue  # longer than the cache
