@@ -75,7 +75,7 @@ def test_steps_until_an_interruption_count() -> None:
     for worker in fleet.workers:
         worker.cores[0].report()
     assert steps == [worker.recorders[0].steps for worker in fleet.workers]
-    told = [core._told for worker in fleet.workers for core in worker.cores]
+    told = [core._reported for worker in fleet.workers for core in worker.cores]
     assert any(told), "no plan was carried out in part"
 
 
