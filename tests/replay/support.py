@@ -42,25 +42,25 @@ def play(
 ) -> list[tuple[str, int, int]]:
     """Run arrivals against a server that takes ``lasting`` seconds for each: (id, came, ended), in order of coming."""
     arrivals = TraceArrivals(requests, **options)  # type: ignore[arg-type]
-    under_way: list[tuple[int, int, TraceRequest]] = []
+    in_flight: list[tuple[int, int, TraceRequest]] = []
     out: list[tuple[str, int, int]] = []
     serial = 0
     while True:
         due = arrivals.peek()
-        end = min(under_way)[0] if under_way else None
+        end = min(in_flight)[0] if in_flight else None
         if due is None and end is None:
             assert arrivals.exhausted, "arrivals wait for nobody"
             return out
         if end is not None and (due is None or end <= due):
-            one = min(under_way)
-            under_way.remove(one)
+            one = min(in_flight)
+            in_flight.remove(one)
             arrivals.ended(one[2], end)
             continue
         assert due is not None
         for row in arrivals.take(due):
             serial += 1
             ends = due + round((lasts or {}).get(row.id, lasting) * SECOND)
-            under_way.append((ends, serial, row))
+            in_flight.append((ends, serial, row))
             out.append((row.id, due, ends))
 
 

@@ -53,7 +53,7 @@ def check_nothing_left(done: SimulatedRun) -> None:
     fleet = done.fleet
     handovers = handovers_of(fleet)
     handovers.check_integrity()
-    assert not handovers.in_flight and not handovers.network.under_way
+    assert not handovers.in_flight and not handovers.network.in_flight
     for worker in fleet.workers:
         for core in worker.cores if worker.alive else ():
             core.begin(fleet.now + 1)  # what was released goes back with the next pass

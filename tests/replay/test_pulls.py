@@ -105,7 +105,7 @@ def check_nothing_left(fleet: Fleet) -> None:
     assert fleet.pulls is not None and fleet.fabric is not None
     pulls = fleet.pulls.pulls
     pulls.check_integrity()
-    assert not pulls.under_way and not pulls.expected and not fleet.fabric.network.under_way
+    assert not pulls.in_flight and not pulls.expected and not fleet.fabric.network.in_flight
     for worker in fleet.workers:
         for core in worker.cores if worker.alive else ():
             core.begin(fleet.now + 1)  # what was released goes back with the next pass

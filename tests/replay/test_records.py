@@ -68,18 +68,18 @@ def test_any_order_of_ends_with_a_file_below(seed: int, monkeypatch: pytest.Monk
     given: list[Record] = []
     made.stream(given.extend)
     waiting = list(reversed(expected))
-    under_way: list[Record] = []
-    while waiting or len(under_way) > 20:
+    in_flight: list[Record] = []
+    while waiting or len(in_flight) > 20:
         if waiting and random.random() < 0.55:
-            under_way.append(waiting.pop())
-            made.begin(under_way[-1])
-        elif under_way:
-            one = under_way.pop(random.randrange(min(30, len(under_way))))
+            in_flight.append(waiting.pop())
+            made.begin(in_flight[-1])
+        elif in_flight:
+            one = in_flight.pop(random.randrange(min(30, len(in_flight))))
             one.status, one.ended = "finished", one.arrival + 5
             assert made.open[one.id] is one
             made.close(one.id)
         assert given == expected[: len(given)] and len(given) % 5 == 0
-        assert len(made.open) == len(under_way)
+        assert len(made.open) == len(in_flight)
     assert len(given) > 100 and made._file is not None, "rows were given and put aside while it ran"
     made.finish()
     assert given == expected == list(made.values())

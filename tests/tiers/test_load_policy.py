@@ -70,13 +70,13 @@ def test_a_link_foresees_what_it_will_do(data: st.DataObject, discipline: str) -
     lane = LaneConfig(bandwidth=10**9, first_byte_ns=data.draw(st.sampled_from([0, 50_000])))
     link = make_link(LinkConfig(discipline=discipline, outward=lane, inward=lane))
     now = 0
-    under_way = []
+    in_flight = []
     for _ in range(data.draw(st.integers(0, 6))):
         now += data.draw(st.integers(0, 3 * MS))
         direction = data.draw(st.sampled_from(list(Direction)))
-        under_way.append(link.submit(now, direction, data.draw(st.integers(1, 10**7)), "a"))
+        in_flight.append(link.submit(now, direction, data.draw(st.integers(1, 10**7)), "a"))
     expected = link.foresee(now, Direction.IN, 4_000_000, "b", 3)
-    landings = {transfer: link.foresee_landing(transfer) for transfer in under_way if transfer.ended is None}
+    landings = {transfer: link.foresee_landing(transfer) for transfer in in_flight if transfer.ended is None}
     link.check_integrity()
     assert {transfer: link.foresee_landing(transfer) for transfer in landings} == landings, "asking changes nothing"
     if data.draw(st.booleans()):

@@ -146,7 +146,7 @@ def test_a_source_that_fails_leaves_nothing_behind():
     for worker in (pair.source, pair.target):
         store = worker.offload.tiers[0].store
         assert store.pool.free == store.num_pages
-    assert not pair.pulls.fabric.network.under_way
+    assert not pair.pulls.fabric.network.in_flight
 
 
 def test_a_source_that_has_failed_is_not_read_any_more():
@@ -192,7 +192,7 @@ def test_a_request_that_goes_leaves_its_copy_for_others():
 def test_what_is_not_worth_it_is_computed(keys, ask, counted):
     pair = Pair(make_pulls(**keys))
     _, answer = pair.ask(20_000, **ask)
-    assert answer.step is LoadStep.NOTHING and not pair.pulls.under_way
+    assert answer.step is LoadStep.NOTHING and not pair.pulls.in_flight
     counters = pair.target.offload.counters.pulls
     assert {name: getattr(counters, name) for name in ("busy", "no_room", "gone")} == {
         "busy": 0,
@@ -292,7 +292,7 @@ class Fleet:
             engine.verify()
             pool, store = engine.manager.pool, engine.offload.tiers[0].store
             assert pool.free == pool.num_blocks - 1 and store.pool.free == store.num_pages
-        assert not self.pulls.under_way
+        assert not self.pulls.in_flight
 
     def counted(self, name: str) -> int:
         return sum(getattr(engine.offload.counters.pulls, name) for engine in self.engines)

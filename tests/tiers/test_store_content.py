@@ -93,7 +93,7 @@ def _survive(
     assert engine.manager.pool.free == engine.manager.pool.num_blocks - 1, "the device lost blocks"
     for tier in engine.offload.tiers:
         assert tier.store.pool.free == tier.store.num_pages, f"{tier.store.tier.name} lost pages"
-        assert not tier.under_way
+        assert not tier.in_flight
     counters = engine.offload.counters
     assert counters.tiers[0].loads.landed > 2 and walk.done["preempted"] > 5, "hardly anything happened"
     for tier in counters.tiers:

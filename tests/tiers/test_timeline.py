@@ -406,7 +406,7 @@ def test_a_failed_worker_leaves_nothing_behind_in_a_shared_host() -> None:
     one.compute(running, 10_000_000)
     store = fleet.timeline.tiers.get(Tier.G2).store
     assert one.offload.counters.tiers[0].stores.submitted - one.offload.counters.tiers[0].stores.landed == 1
-    assert store.pool.free < 20 and any(copy.rest for copy in fleet.timeline.tiers.get(Tier.G2).under_way.values())
+    assert store.pool.free < 20 and any(copy.rest for copy in fleet.timeline.tiers.get(Tier.G2).in_flight.values())
     submitted = one.offload.counters.tiers[0].stores.submitted
     one.offload.close(10_000_000)
     one.offload.check_integrity()

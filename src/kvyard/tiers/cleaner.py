@@ -78,7 +78,7 @@ class Cleaner:
     @property
     def copying(self) -> int:
         """Return the number of blocks that are off the free list because they are being copied."""
-        copies = [part for copy in self.state.under_way(0) if copy.returns for part in (copy, *copy.rest)]
+        copies = [part for copy in self.state.in_flight(0) if copy.returns for part in (copy, *copy.rest)]
         return sum([total_pages(copy.pieces) for copy in copies])
 
     def work(self, now: int) -> None:

@@ -81,7 +81,7 @@ class CopyQueue:
         self.ends = ends
         """The end closer to the compute and the other; between workers, either."""
         self.link = link
-        self.under_way: dict[Transfer, Copy] = {}
+        self.in_flight: dict[Transfer, Copy] = {}
         self.watch: Callable[[Copy], None] | None = None
         """Called with each copy as it lands, while both its ends are held: for tests that keep contents."""
         self.landings = 0
@@ -96,11 +96,11 @@ class CopyQueue:
             now = self._now
         self._now = now
         transfer = self.link.submit(now, copy.direction, copy.nbytes, copy.worker, copy.blocks or 1)
-        self.under_way[transfer] = copy
+        self.in_flight[transfer] = copy
 
     def earliest(self) -> int | None:
         """When the next copy lands, if nothing changes."""
-        return self.link.earliest() if self.under_way else None
+        return self.link.earliest() if self.in_flight else None
 
     def advance(self, now: int) -> bool:
         """Land what is due by ``now``; returns whether anything was. Nothing happens for a time that has passed already."""
@@ -109,7 +109,7 @@ class CopyQueue:
         self._now = now
         landed = self.link.advance(now)
         for transfer in landed:
-            copy = self.under_way.pop(transfer)
+            copy = self.in_flight.pop(transfer)
             assert transfer.ended is not None
             copy.ended = transfer.ended
             copy.queued = transfer.queued
@@ -184,7 +184,7 @@ class LinkedTier(CopyQueue):
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every copy in flight holds what it reads or fills, and the store is sound."""
-        for transfer, copy in self.under_way.items():
+        for transfer, copy in self.in_flight.items():
             for held in copy.far:
                 assert held in self.store.pool.holds, f"I6: {transfer} has released its pages in {self.store.tier.name}"
         self.store.check_integrity()
@@ -266,15 +266,15 @@ class WorkerLink(CopyQueue):
     def held(self, pool: Pool) -> list[Table]:
         """Return the tables that copies in flight hold of ``pool``, one of the two."""
         near = pool is self.pools[0]
-        return [held for copy in self.under_way.values() for held in (copy.near if near else copy.far)]
+        return [held for copy in self.in_flight.values() for held in (copy.near if near else copy.far)]
 
     def cancel_all(self, now: int) -> None:
         """Cancel every copy in flight, at a time that is not before the last: both ends are released, and nothing lands."""
         self.advance(now)
-        for transfer, copy in self.under_way.items():
+        for transfer, copy in self.in_flight.items():
             self.link.cancel(now, transfer)
             self._release_copy(copy)
-        self.under_way.clear()
+        self.in_flight.clear()
 
     def _release_copy(self, copy: Copy) -> None:
         for pool, tables in zip(self.pools, (copy.near, copy.far)):
@@ -283,7 +283,7 @@ class WorkerLink(CopyQueue):
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every copy in flight holds both its ends (I6) and the link keeps I7."""
-        for transfer, copy in self.under_way.items():
+        for transfer, copy in self.in_flight.items():
             for name, pool, tables in zip(self.ends, self.pools, (copy.near, copy.far)):
                 assert all(held in pool.holds for held in tables), f"I6: {transfer} has released its blocks at {name}"
         self.link.check_integrity()

@@ -68,7 +68,7 @@ def _landing(state: OffloadState, level: int, direction: Direction, pieces: Iter
     """When the last copy lands that brings any of ``pieces`` that way over the link of tier ``level``; 0 if none does."""
     tier = state.tiers[level]
     last = 0
-    for transfer, copy in tier.under_way.items():
+    for transfer, copy in tier.in_flight.items():
         if copy.direction == direction and any(_same(piece, mine) for piece in pieces for mine in _all_pieces(copy)):
             last = max(last, tier.link.foresee_landing(transfer))
     return last

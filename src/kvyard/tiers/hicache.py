@@ -161,7 +161,7 @@ class HiCache(Offload):
         sent = Copy(0, direction, self.name, self.state.inbox, [], near, far)
         self._in_flight[sent] = copies
         self.state.send(now, sent, sum([copy.pages for copy in copies]))
-        transfer = next(reversed(self._tier.under_way))
+        transfer = next(reversed(self._tier.in_flight))
         assert isinstance(transfer, FifoTransfer)
         if direction is Direction.OUT:
             self._tier.store.evicted = self._tier.store.pool.evicted

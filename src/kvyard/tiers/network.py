@@ -173,8 +173,8 @@ class Network:
     def foresee_landing(self, flow: Flow) -> int:
         """Return the landing of ``flow``, which is in flight, if nothing else is submitted. Changes nothing."""
         trial = self._trial()
-        under_way = [*trial._moving.values(), *[one for _, _, one in trial._waiting]]
-        return trial._landing(next(one for one in under_way if one.number == flow.number))
+        in_flight = [*trial._moving.values(), *[one for _, _, one in trial._waiting]]
+        return trial._landing(next(one for one in in_flight if one.number == flow.number))
 
     def _trial(self) -> "Network":
         """A copy to try things on."""
@@ -199,7 +199,7 @@ class Network:
         return flow.ended
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Return the number of flows that have not landed."""
         return len(self._moving) + len(self._waiting)
 

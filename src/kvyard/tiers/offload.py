@@ -375,7 +375,7 @@ class Offload:
     def _copies(self) -> Iterator[Copy]:
         """Everything of this worker that has not been delivered."""
         for level in range(len(self.tiers)):
-            for copy in self.state.under_way(level):
+            for copy in self.state.in_flight(level):
                 yield copy
                 yield from copy.rest
 

@@ -83,13 +83,13 @@ class Pulls:
         self.fabric = fabric
         self.device = device
         self.min_lead = min_lead
-        self.in_flight = in_flight
+        self.most_in_flight = in_flight
         self.settle = settle
         self.changed = changed
         self.members: dict[str, PeerTier] = {}
         self.expected: dict[str, Expectation] = {}
         """By request, until its pull begins or the request ends."""
-        self.under_way: dict[int, Pull] = {}
+        self.in_flight: dict[int, Pull] = {}
         """By the number of their flow."""
         self.watch: Callable[[Pull], None] | None = None
         """Called with each as it lands, while both its ends are held: for tests that keep contents."""
@@ -113,7 +113,7 @@ class Pulls:
         """``pull`` begins: its copy holds both ends."""
         ports = self.ports(pull.source, pull.target)
         flow = pull.flow = self.fabric.send(now, ports, pull.copy.nbytes, self._arrived)
-        self.under_way[flow.number] = pull
+        self.in_flight[flow.number] = pull
         pull.target.incoming.append(pull)
         if pull.copy.far:
             pull.source.outgoing.append(pull)
@@ -124,7 +124,7 @@ class Pulls:
         return self.fabric.ports(source.worker, target.worker, from_device=self.device, to_device=False)
 
     def _arrived(self, flow: Flow) -> None:
-        pull = self.under_way.pop(flow.number)
+        pull = self.in_flight.pop(flow.number)
         assert flow.ended is not None
         pull.copy.queued = flow.queued
         if self.watch is not None:
@@ -149,11 +149,11 @@ class Pulls:
         """``worker`` is gone: those that pull from it get nothing, now and later, and what it pulled is given up."""
         for member in self.members.values():
             member.gone |= member.worker == worker
-        for number, pull in list(self.under_way.items()):
+        for number, pull in list(self.in_flight.items()):
             if worker in (pull.source.worker, pull.target.worker):
                 assert pull.flow is not None
                 self.fabric.cancel(now, pull.flow)
-                del self.under_way[number]
+                del self.in_flight[number]
                 pull.copy.failed = True
                 self._end(pull, now)
 
@@ -164,7 +164,7 @@ class Pulls:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every pull in flight holds both its ends (I6) and shares are fair (I7)."""
         self.fabric.network.check_integrity()
-        for pull in self.under_way.values():
+        for pull in self.in_flight.values():
             assert pull in pull.target.incoming, "I6: a pull that its target doesn't know of"
             first = pull.target.first
             assert all(held in first.reserved for held in pull.copy.near), "I6: a pull without room where it goes"
@@ -194,7 +194,7 @@ class PeerTier:
     @property
     def full(self) -> bool:
         """Return true if no more pulls may begin now."""
-        return len(self.incoming) >= self._pulls.in_flight
+        return len(self.incoming) >= self._pulls.most_in_flight
 
     def pages(self, request: Request, now: int) -> PeerPages | None:
         """Return the pages of the source of ``request``; ``None`` if there is none to pull from."""

@@ -150,9 +150,9 @@ class OffloadState:
         copy.blocks = total_pages(copy.pieces) * layout.chunk if blocks is None else blocks
         copy.nbytes = copy.blocks * layout.block_bytes
 
-    def under_way(self, level: int) -> list[Copy]:
+    def in_flight(self, level: int) -> list[Copy]:
         """This worker's copies on the link of tier ``level`` that have not been delivered."""
-        copies = [copy for copy in self.tiers[level].under_way.values() if copy.inbox is self.inbox]
+        copies = [copy for copy in self.tiers[level].in_flight.values() if copy.inbox is self.inbox]
         return copies + [copy for copy in self.inbox if copy.level == level]
 
     @property

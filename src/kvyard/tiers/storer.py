@@ -260,7 +260,7 @@ class Storer:
         self._closed = True
         self.waiting.clear()
         store, pool = self.state.first, self.state.layout.pool
-        for first in self.state.under_way(0):
+        for first in self.state.in_flight(0):
             for copy in first.rest:
                 for piece, held in zip(copy.pieces, copy.far):
                     store.cancel(piece, held)

@@ -44,7 +44,7 @@ class RecordingMixin(SchedulerInterface):
 
     kvyard_recorder: EngineRecorder | None = None
     _clock = WallClock()
-    _under_way = 0
+    _in_flight = 0
     """Steps that were decided on and whose output hasn't been looked at."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,9 +65,9 @@ class RecordingMixin(SchedulerInterface):
         self._preempted.clear()
         output = super().schedule(*args, **kwargs)
         if output.total_num_scheduled_tokens:
-            self._under_way += 1
+            self._in_flight += 1
             self._tell(_decided, self, start, output, list(self._preempted))
-        elif not self._under_way and not self._is_busy():
+        elif not self._in_flight and not self._is_busy():
             # vLLM asks once more after its last request has ended. Its output has left by then, so that writing delays none.
             self._tell(EngineRecorder.idle, start)
         return output
@@ -78,7 +78,7 @@ class RecordingMixin(SchedulerInterface):
             self._tell(EngineRecorder.returned, self._clock.now())
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if counts:
-            self._under_way -= 1
+            self._in_flight -= 1
             self._tell(EngineRecorder.looked_at, self._is_busy())
         return outputs
 
@@ -100,7 +100,7 @@ class RecordingMixin(SchedulerInterface):
         return super()._update_request_with_output(request, *args, **kwargs)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self._tell(_ended, request, self._under_way > 0)
+        self._tell(_ended, request, self._in_flight > 0)
         return super()._free_request(request, *args, **kwargs)
 
     def shutdown(self) -> None:

@@ -94,14 +94,14 @@ def fluid_ends(jobs: list[Job], config: LinkConfig) -> list[Fraction]:
     ends: dict[Job, Fraction] = {}
     left = {job: job.left for job in jobs}
     while len(ends) < len(jobs):
-        under_way = [job for job in jobs if job not in ends]
-        for job in under_way:
+        in_flight = [job for job in jobs if job not in ends]
+        for job in in_flight:
             if job.start <= now and not left[job]:
                 ends[job] = now
-        moving = [job for job in under_way if job not in ends and job.start <= now]
+        moving = [job for job in in_flight if job not in ends and job.start <= now]
         rates = shares(moving, config)
         events = [now + left[job] / (rates[job] * NS) for job in moving]
-        events += [Fraction(job.start) for job in under_way if job.start > now]
+        events += [Fraction(job.start) for job in in_flight if job.start > now]
         if events:
             then = min(events)
             for job in moving:

@@ -78,7 +78,7 @@ class LiveNetwork:
         self._speed = speed
         self._landed = landed
         self._now = 0
-        self._under_way: dict[int, IncomingPrompt] = {}
+        self._in_flight: dict[int, IncomingPrompt] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def takes_time(self, prompt: IncomingPrompt) -> bool:
@@ -87,14 +87,14 @@ class LiveNetwork:
     def send(self, prompt: IncomingPrompt, now: int) -> None:
         self._now = max(now, self._now)
         prompt.flow = self._network.submit(self._now, self._open(prompt), self.sizes.nbytes(prompt))
-        self._under_way[prompt.flow.number] = prompt
+        self._in_flight[prompt.flow.number] = prompt
         self.journal(self._now, "sent", prompt, prompt.flow.nbytes)
         self._plan()
 
     def stop(self, prompt: IncomingPrompt) -> None:
         """Cancel transfers of ``prompt`` in flight."""
         flow = prompt.flow
-        if flow is not None and self._under_way.pop(flow.number, None) is not None:
+        if flow is not None and self._in_flight.pop(flow.number, None) is not None:
             self._now = max(self._clock.now(), self._now)
             self._network.cancel(self._now, flow)
             self.journal(self._now, "stopped", prompt, 0)
@@ -102,12 +102,12 @@ class LiveNetwork:
 
     def of(self, number: int) -> list[IncomingPrompt]:
         """Return prompts in flight to or from the worker of that number."""
-        return [one for one in self._under_way.values() if number in (one.source.number, one.target)]
+        return [one for one in self._in_flight.values() if number in (one.source.number, one.target)]
 
     @property
     def idle(self) -> bool:
         """Return true if no transfer is in flight."""
-        return not self._under_way
+        return not self._in_flight
 
     def close(self) -> None:
         """Nothing lands any more."""
@@ -136,7 +136,7 @@ class LiveNetwork:
         self._timer = None
         self._now = max(self._clock.now(), self._now)
         for flow in self._network.advance(self._now):
-            prompt = self._under_way.pop(flow.number, None)
+            prompt = self._in_flight.pop(flow.number, None)
             if prompt is not None and flow.ended is not None:
                 self.journal(flow.ended, "landed", prompt, flow.queued)
                 self._landed(prompt, flow.ended)
