@@ -312,3 +312,24 @@ def test_options_beside_affinity_are_its_fallbacks() -> None:
     assert make_policy(config).fallback.options["stickiness"] == 2.0
     with pytest.raises(KvyardError, match="unknown option 'stickyness' of the routing policy least-time"):
         make_policy(RouterConfig(policy="affinity", fallback="least-time", options={"stickyness": 2.0}))
+
+
+def test_a_cost_that_is_no_number_is_refused_at_the_first_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pair(Policy):
+        def cost(self, worker, match):
+            return worker.requests, worker.prefill_tokens
+
+    monkeypatch.setattr(POLICIES, "_loaded", dict(POLICIES._loaded))
+    POLICIES.register("pair", Pair)
+    fleet = Fleet(("a", "b"), index=False, policy="pair")
+    with pytest.raises(KvyardError, match=r"Pair.cost must return a number, not \(0, 0\)"):
+        fleet.route("x")
+
+
+@pytest.mark.parametrize("policy", ["least-time", "round-robin", "lmetric"])
+def test_a_temperature_is_refused_by_policies_that_draw_nothing(policy: str) -> None:
+    with pytest.raises(KvyardError, match=f"temperature is for .* not for {policy}: leave it out"):
+        make_policy(RouterConfig(policy=policy, temperature=0.5))
+    with pytest.raises(KvyardError, match=f"not for {policy}"):
+        make_policy(RouterConfig(policy="affinity", fallback=policy, temperature=0.5))
+    assert make_policy(RouterConfig(policy="affinity", fallback="approx", temperature=0.5)).draws

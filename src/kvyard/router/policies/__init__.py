@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import inf
 from typing import ClassVar, Protocol
 
+from kvyard.errors import KvyardError
 from kvyard.registry import Options, Registry, defaults
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import RoutingInput
@@ -58,6 +59,8 @@ class Policy:
     """True if it has a ``rank`` and a bound."""
     same_rank_same_cost = False
     """True if workers of one match (and pace) and one rank cost exactly the same. Idle ones always do."""
+    draws = False
+    """True if it honours ``RouterConfig.temperature``."""
     waits = False
     """True if it may have a request wait for a worker without room, where flow control says who has none."""
     why = "cost"
@@ -67,6 +70,7 @@ class Policy:
 
     memory: RoutedMemory | None = None
     """Source of overlaps, instead of the index."""
+    _cost_is_checked = False
     pull_ms: Callable[[int], float | None] | None = None
     """If workers pull from each other: milliseconds to pull a number of tokens, ``None`` for too few to be pulled."""
 
@@ -98,8 +102,20 @@ class Policy:
     def choose(self, routing: RoutingInput) -> Choice:
         """Return one of ``routing.workers``: that of least cost. Changes nothing; ``routed`` does."""
         costs = self.costs(routing)
+        if not self._cost_is_checked:
+            self._check_cost(costs, routing)
         bound = costs.lower_bound if self.ranked else None
         return routing.cheapest(costs.cost, self.why, None, bound, self.same_rank_same_cost)
+
+    def _check_cost(self, costs: CostModel, routing: RoutingInput) -> None:
+        """Raise ``KvyardError`` if a cost isn't a number, at the first decision."""
+        worker = routing.workers[0]
+        cost: object = costs.cost(worker, routing.match_of(worker.slot))
+        if not isinstance(cost, int | float):
+            raise KvyardError(
+                f"{type(self).__name__}.cost must return a number, not {cost!r}: for a tie-break add a part below 1"
+            )
+        self._cost_is_checked = True
 
     def hold(self, routing: RoutingInput, full: int) -> tuple[int, float] | None:
         """The slot of a worker without room that the request should wait for, and for how many milliseconds at most; ``None``
@@ -156,7 +172,13 @@ POLICIES: Registry[Callable[[RouterConfig], Policy]] = Registry(
 
 
 def make_policy(config: RouterConfig) -> Policy:
-    """Return the policy that a configuration names. Raises ``KvyardError`` for an unknown one, or unknown options."""
+    """Return the policy that a configuration names. Raises ``KvyardError`` for an unknown one, and for settings that it
+    would ignore.
+    """
     # Affinity has no options: those that are given are its fallback's.
     POLICIES.check(config.fallback if config.policy == "affinity" else config.policy, config.options)
-    return POLICIES.get(config.policy)(config)
+    policy = POLICIES.get(config.policy)(config)
+    if config.temperature and not policy.draws:
+        name = config.fallback if config.policy == "affinity" else config.policy
+        raise KvyardError(f"temperature is for the routing policies kv and approx, not for {name}: leave it out")
+    return policy

@@ -22,6 +22,7 @@ class Affinity(Policy):
         self.needs_shared = self.fallback.needs_shared
         self.memory = self.fallback.memory
         self.ranked = self.fallback.ranked
+        self.draws = self.fallback.draws
         self._ttl = from_seconds(config.session_ttl_s)
         self._bound: dict[str, tuple[int, int]] = {}
         """Per session its slot and the time of its latest request; in that order."""

@@ -12,6 +12,7 @@ class Kv(Policy):
     needs_index = True
     needs_shared = True
     guarded = True
+    draws = True
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
