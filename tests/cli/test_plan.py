@@ -21,9 +21,12 @@ def run(*argv: object) -> int | str | None:
 
 
 def test_an_answer_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [*SMALL, *FIXED, "--gpu", "h100,L40S", "--slo", "ttft_p90<5s", "-o", tmp_path / "out"]
+    argv = [*SMALL, *FIXED, "--gpu", "h100,L40S", "--slo", "ttft_p90<5s", "-o", tmp_path / "out", "--max-tokens", 65536]
     assert run(*argv) == 0
     out, err = capsys.readouterr()
+    said = " ".join(out.split())
+    assert "Route with kv, no prefill/decode split; a worker has room for" in said and "The traffic: 39 requests" in said
+    assert "Left out as longer than --max-tokens: 1." in said and "# start 4 engines with" in said
     assert "Take " in out and "vllm serve meta-llama/Llama-3.1-8B" in out
     command = next(line for line in out.splitlines() if line.startswith("vllm serve"))
     assert "--max-num-seqs 64" in command and command.endswith("'"), "one line, so that it can be pasted"
@@ -84,3 +87,12 @@ def test_a_price_list_that_is_wrong_is_named(
     prices.write_text(text)
     assert run(*SMALL, "--gpu", "h100", "--slo", "ttft_p99<2s", "--prices", prices, "-o", tmp_path / "out") == 2
     assert said in capsys.readouterr().err
+
+
+def test_help_begins_with_the_question_and_leaves_out_what_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    words = capsys.readouterr().out
+    assert words.index("--slo") < words.index("--speedup")
+    assert "--workers" not in words and "--autoscale" not in words
+    assert run(*SMALL, "--gpu", "h100", "--slo", "ttft_p99<2s", "--workers", 4) == 2
+    assert "workers is what kvyard plan varies" in capsys.readouterr().err

@@ -84,7 +84,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
 }
 
 
-HEADINGS = ("Arguments", "Fleet", "Load", "Router", "Engine", "", "Output", "Options")
+HEADINGS = ("Arguments", "Question", "Fleet", "Load", "Router", "Engine", "", "Output", "Options")
 """The order of a command's help; what isn't named has the place of the empty one."""
 SUMMARY_LIMIT = 500
 """Characters of a summary; long ones are wrapped, not cut."""

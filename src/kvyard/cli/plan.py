@@ -12,13 +12,15 @@ from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
 from kvyard.cli.study import Bars, Out, Ray, executor, folder_of, present
 from kvyard.errors import KvyardError
+from kvyard.lab.plan.plan import FOUND
 from kvyard.lab.study.cost import TUNE_SETTINGS, parted
 
+QUESTION = "Question"
 UNMET = 1
 """The exit code where no fleet keeps the SLO and the budget."""
 
 
-@with_settings(TUNE_SETTINGS)
+@with_settings(TUNE_SETTINGS, hidden=FOUND)
 @with_reading(CHAIN_IDS, block_size="--trace-block-size")
 def plan(
     trace: TraceFile,
@@ -26,19 +28,37 @@ def plan(
     reading: Mapping[str, Any],
     slo: Annotated[
         str | None,
-        typer.Option(metavar="METRIC<LIMIT,...", help="What must hold, such as ttft_p99<2s,itl_p99<50ms."),
+        typer.Option(
+            metavar="METRIC<LIMIT,...",
+            help="What must hold, such as 'ttft_p99<2s,itl_p99<50ms'; quote it.",
+            rich_help_panel=QUESTION,
+        ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="PRICE/h", help="What the fleet may cost per hour, such as 60/h.")
+        str | None,
+        typer.Option(
+            metavar="PRICE/h", help="What the fleet may cost per hour, such as 60/h.", rich_help_panel=QUESTION
+        ),
     ] = None,
-    prices: Annotated[
-        Path | None, typer.Option(help="Prices of cards, a TOML file; kvyard's own is engine/prices.toml.")
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Leave out requests with more tokens, prompt and answer together.", rich_help_panel=QUESTION
+        ),
     ] = None,
     split: Annotated[
-        bool, typer.Option("--split/--no-split", help="Try fleets with prefill and decode workers apart, too.")
+        bool,
+        typer.Option(
+            "--split/--no-split",
+            help="Try fleets with prefill and decode workers apart, too.",
+            rich_help_panel=QUESTION,
+        ),
     ] = True,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Leave out requests with more tokens, prompt and answer together.")
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prices of cards, a TOML file; kvyard's own is engine/prices.toml.", rich_help_panel=QUESTION
+        ),
     ] = None,
     out: Out = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Replays at a time; 1 by default.")] = None,

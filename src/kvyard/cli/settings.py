@@ -5,7 +5,7 @@ file. Values stay text here: what they mean is the business of ``kvyard.settings
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -21,8 +21,10 @@ METAVARS: Mapping[Parser, str] = {count: "N", number: "X", size: "SIZE", duratio
 Command = Callable[..., None]
 
 
-def with_flags(known: Settings) -> Callable[[Command], Command]:
-    """Gives a command the flags of ``known``. It gets those that were used as one mapping, ``settings``."""
+def with_flags(known: Settings, hidden: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Gives a command the flags of ``known``. It gets those that were used as one mapping, ``settings``. Its help is silent
+    about those that are ``hidden``.
+    """
     flags = [setting for setting in known.values() if setting.mark.flag]
 
     def decorate(command: Command) -> Command:
@@ -30,12 +32,12 @@ def with_flags(known: Settings) -> Callable[[Command], Command]:
             flagged = {flag.name: given.pop(flag.name) for flag in flags}
             command(**given, settings={name: value for name, value in flagged.items() if value is not None})
 
-        return with_parameters(command, run, ["settings"], map(_flag, flags))
+        return with_parameters(command, run, ["settings"], (_flag(flag, flag.name in hidden) for flag in flags))
 
     return decorate
 
 
-def with_settings(known: Settings) -> Callable[[Command], Command]:
+def with_settings(known: Settings, hidden: Collection[str] = ()) -> Callable[[Command], Command]:
     """``with_flags``, and ``--config``, ``--set``, ``--list-settings``: ``settings`` has file, flags and ``--set`` in one."""
 
     def listed(wanted: bool) -> None:
@@ -71,7 +73,7 @@ def with_settings(known: Settings) -> Callable[[Command], Command]:
             file, assigned = given.pop("config"), _assigned(given.pop("set_") or [], settings, known)
             command(**given, settings=known.merge(file, {**settings, **assigned}))
 
-        return with_flags(known)(with_parameters(command, run, [], more))
+        return with_flags(known, hidden)(with_parameters(command, run, [], more))
 
     return decorate
 
@@ -127,14 +129,15 @@ def parameter(name: str, kind: Any, option: Any, default: object = None) -> insp
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def _flag(setting: Declared) -> inspect.Parameter:
+def _flag(setting: Declared, hidden: bool = False) -> inspect.Parameter:
     spelled = (setting.name, *setting.mark.also)
     names = [name if name.startswith("-") else "--" + name.replace("_", "-") for name in spelled]
     panel = setting.heading or None
     if setting.parse is flag:
-        return parameter(setting.name, bool | None, typer.Option(*names, help=setting.full_help, rich_help_panel=panel))
+        option = typer.Option(*names, help=setting.full_help, rich_help_panel=panel, hidden=hidden)
+        return parameter(setting.name, bool | None, option)
     metavar = "N" if setting.name == "workers" else METAVARS.get(setting.parse, "NAME")
-    option = typer.Option(*names, help=setting.full_help, metavar=metavar, rich_help_panel=panel)
+    option = typer.Option(*names, help=setting.full_help, metavar=metavar, rich_help_panel=panel, hidden=hidden)
     if setting.default is msgspec.NODEFAULT:
         return parameter(setting.name, str, option, default=inspect.Parameter.empty)
     return parameter(setting.name, str | None, option)

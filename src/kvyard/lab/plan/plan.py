@@ -26,9 +26,9 @@ from kvyard.replay.settings import SETTINGS, make_config
 LOADS = (1.1, 1.25, 1.5, 2.0)
 """Times the traffic that the answer is asked to bear, in order, until it doesn't."""
 FOUND = {
-    "workers": "--gpu and --slo, and it finds how many workers",
-    "prefill": "--gpu and --slo, and it finds how many workers",
-    "decode": "--gpu and --slo, and it finds how many workers",
+    "workers": "--gpu and --slo alone (or kvyard replay for a fleet of your own)",
+    "prefill": "--gpu and --slo alone (or kvyard replay for a fleet of your own)",
+    "decode": "--gpu and --slo alone (or kvyard replay for a fleet of your own)",
     "autoscale": "a fleet of fixed size, and see docs/how-to/scaling.md for the rest",
 }
 
@@ -47,6 +47,8 @@ class Planned(msgspec.Struct):
     prices: dict[str, Prices]
     """By card."""
     traffic: Traffic
+    left_out: int
+    """Requests that were too long."""
     search: FleetSearch
     loads: dict[float, FleetOption] = msgspec.field(default_factory=dict)
     """The answer at several times the traffic."""
@@ -121,6 +123,7 @@ def plan(
         price_list=price_list,
         prices=dict(prices),
         traffic=traffic,
+        left_out=0 if max_tokens is None else sum(1 for _ in study.source) - traffic.requests,
         search=FleetSearch(
             base=base,
             traffic=traffic,

@@ -39,11 +39,16 @@ def view(planned: Planned) -> Result:
     table = _table(planned)
     files = {}
     commands: list[str] = []
+    lines: list[str] = []
     if answer is not None:
         settings = planned.settings(answer)
         commands = serve_commands(settings, answer)
+        roles = ["prefill ", "decode "] if answer.prefill else [""]
+        counts = [answer.prefill, answer.workers - answer.prefill] if answer.prefill else [answer.workers]
+        for role, count, command in zip(roles, counts, commands, strict=True):
+            lines += [f"# start {count} {role}engine{'s' if count > 1 else ''} with", command]
         prices = planned.prices[answer.shape.gpu]
-        header = [f"kvyard plan {planned.trace}: {asked}", *sentences, *commands]
+        header = [f"kvyard plan {planned.trace}: {asked}", *sentences, *lines]
         files["plan.toml"] = lambda: as_toml("plan", header, settings, prices)
     return Result(
         kind="plan",
@@ -70,7 +75,7 @@ def view(planned: Planned) -> Result:
         },
         advice=sentences,
         met=planned.met if table.rows else None,
-        commands=commands,
+        commands=lines,
         legend=f"Times are in ms unless a column says s, prices in {planned.price_list.currency} per hour.",
         tiles=_tiles(planned),
         sections=_sections(planned) if table.rows else [],
@@ -98,9 +103,10 @@ def paragraph(planned: Planned) -> list[str]:
     sentences = [_take(planned, answer)]
     if planned.budget is not None and answer.cost > planned.budget:
         sentences.append(_over(planned))
-    sentences.append(_sure(planned, answer))
+    sentences += [_setup(planned, answer), _sure(planned, answer)]
     sentences.append(f"In this fleet {_limiting(answer)}.")
     sentences += [_cheaper(planned, answer), _better(planned, answer), _growth(planned), _other_card(planned, answer)]
+    sentences.append(_traffic(planned))
     if planned.interrupted:
         sentences.append("The search was interrupted: this is the best so far.")
     return [sentence for sentence in sentences if sentence]
@@ -136,6 +142,20 @@ def _take(planned: Planned, answer: FleetOption) -> str:
         f"Take {describe(answer)}: {money(planned, answer.cost)} ({price:g} a card, {planned.price_list.date}). "
         f"{kept(answer.values, planned.limits)}."
     )
+
+
+def _setup(planned: Planned, answer: FleetOption) -> str:
+    """Return the router, the split, and the memory for KV blocks of the answer."""
+    shape = answer.shape
+    router = planned.base.get("router", answer.router)
+    split = "prefill and decode apart" if answer.prefill else "no prefill/decode split"
+    tokens = planned.search.alone[shape].engine.capacity_tokens
+    host = " and no host memory"
+    if shape.host_gib:
+        host = f" and {shape.host_gib * shape.tensor_parallel_size} GiB of host memory"
+    elif any(planned.base.get(name) for name in ("host_bytes", "host_blocks")):
+        host = ""
+    return f"Route with {router}, {split}; a worker has room for {tokens:,} KV tokens on its cards{host}."
 
 
 def _sure(planned: Planned, answer: FleetOption) -> str:
@@ -182,6 +202,11 @@ def _none(planned: Planned) -> list[str]:
         f"{money(planned, closest.cost)}: {why}.",
         *(["The search was interrupted."] if planned.interrupted else ["More workers of these shapes don't help."]),
     ]
+
+
+def _traffic(planned: Planned) -> str:
+    left_out = f" Left out as longer than --max-tokens: {planned.left_out:,}." if planned.left_out else ""
+    return f"The traffic: {planned.traffic}.{left_out}"
 
 
 def _over(planned: Planned) -> str:
