@@ -25,7 +25,9 @@ def test_an_answer_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run(*argv) == 0
     out, err = capsys.readouterr()
     said = " ".join(out.split())
-    assert "Route with kv, no prefill/decode split; a worker has room for" in said and "The traffic: 39 requests" in said
+    assert (
+        "Route with kv, no prefill/decode split; a worker has room for" in said and "The traffic: 39 requests" in said
+    )
     assert "Left out as longer than --max-tokens: 1." in said and "# start 4 engines with" in said
     assert "Take " in out and "vllm serve meta-llama/Llama-3.1-8B" in out
     command = next(line for line in out.splitlines() if line.startswith("vllm serve"))

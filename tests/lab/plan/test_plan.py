@@ -144,6 +144,7 @@ def test_a_page_and_settings(tmp_path: Path) -> None:
     paths = {path.name for path in result.save(tmp_path)}
     assert paths == {"plan.csv", "plan.json", "plan.html", "plan.toml"}
     page = (tmp_path / "plan.html").read_text()
+    assert "TTFT p90 and cost" in page and "TTFT p90 and cards" in page
     assert "USD an hour" in page and "vllm serve meta-llama/" in page
     assert replay(CONVERSATION, config=tmp_path / "plan.toml", limit=60).report.latency["ttft"].p90 <= 3000
     taken = convert(own_part(tomllib.loads((tmp_path / "plan.toml").read_text()), "plan.toml"), "plan.toml")

@@ -87,9 +87,14 @@ def view(planned: Planned) -> Result:
 def _sections(planned: Planned) -> list[Section]:
     return [
         Section(
-            title="Cost and the SLO",
+            title="Cost, cards and the SLO",
             text="Each dot is a fleet that was replayed, the dashed line the limit.",
-            charts=[_frontier(planned, limit) for limit in planned.limits if limit.name in WANTED],
+            charts=[
+                _frontier(planned, limit, by_cards)
+                for limit in planned.limits
+                if limit.name in WANTED
+                for by_cards in (False, True)
+            ],
         ),
         Section(title="Fleets", text="Those that keep the SLO first, the cheapest first.", table=_table(planned, None)),
     ]
@@ -355,14 +360,15 @@ def _tiles(planned: Planned) -> list[str]:
     return found
 
 
-def _frontier(planned: Planned, limit: Limit) -> Chart:
-    """Cost against the metric of one limit, with the limit as a line and the answer marked."""
+def _frontier(planned: Planned, limit: Limit, by_cards: bool) -> Chart:
+    """Cost or cards against the metric of one limit, with the limit as a line and the answer marked."""
     metric = WANTED[limit.name]
     groups: dict[str, list[tuple[float, float]]] = {name: [] for name in STANDINGS}
     for fleet in planned.search.fleets:
         value = fleet.values.get(limit.name)
         if value is not None:
             kind = "answer" if fleet is planned.answer else "SLO met" if fleet.met else "SLO NOT met"
-            groups[kind].append((fleet.cost, value))
+            groups[kind].append((float(fleet.cards) if by_cards else fleet.cost, value))
     drawn = [Dots(name, points, STANDINGS[name]) for name, points in groups.items()]
-    return dots(metric, drawn, f"{planned.price_list.currency} an hour", f"{metric.title} and cost", limit)
+    across = "cards" if by_cards else f"{planned.price_list.currency} an hour"
+    return dots(metric, drawn, across, f"{metric.title} and {'cards' if by_cards else 'cost'}", limit)

@@ -58,7 +58,9 @@ class CardPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Per hour, in one currency. Yours to set: the defaults are there so that a first search has an answer."""
 
     heading: ClassVar[str] = "Prices per hour, yours to set"
-    card: Annotated[float, Setting("Of a card. [default: its price in engine/prices.toml, else 2.35]", flag=True)] = 2.35
+    card: Annotated[float, Setting("Of a card. [default: its price in engine/prices.toml, else 2.35]", flag=True)] = (
+        2.35
+    )
     """For a worker whose card isn't known: an H100's price in ``prices.toml``."""
 
     def __post_init__(self) -> None:
