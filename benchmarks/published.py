@@ -119,6 +119,8 @@ def arm_settings(manifest: Mapping[str, Any], arm: str) -> dict[str, Any]:
     """Settings of one arm's replay."""
     own = manifest.get("arms", {}).get(arm, {})
     settings = dict(manifest["settings"])
+    if manifest["engine"] == "vllm" and manifest["version"][0].isdecimal():
+        settings["vllm_version"] = manifest["version"]
     if "workers" in manifest:
         settings["workers"] = [
             dict(kind, **(own.get("prefill", {}) if kind["role"] == "prefill" else {})) for kind in manifest["workers"]

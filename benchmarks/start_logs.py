@@ -48,6 +48,8 @@ FIELDS = {
     "max_num_batched_tokens": ("max_num_batched_tokens", int),
     "max_num_seqs": ("max_num_seqs", int),
 }
+MISSTATED = {67: 0.95}
+"""By row: the share of the card that its own parts add up to, where another one is stated."""
 OLDEST_KNOWN = "0.11"
 """Rows without a version are of the recipe that names this one."""
 
@@ -88,6 +90,8 @@ def main() -> None:
             left_out += 1
             continue
         name, options = question
+        if number in MISSTATED:
+            options["gpu_memory_utilization"] = MISSTATED[number]
         memory = MEMORY[row["card"]]
         line = (
             f"{number:3} {row['model'][:46]:46} {options['vllm_version']:5} tp{options.get('tensor_parallel_size', 1)}"

@@ -61,7 +61,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory: Annotated[
         int | None, Setting("The card's memory, where it isn't the usual, such as 80GiB.", flag=True, parse=size)
     ] = None
-    gpu_memory_utilization: Annotated[float, Setting("The share of it that may be used.", flag=True)] = 0.92
+    gpu_memory_utilization: Annotated[
+        float | None, Setting("The share of it that may be used. [default: the release's, 0.92]", flag=True)
+    ] = None
+    vllm_version: Annotated[str | None, Setting("The release of vLLM whose use of memory is computed.", flag=True)] = (
+        None
+    )
     tensor_parallel_size: TensorParallel = 1
     pipeline_parallel_size: PipelineParallel = 1
     enable_expert_parallel: ExpertParallel = False
@@ -220,6 +225,7 @@ ONLY_WITH_MODEL = (
     "gpu",
     "gpu_memory",
     "gpu_memory_utilization",
+    "vllm_version",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "enable_expert_parallel",

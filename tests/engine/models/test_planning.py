@@ -162,8 +162,21 @@ def test_a_release_that_is_none_is_refused(version):
 
 
 def test_graphs_are_taken_off_the_cache_by_newer_releases():
-    older, newer = (plan(LLAMA, 80 * GIB, vllm_version=version).cache_bytes for version in ("0.28", "0.29"))
+    older, newer = (
+        plan(LLAMA, 80 * GIB, gpu_memory_utilization=0.9, vllm_version=version).cache_bytes
+        for version in ("0.19", "0.20")
+    )
     assert 0.5 * GIB < older - newer < 1.5 * GIB
+
+
+def test_the_share_of_a_card_is_the_releases_unless_it_is_given():
+    def usable(version, **options):
+        made = plan(LLAMA, 80 * GIB, vllm_version=version, reserve=0, **options)
+        return (made.cache_bytes + made.weights_bytes) / made.memory
+
+    assert usable("0.19") == pytest.approx(0.9)
+    assert usable("0.20") == pytest.approx(0.92)
+    assert usable("0.20", gpu_memory_utilization=0.8) == pytest.approx(0.8)
 
 
 def test_bytes_of_a_long_request_as_vllm_says():

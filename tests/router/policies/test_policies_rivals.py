@@ -11,6 +11,18 @@ from kvyard.router import POLICIES, RouterConfig
 from kvyard.router.policies import make_policy
 
 
+def test_least_loaded_may_compare_a_few_at_random() -> None:
+    assert pick("least-loaded", requests=(3, 1, 2)) == 1
+    drawn = {
+        Scene(requests=(3, 1, 2), seed=seed).choice(policy("least-loaded", {"choices": 2})).slot for seed in range(40)
+    }
+    assert drawn == {0, 1, 2}  # the busiest where both draws are it
+    many = [
+        Scene(requests=(3, 1, 2), seed=seed).choice(policy("least-loaded", {"choices": 30})).slot for seed in range(20)
+    ]
+    assert many == [1] * 20
+
+
 def test_longest_match_follows_the_cache_and_load_only_among_equals() -> None:
     assert pick("longest-match", cached=(10, 50, 0), prefill=(0, 99999, 0)) == 1
     assert pick("longest-match", cached=(50, 50, 0), prefill=(10, 5, 0)) == 1
@@ -138,9 +150,10 @@ def test_aibrix_takes_any_of_equals() -> None:
     assert {Scene(cached=(60, 60, 60), seed=seed).choice(policy("aibrix")).slot for seed in range(40)} == {0, 1, 2}
 
 
-def test_aibrix_may_go_by_what_it_routed() -> None:
-    assert policy("aibrix").needs_index and policy("aibrix").memory is None
-    one = policy("aibrix", {"approximate": 1})
+@pytest.mark.parametrize("name", ["aibrix", "llm-d-blend", "sticky"])
+def test_a_router_may_go_by_what_it_routed(name: str) -> None:
+    assert policy(name).needs_index and policy(name).memory is None
+    one = policy(name, {"approximate": 1})
     assert not one.needs_index and one.memory is not None
 
 

@@ -36,14 +36,17 @@ class Release(NamedTuple):
     """Bytes of CUDA, its libraries and the buffers of collectives on a tensor-parallel rank."""
     counts_graphs: bool
     """True if CUDA graphs are taken off the cache, rather than being left to what utilization keeps free."""
+    utilization: float
+    """Default of ``gpu_memory_utilization``."""
 
 
 RELEASES = (
-    Release((0, 0), 38.4, int(0.13 * GIB), int(0.55 * GIB), False),
-    Release((0, 17), 14.9, int(0.13 * GIB), int(0.55 * GIB), False),
-    Release((0, 18), 14.9, int(0.25 * GIB), int(2.1 * GIB), False),
-    Release((0, 29), 14.9, int(0.25 * GIB), int(2.1 * GIB), True),
+    Release((0, 0), 38.4, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
+    Release((0, 17), 14.9, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
+    Release((0, 18), 14.9, int(0.25 * GIB), int(2.1 * GIB), False, 0.9),
+    Release((0, 20), 14.9, int(0.25 * GIB), int(2.1 * GIB), True, 0.92),
 )
+"""The last row is pull request 38284 of vLLM, in 0.20.0, which counts graphs and raises the default share."""
 
 
 def find_release(version: str) -> Release:

@@ -15,7 +15,7 @@ from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.grouping import LayerGroup, bytes_per_block, group_layers
 from kvyard.engine.models.layers import Precision, cache_layers, mixers
-from kvyard.engine.models.memory import NEWEST
+from kvyard.engine.models.memory import NEWEST, find_release
 from kvyard.engine.models.memory import reserve as memory_beside_cache
 from kvyard.engine.models.split import Parallelism, check_split
 from kvyard.engine.models.weights import (
@@ -97,7 +97,9 @@ ExpertParallel = Annotated[
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of an engine. Names and defaults are vLLM's."""
 
-    gpu_memory_utilization: Annotated[float, Setting("The share of it that the engine may use.", flag=True)] = 0.92
+    gpu_memory_utilization: Annotated[
+        float | None, Setting("The share of it that the engine may use. [default: the release's, 0.92]", flag=True)
+    ] = None
     tensor_parallel_size: TensorParallel = 1
     pipeline_parallel_size: PipelineParallel = 1
     data_parallel_size: Annotated[
@@ -128,13 +130,18 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise ``KvyardError`` for what can't be."""
-        if not 0 < self.gpu_memory_utilization <= 1:
-            share = self.gpu_memory_utilization
-            raise KvyardError(f"gpu_memory_utilization is a share above 0 and at most 1, got {share:g}")
+        if not 0 < self.utilization <= 1:
+            raise KvyardError(f"gpu_memory_utilization is a share above 0 and at most 1, got {self.utilization:g}")
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise KvyardError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def utilization(self) -> float:
+        """Share of the card's memory that the engine may use."""
+        given = self.gpu_memory_utilization
+        return find_release(self.vllm_version).utilization if given is None else given
 
     @property
     def split(self) -> Parallelism:
@@ -243,21 +250,21 @@ def _stages(fields: Fields, memory: int, on: PlanOptions) -> list[_StagePlan]:
                 weight_dtype=on.weight_dtype,
                 samples=number == len(grouped) - 1,
             )
-        cache = int(memory * on.gpu_memory_utilization) - weights - reserve
+        cache = int(memory * on.utilization) - weights - reserve
         stages.append(_StagePlan(groups, weights, reserve, cache))
     return stages
 
 
 def _too_large(fields: Fields, memory: int, on: PlanOptions, tight: _StagePlan) -> str:
     """Why there is no room for a cache, and how many cards would do."""
-    usable = int(memory * on.gpu_memory_utilization)
+    usable = int(memory * on.utilization)
     needed = tight.weights + tight.reserve + 2 * tight.block
     more = _enough_ranks(fields, memory, on)
     advice = "use a larger card or smaller weights" if more is None else f"tensor_parallel_size {more} would do"
     return (
         f"{fields.architecture} doesn't fit: a card needs {show_bytes(needed)}, {show_bytes(tight.weights)} of them for weights"
         f" and {show_bytes(tight.reserve)} for activations, and has {show_bytes(usable)}"
-        f" ({show_bytes(memory)} at gpu_memory_utilization {on.gpu_memory_utilization:g}); {advice}"
+        f" ({show_bytes(memory)} at gpu_memory_utilization {on.utilization:g}); {advice}"
     )
 
 

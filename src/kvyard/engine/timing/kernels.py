@@ -120,10 +120,7 @@ of a whole model on an H200, 0.85 in chains of products there (benchmarks/data/h
 UNLIMITED = 0.5
 """Share of the peak up to which arithmetic doesn't bring a card to that limit: attention with narrow heads, and experts whose
 weights are widened first, which compute at 40 % of the peak."""
-IN_A_MODEL = {"a100": 1.22}
-"""By card: share of the memory's bandwidth in decode steps of a whole model, over that of kernels timed alone, which read from
-a cold L2 and pay each its ramp: AIBrix's plain stack has 12.6 ms a token of Llama-3.1-8B after 21,073 tokens on an A100."""
-STAND_INS = {"rtx4090": "l40s", "l4": "l40s", "mi300x": "h100"}
+STAND_INS = {"rtx4090": "l40s", "l4": "l40s", "mi300x": "h100", "h20": "h100"}
 """Cards without tables, and the one whose constants they have instead."""
 WIDENED = {"fp8": "int8", "fp4": "int4", "mxfp4": "int4"}
 """By stored type of weights: the constants that stand in on a card without that arithmetic, where they are widened first."""
@@ -149,7 +146,6 @@ class Kernels:
         engines = dict.fromkeys((engine if engine in OTHERS else "vllm", *OTHERS))
         self._tables: list[EngineKernels] = [getattr(one, other) for one in measured for other in engines]
         self._measured = measured
-        self._in_a_model = IN_A_MODEL.get(card.name, 1.0)
         self._products: dict[str, ProductKernel] = {}
         self._messages = found.messages
         self._card = card
@@ -168,7 +164,7 @@ class Kernels:
         if not any(key in one for one in own) and (plain := next((one["bf16"] for one in own if "bf16" in one), None)):
             # Of another card, whose kernels take longer to start: no longer than half as long again as this one's.
             kernel = msgspec.structs.replace(kernel, launch_us=min(kernel.launch_us, 1.5 * plain.launch_us))
-        mem, arith = kernel.mem * self._in_a_model, kernel.arith * SUSTAINED
+        mem, arith = kernel.mem, kernel.arith * SUSTAINED
         if self._shares is not None:
             mem, arith = self._shares.mem, self._shares.arith
         return msgspec.structs.replace(kernel, mem=mem, arith=arith)
@@ -195,8 +191,7 @@ class Kernels:
         if cache_bytes == 1 and not latent and any(f"{key}-fp8" in one for one in tables):
             key += "-fp8"
         kernel = _first(tables, key)
-        mem = kernel.mem * self._in_a_model if self._shares is None else self._shares.decode_mem
-        return msgspec.structs.replace(kernel, mem=mem)
+        return kernel if self._shares is None else msgspec.structs.replace(kernel, mem=self._shares.decode_mem)
 
     def all_reduce(self, ranks: int, message: float) -> float:
         """Microseconds of an all-reduce of ``message`` bytes over ``ranks``."""

@@ -290,7 +290,7 @@ class _ServingSimMeta(msgspec.Struct):
             # vLLM adds up what its data ranks have, and counts the null block of each, which holds nothing.
             taken["num_gpu_blocks"] = self.kv_cache.num_gpu_blocks // (self.engine_kwargs.data_parallel_size or 1) - 1
             taken["block_size"] = self.kv_cache.block_size
-        elif "gpu_memory_utilization" not in taken and _version(self.vllm_version) < (0, 22):
+        elif "gpu_memory_utilization" not in taken and _version(self.vllm_version) < (0, 20):
             taken["gpu_memory_utilization"] = 0.9  # what it was by default until then
         if self.kv_cache is not None and self.kv_cache.enable_prefix_caching is not None:
             taken["enable_prefix_caching"] = self.kv_cache.enable_prefix_caching

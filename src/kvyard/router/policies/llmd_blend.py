@@ -5,7 +5,8 @@ first token, and its cache's use what active prompts hold: the router asks no en
 all count as equally free.
 
 llm-d itself reads both from engines' metrics, every 50 ms, and an engine's change as its passes end. Between two readings all
-prompts go to the same worker (``refresh_ms=50``).
+prompts go to the same worker (``refresh_ms=50``). Unless engines' events are configured it knows caches by what it routed
+(``approximate=1``), and remembers as many blocks as the devices hold (``remembered_blocks``).
 """
 
 from typing import ClassVar, NamedTuple
@@ -15,6 +16,7 @@ from kvyard.registry import Option, Options
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
+from kvyard.router.memory import RoutedMemory
 from kvyard.router.policies import Policy
 from kvyard.router.request import Choice
 from kvyard.router.search import Cost
@@ -45,10 +47,14 @@ class LlmdBlend(Policy):
         "refresh_ms": Option(
             0.0, "Milliseconds between two readings of a worker's metrics; 0: the router's own books."
         ),
+        "approximate": Option(0, "1: caches are known by what was routed there, not by events.", most=1),
     }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
+        if self.options["approximate"]:
+            self.needs_index = False
+            self.memory = RoutedMemory(None, config.remembered_blocks)
         self._cold: dict[int, int] = {}
         """Slots by when they last got a prompt that no worker had any of, oldest first."""
         self._readings: dict[int, Reading] = {}
