@@ -125,7 +125,7 @@ _CARDS = (
         peer_bandwidth=180 * GB,
         peer_latency_us=NVLINK_US,
         host_bandwidth=64 * GB,
-        source="NVIDIA H20 datasheet, by makers of servers: 4.0 TB/s, 148/296 TFLOPS dense, NVLink 900 GB/s both ways, PCIe 5.0",
+        source="NVIDIA H20 datasheet (of servers): 4.0 TB/s, 148/296 TFLOPS dense, NVLink 900 GB/s both ways, PCIe 5.0",
         shares=Shares(arith=1.0, prefill_arith=0.94),
         shares_source="prompts of 21,073 tokens of Llama-3.1-8B in AIBrix's plain stack (2.97 s)",
     ),
