@@ -220,6 +220,8 @@ def settings_of(row: Row, kind: str) -> dict[str, Any]:
         settings["max_num_seqs"] = row.concurrency
     if row.backend == "vllm":
         settings["async_scheduling"] = not synchronous(row)
+        if row.version[:1].isdecimal():
+            settings["vllm_version"] = row.version
     if row.backend == "trtllm":
         settings |= {"max_num_batched_tokens": max(TRTLLM_TOKENS, row.isl + 256), "max_num_seqs": TRTLLM_SEQUENCES}
     if not row.ranged and row.backend != "sglang":

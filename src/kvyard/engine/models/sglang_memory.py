@@ -5,11 +5,11 @@ from __future__ import annotations
 from kvyard.engine.models.memory import GIB
 
 MIB = 2**20
-CONTEXT = 7 * GIB // 4
-"""Of a card beside weights and cache within the static share: CUDA's context and workspaces, and with several ranks NCCL's
-buffers on top (``CONTEXT_OF_RANKS``). Qwen3-235B on 4 H100 logged 2.1 GiB; runs of Qwen3-32B on one H100 (aiconfigurator-core's
-silicon rows) queue as if it were 3."""
-CONTEXT_OF_RANKS = GIB // 4
+CONTEXT = 23 * GIB // 8
+"""Of a card that works alone, beside weights and cache within the static share: CUDA's context and workspaces. Runs of Qwen3-32B
+on one H100 (aiconfigurator-core's silicon rows) hold some 7,000 tokens at once, which leaves this."""
+CONTEXT_OF_RANKS = 2 * GIB
+"""Of a tensor-parallel rank, NCCL's buffers included. Qwen3-235B on 4 H100 logged 2.1 GiB."""
 LARGE_CARD = 60 * GIB
 LEAST_ON_LARGE_CARDS = 10 * GIB
 GRAPHS = GIB
@@ -18,7 +18,7 @@ GRAPHS = GIB
 
 def context_bytes(ranks: int) -> int:
     """Bytes of a card that are taken before SGLang looks at how much is free."""
-    return CONTEXT + (CONTEXT_OF_RANKS if ranks > 1 else 0)
+    return CONTEXT_OF_RANKS if ranks > 1 else CONTEXT
 
 
 def static_share(memory: int, chunk: int, ranks: int) -> float:
