@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvyard.engine.models.memory import GIB
-from kvyard.engine.models.sglang_memory import context_bytes, static_share
+from kvyard.engine.models.sglang_memory import static_share
 from kvyard.replay.settings import make_config
 
 
@@ -28,7 +28,11 @@ def test_a_share_of_ones_own_is_of_weights_and_cache_alone() -> None:
     # Qwen3-235B in FP8 on 4 H100 at 0.93 had 367,404 tokens.
     given = tokens(model="qwen3-235b-a22b-fp8", gpu="h100", tensor_parallel_size=4, gpu_memory_utilization=0.93)
     assert given == pytest.approx(367_404, rel=0.05)
-    assert context_bytes(4) > context_bytes(1)
+
+
+def test_a_card_alone_holds_as_much_as_its_runs_show() -> None:
+    # Qwen3-32B on one H100 under 0.5.8: 16 requests in flight, of which five of 1,024 + 512 tokens ran and two of 2,048 + 512.
+    assert 2 * (2048 + 512) < 5 * (1024 + 256) < tokens(model="qwen3-32b", gpu="h100") < 3 * (2048 + 512)
 
 
 def test_the_default_depends_on_the_card_and_not_on_vllms_share() -> None:
