@@ -2,7 +2,7 @@
 
 Requests of a batch that share a prefix read the same blocks. Where their programs run at the same time, the second reader finds
 them in L2, so that a step takes less than the sum of its contexts says. This measures how much less, by how many requests
-share a prefix, with a split-free flash-decoding kernel in the tile order of FlashAttention: heads of a request next to each other.
+share a prefix, with a flash-decoding kernel that doesn't split contexts and computes heads of a request next to each other.
 
     python benchmarks/h200_shared_prefix.py    # needs torch, triton and a GPU; writes $OUT
 

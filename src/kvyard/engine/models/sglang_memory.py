@@ -6,8 +6,8 @@ from kvyard.engine.models.memory import GIB
 
 MIB = 2**20
 CONTEXT = 23 * GIB // 8
-"""Of a card that works alone, beside weights and cache within the static share: CUDA's context and workspaces. Runs of Qwen3-32B
-on one H100 (aiconfigurator-core's silicon rows) hold some 7,000 tokens at once, which leaves this."""
+"""Of a card that works alone, beside weights and cache within the static share: CUDA's context and workspaces. Runs of
+Qwen3-32B on one H100 (aiconfigurator-core's silicon rows) hold some 7,000 tokens at once, which leaves this."""
 CONTEXT_OF_RANKS = 2 * GIB
 """Of a tensor-parallel rank, NCCL's buffers included. Qwen3-235B on 4 H100 logged 2.1 GiB."""
 LARGE_CARD = 60 * GIB
