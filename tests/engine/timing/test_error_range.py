@@ -63,7 +63,7 @@ def test_the_shipped_ranges_and_the_page_are_what_the_results_give() -> None:
     rows = published_errors.read_rows()
     errors = published_errors.distil(rows)
     assert errors == module.published_errors(), "run benchmarks/published_errors.py"
-    assert published_errors.PAGE.read_text() == published_errors.page(errors, rows)
+    assert published_errors.PAGE.read_text() == published_errors.tables(errors, rows)
     assert all(one.low <= one.median <= one.high for one in errors.ranges)
 
 
