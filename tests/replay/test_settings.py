@@ -178,7 +178,7 @@ class TestTimingOfAModelOnACard:
             ),
             (
                 {**CARD, "model": "meta-llama/Llama-3.1-9B"},
-                "no model hub is asked. Give a model's config.json or folder, or a preset: did you mean meta-llama/llama",
+                "no model hub is asked. Give a model's config.json or folder, or a preset: did you mean meta-llama/Llama",
             ),
             ({**CARD, "pipeline_parallel_size": 33}, "pipeline_parallel_size may be 1 to 32"),
             ({**CARD, "enable_expert_parallel": "yes"}, "LlamaForCausalLM has no experts"),
