@@ -766,6 +766,51 @@ _windows_on_host(
 )
 
 
+# -- states -----------------------------------------------------------------------------------------------------------
+
+
+def _with_states(
+    name: str, doc: str, *, most: float = 8.0, outgrow: bool = False, aborted: float = 0.0, **settings: Any
+) -> None:
+    """``most``: state slots per running request at most. Without a buffer for states inside a request SGLang has pages of one
+    token and no overlap.
+    """
+
+    def change(plan: Plan) -> None:
+        _tight(plan, 1, (1600, 4000))
+        _set(plan, max_running_requests=plan.rng.randint(2, 12))
+        _set(plan, **settings)
+        rows = plan.settings["max_running_requests"]
+        _set(plan, max_mamba_cache_size=plan.rng.randint(3 * rows + 1, int(most * rows) + 2))
+        plan.requests, plan.gap_ns, plan.output, plan.aborted = (20, 50), (0, 40_000_000), (1, 160), aborted
+        plan.continued = 0.5
+        if settings.get("radix_eviction_policy") == "priority" or settings.get("enable_priority_scheduling"):
+            plan.priorities = (0, 30)
+        if outgrow:
+            _set(plan, schedule_conservativeness=plan.rng.choice([0.05, 0.2, 0.4]))
+            plan.gap_ns, plan.output, plan.prompt = (0, 8_000_000), (100, 500), (20, 200)
+
+    change.__doc__ = doc
+    FAMILIES[name] = change
+
+
+_with_states("mamba", "Full attention and states.")
+_with_states("mamba-few", "Few slots for states.", most=3.2)
+_with_states("mamba-many", "Many slots for states.", most=60.0)
+_with_states("mamba-chunk", "States with chunks.", chunked_prefill_size=128)
+_with_states("mamba-few-chunk", "Few slots for states, with chunks.", most=3.2, chunked_prefill_size=64)
+_with_states(
+    "mamba-mixed", "States, chunks and decodes in one batch.", chunked_prefill_size=128, enable_mixed_chunk=True
+)
+_with_states("mamba-retract", "States where answers outgrow the pool.", outgrow=True)
+_with_states("mamba-lpm", "States, longest prefix first.", schedule_policy="lpm")
+_with_states("mamba-abort", "States and aborts.", aborted=0.4, chunked_prefill_size=128)
+_with_states("mamba-off", "States without prefix caching.", disable_radix_cache=True)
+_with_states("mamba-preempt", "States, by priority, with preemption.", enable_priority_scheduling=True)
+for _policy in ("lfu", "fifo", "mru", "filo", "priority", "slru"):
+    _with_states(f"mamba-{_policy}", f"States with eviction {_policy}.", radix_eviction_policy=_policy)
+
+
 # -- states of admission ----------------------------------------------------------------------------------------------
 
 

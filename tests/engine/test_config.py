@@ -19,6 +19,13 @@ def test_sglang_has_one_host_tier():
     EngineConfig(**HICACHE).check()
 
 
+STATES = {
+    "backend": "sglang",
+    "async_scheduling": False,
+    "groups": (GroupSpec(block_size=1), GroupSpec(kind="mamba", block_size=1)),
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -65,6 +72,15 @@ def test_sglang_has_one_host_tier():
             "leave out eviction",
         ),
         ({**HICACHE, "sglang": SglangSettings(books_sampled=True)}, "HiCache's"),
+        ({**STATES, "groups": (GroupSpec(), GroupSpec(kind="mamba"))}, "pages of one token"),
+        ({**STATES, "async_scheduling": True}, "without overlap"),
+        (
+            {**STATES, "groups": (*STATES["groups"], GroupSpec(kind="sliding_window", window=9))},
+            "leave out sliding windows",
+        ),
+        ({**STATES, "tiers": HICACHE["tiers"], "bytes_per_block": 1}, "states in host memory"),
+        ({**STATES, "max_num_seqs": 4, "sglang": SglangSettings(max_mamba_cache_size=11)}, "too few for 4 requests"),
+        ({"backend": "sglang", "sglang": SglangSettings(max_mamba_cache_size=11)}, "models with states"),
         ({**HICACHE, "heed_hints": True}, "HiCache's"),
         (
             {

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.radix import own_window_pages
+from kvyard.blocks.radix import held_of, own_window_pages
 from kvyard.blocks.request import Request
 
 
@@ -35,6 +35,11 @@ def check_manager(pool: Pool, requests: Iterable[Request]) -> None:
     if windows is not None:
         counted = windows.free + windows.evictable + windows.protected + own_windows
         assert counted == windows.size, f"I2: {counted} window pages are somewhere, of {windows.size}"
+    states = pool.states
+    if states is not None:
+        own = sum(held_of(table).state for request in requests for table in request.tables)
+        counted = states.free + states.evictable + states.protected + own
+        assert counted == states.size, f"I2: {counted} state slots are somewhere, of {states.size}"
     references.update(pool.pinned)
     for held in pool.holds:
         references.update(held)

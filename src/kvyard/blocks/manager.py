@@ -26,6 +26,7 @@ from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.radix import RadixGroup
 from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
+from kvyard.blocks.state_slots import StateSlots
 from kvyard.blocks.step import Stepper
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages
@@ -60,6 +61,7 @@ class BlockManager:
         now: Callable[[], int] | None = None,
         radix: str | None = None,
         windows: WindowPages | None = None,
+        states: StateSlots | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         """``hints``: whether requests may say when their session ends or comes back, which needs an eviction policy that goes
@@ -67,8 +69,8 @@ class BlockManager:
         (``RequestFacts.tenant``) are entitled to. ``junction_checkpoints``: states are kept where a sibling stopped, inside a
         block too, if a draft head makes that point worth it. ``context_shards``: ranks that share the tokens of a block of full
         attention, whose block size includes them. ``radix``: one group of full attention is cached in a
-        radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``), with ``windows`` beside it. Raises
-        ``ConfigError`` for what can't be honoured.
+        radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``), with ``windows`` or ``states``
+        beside it. Raises ``ConfigError`` for what can't be honoured.
         """
         self.geometry = resolve_geometry(
             groups,
@@ -100,6 +102,7 @@ class BlockManager:
             quotas=quotas,
         )
         pool.windows = windows
+        pool.states = states
         unit = self.geometry.hash_block_size
         made_groups = [
             (RadixGroup if radix is not None else group_class(spec, caching, unit))(

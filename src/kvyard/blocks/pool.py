@@ -19,6 +19,7 @@ from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.ledger import NOBODY, Ledger
 from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spec import ConfigError
+from kvyard.blocks.state_slots import StateSlots
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.events.types import Sink, Tier
@@ -57,6 +58,8 @@ class Pool:
         """The order once more, if it is that of a radix tree."""
         self.windows: WindowPages | None = None
         """Pages of sliding-window layers beside a radix tree: every block that is taken takes one of them."""
+        self.states: StateSlots | None = None
+        """Slots for states of recurrent layers beside a radix tree."""
         self.demoting: Callable[[Node], None] | None = None
         """Called with every node of a radix tree that was evicted, if host memory may hold it."""
         self.retiring: Callable[[Node], None] | None = None
@@ -207,6 +210,20 @@ class Pool:
             else:
                 self.evict_leaf(extent)
 
+    def make_state_room(self, count: int) -> None:
+        """Evict states until ``count`` slots are free, whole nodes where they are leaves, or none is left to evict."""
+        states = self.states
+        assert states is not None
+        while states.free < count:
+            extent = states.first()
+            if extent is None:
+                return
+            assert extent.node is not None
+            if extent.refs or extent.node.kids:
+                states.evict(extent)
+            else:
+                self.evict_leaf(extent)
+
     def evict_leaf(self, extent: Extent) -> None:
         """Evict a leaf of the radix tree that nobody holds."""
         assert self.radix is not None
@@ -222,6 +239,8 @@ class Pool:
             parent = parent.parent  # a hole goes with what is behind it
         if self.windows is not None:
             self.windows.evict(extent)
+        if self.states is not None:
+            self.states.evict(extent)
         self._dequeue(extent)
         self.unname(extent)
         extent.forget_neighbours()

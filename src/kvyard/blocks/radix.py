@@ -14,6 +14,7 @@ from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.group import Group, GroupHit
 from kvyard.blocks.host_pages import HostPages, PageCopy
 from kvyard.blocks.request import Request
+from kvyard.blocks.state_slots import StateSlots
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages, part_of
 from kvyard.hashing.prefix_tree import agree_until
@@ -99,6 +100,12 @@ class RadixGroup(Group):
                 del nodes[windows.usable(nodes) :]
                 if nodes:
                     windows.use(nodes[-1])
+            states = self.pool.states
+            if states is not None:
+                del nodes[states.usable(nodes) :]
+                if nodes:
+                    states.use(nodes[-1])
+                position = nodes[-1].stop if nodes else 0
             self.order.use_path(nodes)
             return nodes, position
         beyond, stop = host.walk(keys, min(pages, len(keys)), position)
@@ -138,9 +145,11 @@ class RadixGroup(Group):
         last = tokens // self.block_size
         if not last:
             return
-        windows = self.pool.windows
+        windows, states = self.pool.windows, self.pool.states
         if windows is not None and not finished:
             self.slide(table, tokens - 1)
+        if states is not None:
+            self._fork_state(held, states, finished=finished)
         path, matched = self._use(request, last, priority, held)
         self._adopt(table, path, matched)
         if self.host is not None:
@@ -148,7 +157,15 @@ class RadixGroup(Group):
         grows = matched < last
         if grows:
             self._grow(request, path, last, priority, held)
-        if windows is None:
+        if states is not None:
+            if not grows:
+                self.order.use(path[-1].copies[0])
+            states.give(path[-1].copies[0])
+            if held.end is not None:
+                states.unlock(held.end)
+            held.end = path[-1]
+            states.lock(held.end)
+        elif windows is None:
             prompt = request.num_prompt_tokens // self.block_size
             if 0 < prompt < last:
                 self._use_prompt(path, prompt, priority + 1)
@@ -391,12 +408,40 @@ class RadixGroup(Group):
         if windows is not None and windows.host is not None:
             windows.host.split(part_of(front.copies[0]), part_of(node.copies[0]), below.copies[0])
 
+    # -- states -----------------------------------------------------------------------------------------------------
+
+    def copy_state(self, hit: Hit) -> None:
+        """Take a slot for the state that ``hit`` ends with, which the request goes on from."""
+        pool, states, nodes = self.pool, self.pool.states, hit.groups[0].parts()
+        assert states is not None
+        if not states.free:
+            path = pool.hold([node.copies[0] for node in nodes])
+            states.lock(nodes[-1])
+            pool.make_state_room(1)
+            states.unlock(nodes[-1])
+            pool.end_hold(path)
+        assert states.free, "no state can be evicted"
+        states.free -= 1
+
+    def _fork_state(self, held: "Held", states: StateSlots, *, finished: bool) -> None:
+        """Take a slot for the state that an insert leaves in the tree; a finished request gives its own."""
+        if finished:
+            held.state = False
+            return
+        self.pool.make_state_room(1)
+        assert states.free, "no state can be evicted"
+        states.free -= 1
+
     # -- windows ----------------------------------------------------------------------------------------------------
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
         super().adopt(table, hit, local, external)
         if self.windows is not None and hit.nodes:
             self._lock(held_of(table), hit.nodes[-1])
+        if self.pool.states is not None and hit.nodes:
+            held = held_of(table)
+            held.end, held.state = hit.nodes[-1], True
+            self.pool.states.lock(held.end)
 
     def _lock(self, held: "Held", node: Node) -> None:
         """Read the window that ends with ``node`` in place of the one before."""
@@ -427,6 +472,12 @@ class RadixGroup(Group):
             windows.free += own_window_pages(table)
             if held.end is not None:
                 windows.unlock(held.end, held.low)
+        states = self.pool.states
+        if states is not None:
+            held = held_of(table)
+            states.free += held.state
+            if held.end is not None:
+                states.unlock(held.end)
         super().release(request, table)
 
 
@@ -449,7 +500,7 @@ NOTHING = Beyond([], [], 0, [])
 class Held:
     """Relation of a request to the tree, besides the pages in its table."""
 
-    __slots__ = ("branch", "decodes", "end", "evicted", "inserted", "low")
+    __slots__ = ("branch", "decodes", "end", "evicted", "inserted", "low", "state")
 
     def __init__(self) -> None:
         self.inserted = 0
@@ -461,9 +512,11 @@ class Held:
         self.evicted = 0
         """Position where its own window pages begin, if not with its own pages."""
         self.end: Node | None = None
-        """The node at whose end the window begins that it has locked ..."""
+        """The node that ends with the window, or the state, that it has locked ..."""
         self.low = 0
         """... and the position where the first node of that window begins."""
+        self.state = False
+        """True if it has a slot for its state."""
 
 
 def held_of(table: Table) -> Held:

@@ -7,6 +7,7 @@ import msgspec
 
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
+from kvyard.blocks.state_slots import StateSlots
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.clock import VirtualClock
 from kvyard.engine.config import BACKENDS, EngineConfig
@@ -173,6 +174,7 @@ def make_manager(
         now=now,
         radix=tree.eviction if tree is not None else None,
         windows=windows,
+        states=StateSlots(tree.states) if tree is not None and tree.states is not None else None,
     )
 
 

@@ -260,12 +260,18 @@ class SglangUnderTest:
             maybe_convert_decode_to_extend=lambda batch: batch,
         )
         scheduler.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, chunked_req: batch)
-        scheduler.req_to_token_pool = ReqToTokenPool(
-            size=settings["max_running_requests"],
-            max_context_len=CONTEXT_LEN,
-            device=DEVICE,
-            enable_memory_saver=False,
-        )
+        rows: dict[str, Any] = {
+            "size": settings["max_running_requests"],
+            "max_context_len": CONTEXT_LEN,
+            "device": DEVICE,
+            "enable_memory_saver": False,
+        }
+        if "max_mamba_cache_size" in settings:
+            scheduler.is_hybrid_ssm = True
+            scheduler.server_args._mamba_cache_chunk_size = 64
+            scheduler.req_to_token_pool = _rows_with_states(rows, settings["max_mamba_cache_size"])
+        else:
+            scheduler.req_to_token_pool = ReqToTokenPool(**rows)
         scheduler.token_to_kv_pool_allocator = self._allocator(size, page)
         self.copies: VirtualCopies | None = None
         scheduler.tree_cache = self._tree()
@@ -319,6 +325,8 @@ class SglangUnderTest:
         components = [ComponentType.FULL]
         if "sliding_window_size" in settings:
             components.append(ComponentType.SWA)
+        if "max_mamba_cache_size" in settings:
+            components.append(ComponentType.MAMBA)
         params = CacheInitParams(
             disable=settings["disable_radix_cache"],
             req_to_token_pool=scheduler.req_to_token_pool,
@@ -339,7 +347,7 @@ class SglangUnderTest:
             common._cuda_host_register = lambda *_: None
             tree.init_hicache(scheduler.server_args, params)
             self.copies = VirtualCopies(settings["page_size"], hicache["first_byte"], hicache["per_page"])
-            if len(components) > 1:
+            if ComponentType.SWA in components:
                 hicache["window_host_pages"] = self._free_window_host(tree)
             tree.cache_controller.l2_transfer_engine = self.copies
         return tree
@@ -446,6 +454,9 @@ class SglangUnderTest:
         if self.copies is not None:
             host = tree.cache_controller.mem_pool_host
             state["host"] = host.available_size() // page
+        if scheduler.is_hybrid_ssm:
+            free = scheduler.req_to_token_pool.mamba_allocator.available_size()
+            state["states"] = [free, tree.mamba_evictable_size(), tree.mamba_protected_size()]
         if windows:
             sizes = (allocator.swa_available_size(), tree.swa_evictable_size(), tree.swa_protected_size())
             state["swa"] = [size // page for size in sizes]
@@ -540,6 +551,25 @@ def _window_pool() -> Any:
 
     WindowPool.__abstractmethods__ = frozenset()
     return WindowPool()
+
+
+def _rows_with_states(rows: dict[str, Any], states: int) -> Any:
+    """Rows of requests beside a pool of tiny Mamba states, without a buffer for states inside a request."""
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+    shape = Mamba2StateShape.create(
+        tp_world_size=1, intermediate_size=2, n_groups=1, num_heads=1, head_dim=2, state_size=2, conv_kernel=2
+    )
+    return HybridReqToTokenPool(
+        **rows,
+        mamba_size=states,
+        mamba_spec_state_size=0,
+        cache_params=Mamba2CacheParams(shape=shape, layers=[0]),
+        mamba_layer_ids=[0],
+        enable_mamba_extra_buffer=False,
+        enable_overlap_schedule=False,
+    )
 
 
 def _with_model_impl(init: Any) -> None:

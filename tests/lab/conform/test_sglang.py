@@ -18,8 +18,9 @@ from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_pages import HostPages
 from kvyard.blocks.host_windows import HostWindows
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.radix import NOTHING, RadixGroup
+from kvyard.blocks.radix import NOTHING, Held, RadixGroup
 from kvyard.blocks.request import Request
+from kvyard.blocks.state_slots import StateSlots
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.cli.app import main
@@ -76,6 +77,12 @@ def test_device_and_host_agree_after_every_decision(name: str) -> None:
     run.core.check_integrity()
     assert run.core.offload is not None
     assert run.core.offload.counters.hits > 0
+
+
+def test_state_slots_add_up_after_every_decision() -> None:
+    run = CheckedRun(SglangLog(GOLDEN / "mamba-few@11.jsonl.xz"), plans=False)
+    run.go()
+    run.core.check_integrity()
 
 
 def admitted(state: dict[str, Any]) -> list[list[Any]]:
@@ -443,6 +450,50 @@ def _whole_windows_are_written_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostWindows, "split", lambda self, front, later, extent: split(self, later, front, extent))
 
 
+def _any_prefix_has_a_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateSlots, "usable", lambda self, nodes: len(nodes))
+
+
+def _states_are_evicted_first_in_first_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateSlots, "use", lambda self, node: None)
+
+
+def _inserts_copy_no_state(patch: pytest.MonkeyPatch) -> None:
+    def give_own(self: RadixGroup, held: Held, states: StateSlots, *, finished: bool) -> None:
+        if held.state:
+            held.state = False
+        else:
+            states.free -= 1
+
+    patch.setattr(RadixGroup, "_fork_state", give_own)
+
+
+def _leaves_keep_their_pages_without_states(patch: pytest.MonkeyPatch) -> None:
+    def states_alone(self: Pool, count: int) -> None:
+        assert self.states is not None
+        while self.states.free < count and (extent := self.states.first()) is not None:
+            self.states.evict(extent)
+
+    patch.setattr(Pool, "make_state_room", states_alone)
+
+
+def _splits_copy_states(patch: pytest.MonkeyPatch) -> None:
+    split = RadixGroup._split
+
+    def copying(self: RadixGroup, node: Node, position: int) -> Node:
+        front = split(self, node, position)
+        if self.pool.states is not None and self.pool.states.free:
+            self.pool.states.free -= 1
+            self.pool.states.give(front.copies[0])
+        return front
+
+    patch.setattr(RadixGroup, "_split", copying)
+
+
+def _refused_requests_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SglangPasses, "_return_state", lambda self, hit: None)
+
+
 @pytest.mark.parametrize(
     ("mutate", "families"),
     [
@@ -493,6 +544,12 @@ def _whole_windows_are_written_twice(patch: pytest.MonkeyPatch) -> None:
         (_windows_on_the_host_are_evicted_latest_first, ["swa-hicache-p16"]),
         (_loaded_windows_take_no_room, ["swa-hicache-p16"]),
         (_whole_windows_are_written_twice, ["swa-hicache-p16"]),
+        (_any_prefix_has_a_state, ["mamba"]),
+        (_states_are_evicted_first_in_first_out, ["mamba-few"]),
+        (_inserts_copy_no_state, ["mamba-few"]),
+        (_leaves_keep_their_pages_without_states, ["mamba-few"]),
+        (_splits_copy_states, ["mamba"]),
+        (_refused_requests_keep_their_slots, ["mamba-lpm"]),
     ],
 )
 def test_a_rule_that_is_left_out_is_noticed(

@@ -37,10 +37,23 @@ class WindowPart:
         self.newer = self.older = self
 
 
+class StatePart:
+    """The state of recurrent layers at the end of a node (``kvyard.blocks.state_slots``)."""
+
+    __slots__ = ("extent", "locks", "newer", "older", "present")
+
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
+        self.present = False
+        self.locks = 0
+        """Requests that began with it or were last inserted up to it."""
+        self.newer = self.older = self
+
+
 class NodeUse(UseHistory):
     """Times and number of uses of a node. The parts of a split node share this, except for the time of access."""
 
-    __slots__ = ("accessed", "created", "hits", "priority", "window")
+    __slots__ = ("accessed", "created", "hits", "priority", "state", "window")
 
     def __init__(self, created: int = 0, hits: int = 0, priority: int = 0) -> None:
         # Of what learning orders keep, it has the ticket alone: nodes come and go with every request.
@@ -52,6 +65,7 @@ class NodeUse(UseHistory):
         self.priority = priority
         """The highest priority of the requests that inserted it."""
         self.window: WindowPart | None = None
+        self.state: StatePart | None = None
 
     def copy(self) -> "NodeUse":
         return NodeUse(self.created, self.hits, self.priority)

@@ -22,6 +22,8 @@ class TreeSettings(NamedTuple):
     """Tokens before the current one that sliding-window layers read, if the model has any."""
     window_pages: int = 0
     """Pages that they have."""
+    states: int | None = None
+    """Slots for states of recurrent layers, if the model has any."""
     host_pages: int = 0
     """Pages of full attention that host memory has, if there is any."""
     window_host_pages: int = 0

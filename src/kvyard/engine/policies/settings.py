@@ -37,6 +37,9 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Room is set aside for at most this many output tokens per request, however many it may produce."""
     swa_full_tokens_ratio: float = 0.8
     """Tokens that sliding-window layers have room for, as a share of those that full attention has room for."""
+    max_mamba_cache_size: int | None = None
+    """Slots for states of recurrent layers, beside num_gpu_blocks of full attention; by default three for each request that may
+    run."""
     schedule_conservativeness: float = 1.0
     """Above 1, more room is set aside for the output of running requests; below, less."""
     books_sampled: bool = False

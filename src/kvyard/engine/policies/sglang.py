@@ -29,6 +29,8 @@ UNUSED = {
     "watermark": "it admits by a budget of free tokens",
 }
 ROUNDING = 1e-6
+STATES_PER_REQUEST = 3
+"""State slots for each request that may run: its own, the one that it goes on from, and one to copy to."""
 
 
 def queue(config: EngineConfig) -> Queue:
@@ -68,6 +70,9 @@ def tree(config: EngineConfig) -> TreeSettings | None:
         # SGLang multiplies both pools by one ratio, and adds a page to each.
         below = ((host_pages - 1) * page + 0.5) / (pages * page)
         return given._replace(host_pages=host_pages, window_host_pages=int(window_pages * page * below) // page + 1)
+    if _states(config):
+        slots = settings.max_mamba_cache_size or STATES_PER_REQUEST * config.max_num_seqs
+        return TreeSettings(settings.radix_eviction_policy, blocks, states=slots)
     plain = config.eviction == "lru" and not config.heed_hints and config.enable_prefix_caching
     if not plain:
         return None
@@ -79,6 +84,11 @@ def _host_blocks(config: EngineConfig) -> int:
     if config.tiers is None or config.bytes_per_block is None:
         return 0
     return config.tiers.tiers[0].capacity(config.bytes_per_block)
+
+
+def _states(config: EngineConfig) -> list[GroupSpec]:
+    """The groups of recurrent layers."""
+    return [spec for spec in config.specs if spec.is_state]
 
 
 def _windows(config: EngineConfig) -> list[GroupSpec]:
@@ -100,6 +110,9 @@ MOCKER_READS = (
 def _check_groups(config: EngineConfig) -> None:
     """Raise ``ConfigError`` unless there is full attention, with or without sliding windows of one size."""
     windows = _windows(config)
+    if _states(config):
+        _check_states(config)
+        return
     if config.tiers is not None:
         if tree(config) is None or not config.enable_prefix_caching:
             raise ConfigError(
@@ -137,6 +150,34 @@ def _check_groups(config: EngineConfig) -> None:
         )
 
 
+def _check_states(config: EngineConfig) -> None:
+    """Raise ``ConfigError`` for what SGLang refuses with states, and for what isn't modelled with them."""
+    states, settings = _states(config), config.sglang or SglangSettings()
+    full = [spec for spec in config.specs if spec not in states]
+    if not full or not all(spec.is_full for spec in full):
+        raise ConfigError("backend sglang is modelled for states beside full attention: leave out sliding windows")
+    if full[0].block_size != 1:
+        raise ConfigError(
+            "SGLang caches states of recurrent layers with pages of one token: give full attention block_size 1 (extra_buffer, "
+            "its other way, isn't modelled)"
+        )
+    if config.decides_ahead:
+        raise ConfigError("SGLang caches states of recurrent layers without overlap: set async_scheduling to false")
+    if _as_mocker(config):
+        raise ConfigError("workers with roles and books_sampled are modelled for one group of full attention")
+    if config.tiers is not None:
+        raise ConfigError("backend sglang isn't modelled with states in host memory: leave out lower tiers")
+    if config.eviction != "lru" or config.heed_hints:
+        raise ConfigError("with states, backend sglang evicts by sglang.radix_eviction_policy and heeds no hints")
+    config.check_no_extras()
+    slots = settings.max_mamba_cache_size
+    if slots is not None and slots < STATES_PER_REQUEST * config.max_num_seqs:
+        raise ConfigError(
+            f"sglang.max_mamba_cache_size is {slots}, too few for {config.max_num_seqs} requests: give "
+            f"{STATES_PER_REQUEST} for each, or lower max_num_seqs"
+        )
+
+
 def check(config: EngineConfig) -> None:
     """Raise ``ConfigError`` for what it isn't modelled with."""
     _check_groups(config)
@@ -158,6 +199,8 @@ def check(config: EngineConfig) -> None:
                 f"sglang.{name} is {getattr(given, name)!r}, which workers with roles and books_sampled can't have: "
                 "leave it out"
             )
+    elif given.max_mamba_cache_size is not None and not _states(config):
+        raise ConfigError("sglang.max_mamba_cache_size is for models with states of recurrent layers: leave it out")
     elif "radix_eviction_policy" in changed and tree(config) is None:
         raise ConfigError(
             "sglang.radix_eviction_policy is for a cache with eviction lru, prefix caching and no hints: leave one of them out"

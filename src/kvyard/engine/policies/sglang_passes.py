@@ -54,6 +54,7 @@ class SglangPasses(PassMaker):
         self._preempts = settings.enable_priority_scheduling and not settings.disable_priority_preemption
         self._tree: RadixGroup | None = jobs.manager.tree if jobs.manager.caching else None
         self._windows = jobs.manager.pool.windows
+        self._states = jobs.manager.pool.states
         self._hicache = jobs.loads.hicache if isinstance(jobs.loads, TreeLoads) else None
         waiting = jobs.waiting
         assert isinstance(waiting, WaitingQueue)
@@ -235,9 +236,12 @@ class SglangPasses(PassMaker):
                 break
             tokens, wanted = job.num_tokens, job.max_tokens + job.forgone
             hit = self._match(job, tokens - 1)
+            if self._states is not None and hit.tokens and self._tree is not None:
+                self._tree.copy_state(hit)
             if self._preempts:
                 self._tried[job] = (tokens, hit.tokens)
             if most is not None and len(chunks) >= most:
+                self._return_state(hit)
                 break
             left, answer = tokens - hit.tokens, min(wanted - job.output, self._clip)
             if known is not None:
@@ -266,8 +270,8 @@ class SglangPasses(PassMaker):
                         new = budget.price(left, answer, locked, first=first, uncut=uncut, hit=hit)
             if new == NO_TOKENS:
                 self._full = bool(chunks) or bool(running)
-                break
-            if not new:
+            if new <= 0:
+                self._return_state(hit)
                 break
             self._start(job, hit, now)
             budget.free = pool.free * self._page
@@ -284,6 +288,11 @@ class SglangPasses(PassMaker):
             self._until = self._hicache.load(now)
         self._take(chunks)
         return chunks
+
+    def _return_state(self, hit: Hit) -> None:
+        """Free the slot that was taken for a request which wasn't admitted."""
+        if self._states is not None and hit.tokens and self._tree is not None:
+            self._states.free += 1
 
     def _budget(self, mixed: int) -> Budget:
         inputs, page = self._settings.max_prefill_tokens, self._page
@@ -417,6 +426,10 @@ class SglangPasses(PassMaker):
         if not chunks:
             return
         manager, page = self.jobs.manager, self._page
+        starting = [job for job, _, past in chunks if not past] if self._states is not None else []
+        if self._states is not None:
+            manager.pool.make_state_room(len(starting))
+            self._states.free -= len(starting)
         tokens = sum([new for _, new, _ in chunks]) + (len(chunks) * page if page > 1 else 0)
         manager.pool.make_room(ceil_div(tokens, page))
         if self._windows is not None and self._tree is None:
@@ -424,6 +437,8 @@ class SglangPasses(PassMaker):
         for job, new, _ in chunks:
             taken = manager.allocate(job, new, delay_caching=True)
             assert taken is not None, f"{job} was left without a page"
+        for job in starting:
+            held_of(job.tables[0]).state = True
         chunked = self._chunked
         if chunked is not None:
             self._stash = next((past + new for job, new, past in chunks if job is chunked), 0)

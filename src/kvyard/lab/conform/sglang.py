@@ -52,6 +52,7 @@ COMPARED = (
     "swa",
     "host",
     "swa_host",
+    "states",
     "ratio",
     "events",
     "finished",
@@ -68,6 +69,7 @@ OF_PLANS = (
     "swa",
     "host",
     "swa_host",
+    "states",
     "ratio",
 )
 """Fields that the first pass of a plan has in common with the same pass by itself."""
@@ -86,6 +88,7 @@ WRITE_POLICIES = {
 }
 """Our names of HiCache's write policies."""
 OPTIONAL = (
+    "max_mamba_cache_size",
     "prefill_max_requests",
     "swa_full_tokens_ratio",
     "schedule_low_priority_values_first",
@@ -195,6 +198,8 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         window_group = GroupSpec(kind="sliding_window", block_size=page, window=window + 1)
         groups = (GroupSpec(kind="full", block_size=page), window_group)
         blocks = ceil(blocks * (1 + config["swa_full_tokens_ratio"]))
+    if "max_mamba_cache_size" in config:
+        groups = (GroupSpec(kind="full", block_size=page), GroupSpec(kind="mamba", block_size=page))
     hicache = config.get("hicache")
     policy = config["schedule_policy"]
     engine = EngineConfig(
@@ -207,7 +212,7 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         async_scheduling=config["overlap"],
         seed=config["seed"],
         timing=timing,
-        tiers=_tiers(hicache, 1 + config["swa_full_tokens_ratio"] if groups else 1) if hicache is not None else None,
+        tiers=_tiers(hicache, 1 + config.get("swa_full_tokens_ratio", 0)) if hicache is not None else None,
         # A byte a nanosecond, so that a page takes as long as it has bytes.
         bytes_per_block=hicache["per_page"] if hicache is not None else None,
         sglang=msgspec.convert(
@@ -265,7 +270,7 @@ class SglangRun(LoggedRun):
             tokens |= {job.id: 1 for job in policy.decoding()}
         held = sum(len(extent.ids) for extent in pool.maps[0].extents() if extent.refs)
         unnamed = pool.unnamed if scheduler.manager.caching else pool.free
-        windows = pool.windows
+        windows, states = pool.windows, pool.states
         hicache = self.core.offload if isinstance(self.core.offload, HiCache) else None
         self.steps.append(
             {
@@ -282,6 +287,7 @@ class SglangRun(LoggedRun):
                 "swa": [windows.free, windows.evictable, windows.protected] if windows is not None else None,
                 "host": hicache.pages.pool.unnamed if hicache is not None else None,
                 "swa_host": windows.host.free if windows is not None and windows.host is not None else None,
+                "states": [states.free, states.evictable, states.protected] if states is not None else None,
                 "ratio": policy.ratio,
                 "events": self.numbers.take(),
                 "finished": [],
@@ -333,6 +339,7 @@ def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
             "swa": None,
             "host": None,
             "swa_host": None,
+            "states": None,
             "events": [],
             "finished": [],
             **recorded,

@@ -1,0 +1,112 @@
+"""Slots for states of recurrent layers (Mamba) beside a radix tree of full attention, as SGLang keeps them.
+
+A running request has a slot of its own. Where it is inserted, the node at its end gets a copy of its state, in another slot; a
+prefix can be reused where it ends with a node that has a state. A node may lose its state and keep its pages. A request locks
+the state that it began with, or that it was last inserted with.
+"""
+
+from kvyard.blocks.eviction.radix import StatePart, use_of
+from kvyard.blocks.extent import Extent, Node
+
+
+class StateSlots:
+    """The state slots of one engine: how many are free, and which nodes have states, in order of use."""
+
+    def __init__(self, slots: int) -> None:
+        self.free = slots
+        self.size = slots
+        self.evictable = 0
+        """States of nodes that no request has locked."""
+        self.protected = 0
+        self._ends = StatePart(Extent([], 0))
+        """Joins the two ends of the list of nodes with states: ``older`` is the latest used, ``newer`` the earliest."""
+        self._ends.older = self._ends.newer = self._ends
+
+    # -- the tree ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def usable(nodes: list[Node]) -> int:
+        """Return how many of ``nodes``, which lead down from the root, a request can reuse."""
+        count = len(nodes)
+        while count and not state_of(nodes[count - 1].copies[0]).present:
+            count -= 1
+        return count
+
+    def use(self, node: Node) -> None:
+        """A match ends with ``node``, which has a state: it is the latest used."""
+        part = state_of(node.copies[0])
+        self._unlink(part)
+        self._link(part)
+
+    def give(self, extent: Extent) -> bool:
+        """A request gives a slot with its state to a node. Returns false if the node has one, which is the latest used then."""
+        part = state_of(extent)
+        if part.present:
+            self._unlink(part)
+            self._link(part)
+            self.free += 1
+            return False
+        part.present = True
+        part.extent = extent
+        self._link(part)
+        if part.locks:
+            self.protected += 1
+        else:
+            self.evictable += 1
+        return True
+
+    def evict(self, extent: Extent) -> None:
+        """Free the state of a node, if it has one; no request may have locked it."""
+        part = state_of(extent)
+        if part.present:
+            assert not part.locks, f"{extent} has a state that is locked and evicted"
+            part.present = False
+            self._unlink(part)
+            self.evictable -= 1
+            self.free += 1
+
+    def first(self) -> Extent | None:
+        """The node whose state is evicted next."""
+        part = self._ends.newer
+        while part.locks:
+            part = part.newer
+        return part.extent if part is not self._ends else None
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def lock(self, node: Node) -> None:
+        """A request has begun with the state of ``node``, or was inserted up to it."""
+        part = state_of(node.copies[0])
+        if part.present and not part.locks:
+            self.evictable -= 1
+            self.protected += 1
+        part.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Take back a lock."""
+        part = state_of(node.copies[0])
+        part.locks -= 1
+        if part.present and not part.locks:
+            self.evictable += 1
+            self.protected -= 1
+
+    # -- the list ---------------------------------------------------------------------------------------------------
+
+    def _link(self, part: StatePart) -> None:
+        """Put ``part`` at the end, as the latest used."""
+        newer, older = self._ends, self._ends.older
+        part.newer, part.older = newer, older
+        newer.older = older.newer = part
+
+    @staticmethod
+    def _unlink(part: StatePart) -> None:
+        part.newer.older, part.older.newer = part.older, part.newer
+
+
+def state_of(extent: Extent) -> StatePart:
+    """The state of a node's extent."""
+    use = use_of(extent)
+    part = use.state
+    if part is None:
+        part = use.state = StatePart(extent)
+    return part
