@@ -167,16 +167,16 @@ class HostPages:
         self._numbers += 1
         again: list[Extent] = []
         for covered in windows:
-            found = self.below(covered)
-            assert found is not None
-            below.enter(part_of(covered.copies[0]), found.copies[0])
+            host_node = self.below(covered)
+            assert host_node is not None
+            below.enter(part_of(covered.copies[0]), host_node.copies[0])
             pages += covered.stop - covered.start
             if covered is not node:
-                again.append(found.copies[0])
+                again.append(host_node.copies[0])
         if extent is None:
-            found = self.below(node)
-            assert found is not None
-            again.append(found.copies[0])
+            host_node = self.below(node)
+            assert host_node is not None
+            again.append(host_node.copies[0])
         for covered in (*windows, node):
             part_of(covered.copies[0]).writing = self._numbers
         lock = (node, self.windows.lock(node))

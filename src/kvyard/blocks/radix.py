@@ -392,10 +392,10 @@ class RadixGroup(Group):
             self.host.note(below)
         return front
 
-    def _split_below(self, node: Node, at: int, host: HostPages) -> Node:
+    def _split_below(self, node: Node, position: int, host: HostPages) -> Node:
         """Split a node that only the host has at position ``at``; returns the earlier part."""
         later: Extent = node.copies[0]
-        front = host.map.split(node, at)
+        front = host.map.split(node, position)
         self.order.split(front.copies[0], later, host.order)
         if self.windows is not None:
             self.windows.split(front.copies[0], later)

@@ -102,7 +102,9 @@ def with_fields(name: str, kind: Any) -> Callable[[Command], Command]:
 
         defaults = kind._field_defaults
         kept = inspect.Parameter.KEYWORD_ONLY
-        options = [inspect.Parameter(one, kept, default=defaults[one], annotation=hints[one]) for one in hints]
+        options = [
+            inspect.Parameter(option, kept, default=defaults[option], annotation=hints[option]) for option in hints
+        ]
         return with_parameters(command, run, [name], options)
 
     return decorate

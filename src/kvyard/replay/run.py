@@ -20,8 +20,8 @@ from kvyard.replay.traces import Trace, TraceRequest, open_trace
 from kvyard.replay.traces.changes import prefetched
 from kvyard.replay.traces.hinting import with_hints
 
-Told = Callable[[int, int, int], None]
-"""Told now and then: requests that came, requests through, and the virtual time in nanoseconds."""
+Progress = Callable[[int, int, int], None]
+"""Called now and then with: requests that came, requests through, and the virtual time in nanoseconds."""
 
 
 class ReplayOutcome:
@@ -88,7 +88,7 @@ def replay(
     slo: Slo | Mapping[str, float] | str | None = None,
     label: str = "",
     bounds: bool = False,
-    progress: Told | bool | None = None,
+    progress: Progress | bool | None = None,
     per_request: str | Path | None = None,
     format: str | None = None,
     skip_bad: bool = False,

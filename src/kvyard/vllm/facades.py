@@ -107,7 +107,7 @@ class CoordinatorFacade:
         self.hash_block_size = blocks.geometry.hash_block_size
         self.group_block_sizes = tuple(group.block_size for group in blocks.groups)
         self.single_type_managers = tuple(
-            GroupFacade(at, group.kv_cache_spec) for at, group in enumerate(kv_cache_config.kv_cache_groups)
+            GroupFacade(index, group.kv_cache_spec) for index, group in enumerate(kv_cache_config.kv_cache_groups)
         )
 
     def get_num_blocks_to_allocate(

@@ -12,7 +12,7 @@ import pytest
 from tests.replay.support import write_pool_trace
 
 from kvyard.errors import KvyardError
-from kvyard.lab.jobs import Ended, LocalExecutor, Task, Told
+from kvyard.lab.jobs import Ended, LocalExecutor, Progress, Task
 from kvyard.lab.pools import pool_requests, replay_pools
 from kvyard.replay.report.files import to_json
 from kvyard.replay.report.table import report_text
@@ -50,7 +50,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Backwards(LocalExecutor):
     """Runs tasks as other processes get them, the last first."""
 
-    def run(self, tasks: Sequence[Task], ended: Ended, told: Told | None = None) -> None:
+    def run(self, tasks: Sequence[Task], ended: Ended, told: Progress | None = None) -> None:
         super().run(pickle.loads(pickle.dumps(list(reversed(tasks)))), ended, told)
 
 

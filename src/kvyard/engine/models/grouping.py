@@ -62,8 +62,8 @@ def _grouped(layers: Sequence[CacheLayer], pages: Sequence[_LayerPage]) -> list[
         # Layers of one kind share a table even if some keep more per token than others.
         return [list(enumerate(pages))]
     buckets: dict[_LayerPage, list[_Numbered]] = {}
-    for at, page in enumerate(_equal(pages)):
-        buckets.setdefault(page, []).append((at, page))
+    for position, page in enumerate(_equal(pages)):
+        buckets.setdefault(page, []).append((position, page))
     smallest, largest = min(map(len, buckets.values())), max(map(len, buckets.values()))
     size = largest if largest < 1.5 * smallest else smallest
     groups = []

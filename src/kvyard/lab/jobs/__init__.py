@@ -1,7 +1,7 @@
 """Many replays at a time: what one of them is, and who runs them: this process, several of them, or a Ray cluster."""
 
-from kvyard.lab.jobs.executor import Ended, Executor, Told
+from kvyard.lab.jobs.executor import Ended, Executor, Progress
 from kvyard.lab.jobs.local import LocalExecutor
 from kvyard.lab.jobs.task import Task, TracePart, perform
 
-__all__ = ["Ended", "Executor", "LocalExecutor", "Task", "Told", "TracePart", "perform"]
+__all__ = ["Ended", "Executor", "LocalExecutor", "Progress", "Task", "TracePart", "perform"]

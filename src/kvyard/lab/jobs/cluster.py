@@ -17,7 +17,7 @@ import xxhash
 from kvyard import __version__
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
-from kvyard.lab.jobs.executor import ATTEMPTS, Ended, Executor, Told
+from kvyard.lab.jobs.executor import ATTEMPTS, Ended, Executor, Progress
 from kvyard.lab.jobs.task import Task, outcome
 
 AUTO = "auto"
@@ -49,7 +49,7 @@ class RayExecutor(Executor):
         self._remote = ray.remote(num_cpus=1, max_retries=0)(_work)
         self._traces: dict[str, tuple[str, Any]] = {}
 
-    def run(self, tasks: Sequence[Task], ended: Ended, told: Told | None = None) -> None:
+    def run(self, tasks: Sequence[Task], ended: Ended, progress: Progress | None = None) -> None:
         """As ``Executor.run``; progress isn't reported."""
         ray = self._ray
         lost = (

@@ -6,8 +6,8 @@ from typing import Protocol, Self
 
 from kvyard.lab.jobs.task import Task
 
-Told = Callable[[str, int, int], None]
-"""Told now and then: the key of a replay, its requests through, its virtual time in nanoseconds."""
+Progress = Callable[[str, int, int], None]
+"""Called now and then with the key of a replay, its requests through, its virtual time in nanoseconds."""
 Ended = Callable[[str, str | None], None]
 """Called when a replay ended and its report is where its task says: its key, and why it failed if it did."""
 ATTEMPTS = 3
@@ -19,7 +19,7 @@ class Executor(Protocol):
 
     jobs: int
 
-    def run(self, tasks: Sequence[Task], ended: Ended, told: Told | None = None) -> None:
+    def run(self, tasks: Sequence[Task], ended: Ended, progress: Progress | None = None) -> None:
         """Run all of ``tasks``. One that fails doesn't take the others with it; one whose process is lost is run again.
 
         Reports are written by the calling process. On a KeyboardInterrupt, ends the tasks in flight and re-raises it.

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvyard.errors import KvyardError
 from kvyard.files import write_whole
-from kvyard.lab.jobs.executor import ATTEMPTS, Ended, Executor, Told
+from kvyard.lab.jobs.executor import ATTEMPTS, Ended, Executor, Progress
 from kvyard.lab.jobs.task import Task, outcome
 
 
@@ -27,13 +27,13 @@ class LocalExecutor(Executor):
             raise KvyardError(f"jobs must be at least 1, got {jobs}")
         self.jobs = jobs
 
-    def run(self, tasks: Sequence[Task], ended: Ended, told: Told | None = None) -> None:
+    def run(self, tasks: Sequence[Task], ended: Ended, progress: Progress | None = None) -> None:
         """As ``Executor.run``."""
         if self.jobs > 1:
-            _Crew(self.jobs, ended, told).run(tasks)
+            _Crew(self.jobs, ended, progress).run(tasks)
             return
         for task in tasks:
-            report, why = outcome(task, _teller(task, told))
+            report, why = outcome(task, _reporter(task, progress))
             try:
                 if why is None:
                     write_whole(task.path, report)
@@ -42,17 +42,17 @@ class LocalExecutor(Executor):
             ended(task.key, why)
 
 
-def _teller(task: Task, told: Told | None) -> Any:
-    return None if told is None else lambda through, now: told(task.key, through, now)
+def _reporter(task: Task, progress: Progress | None) -> Any:
+    return None if progress is None else lambda through, now: progress(task.key, through, now)
 
 
 class _Crew:
     """Processes at work, each with a pipe to here."""
 
-    def __init__(self, jobs: int, ended: Ended, told: Told | None) -> None:
+    def __init__(self, jobs: int, ended: Ended, progress: Progress | None) -> None:
         self._jobs = jobs
         self._ended = ended
-        self._told = told
+        self._progress = progress
         self._spawn = multiprocessing.get_context("spawn")
         self._at_work: dict[Connection, tuple[Task, Any]] = {}
         self._todo: list[Task] = []
@@ -87,9 +87,9 @@ class _Crew:
             message = pipe.recv()
         except (EOFError, OSError):  # it was killed, maybe in the middle of a message
             message = None
-        if message is not None and message[0] == "told":
-            if self._told is not None:
-                self._told(task.key, message[1], message[2])
+        if message is not None and message[0] == "progress":
+            if self._progress is not None:
+                self._progress(task.key, message[1], message[2])
             return
         del self._at_work[pipe]
         pipe.close()
@@ -135,6 +135,6 @@ def _uninterrupted() -> Iterator[None]:
 def _work(task: Task, pipe: Connection) -> None:
     """Work of a process. The process that started it handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    report, why = outcome(task, lambda through, now: pipe.send(("told", through, now)))
+    report, why = outcome(task, lambda through, now: pipe.send(("progress", through, now)))
     with suppress(BrokenPipeError):  # the process that started it was killed
         pipe.send(("done", report) if why is None else ("failed", why))

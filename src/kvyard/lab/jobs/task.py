@@ -58,8 +58,8 @@ class Task(NamedTuple):
     """... and which pools there are. Then the bytes are those of a ``kvyard.lab.pools.shard.PoolRun``."""
 
 
-def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes:
-    """Run one replay in this process; returns its report as JSON, or the result of a pool. ``told`` receives the number of
+def perform(task: Task, progress: Callable[[int, int], None] | None = None) -> bytes:
+    """Run one replay in this process; returns its report as JSON, or the result of a pool. ``progress`` receives the number of
     ended requests and the virtual time.
 
     Raises ``KvyardError``; a KeyboardInterrupt goes on.
@@ -68,7 +68,7 @@ def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes
     from kvyard.replay.run import replay
 
     source = task.part.of(open_trace(task.trace, **task.reading))
-    tell = None if told is None else lambda came, through, now: told(through, now)
+    tell = None if progress is None else lambda came, through, now: progress(through, now)
     if task.pool:
         from kvyard.lab.pools.shard import perform_pool
 
@@ -79,10 +79,10 @@ def perform(task: Task, told: Callable[[int, int], None] | None = None) -> bytes
     return to_json(done.report)
 
 
-def outcome(task: Task, told: Callable[[int, int], None] | None = None) -> tuple[bytes, str | None]:
+def outcome(task: Task, progress: Callable[[int, int], None] | None = None) -> tuple[bytes, str | None]:
     """As ``perform``: a report, or why there is none. Whatever is wrong with one replay, others go on."""
     try:
-        return perform(task, told), None
+        return perform(task, progress), None
     except KvyardError as error:
         return b"", str(error)
     except MemoryError:

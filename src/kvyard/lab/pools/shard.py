@@ -47,13 +47,13 @@ def perform_pool(
     names: Collection[str],
     config: ReplayConfig,
     slo: Slo | None,
-    told: Callable[[int, int, int], None] | None,
+    progress: Callable[[int, int, int], None] | None,
 ) -> bytes:
     """Replay the requests of pool ``name``; returns a ``PoolRun``, packed.
 
     Raises ``KvyardError``; a KeyboardInterrupt goes on.
     """
-    done = replay(pool_requests(trace, name, names), config=config, slo=slo, label=name, progress=told)
+    done = replay(pool_requests(trace, name, names), config=config, slo=slo, label=name, progress=progress)
     if not done.complete:
         raise KeyboardInterrupt
     durations, counts = done.fleet.gaps.columns()

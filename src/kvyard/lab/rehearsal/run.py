@@ -18,7 +18,7 @@ from kvyard.replay.live.prompts import PromptMaker
 from kvyard.replay.live.run import LiveRun, drive
 from kvyard.replay.report import Slo
 from kvyard.replay.report.numbers import Spread, spread
-from kvyard.replay.run import Told
+from kvyard.replay.run import Progress
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.settings import chosen
 
@@ -41,7 +41,7 @@ def rehearse(
     tolerance: "Tolerance | None" = None,
     slo: Slo | Mapping[str, float] | str | None = None,
     label: str = "",
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> Rehearsed:
     """Start the fleet that ``config`` describes with a gateway in front, drive it with ``trace``, and end both.
 

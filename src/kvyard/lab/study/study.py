@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvyard.errors import KvyardError
-from kvyard.lab.jobs import Executor, LocalExecutor, Task, Told, TracePart
+from kvyard.lab.jobs import Executor, LocalExecutor, Progress, Task, TracePart
 from kvyard.lab.study.grid import Grid, Point, fingerprint, make_grid, point_key
 from kvyard.lab.study.result import Result
 from kvyard.lab.study.runs import notes, times, write_runs
@@ -43,7 +43,7 @@ class Study:
         slo: Slo | Mapping[str, float] | str | None = None,
         jobs: int = 1,
         executor: Executor | None = None,
-        progress: Told | None = None,
+        progress: Progress | None = None,
         counted: Counted | None = None,
         format: str | None = None,
         skip_bad: bool = False,

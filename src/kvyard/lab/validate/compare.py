@@ -18,7 +18,7 @@ from kvyard.lab.validate.reading import MeasuredRequest, MeasuredRun
 from kvyard.replay.record import Record
 from kvyard.replay.report.numbers import Spread, spread, weighted
 from kvyard.replay.report.words import timing_text
-from kvyard.replay.run import SimulatedRun, Told, replay
+from kvyard.replay.run import Progress, SimulatedRun, replay
 from kvyard.replay.settings import ONLY_WITH_MODEL, SETTINGS, make_config
 
 COLUMNS = ("mean", "p50", "p90", "p99")
@@ -98,7 +98,7 @@ class Validation(msgspec.Struct, kw_only=True):
         return found | {(name, ""): rate.error for name, rate in self.throughput.items()}
 
 
-def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Told | None = None) -> Validation:
+def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Progress | None = None) -> Validation:
     """Replay ``run`` with ``settings`` on top of what it says of its engine, one worker unless they say more, and compare.
 
     Raises ``KvyardError`` for settings that can't be, and where no request of the replay was answered.

@@ -246,5 +246,5 @@ def _sorted_ids(records: Records) -> tuple[Sequence[bytes] | npt.NDArray[np.byte
         return ids, np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     # At a fixed width, padded with zero bytes, they take a fraction of the room.
     packed = [np.array(part.ids(), dtype=f"S{max(1, widest)}") for part in records.parts()]
-    found = np.concatenate(packed) if packed else np.zeros(0, dtype="S1")
-    return found, np.argsort(found, kind="stable")
+    joined = np.concatenate(packed) if packed else np.zeros(0, dtype="S1")
+    return joined, np.argsort(joined, kind="stable")

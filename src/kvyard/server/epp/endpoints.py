@@ -61,7 +61,7 @@ class Endpoints:
                     self._unknown(engine, error.strerror or str(error))
                 continue
             # Those of IPv4 first, as long as clusters have both: all data planes reach them.
-            addresses.sort(key=lambda one: (":" in one, one))
+            addresses.sort(key=lambda address: (":" in address, address))
             if addresses:
                 self._learn(engine, addresses[0], port)
             elif self.of(engine) is None:

@@ -113,10 +113,10 @@ def _metadata(message: Any, namespace: str, key: str) -> Any:
     """A value of the filters' metadata; ``None`` where there is none."""
     if not message.HasField("metadata_context"):
         return None
-    found = message.metadata_context.filter_metadata
-    if namespace not in found:
+    metadata = message.metadata_context.filter_metadata
+    if namespace not in metadata:
         return None
-    fields = found[namespace].fields
+    fields = metadata[namespace].fields
     return fields.get(key)
 
 
@@ -126,7 +126,9 @@ def subset(message: Any) -> list[str] | None:
     if value is None:
         return None
     parts = (
-        [one.string_value for one in value.list_value.values] if value.HasField("list_value") else [value.string_value]
+        [item.string_value for item in value.list_value.values]
+        if value.HasField("list_value")
+        else [value.string_value]
     )
     return endpoints_in(",".join(parts))
 
@@ -158,12 +160,12 @@ def _set(headers: Iterable[tuple[str, str]], remove: Iterable[str] = ()) -> Any:
 def destination(endpoints: str, more: Iterable[tuple[str, str]] = (), remove: Iterable[str] = (), *, body: bool) -> Any:
     """Return the destination of a request, in the answer to its body, or to its headers."""
     mutation = _set([(DESTINATION, endpoints), *more], remove)
-    said = CommonResponse(header_mutation=mutation, clear_route_cache=True)
+    response = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     metadata = Struct()
     metadata.fields[BALANCER].struct_value.fields[DESTINATION].string_value = endpoints
     if body:
-        return ProcessingResponse(request_body=BodyResponse(response=said), dynamic_metadata=metadata)
-    return ProcessingResponse(request_headers=HeadersResponse(response=said), dynamic_metadata=metadata)
+        return ProcessingResponse(request_body=BodyResponse(response=response), dynamic_metadata=metadata)
+    return ProcessingResponse(request_headers=HeadersResponse(response=response), dynamic_metadata=metadata)
 
 
 def request_headers_pass() -> Any:

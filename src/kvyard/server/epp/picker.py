@@ -128,7 +128,7 @@ class EndpointPicker:
         except Exception as error:
             self._open("choice", error)
             decision = None
-            engine = min(self._eligible(pool, place), key=lambda one: one.in_flight)
+            engine = min(self._eligible(pool, place), key=lambda candidate: candidate.in_flight)
         return Picked(proxied=proxied, engine=engine, decision=decision, endpoints=self._named(engine, pool, place))
 
     async def _route(self, asked: PickRequest, id_: str) -> Routed:
@@ -197,7 +197,7 @@ class EndpointPicker:
         if not self.config.fallbacks:
             return chosen
         others = [other for other in self._eligible(pool, place) if other is not engine]
-        others.sort(key=lambda one: one.in_flight)
+        others.sort(key=lambda candidate: candidate.in_flight)
         fallbacks = [self.endpoints.of(other) for other in others[: self.config.fallbacks]]
         return ",".join([chosen, *filter(None, fallbacks)])
 

@@ -125,19 +125,19 @@ class RequestStream:
         elif self._request_mode in (BUFFERED, PARTIAL):
             await self._write(messages.request_headers_pass())
 
-    async def _request_body(self, found: Any) -> None:
+    async def _request_body(self, chunk: Any) -> None:
         if self._request_mode in (BUFFERED, PARTIAL):
             if self._picked is None:
-                await self._pick(found.body)
+                await self._pick(chunk.body)
                 await self._say_destination(body=True)
         elif self._request_mode == PIECES:
             await self._write(messages.body_pass(request=True))
         elif self._picked is not None:
-            await self._write(messages.piece(found.body, found.end_of_stream, request=True))
+            await self._write(messages.piece(chunk.body, chunk.end_of_stream, request=True))
         else:
-            self._keep(found.body, found.end_of_stream)
+            self._keep(chunk.body, chunk.end_of_stream)
             bounds, picker = self._picker.config, self._picker
-            if found.end_of_stream:
+            if chunk.end_of_stream:
                 await self._go_on(b"".join([body for body, _ in self._pieces]))
             elif self._held > bounds.limits.body_bytes or picker.held > bounds.held_bytes:
                 await self._go_on(None, "size")
@@ -221,8 +221,8 @@ class RequestStream:
                 self._began(picked)
         await self._write(messages.response_headers(more))
 
-    async def _response_body(self, found: Any) -> None:
-        picked, body = self._picked, found.body
+    async def _response_body(self, chunk: Any) -> None:
+        picked, body = self._picked, chunk.body
         if picked is not None:
             if body:
                 proxied = picked.proxied
@@ -235,10 +235,10 @@ class RequestStream:
                     if proxied.booked is not None and proxied.pool.router.config.track_output:
                         proxied.pool.router.progressed(proxied.id, proxied.events, self._picker.gateway.clock.now())
                 self._usage.feed(body)
-            if found.end_of_stream:
+            if chunk.end_of_stream:
                 self._whole = True
         if self._response_mode == STREAMED:
-            await self._write(messages.piece(body, found.end_of_stream, request=False))
+            await self._write(messages.piece(body, chunk.end_of_stream, request=False))
         else:
             await self._write(messages.body_pass(request=False))
 

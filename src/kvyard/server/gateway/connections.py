@@ -297,11 +297,11 @@ class EngineConnections:
         """A connection that is the caller's until it is released or closed. Raises ``EngineFailed``."""
         idle = self._idle.get(address)
         while idle:
-            found = idle.pop()
-            if found.alive and found.heard + IDLE_SECONDS > self.now():
-                found.busy, found.heard = True, self.now()
-                return found
-            found.close()
+            connection = idle.pop()
+            if connection.alive and connection.heard + IDLE_SECONDS > self.now():
+                connection.busy, connection.heard = True, self.now()
+                return connection
+            connection.close()
         return await self._open(address)
 
     async def get(

@@ -348,11 +348,11 @@ class EnginePool(msgspec.Struct, eq=False):
         """Ranks that don't serve ``name``. The pool's own model is served by all: an engine put here by mistake will say so."""
         if name == self.model:
             return frozenset()
-        found = self._shut.get(name)
-        if found is None:
+        shut = self._shut.get(name)
+        if shut is None:
             others = [engine for engine in self.engines.values() if not engine.serves(name)]
-            found = self._shut[name] = frozenset(holder for engine in others for holder in engine.holders)
-        return found
+            shut = self._shut[name] = frozenset(holder for engine in others for holder in engine.holders)
+        return shut
 
     def all_but(self, name: str) -> frozenset[Holder]:
         """Return the ranks of all engines but one, if that engine is up; none if it isn't, so that any may answer."""
@@ -409,7 +409,7 @@ class EnginePool(msgspec.Struct, eq=False):
         """Book a request at the engine that turned out to have it, as ``place`` would; ``None`` where it can't be booked there.
         The caller must ``release`` it.
         """
-        others = frozenset(holder for one in self.engines.values() if one is not engine for holder in one.holders)
+        others = frozenset(holder for other in self.engines.values() if other is not engine for holder in other.holders)
         try:
             return self._book(msgspec.structs.replace(place, shut=others, tried=set()))[0]
         except KvyardError:

@@ -72,11 +72,11 @@ class TextCutter:
         """Special tokens around a text."""
         if self.cuts and not self._whole_bytes:
             plain, special = tokenizer.encode("x", False), tokenizer.encode("x", True)
-            at = next((at for at in range(len(special)) if special[at : at + len(plain)] == plain), None)
-            if at is None:
+            start = next((start for start in range(len(special)) if special[start : start + len(plain)] == plain), None)
+            if start is None:
                 self.cuts = False
             else:
-                self._front = (special[:at], special[at + len(plain) :])
+                self._front = (special[:start], special[start + len(plain) :])
 
     def pieces(self, text: str, special: bool) -> tuple[list[bytes | memoryview], Callable[[int], Sequence[int]]]:
         """Return the text in runs and a last piece, as bytes; and a function for the tokens of each."""
@@ -101,7 +101,7 @@ class TextCutter:
                 found = [*front, *found]
             return [*found, *back] if at == last and back else found
 
-        return [one.encode("utf-8", "surrogatepass") for one in texts], tokens
+        return [piece.encode("utf-8", "surrogatepass") for piece in texts], tokens
 
 
 def by_words(tokenizer: FileTokenizer) -> bool:
@@ -116,7 +116,10 @@ def by_words(tokenizer: FileTokenizer) -> bool:
     before = described.get("pre_tokenizer")
     if before is None or not _local(before, {"ByteLevel", "Split", "Digits"}, "pretokenizers"):
         return False
-    if any(one.get("add_prefix_space") or one.get("invert") for one in _each(before, "pretokenizers")):
+    if any(
+        pretokenizer.get("add_prefix_space") or pretokenizer.get("invert")
+        for pretokenizer in _each(before, "pretokenizers")
+    ):
         return False
     if (described.get("truncation"), described.get("padding")) != (None, None):
         return False
@@ -124,7 +127,9 @@ def by_words(tokenizer: FileTokenizer) -> bool:
         if added.get("lstrip") or added.get("rstrip") or added.get("single_word") or " " in added.get("content", ""):
             return False
     # By its own words: the rule has to end a word there.
-    return all(tokenizer.splits(text, at) for text, at in (("ab cd", 2), ("a1 cd", 2), ("A\n\n b ab ef", 8)))
+    return all(
+        tokenizer.splits(text, position) for text, position in (("ab cd", 2), ("a1 cd", 2), ("A\n\n b ab ef", 8))
+    )
 
 
 def _each(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
@@ -164,11 +169,11 @@ class PromptReader:
         if by_pieces:
             source = await self.prompting.source(ask)
             if source is not None:
-                found = await self._read_source(source, namespace, too_long)
-                if found is not None:
+                prompt = await self._read_source(source, namespace, too_long)
+                if prompt is not None:
                     if source.ids is None and isinstance(ask, PeekedChat):
-                        self._sample_template(ask, namespace, found)
-                    return found
+                        self._sample_template(ask, namespace, prompt)
+                    return prompt
         if heavy:
             return self._unread()
         prompts = await self.prompting.prompts(ask)
@@ -195,10 +200,10 @@ class PromptReader:
             if not pieces or len(pieces[-1]) == RUN_BYTES:
                 pieces.append(data[:0])
             step = RUN_BYTES // 4
-            found = await self._named(b"ids", pieces, lambda at: ids[at * step : (at + 1) * step], namespace, too_long)
+            prompt = await self._named(b"ids", pieces, lambda at: ids[at * step : (at + 1) * step], namespace, too_long)
         except KvyardError:
             return unnamed
-        return ReadPrompt(found.keys, tokens, found.tail, kept, single)
+        return ReadPrompt(prompt.keys, tokens, prompt.tail, kept, single)
 
     def _unread(self) -> ReadPrompt:
         self.prompting.unread += 1
@@ -228,10 +233,10 @@ class PromptReader:
         by_thread = not isinstance(self.prompting.local, ByteTokenizer)
         if not by_thread and too_long(sum(map(len, parts))):
             return ReadPrompt((), sum(map(len, parts)), single=True)
-        found = await self._named(kind, parts, tokens, namespace, too_long, by_thread)
+        prompt = await self._named(kind, parts, tokens, namespace, too_long, by_thread)
         if self.prompting.local is not None and not isinstance(self.prompting.local, ByteTokenizer):
-            self._sample(self.prompting.local, source, namespace, found)
-        return found
+            self._sample(self.prompting.local, source, namespace, prompt)
+        return prompt
 
     async def _named(
         self,
@@ -253,10 +258,12 @@ class PromptReader:
         digests = known.digests(kind, pieces[:last])
         path = known.path(digests)
         done = len(path)
-        made: list[Sequence[int]] | None = None
+        tokenized: list[Sequence[int]] | None = None
         if by_thread and sum(map(len, pieces[done:])) > LONG_TEXT:
             loop = asyncio.get_running_loop()
-            made = await loop.run_in_executor(_THREADS, lambda: [tokens_of(at) for at in range(done, last + 1)])
+            tokenized = await loop.run_in_executor(
+                _THREADS, lambda: [tokens_of(index) for index in range(done, last + 1)]
+            )
         count, rest = (path[-1].tokens, path[-1].rest) if path else (0, ())
         parent: int | None = None
         for run in reversed(path):
@@ -269,14 +276,14 @@ class PromptReader:
         batch: list[Sequence[int]] = []
         """Tokens of runs that have no names yet: those of many are made at once."""
         turn = count
-        for at in range(done, last + 1):
-            batch.append(tokens_of(at) if made is None else made[at - done])
+        for index in range(done, last + 1):
+            batch.append(tokens_of(index) if tokenized is None else tokenized[index - done])
             count += len(batch[-1])
-            if at < last and count - turn <= TURN:
+            if index < last and count - turn <= TURN:
                 continue
             if too_long(count):
                 # How long it is, is worth knowing all the same.
-                count += sum(len(tokens_of(later)) for later in range(at + 1, last + 1))
+                count += sum(len(tokens_of(later)) for later in range(index + 1, last + 1))
                 return ReadPrompt((), count, single=True)
             start = turn - len(rest)
             ready = _joined(rest, batch)
@@ -286,14 +293,14 @@ class PromptReader:
                 parent = int.from_bytes(names[-8:], sys.byteorder)
             fresh.append(names)
             end, block = turn - start, 0
-            for ids in batch if at < last else batch[:-1]:
+            for ids in batch if index < last else batch[:-1]:
                 end += len(ids)
                 blocks = end // size
                 runs.append(KnownRun(names[8 * block : 8 * blocks], start + end, tuple(ready[blocks * size : end])))
                 block = blocks
             rest = tuple(ready[whole:])
             batch, turn = [], count
-            if at < last:
+            if index < last:
                 await pause()
         _packed(rest)  # what is behind the last full block was looked at by nothing yet
         known.read += count
@@ -312,31 +319,31 @@ class PromptReader:
         self._checking.add(task)
         task.add_done_callback(self._checking.discard)
 
-    def _sample_template(self, ask: PeekedChat, namespace: Namespace, found: ReadPrompt) -> None:
+    def _sample_template(self, ask: PeekedChat, namespace: Namespace, prompt: ReadPrompt) -> None:
         """Now and then compare a conversation that was written here with what an engine makes of it."""
         if self.prompting.template is None:
             return
         self._chats += 1
         if self._chats <= FIRST or not self._chats % SAMPLE:
-            task = asyncio.get_running_loop().create_task(self._check_template(ask, namespace, found))
+            task = asyncio.get_running_loop().create_task(self._check_template(ask, namespace, prompt))
             self._checking.add(task)
             task.add_done_callback(self._checking.discard)
 
-    async def _check_template(self, ask: PeekedChat, namespace: Namespace, found: ReadPrompt) -> None:
+    async def _check_template(self, ask: PeekedChat, namespace: Namespace, prompt: ReadPrompt) -> None:
         ids = await self.prompting.by_engine(ask)
         if ids is None or self.prompting.template is None:
             return  # no engine says
         keys = self._identity.keys(ids, namespace)
-        if found.tokens == len(ids) and list(found.keys) == keys:
+        if prompt.tokens == len(ids) and list(prompt.keys) == keys:
             return
         self.differed += 1
         log.warning(
             "the chat template of %s gives other tokens than the engine's (%d and %d): engines are asked from now on",
-            *(self.prompting.how, found.tokens, len(ids)),
+            *(self.prompting.how, prompt.tokens, len(ids)),
         )
         self.prompting.template = None
 
-    async def _check(self, local: Tokenizer, source: RawPrompt, namespace: Namespace, found: ReadPrompt) -> None:
+    async def _check(self, local: Tokenizer, source: RawPrompt, namespace: Namespace, prompt: ReadPrompt) -> None:
         assert source.text is not None
         loop = asyncio.get_running_loop()
         try:
@@ -345,13 +352,13 @@ class PromptReader:
         except (KvyardError, RuntimeError):
             return
         tail = ids[len(keys) * self._identity.block_size :]
-        if found.tokens == len(ids) and list(found.keys) == keys and list(found.tail or ()) == tail:
+        if prompt.tokens == len(ids) and list(prompt.keys) == keys and list(prompt.tail or ()) == tail:
             return
         self.differed += 1
         if self._cutter is not None and self._cutter.cuts:
             log.warning(
                 "%s makes other tokens of a text than of its parts (%d and %d): texts are read whole from now on",
-                *(self.prompting.how, len(ids), found.tokens),
+                *(self.prompting.how, len(ids), prompt.tokens),
             )
             self._cutter.cuts = False
         self.known.clear()

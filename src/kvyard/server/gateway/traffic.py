@@ -289,30 +289,30 @@ class Traffic:
         self.first_bytes.add(proxied.first, proxied.first - proxied.received)
         self._metrics.first[proxied.model,].observe((proxied.first - proxied.received) / SECOND)
 
-    def answered(self, proxied: RequestRecord, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
+    def answered(self, proxied: RequestRecord, engine: Engine, decision: Decision, tokens: AnswerTokens) -> None:
         """An answer is whole."""
-        proxied.output = said.output if said.output is not None else max(0, proxied.events - 1)
+        proxied.output = tokens.output if tokens.output is not None else max(0, proxied.events - 1)
         engine.output_tokens += proxied.output
         self.counters.output_tokens += proxied.output
-        proxied.cached = said.cached
-        if proxied.handed_over and said.cached is not None:
-            cached = min(said.cached, decision.overlap * proxied.pool.router.block_size)
-            said = said._replace(cached=cached)
+        proxied.cached = tokens.cached
+        if proxied.handed_over and tokens.cached is not None:
+            cached = min(tokens.cached, decision.overlap * proxied.pool.router.block_size)
+            tokens = tokens._replace(cached=cached)
             proxied.cached = cached
-        if said.prompt is not None:
-            proxied.prompt = said.prompt
+        if tokens.prompt is not None:
+            proxied.prompt = tokens.prompt
         metrics, model = self._metrics, proxied.model
         metrics.output[model,].inc(proxied.output)
-        if not decision.num_tokens and said.prompt:
+        if not decision.num_tokens and tokens.prompt:
             # A prompt that wasn't read here: the engine says how long it was.
-            engine.prompt_tokens += said.prompt
-            self.counters.prompt_tokens += said.prompt
-            metrics.prompt[model,].inc(said.prompt)
-        if said.cached is not None and said.prompt is not None:
-            metrics.said_prompt[model,].inc(said.prompt)
-            metrics.said_cached[model,].inc(said.cached)
+            engine.prompt_tokens += tokens.prompt
+            self.counters.prompt_tokens += tokens.prompt
+            metrics.prompt[model,].inc(tokens.prompt)
+        if tokens.cached is not None and tokens.prompt is not None:
+            metrics.said_prompt[model,].inc(tokens.prompt)
+            metrics.said_cached[model,].inc(tokens.cached)
             metrics.said_predicted[model,].inc(decision.overlap * proxied.pool.router.block_size)
-            self._settle(proxied, engine, said.cached, said.prompt)
+            self._settle(proxied, engine, tokens.cached, tokens.prompt)
 
     def split(self, proxied: RequestRecord, outcome: str) -> None:
         """A request was, or was not, handed over from one engine to another: ``handed-over``, ``kept``, ``fell-back``."""
@@ -322,7 +322,7 @@ class Traffic:
         """A stage of a request that was handed over ended: ``prefill``, ``hand-over`` or ``decode``."""
         self._metrics.stages[proxied.model, stage].observe(max(0, took) / SECOND)
 
-    def prefilled(self, proxied: RequestRecord, engine: Engine, decision: Decision, said: AnswerTokens) -> None:
+    def prefilled(self, proxied: RequestRecord, engine: Engine, decision: Decision, tokens: AnswerTokens) -> None:
         """An engine has computed a prompt for another one."""
         size = proxied.pool.router.block_size
         engine.requests += 1
@@ -332,12 +332,12 @@ class Traffic:
         self._decisions += 1
         now = self._clock.now() / SECOND
         self.recent.append(RecentDecision(self._decisions, now, proxied.model, proxied.pool.model, decision))
-        if said.cached is None:
+        if tokens.cached is None:
             return
         promise = Promise(decision, size, engine.marks(), engine.downs)
-        delivered = self._judge(promise, engine, said.cached, said.prompt)
-        engine.promises.unpromised += said.cached - delivered
-        self.promises.unpromised += said.cached - delivered
+        delivered = self._judge(promise, engine, tokens.cached, tokens.prompt)
+        engine.promises.unpromised += tokens.cached - delivered
+        self.promises.unpromised += tokens.cached - delivered
 
     def _judge(self, promise: Promise, engine: Engine, cached: int, prompt: int | None) -> int:
         """Enter a promise whose engine found ``cached`` tokens; return the tokens it delivered. An engine that lacks most of
@@ -409,8 +409,8 @@ def _stored(pool: EnginePool) -> dict[str, int]:
 
 
 def _line(proxied: RequestRecord, outcome: str, now: int) -> AccessLine:
-    def since(at: int) -> float:
-        return round((at - proxied.received) / MS, 3) if at else 0.0
+    def since(time_ns: int) -> float:
+        return round((time_ns - proxied.received) / MS, 3) if time_ns else 0.0
 
     return AccessLine(
         time=proxied.received / SECOND,

@@ -99,7 +99,7 @@ def workers(model: IndexedModel) -> list[WorkerInfo]:
     """Return the workers registered for a model."""
     by_worker: dict[tuple[str, str], WorkerInfo] = {}
     for listener in model.listeners.values():
-        registration = listener.told
+        registration = listener.registration
         key = (
             ("pool", registration.pool) if registration.pool is not None else ("worker", str(registration.instance_id))
         )

@@ -68,7 +68,7 @@ def dump_model(model: IndexedModel) -> ModelDump:
         listener.drain()
     return ModelDump(
         **model_facts(model),
-        registrations=[listener.told for listener in model.listeners.values()],
+        registrations=[listener.registration for listener in model.listeners.values()],
         positions={name: listener.subscriber.subscription.positions() for name, listener in model.listeners.items()},
         index=dump(model.indexer),
     )
@@ -151,7 +151,8 @@ def _take_over(models: Models, dump: ModelDump, now: int) -> list[str]:
     same = {
         name
         for name, listener in mine.listeners.items()
-        if name not in unclear and any(_same(listener.told, registration) for registration in dump.registrations)
+        if name not in unclear
+        and any(_same(listener.registration, registration) for registration in dump.registrations)
     }
     taken = load(mine.indexer, dump.index, same, now)
     for stream in taken:

@@ -35,7 +35,7 @@ def stream_conditions(listener: Listener) -> Iterator[HealthReason]:
         yield HealthReason(code="stream-stale", about=about, why=info.reason or "nothing received yet")
     if info.block_sizes:
         sizes = ", ".join(map(str, info.block_sizes))
-        configured = listener.told.block_size
+        configured = listener.registration.block_size
         yield HealthReason(
             code="block-size", about=about, why=f"its blocks have {sizes} tokens, and {configured} were given"
         )

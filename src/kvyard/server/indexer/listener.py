@@ -31,16 +31,18 @@ LOOKED_AT = 1 << 14
 class Listener:
     """Follows one stream for one index."""
 
-    def __init__(self, source: Source, told: Register, indexer: Indexer, patience: Patience, clock: Clock) -> None:
-        """Opens nothing yet. ``told`` is the registration of one rank. Raises ``KvyardError`` for what is no endpoint."""
+    def __init__(
+        self, source: Source, registration: Register, indexer: Indexer, patience: Patience, clock: Clock
+    ) -> None:
+        """Opens nothing yet. ``registration`` is the one of one rank. Raises ``KvyardError`` for what is no endpoint."""
         self.source = source
-        self.told = told
+        self.registration = registration
         self.applied = 0
         self.block_sizes: set[int] = set()
         """By events."""
         self._indexer = indexer
         self._patience = patience
-        self._tier = None if told.tier is None else TIERS[told.tier]
+        self._tier = None if registration.tier is None else TIERS[registration.tier]
         self._clock = clock
         self._kept: Supervised | None = None
         self._damaged = False
@@ -48,7 +50,7 @@ class Listener:
         self.subscriber = self._subscriber()
 
     def _subscriber(self) -> Subscriber:
-        registration, patience = self.told, self._patience
+        registration, patience = self.registration, self._patience
         return Subscriber(
             registration.endpoint,
             replay=registration.replay_endpoint,
@@ -176,11 +178,11 @@ class Listener:
         else:
             heard = next(iter(self.subscriber.statuses()), None)
             state, reason = State.STALE, "nothing received yet" if heard is None else heard.reason
-        configured = self.told.block_size
+        configured = self.registration.block_size
         return ListenerInfo(
-            name=self.told.stream,
-            endpoint=self.told.endpoint,
-            replay_endpoint=self.told.replay_endpoint,
+            name=self.registration.stream,
+            endpoint=self.registration.endpoint,
+            replay_endpoint=self.registration.replay_endpoint,
             status=self.status,
             state=state.value,
             reason=self.error or reason,

@@ -160,7 +160,7 @@ class Service(AsyncService):
                 if key[0] != wish.model_name or (not anywhere and key[1] != wish.tenant):
                     continue
                 for name, listener in list(model.listeners.items()):
-                    if wish.matches(listener.told):
+                    if wish.matches(listener.registration):
                         await listener.stop()
                         del model.listeners[name]
                         model.indexer.unregister(name)
@@ -212,7 +212,7 @@ class Service(AsyncService):
         if known is not None:
             raise Refusal(
                 409,
-                f"{registration.called} rank {rank} is registered already, at {known.told.endpoint}",
+                f"{registration.called} rank {rank} is registered already, at {known.registration.endpoint}",
                 field="instance_id",
                 fix="unregister it first, or give this stream another name by stream",
             )
