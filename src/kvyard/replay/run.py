@@ -21,7 +21,7 @@ from kvyard.replay.traces.changes import prefetched
 from kvyard.replay.traces.hinting import with_hints
 
 Progress = Callable[[int, int, int], None]
-"""Called now and then with: requests that came, requests through, and the virtual time in nanoseconds."""
+"""Called now and then with requests that came, requests through, and the virtual time in nanoseconds."""
 
 
 class ReplayOutcome:

@@ -21,7 +21,7 @@ from kvyard.replay.report.report import LiveReport, Report, Share, Slo, WorkerRe
 from kvyard.replay.report.sessions import make_sessions
 from kvyard.replay.report.slo import read_slo
 from kvyard.replay.report.totals import WorkerSums
-from kvyard.replay.run import ReplayOutcome, Told, describe, hinted, limited
+from kvyard.replay.run import Progress, ReplayOutcome, describe, hinted, limited
 from kvyard.replay.traces import Trace, TraceRequest
 
 
@@ -41,7 +41,7 @@ def replay_live(
     token: str | None = None,
     slo: Slo | Mapping[str, float] | str | None = None,
     label: str = "",
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> LiveRun:
     """Drive the OpenAI endpoint at ``url`` with ``trace`` and report on it. Not to be called on a running event loop.
 
@@ -64,7 +64,7 @@ async def drive(
     clock: WallClock | None = None,
     slo: Slo | Mapping[str, float] | str | None = None,
     label: str = "",
-    progress: Told | None = None,
+    progress: Progress | None = None,
     settings: Mapping[str, object] | None = None,
     name: str | None = None,
     longest: int | None = None,
