@@ -63,8 +63,9 @@ class PrefixSessions:
         known = self._known
         match: _Recognised | None = None
         # A prompt that goes on from none is compared with all: in C, since that is a tenth of what it costs otherwise.
-        end = next(filter(known.__contains__, reversed(keys[-LOOK_BACK:])), None)
-        if end is not None:
+        last = keys[-LOOK_BACK:]
+        if not known.keys().isdisjoint(last):
+            end = next(filter(known.__contains__, reversed(last)))
             candidate = known[end]
             if candidate.scope == scope and tokens > candidate.tokens and candidate.at >= now - IDLE:
                 match = candidate
