@@ -217,6 +217,14 @@ def test_nothing_is_flagged_on_healthy_engines(name: str) -> None:
     assert sums.cause == "", sums.sentence
 
 
+def test_a_fleet_that_routes_better_than_its_replay_is_healthy() -> None:
+    """Its requests are through at once, so all with one document go to one worker; in the replay they overlap."""
+    rows = [replace(row, arrival=at * 10**6) for at, row in enumerate(documents(240, document=800, kinds=21))]
+    found = expect(traffic(rows), FLEET, counts(rows, {**FLEET, "timing_speedup": 1000}))
+    assert found.counted is not None and found.counted > found.owed
+    assert not found.fault and "--speedup" in found.notes[-1], found.sentence
+
+
 # -- what a search takes ----------------------------------------------------------------------------------------------------
 
 

@@ -46,7 +46,8 @@ def test_sglang_and_trtllm() -> None:
         "num_gpu_blocks": 100,
     }
     trtllm = read_serve_line("trtllm-serve nvidia/Other --max_batch_size 8 --kv_cache_free_gpu_memory_fraction 0.8")
-    assert trtllm.engine == "trtllm" and trtllm.settings["max_num_seqs"] == "8"
+    assert trtllm.engine == "trtllm" and trtllm.settings["max_num_seqs"] == "8" and trtllm.settings["block_size"] == 32
+    assert read_serve_line("sglang serve Qwen/Qwen3-8B").settings["block_size"] == 1, "its page, if no flag names one"
 
 
 @pytest.mark.parametrize("text", ["ollama serve", "vllm serve X --speculative-config {", "vllm serve 'X"])

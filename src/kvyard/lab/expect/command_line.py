@@ -51,6 +51,8 @@ OF_SGLANG = {
     "dp_size": "workers",
     "quantization": "quantization",
 }
+SGLANG_PAGE, TRTLLM_BLOCK = 1, 32
+"""Tokens of a page and of a block that no flag names, in SGLang and in TensorRT-LLM."""
 SGLANG_TABLE = ("schedule_policy", "chunked_prefill_size", "max_prefill_tokens", "radix_eviction_policy")
 OF_TRTLLM = {
     "max_batch_size": "max_num_seqs",
@@ -175,13 +177,14 @@ def _sglang(words: Sequence[str]) -> ServeLine:
     if table:
         found.settings["sglang"] = table
     tokens = found.settings.pop("max_total_tokens", None)
+    found.settings.setdefault("block_size", SGLANG_PAGE)
     if isinstance(tokens, int):
-        found.settings["num_gpu_blocks"] = tokens // int(str(found.settings.get("block_size", 1)))
+        found.settings["num_gpu_blocks"] = tokens // int(str(found.settings["block_size"]))
     return _checked(found)
 
 
 def _trtllm(words: Sequence[str]) -> ServeLine:
-    found = ServeLine(engine="trtllm", settings={"backend": "trtllm"}, ignored=[])
+    found = ServeLine(engine="trtllm", settings={"backend": "trtllm", "block_size": TRTLLM_BLOCK}, ignored=[])
     for name, value in _flags(words):
         if name in ("", "model"):
             found.settings["model"] = _model(value)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvyard.errors import KvyardError
 from kvyard.lab.expect.counted import Counted
-from kvyard.lab.expect.owed import Replayed, replay_traffic
+from kvyard.lab.expect.owed import Replayed, endless_hits, replay_traffic
 from kvyard.lab.expect.traffic import Tokens, Traffic
 from kvyard.replay.traces import TraceRequest
 from kvyard.replay.traces.bounds import Accesses
@@ -90,6 +90,15 @@ class Difference:
     def block_size(self) -> int:
         """Tokens that hits of the configured engine are multiples of."""
         return math.lcm(*(spec.block_size for spec in self.replayed.run.fleet.config.workers[0].engine.specs))
+
+    @property
+    def better_routed(self) -> bool:
+        """True if a fleet counted more than its replay, and no more than one worker with room for everything would."""
+        config = self.replayed.run.fleet.config
+        if self.missing >= 0 or sum(kind.count * kind.dp_size for kind in config.workers) < 2:
+            return False
+        most = endless_hits(self.traffic.requests, config.workers[0].engine)[self.known]
+        return bool((self.counts <= most).all()) if self.by_request else self.total <= int(most.sum())
 
     def distance(self, hits: Tokens) -> int:
         """Tokens by which ``hits`` differ from the counts."""

@@ -270,7 +270,13 @@ def _compare(
     if rows:
         others = [row for row in rows if row.owed != row.counted]
         found.compared, found.equal, found.different = len(rows), len(rows) - len(others), others[:FEW]
-    fault = find_fault(Difference(traffic, settings, replayed, counted, evidence, tolerance))
+    difference = Difference(traffic, settings, replayed, counted, evidence, tolerance)
+    fault = find_fault(difference)
     if fault is not None:
         found.cause, found.sentence = fault
         found.fault = True
+    elif -difference.missing > tolerance * difference.prompts:
+        found.notes.append(
+            f"Engines counted {-difference.missing:,} tokens more than in the replay, whose requests take other times and so "
+            "go to other workers: name the card (--model and --gpu), or --speedup."
+        )

@@ -72,6 +72,8 @@ def find_fault(difference: Difference) -> tuple[str, str] | None:
         finer, left = _best(lambda compared: chain(_reported(compared), _block_sizes(compared)), difference, sample)
         if finer is not None and left <= 1 - EXPLAINS:
             return finer.code, finer.sentence
+        if difference.better_routed:
+            return None
         return "more", say(FAULTS["more"], more=-difference.missing)
     best, nearest = None, math.nextafter(1 - EXPLAINS, 1)
     for source, replays in SOURCES:

@@ -20,6 +20,8 @@ KEPT = 64
 CHANGED = 0.5
 """Share of tries that change such a case instead of drawing a new one."""
 SHRINK_TRIES = 600
+SHRINK_S = 60.0
+"""Seconds after which a finding is small enough."""
 STATE = "hunt.json"
 
 
@@ -86,7 +88,9 @@ class Hunter:
         tries = 0
         smallest = copy.deepcopy(found)
         progress = True
-        while progress and tries < SHRINK_TRIES:
+        clock = WallClock()
+        ends = clock.now() + round(SHRINK_S * SECOND)
+        while progress and tries < SHRINK_TRIES and clock.now() < ends:
             progress = False
             for simple in self._hunted.smaller(smallest):
                 tries += 1
@@ -94,7 +98,7 @@ class Hunter:
                 if met is not None and _cause(met) == _cause(finding):
                     smallest, finding, progress = simple, met, True
                     break
-                if tries >= SHRINK_TRIES:
+                if tries >= SHRINK_TRIES or clock.now() >= ends:
                     break
         return smallest, finding
 
@@ -135,6 +139,9 @@ class Hunter:
 
 
 def _cause(finding: dict[str, Any]) -> str:
-    """Two findings with the same cause are taken for one defect: the kind, and for a crash its place."""
+    """Two findings with the same cause are taken for one defect: the kind, and for a crash its place. A case without an end
+    may become a storm when it is made smaller."""
     kind, detail = str(finding["kind"]), str(finding["detail"])
+    if kind == "endless":
+        kind = "storm"
     return kind + (detail.split(": ", maxsplit=1)[0] if kind == "crash" else "")
