@@ -10,14 +10,18 @@ from typing import Any
 import httpx
 import pytest
 from tests.lab.expect.support import traffic
+from tests.waiting import eventually
 
 from kvyard.events.recording import About, RecordingWriter
 from kvyard.events.transport import fetch_replay
 from kvyard.lab.expect import Expectation, expect
-from kvyard.lab.expect.counted import read_page
+from kvyard.lab.expect.counted import Counted, read_page
 from kvyard.lab.expect.engine_visit import visit_engine
 from kvyard.lab.expect.evidence import from_events
-from kvyard.replay.traces import TraceRequest
+from kvyard.lab.expect.tail import last_lines
+from kvyard.lab.expect.traffic import read_traffic
+from kvyard.replay.traces import TraceRequest, open_trace
+from kvyard.server.mock.faults import changed
 from kvyard.testing import FleetServer
 
 SETTINGS = {"block_size": 16, "num_gpu_blocks": 400, "max_model_len": 4096}
@@ -125,3 +129,27 @@ def test_seeds_differ_in_recorded_events(tmp_path: Path) -> None:
             (tmp_path / str(len(faults))).mkdir()
             files = recorded(fleet, tmp_path / str(len(faults)))
         assert from_events(files) == found
+
+
+def test_events_that_are_off_in_a_gateway_s_recording(tmp_path: Path) -> None:
+    """A router by caches that receives no events spreads requests, and the recording shows it."""
+    pytest.importorskip("aiohttp", reason="needs kvyard[server]")
+    from tests.server.gateway.support import front
+
+    settings = {**SETTINGS, "num_gpu_blocks": 4000, "workers": 4, "router": "kv", "timing_speedup": 1000}
+    random = Random(7)
+    texts = [[random.randrange(200) for _ in range(400)] for _ in range(21)]
+    for off, cause in ((True, "events-off"), (False, "")):
+        recording = tmp_path / f"{off}.jsonl"
+        router = {"policy": "kv", "predicted_ttl_s": 0}
+        mock = {"engine": {"num_gpu_blocks": 4000, "block_size": 16}, "speed": 1000}
+        with front(4, mock=mock, router=router, record=str(recording)) as (gate, served):
+            for worker in served.fleet.workers:
+                worker.faults = changed(worker.faults, {"events_off": off})
+            for at in range(150):
+                gate.complete([*texts[at % 21], *(random.randrange(200) for _ in range(20))], max_tokens=2)
+            gate.idle()
+            eventually(lambda path=recording: last_lines(path, 150).count(b"\n") == 150)
+        recorded = read_traffic(open_trace(recording))
+        found = expect(recorded, settings, Counted(source="recording", by_request=recorded.cached))
+        assert found.cause == cause, (found.sentence, found.different)
