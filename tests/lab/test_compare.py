@@ -142,8 +142,20 @@ def test_a_verdict_says_nothing_that_the_lines_do_not() -> None:
     found = compare([reported(policy="round-robin", blocks=2200), reported(policy="kv"), reported(host=3000)])
     metrics = {metric.key: metric for metric in METRICS.values()}
     shown = {metrics[line.key].text(value, unit=True) for line in lines(found).values() for value in line.values}
-    titles = [sentence.partition(":")[0] for sentence in found.advice]
+    titles = [sentence.partition(":")[0] for sentence in found.facts["verdict"]]
     assert titles == [metric.title for metric in CHOSEN_BY], "one line for each"
-    figures = re.findall(r"(?:round-robin|kv|kv #2) ([0-9.,]*[0-9](?:%| m?s)?)", " ".join(found.advice))
+    figures = re.findall(r"(?:round-robin|kv|kv #2) ([0-9.,]*[0-9](?:%| m?s)?)", " ".join(found.facts["verdict"]))
     assert figures and set(figures) <= shown
     assert found.facts["runs"] == ["round-robin", "kv", "kv #2"]
+
+
+def test_runs_that_miss_their_slo_are_named() -> None:
+    good = reported()
+    assert good.goodput is not None
+    bad = replace(
+        good, goodput=replace(good.goodput, slo_ms=replace(good.goodput.slo_ms, percentiles={"ttft_p99": 1e-3}))
+    )
+    found = compare([good, bad], ["good", "bad"])
+    assert found.met is False and "SLO NOT met by" in found.verdict and "bad" in found.verdict
+    assert "bad misses the SLO: " in "".join(found.advice) and found.verdict in found.page()
+    assert compare([replace(good, goodput=None)] * 2).met is None

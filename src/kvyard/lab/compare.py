@@ -12,6 +12,7 @@ from kvyard.lab.study.advice import Candidate, compared
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.metrics import Metric, read_metrics
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
+from kvyard.replay.report.slo import judge
 from kvyard.replay.report.words import SHORT, common_times, name_of
 
 MOST = len(draw.RUN_COLORS)
@@ -35,6 +36,7 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
     notes, timing = _notes(reports, runs), common_times(runs, reports)
     settings = differences([report.config for report in reports])
     sentences = compared([Candidate(run, row.values) for run, row in zip(runs, rows, strict=True)]).sentences
+    met, verdict, missed = _slo(reports, runs)
     changes = f"changes are against {runs[0]}, the yardstick, of shares in points of a percent."
     differ = "All else is the same in every run." if settings else "There is no difference."
     return Result(
@@ -50,8 +52,12 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
             "settings": settings,
             "lines": [_line(table, metric) for metric in table.metrics()],
             "verdict": sentences,
+            "slo_met": met,
+            "slo_missed": missed,
         },
-        advice=sentences,
+        advice=[*missed, *sentences],
+        met=met,
+        verdict=verdict,
         notes=notes,
         times=timing,
         legend=f"* best, or within 0.5% of it; {changes}",
@@ -62,6 +68,19 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
             Section(title="Set differently", text=differ, table=_settings_table(settings, runs)),
         ],
     )
+
+
+def _slo(reports: Sequence[Report], runs: Sequence[str]) -> tuple[bool | None, str, list[str]]:
+    """Return whether all runs that have an SLO meet theirs, which don't, and why; ``None`` if none has one."""
+    verdicts = {run: judge(report) for run, report in zip(runs, reports, strict=True)}
+    judged = {run: verdict for run, verdict in verdicts.items() if verdict is not None}
+    if not judged:
+        return None, "", []
+    bad = {run: verdict.why for run, verdict in judged.items() if not verdict.met}
+    good = [run for run in judged if run not in bad]
+    texts = [f"SLO met by {', '.join(good)}"] if good else []
+    texts += [f"SLO NOT met by {', '.join(bad)}"] if bad else []
+    return not bad, "; ".join(texts), [f"{run} misses the SLO: {why}." for run, why in bad.items()]
 
 
 def _line(table: Table, metric: Metric) -> dict[str, Any]:
