@@ -71,6 +71,8 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
             if ids is not None:
                 row["hash_ids"] = list(ids)
                 size = _same_size(trace, size, per_id)
+                if size != MOONCAKE_BLOCK:
+                    row["block_size"] = size
             if request.tokens is not None:
                 notes["tokens are left out: ids stand for them"] = None
             if request.id != str(rows) or request.session is not None:
@@ -94,7 +96,7 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
                 notes["hints are read by kvyard only"] = None
             file.write(msgspec.json.encode(row) + b"\n")
     if size and size != MOONCAKE_BLOCK:
-        notes[f"an id stands for {size} tokens: read it with --block-size {size}"] = None
+        notes[f"an id stands for {size} tokens, as each row says: other readers need to be told"] = None
     return Written(rows, list(notes))
 
 
