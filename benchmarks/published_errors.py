@@ -9,10 +9,10 @@ and with its tail (p90 or beyond).
 
 A class is a prefix of (load, kind of model, engine, type of weights, card). It has a range if it has ``CELLS`` cells of at
 least ``SOURCES`` sources, or of the only one that has such a figure at such a load. The range is from the 10 % to the 90 %
-quantile of measured / predicted, each source counting the same, however many cells it has. It is widened about its median, by
-one factor for each family and load, until the cells of a source that is left out lie in the ranges of the others in
-``HELD_OUT`` of the cases: over all cells, and on average over kinds of model and engines with ``CELLS`` of them, so that one
-with few cells counts as much as one with many.
+quantile of measured / predicted, each source counting the same, however many cells it has, times a factor (``widening``) with
+which it holds most cells of a source that is left out. A class whose sources disagree so much that ``WIDEST`` doesn't suffice
+has none, and its runs count in the wider class. A kind of model on an engine that one source alone has gets the wider class's
+range, if there is one, extended by that source's own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from math import exp, log
+from math import ceil, exp, log
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,9 +44,14 @@ DATA = HERE.parent / "src" / "kvyard" / "engine" / "timing" / "published_errors.
 PAGE = HERE / "RESULTS-ranges.md"
 CELLS = 8
 SOURCES = 2
-HELD_OUT = 0.75
-WIDEST = 4.0
-"""Factor beyond which a range is no longer widened."""
+HELD_OUT, LEAST, MOST = 0.8, 0.7, 0.9
+NARROWEST, WIDEST = 0.5, 4.0
+"""Factors to which a range is narrowed and widened at most."""
+SPREAD = log(1.05)
+"""Least width of a side of a range, so that sources that repeat one figure can be compared with others."""
+ENGINE = 3
+"""Length of a class that ends with the engine."""
+EDGES = ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2)
 PAIRS = 12
 """Pairs of arms below which nothing is said of order."""
 RIGHT = 0.9
@@ -120,19 +124,67 @@ def quantiles(cells: Sequence[Cell], shares: Sequence[float]) -> list[float]:
 Ranges = dict[tuple[str, ...], tuple[float, float, float]]
 
 
-def ranges_of(cells: Sequence[Cell], widened: float = 1.0) -> Ranges:
-    """By class, the logarithms of low, median and high, of cells of one metric and statistic."""
+def ranges_of(cells: Sequence[Cell]) -> Ranges:
+    """By class, the logarithms of low, median and high, of cells of one metric, statistic and load."""
     groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         for length in range(1, len(cell.of) + 1):
             groups[cell.of[:length]].append(cell)
-    found = {}
+    found: Ranges = {}
     least = min(SOURCES, len({cell.source for cell in cells}))
-    for of, some in groups.items():
-        if len(some) >= CELLS and len({cell.source for cell in some}) >= least:
-            low, middle, high = quantiles(some, ((1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2))
-            found[of] = (middle - widened * (middle - low), middle, middle + widened * (high - middle))
+    for of, some in sorted(groups.items(), key=lambda item: len(item[0])):
+        if len(some) < CELLS:
+            continue
+        sources = len({cell.source for cell in some})
+        if sources >= least:
+            factor = widening(some)
+            if factor is not None:
+                low, middle, high = quantiles(some, EDGES)
+                found[of] = (
+                    middle - factor * max(middle - low, SPREAD),
+                    middle,
+                    middle + factor * max(high - middle, SPREAD),
+                )
+        elif len(of) == ENGINE:
+            low, middle, high = quantiles(some, EDGES)
+            wider = next((found[of[:length]] for length in range(ENGINE - 1, 0, -1) if of[:length] in found), None)
+            found[of] = (min(low, wider[0]), middle, max(high, wider[2])) if wider else (low, middle, high)
     return found
+
+
+def widening(cells: Sequence[Cell]) -> float | None:
+    """The factor of a class's width; None if ``WIDEST`` doesn't suffice, 1 for cells of one source.
+
+    It is the least with which ranges of all sources but one hold ``HELD_OUT`` of that one's cells, over all sources; no more
+    than what holds ``MOST`` of all cells, unless ``LEAST`` of those left out need it.
+    """
+    sources = sorted({cell.source for cell in cells})
+    if len(sources) == 1:
+        return 1.0
+    inside = _needed(cells, cells)
+    outside: list[float] = []
+    for source in sources:
+        others = [cell for cell in cells if cell.source != source]
+        outside += _needed(others, [cell for cell in cells if cell.source == source])
+    wanted = min(_holding(outside, HELD_OUT), _holding(inside, MOST))
+    factor = max(NARROWEST, wanted, _holding(outside, LEAST))
+    return factor if factor <= WIDEST else None
+
+
+def _needed(of: Sequence[Cell], cells: Iterable[Cell]) -> list[float]:
+    """By cell, the factor with which the range of the first ones reaches it."""
+    low, middle, high = quantiles(of, EDGES)
+    found = []
+    for cell in cells:
+        off = cell.error - middle
+        width = max(high - middle if off > 0 else middle - low, SPREAD)
+        found.append(abs(off) / width)
+    return found
+
+
+def _holding(needed: Sequence[float], share: float) -> float:
+    """The least factor that reaches ``share`` of them."""
+    return sorted(needed)[max(0, ceil(share * len(needed) - 1e-9) - 1)]
 
 
 def held(cell: Cell, ranges: Ranges) -> bool | None:
@@ -144,29 +196,31 @@ def held(cell: Cell, ranges: Ranges) -> bool | None:
     return None
 
 
-def held_out(cells: Sequence[Cell], widened: float) -> list[tuple[Cell, bool]]:
-    """Of each cell whether the ranges of the other sources hold it, as far as these have one."""
+def held_out(cells: Sequence[Cell]) -> list[tuple[Cell, bool]]:
+    """Of each cell whether its finest class would hold it without its own source, by that class's factor; classes of one source
+    are left out.
+    """
+    classes, found = ranges_of(cells), []
+    for cell in cells:
+        of = next((cell.of[:length] for length in range(len(cell.of), 0, -1) if cell.of[:length] in classes), None)
+        if of is None:
+            continue
+        mine = [one for one in cells if one.of[: len(of)] == of]
+        others = [one for one in mine if one.source != cell.source]
+        if others:
+            found.append((cell, _needed(others, [cell])[0] <= (widening(mine) or 0.0) + 1e-9))
+    return found
+
+
+def unseen(cells: Sequence[Cell]) -> list[tuple[Cell, bool]]:
+    """Of each cell whether the ranges that the other sources alone give hold it, as far as they have one."""
     found = []
     for source in sorted({cell.source for cell in cells}):
-        ranges = ranges_of([cell for cell in cells if cell.source != source], widened)
+        ranges = ranges_of([cell for cell in cells if cell.source != source])
         for cell in cells:
             if cell.source == source and (inside := held(cell, ranges)) is not None:
                 found.append((cell, inside))
     return found
-
-
-def widening(cells: Sequence[Cell]) -> float:
-    """The least factor from 1 on with which left-out sources are held in ``HELD_OUT`` of their cells."""
-    for step in range(31):
-        factor = 1.0 + step * (WIDEST - 1.0) / 30
-        out = held_out(cells, factor)
-        classes: dict[tuple[str, ...], list[bool]] = defaultdict(list)
-        for cell, inside in out:
-            classes[cell.of[1:3]].append(inside)
-        shares = [sum(some) / len(some) for some in classes.values() if len(some) >= CELLS]
-        if not out or min(sum(inside for _, inside in out) / len(out), fmean(shares or [1.0])) >= HELD_OUT:
-            return factor
-    return WIDEST
 
 
 def parts(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
@@ -181,7 +235,7 @@ def distil(rows: Sequence[Mapping[str, Any]]) -> PublishedErrors:
     """The package's data."""
     ranges = []
     for (metric, statistic, _), cells in parts(cells_of(rows)).items():
-        for of, (low, middle, high) in sorted(ranges_of(cells, widening(cells)).items()):
+        for of, (low, middle, high) in sorted(ranges_of(cells).items()):
             mine = [cell for cell in cells if cell.of[: len(of)] == of]
             ranges.append(
                 PublishedRange(
@@ -242,18 +296,24 @@ def _safe(pairs: Sequence[tuple[str, float, float]]) -> float:
 
 def coverage(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of how often ranges hold the measured value: made from all sources, and without the cell's own."""
-    lines = ["| metric | runs | cells | in the range | source left out |", "|---|---|---|---|---|"]
+    lines = [
+        "| metric | runs | cells | in the range | source left out | and from the factor |",
+        "|---|---|---|---|---|---|",
+    ]
     for (metric, statistic, load), cells in parts(cells_of(rows)).items():
-        factor = widening(cells)
-        ranges, out = ranges_of(cells, factor), held_out(cells, factor)
+        ranges, out, without = ranges_of(cells), held_out(cells), unseen(cells)
         classes = sorted({cell.of[1:3] for cell in cells})
         for some in [(), *classes]:
             mine = [held(cell, ranges) for cell in cells if not some or cell.of[1:3] == some]
-            left = [inside for cell, inside in out if not some or cell.of[1:3] == some]
+            left, never = (
+                [inside for cell, inside in cases if not some or cell.of[1:3] == some] for cases in (out, without)
+            )
             known = [inside for inside in mine if inside is not None]
             words = class_words((load, *some)) if some else f"**all, {load} the knee**"
+            if some and len({cell.source for cell in cells if cell.of[1:3] == some}) == 1:
+                words += " (one source)"
             title = SHOWN[metric] + (" (tail)" if statistic == "tail" else "")
-            lines.append(f"| {title} | {words} | {len(mine)} | {_share(known)} | {_share(left)} |")
+            lines.append(f"| {title} | {words} | {len(mine)} | {_share(known)} | {_share(left)} | {_share(never)} |")
     return "\n".join(lines)
 
 
@@ -271,8 +331,10 @@ TABLES = """# Errors of predictions by class of run
 
 Index: [RESULTS.md](RESULTS.md). How a report uses them: [how sure a prediction is](../docs/explain/how-sure.md).
 Measured / predicted of {runs} published measurements that no constant was fitted to, replayed by `benchmarks/published.py` and
-`benchmarks/silicon.py`. A class has {cells} runs of {least} sources or more. Ranges are widened, at most to {widest} times
-their width, until a source that is left out would lie in the ranges of the others in {held_out} of its runs.
+`benchmarks/silicon.py`. A class has {cells} runs of {least} sources or more. Its range, {narrowest} to {widest} times what its
+runs span, is as wide as it takes for a source that is left out to lie in the range of the others in {held_out} of its runs, but
+no wider than to hold {most} of all, unless {rest} of those left out need it. Where that doesn't suffice, the wider class stands
+for it. A kind of model on an engine that one source alone has gets the wider class's range, extended by that source's own.
 
 Sources: {sources}.
 
@@ -290,8 +352,9 @@ Sources: {sources}.
 
 ## Do the ranges hold?
 
-Share of the published cells whose measured value lies in the stated range: with the range made from all sources, and
-with the range made without the cell's own source, as for a fleet that nobody has published.
+Share of the published cells whose measured value lies in the stated range: with the range made from all sources; with the
+range of its class made without the cell's own source; and with that source left out of the factor and of the choice of classes,
+too, as for a fleet that nobody has published. Classes of one source say nothing with it left out.
 
 {coverage}
 """
@@ -326,6 +389,9 @@ def tables(errors: PublishedErrors, rows: Sequence[Mapping[str, Any]]) -> str:
         cells=CELLS,
         least=SOURCES,
         held_out=f"{HELD_OUT:.0%}",
+        most=f"{MOST:.0%}",
+        rest=f"{LEAST:.0%}",
+        narrowest=f"{NARROWEST:g}",
         widest=f"{WIDEST:g}",
         sources=", ".join(sorted({row["source"] for row in rows})),
         ranges="\n".join(f"| {' | '.join(line)} |" for line in ranges),

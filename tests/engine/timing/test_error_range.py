@@ -88,6 +88,33 @@ def test_a_class_needs_runs_of_two_sources_unless_there_is_one_alone() -> None:
     assert max(len(one.of) for one in published_errors.distil(both).ranges) == 4
 
 
+def test_a_range_is_as_wide_as_a_left_out_source_needs() -> None:
+    """Three sources that lie about a factor of 1.5 apart, each with a spread of its own."""
+    rows = [
+        row(name, at, middle * (1 + at / 100))
+        for name, middle in zip("abc", (1.0, 1.5, 2.25), strict=True)
+        for at in range(10)
+    ]
+    cells = published_errors.cells_of(rows)
+    out = [inside for _, inside in published_errors.held_out(cells)]
+    assert 0.7 <= sum(out) / len(out) <= 0.9
+    assert published_errors.widening(cells) > 1 and published_errors.widening(cells[:10]) == 1
+
+
+def test_a_class_whose_sources_disagree_has_no_range() -> None:
+    rows = [row(name, at, ratio * (1 + at / 1000)) for name, ratio in (("a", 1.0), ("b", 40.0)) for at in range(8)]
+    assert published_errors.distil(rows).ranges == ()
+
+
+def test_one_source_of_an_engine_extends_the_wider_range() -> None:
+    rows = [row(name, at, 1.0 + at / 50) for name in "abde" for at in range(10)]
+    rows += [row("c", at, 3.0 + at / 10, engine="sglang") for at in range(10)]
+    ranges = {one.of: one for one in published_errors.distil(rows).ranges}
+    wider, alone = ranges["below", "dense"], ranges["below", "dense", "sglang"]
+    assert alone.sources == ("c",) and alone.low <= wider.low and alone.high >= max(wider.high, 3.5)
+    assert ("below", "dense", "sglang", "bf16") not in ranges
+
+
 def test_figures_within_the_print_resolution_are_no_error() -> None:
     (cell,) = published_errors.cells_of([row("a", 0, 1.0) | {"metrics": {"ttft_mean_s": [1.02, 1.0, 0.05]}}])
     assert cell.error == 0.0

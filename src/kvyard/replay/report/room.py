@@ -54,7 +54,13 @@ def more_room(engine: Mapping[str, Any]) -> str:
     if wider <= MOST_CARDS:
         changes[f"twice the cards for each worker (-tp {wider}"] = replace(deployment, tensor_parallel_size=wider)
     own_card = deployment.card
-    larger = [card for card in CARDS.values() if card.memory > own_card.memory and card.bandwidth >= own_card.bandwidth]
+    larger = [
+        card
+        for card in CARDS.values()
+        if card.memory > own_card.memory
+        and card.bandwidth >= own_card.bandwidth
+        and card.rate("bf16") >= own_card.rate("bf16")
+    ]
     if larger:
         card = min(larger, key=lambda card: card.memory)
         changes[f"a card with more memory (--gpu {card.name}"] = replace(deployment, gpu=card.name)
