@@ -173,7 +173,7 @@ class TestCalibration:
 
     def test_a_time_below_the_hosts_is_refused(self) -> None:
         config = RooflineTiming(deployment=LLAMA, calibration=parse_calibration("itl=0.2@1"))
-        with pytest.raises(KvyardError, match=r"itl of 0.2 ms is less than the 1.434 ms the host takes"):
+        with pytest.raises(KvyardError, match=r"itl of 0.2 ms is less than the 1.084 ms the host takes"):
             make_timing(config, 1)
 
 

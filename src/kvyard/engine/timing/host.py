@@ -52,14 +52,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 NO_HOST = Host(step_us=0.0)
 HOSTS = {
-    "vllm": Host(step_us=1400.0, sequence_us=34.0, exposed_us=500.0, exposed_sequence_us=6.0),
+    "vllm": Host(step_us=1050.0, sequence_us=34.0, exposed_us=200.0, exposed_sequence_us=8.0),
     "sglang": Host(step_us=1400.0, sequence_us=20.0, exposed_us=200.0, exposed_sequence_us=12.0),
     "trtllm": Host(step_us=1400.0, sequence_us=20.0, exposed_us=200.0, exposed_sequence_us=12.0),
 }
 """By engine. vLLM's first two come from runs of Qwen3-32B under vLLM 0.12, which didn't overlap; SGLang's and TensorRT-LLM's
 last two from runs of that model under SGLang 0.5.1 and TensorRT-LLM 1.0 (aiconfigurator-core's silicon rows). vLLM's last two
-are half a millisecond (runs of vLLM 0.19) and what is seen at 128 running, 1 to 1.5 ms. The front end: prompts of 21,073 tokens
-that were cached took 50 ms to their first token (AIBrix's plain stack), of which a pass is 15."""
+are SGLang's at small batches, since it overlaps the same way, and what is seen at 128 running, 1 to 1.5 ms. The front end:
+prompts of 21,073 tokens that were cached took 50 ms to their first token (AIBrix's plain stack), of which a pass is 15."""
 
 
 class HostTiming(TimingConfig, frozen=True, kw_only=True):
