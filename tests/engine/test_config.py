@@ -72,8 +72,9 @@ STATES = {
             "leave out eviction",
         ),
         ({**HICACHE, "sglang": SglangSettings(books_sampled=True)}, "HiCache's"),
-        ({**STATES, "groups": (GroupSpec(), GroupSpec(kind="mamba"))}, "pages of one token"),
-        ({**STATES, "async_scheduling": True}, "without overlap"),
+        ({**STATES, "groups": (GroupSpec(), GroupSpec(kind="mamba"))}, "pages of one token only"),
+        ({**STATES, "sglang": SglangSettings(mamba_track_interval=128), "groups": ()}, "models with states"),
+        ({**STATES, "async_scheduling": True}, "without overlap only"),
         (
             {**STATES, "groups": (*STATES["groups"], GroupSpec(kind="sliding_window", window=9))},
             "leave out sliding windows",

@@ -80,6 +80,10 @@ class RadixGroup(Group):
         stop = nodes[-1].stop if nodes else 0
         reached = stop + (self.beyond.tokens // self.block_size if self.host is not None else 0)
         boundary = found * self.block_size if found > reached else 0
+        if boundary and self.pool.states is not None:
+            tracking = self.pool.states.tracking
+            boundary = boundary // tracking.grid * tracking.grid if tracking is not None else 0
+            boundary = boundary if boundary > stop * self.block_size else 0
         return Hit(request, stop * self.block_size, (GroupHit(stop, 0, nodes),), boundary, self.pool.version)
 
     def touch(self, request: Request) -> None:
@@ -105,7 +109,6 @@ class RadixGroup(Group):
                 del nodes[states.usable(nodes) :]
                 if nodes:
                     states.use(nodes[-1])
-                position = nodes[-1].stop if nodes else 0
             self.order.use_path(nodes)
             return nodes, position
         beyond, stop = host.walk(keys, min(pages, len(keys)), position)
@@ -140,12 +143,16 @@ class RadixGroup(Group):
         table = request.tables[0]
         held = held_of(table)
         known, branch = tokens, held.branch
-        if (table.registered or 0) * self.block_size < branch <= tokens:
+        states = self.pool.states
+        if states is not None:
+            branch = 0
+            tokens = self._kept_tokens(held, states, tokens, finished=finished)
+        elif (table.registered or 0) * self.block_size < branch <= tokens:
             tokens = branch
         last = tokens // self.block_size
         if not last:
             return
-        windows, states = self.pool.windows, self.pool.states
+        windows = self.pool.windows
         if windows is not None and not finished:
             self.slide(table, tokens - 1)
         if states is not None:
@@ -423,10 +430,22 @@ class RadixGroup(Group):
         assert states.free, "no state can be evicted"
         states.free -= 1
 
+    @staticmethod
+    def _kept_tokens(held: "Held", states: StateSlots, tokens: int, *, finished: bool) -> int:
+        """Tokens of a request up to the latest state that is kept of it, of ``tokens`` that it has computed."""
+        tracking = states.tracking
+        if tracking is None:
+            return tokens
+        kept, held.track = held.track, 0
+        if not finished:
+            held.prefilled = tokens
+            return kept
+        return kept or tracking.in_answer(held.prefilled, tokens, held.missed)
+
     def _fork_state(self, held: "Held", states: StateSlots, *, finished: bool) -> None:
         """Take a slot for the state that an insert leaves in the tree; a finished request gives its own."""
         if finished:
-            held.state = False
+            held.slots -= 1
             return
         self.pool.make_state_room(1)
         assert states.free, "no state can be evicted"
@@ -440,7 +459,7 @@ class RadixGroup(Group):
             self._lock(held_of(table), hit.nodes[-1])
         if self.pool.states is not None and hit.nodes:
             held = held_of(table)
-            held.end, held.state = hit.nodes[-1], True
+            held.end, held.slots = hit.nodes[-1], 1
             self.pool.states.lock(held.end)
 
     def _lock(self, held: "Held", node: Node) -> None:
@@ -475,7 +494,7 @@ class RadixGroup(Group):
         states = self.pool.states
         if states is not None:
             held = held_of(table)
-            states.free += held.state
+            states.free += held.slots
             if held.end is not None:
                 states.unlock(held.end)
         super().release(request, table)
@@ -500,7 +519,7 @@ NOTHING = Beyond([], [], 0, [])
 class Held:
     """Relation of a request to the tree, besides the pages in its table."""
 
-    __slots__ = ("branch", "decodes", "end", "evicted", "inserted", "low", "state")
+    __slots__ = ("branch", "decodes", "end", "evicted", "inserted", "low", "missed", "prefilled", "slots", "track")
 
     def __init__(self) -> None:
         self.inserted = 0
@@ -515,8 +534,14 @@ class Held:
         """The node that ends with the window, or the state, that it has locked ..."""
         self.low = 0
         """... and the position where the first node of that window begins."""
-        self.state = False
-        """True if it has a slot for its state."""
+        self.slots = 0
+        """Slots for states that it has."""
+        self.track = 0
+        """Tokens up to the state that is kept of its latest chunk, until it is inserted; 0 for none."""
+        self.prefilled = 0
+        """Tokens of it that were computed when it was last inserted, unless it has ended."""
+        self.missed: list[int] = []
+        """Positions in its answer whose states were not kept."""
 
 
 def held_of(table: Table) -> Held:

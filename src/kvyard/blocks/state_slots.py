@@ -3,16 +3,53 @@
 A running request has a slot of its own. Where it is inserted, the node at its end gets a copy of its state, in another slot; a
 prefix can be reused where it ends with a node that has a state. A node may lose its state and keep its pages. A request locks
 the state that it began with, or that it was last inserted with.
+
+Without slots for tracking, the only state of a request is that of its last token. With them, states are kept at positions
+inside its prompt and its answer as well, and it is inserted up to the latest of these.
 """
+
+from typing import NamedTuple
 
 from kvyard.blocks.eviction.radix import StatePart, use_of
 from kvyard.blocks.extent import Extent, Node
 
 
+class StateTracking(NamedTuple):
+    """Where states inside requests are kept."""
+
+    slots: int
+    """Slots that a request has for them, beside its own."""
+    grid: int
+    """Tokens of a prompt between two states that could be kept, from where its computation begins."""
+    interval: int
+    """Tokens between two states in an answer."""
+
+    def in_prompt(self, past: int, new: int, branch: int) -> int:
+        """Position of the state that is kept of a chunk of ``new`` tokens after ``past``: the last one, or ``branch``, where
+        the prompt leaves the tree; 0 for none.
+        """
+        if new < self.grid:
+            return 0
+        if past < branch < past + new and not (branch - past) % self.grid:
+            return branch
+        return past + new // self.grid * self.grid
+
+    def in_answer(self, prompt: int, tokens: int, missed: list[int]) -> int:
+        """Position of the latest state of an answer after ``prompt`` tokens, of ``tokens`` in all, that was not ``missed``; 0
+        for none.
+        """
+        latest = tokens // self.interval * self.interval
+        while latest in missed:
+            latest -= self.interval
+        return latest if latest > prompt else 0
+
+
 class StateSlots:
     """The state slots of one engine: how many are free, and which nodes have states, in order of use."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, tracking: "StateTracking | None" = None) -> None:
+        self.tracking = tracking
+        """Positions of states inside requests, where they are kept."""
         self.free = slots
         self.size = slots
         self.evictable = 0
@@ -73,6 +110,11 @@ class StateSlots:
         return part.extent if part is not self._ends else None
 
     # -- requests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def per_request(self) -> int:
+        """Slots that a running request has."""
+        return 1 + (self.tracking.slots if self.tracking is not None else 0)
 
     def lock(self, node: Node) -> None:
         """A request has begun with the state of ``node``, or was inserted up to it."""

@@ -174,7 +174,7 @@ def make_manager(
         now=now,
         radix=tree.eviction if tree is not None else None,
         windows=windows,
-        states=StateSlots(tree.states) if tree is not None and tree.states is not None else None,
+        states=StateSlots(tree.states, tree.tracking) if tree is not None and tree.states is not None else None,
     )
 
 

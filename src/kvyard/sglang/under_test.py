@@ -209,6 +209,7 @@ class SglangUnderTest:
             pp_max_micro_batch_size=settings["max_running_requests"],
             skip_tokenizer_init=True,
             **_hicache_args(settings),
+            **_state_args(settings),
         ).install()
         envs.SGLANG_INIT_NEW_TOKEN_RATIO.set(settings.get("init_new_token_ratio", 0.7))
         scheduler = self.of_sglang = Scheduler.__new__(Scheduler)
@@ -230,6 +231,7 @@ class SglangUnderTest:
             is_multimodal=False,
             context_len=CONTEXT_LEN,
             hf_config=None,
+            hf_text_config=None,
             self_opened_think_start_ids=None,
             think_end_ids=None,
         )
@@ -268,8 +270,9 @@ class SglangUnderTest:
         }
         if "max_mamba_cache_size" in settings:
             scheduler.is_hybrid_ssm = True
-            scheduler.server_args._mamba_cache_chunk_size = 64
-            scheduler.req_to_token_pool = _rows_with_states(rows, settings["max_mamba_cache_size"])
+            scheduler.server_args._mamba_cache_chunk_size = max(64, page)
+            torch.Tensor.pin_memory = lambda tensor, *_: tensor  # there is no device to copy to
+            scheduler.req_to_token_pool = _rows_with_states(rows, settings)
         else:
             scheduler.req_to_token_pool = ReqToTokenPool(**rows)
         scheduler.token_to_kv_pool_allocator = self._allocator(size, page)
@@ -338,6 +341,7 @@ class SglangUnderTest:
             sliding_window_size=settings.get("sliding_window_size"),
             tree_components=tuple(components),
             tree_core_backend=settings.get("tree_core"),
+            enable_mamba_extra_buffer=_tracks_states(settings),
         )
         tree = UnifiedRadixCache(params)
         if "hicache" in settings:
@@ -553,8 +557,14 @@ def _window_pool() -> Any:
     return WindowPool()
 
 
-def _rows_with_states(rows: dict[str, Any], states: int) -> Any:
-    """Rows of requests beside a pool of tiny Mamba states, without a buffer for states inside a request."""
+def _state_args(settings: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a server whose model has states of recurrent layers, if the log has them."""
+    names = ("max_mamba_cache_size", "mamba_radix_cache_strategy", "mamba_track_interval")
+    return {name: settings[name] for name in names if name in settings}
+
+
+def _rows_with_states(rows: dict[str, Any], settings: dict[str, Any]) -> Any:
+    """Rows of requests beside a pool of tiny Mamba states."""
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
@@ -563,13 +573,18 @@ def _rows_with_states(rows: dict[str, Any], states: int) -> Any:
     )
     return HybridReqToTokenPool(
         **rows,
-        mamba_size=states,
+        mamba_size=settings["max_mamba_cache_size"],
         mamba_spec_state_size=0,
         cache_params=Mamba2CacheParams(shape=shape, layers=[0]),
         mamba_layer_ids=[0],
-        enable_mamba_extra_buffer=False,
-        enable_overlap_schedule=False,
+        enable_mamba_extra_buffer=_tracks_states(settings),
+        enable_overlap_schedule=settings["overlap"],
     )
+
+
+def _tracks_states(settings: dict[str, Any]) -> bool:
+    """True if requests have a buffer for states inside them."""
+    return settings.get("mamba_radix_cache_strategy") == "extra_buffer"
 
 
 def _with_model_impl(init: Any) -> None:

@@ -20,7 +20,7 @@ from kvyard.blocks.host_windows import HostWindows
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.radix import NOTHING, Held, RadixGroup
 from kvyard.blocks.request import Request
-from kvyard.blocks.state_slots import StateSlots
+from kvyard.blocks.state_slots import StateSlots, StateTracking
 from kvyard.blocks.table import Table
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.cli.app import main
@@ -460,8 +460,8 @@ def _states_are_evicted_first_in_first_out(patch: pytest.MonkeyPatch) -> None:
 
 def _inserts_copy_no_state(patch: pytest.MonkeyPatch) -> None:
     def give_own(self: RadixGroup, held: Held, states: StateSlots, *, finished: bool) -> None:
-        if held.state:
-            held.state = False
+        if held.slots:
+            held.slots -= 1
         else:
             states.free -= 1
 
@@ -488,6 +488,20 @@ def _splits_copy_states(patch: pytest.MonkeyPatch) -> None:
         return front
 
     patch.setattr(RadixGroup, "_split", copying)
+
+
+def _branches_get_no_state(patch: pytest.MonkeyPatch) -> None:
+    in_prompt = StateTracking.in_prompt
+    patch.setattr(StateTracking, "in_prompt", lambda self, past, new, branch: in_prompt(self, past, new, 0))
+
+
+def _states_of_mixed_passes_are_kept(patch: pytest.MonkeyPatch) -> None:
+    in_answer = StateTracking.in_answer
+    patch.setattr(StateTracking, "in_answer", lambda self, prompt, tokens, missed: in_answer(self, prompt, tokens, []))
+
+
+def _answers_have_no_states(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateTracking, "in_answer", lambda self, prompt, tokens, missed: 0)
 
 
 def _refused_requests_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
@@ -550,6 +564,9 @@ def _refused_requests_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
         (_leaves_keep_their_pages_without_states, ["mamba-few"]),
         (_splits_copy_states, ["mamba"]),
         (_refused_requests_keep_their_slots, ["mamba-lpm"]),
+        (_branches_get_no_state, ["mamba-tracked-p16"]),
+        (_states_of_mixed_passes_are_kept, ["mamba-tracked-mixed", "mamba-tracked-overlap-mixed"]),
+        (_answers_have_no_states, ["mamba-tracked-p16"]),
     ],
 )
 def test_a_rule_that_is_left_out_is_noticed(

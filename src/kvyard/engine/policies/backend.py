@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from kvyard.blocks.state_slots import StateTracking
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.queue import Queue
@@ -24,6 +25,8 @@ class TreeSettings(NamedTuple):
     """Pages that they have."""
     states: int | None = None
     """Slots for states of recurrent layers, if the model has any."""
+    tracking: StateTracking | None = None
+    """Positions of states inside requests, where they are kept."""
     host_pages: int = 0
     """Pages of full attention that host memory has, if there is any."""
     window_host_pages: int = 0

@@ -38,8 +38,12 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     swa_full_tokens_ratio: float = 0.8
     """Tokens that sliding-window layers have room for, as a share of those that full attention has room for."""
     max_mamba_cache_size: int | None = None
-    """Slots for states of recurrent layers, beside num_gpu_blocks of full attention; by default three for each request that may
-    run."""
+    """Slots for states of recurrent layers, beside num_gpu_blocks of full attention; by default as many as requests need at
+    once."""
+    mamba_radix_cache_strategy: Literal["no_buffer", "extra_buffer"] = "no_buffer"
+    """Cache the state of a request's last token, or states inside it in slots of their own."""
+    mamba_track_interval: int = 256
+    """Tokens of an answer between two states, with extra_buffer."""
     schedule_conservativeness: float = 1.0
     """Above 1, more room is set aside for the output of running requests; below, less."""
     books_sampled: bool = False

@@ -1,8 +1,11 @@
 """SGLang as a backend: which queue, passes and tree its settings make, and what it is refused with."""
 
+from math import lcm
+
 import msgspec
 
 from kvyard.blocks.spec import ConfigError, GroupSpec
+from kvyard.blocks.state_slots import StateTracking
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.loads import TreeLoads
@@ -29,6 +32,8 @@ UNUSED = {
     "watermark": "it admits by a budget of free tokens",
 }
 ROUNDING = 1e-6
+STATE_CHUNK = 64
+"""Tokens between two states that kernels of recurrent layers produce."""
 STATES_PER_REQUEST = 3
 """State slots for each request that may run: its own, the one that it goes on from, and one to copy to."""
 
@@ -71,8 +76,9 @@ def tree(config: EngineConfig) -> TreeSettings | None:
         below = ((host_pages - 1) * page + 0.5) / (pages * page)
         return given._replace(host_pages=host_pages, window_host_pages=int(window_pages * page * below) // page + 1)
     if _states(config):
-        slots = settings.max_mamba_cache_size or STATES_PER_REQUEST * config.max_num_seqs
-        return TreeSettings(settings.radix_eviction_policy, blocks, states=slots)
+        tracking = _tracking(config)
+        slots = settings.max_mamba_cache_size or _states_needed(config)
+        return TreeSettings(settings.radix_eviction_policy, blocks, states=slots, tracking=tracking)
     plain = config.eviction == "lru" and not config.heed_hints and config.enable_prefix_caching
     if not plain:
         return None
@@ -84,6 +90,22 @@ def _host_blocks(config: EngineConfig) -> int:
     if config.tiers is None or config.bytes_per_block is None:
         return 0
     return config.tiers.tiers[0].capacity(config.bytes_per_block)
+
+
+def _tracking(config: EngineConfig) -> StateTracking | None:
+    """Positions of states inside requests, if there is an extra buffer for them."""
+    settings = config.sglang or SglangSettings()
+    if settings.mamba_radix_cache_strategy != "extra_buffer" or not config.enable_prefix_caching:
+        return None
+    page = config.block_groups[0].block_size
+    grid = lcm(max(STATE_CHUNK, page), page)
+    return StateTracking(2 if config.decides_ahead else 1, grid, lcm(grid, settings.mamba_track_interval))
+
+
+def _states_needed(config: EngineConfig) -> int:
+    """Slots that all requests need at once, each with one that it goes on from and one to copy to."""
+    tracking = _tracking(config)
+    return config.max_num_seqs * (STATES_PER_REQUEST + (tracking.slots if tracking is not None else 0))
 
 
 def _states(config: EngineConfig) -> list[GroupSpec]:
@@ -156,13 +178,22 @@ def _check_states(config: EngineConfig) -> None:
     full = [spec for spec in config.specs if spec not in states]
     if not full or not all(spec.is_full for spec in full):
         raise ConfigError("backend sglang is modelled for states beside full attention: leave out sliding windows")
-    if full[0].block_size != 1:
+    page = full[0].block_size
+    if settings.mamba_radix_cache_strategy == "extra_buffer":
+        if settings.mamba_track_interval < 1 or settings.mamba_track_interval % page:
+            raise ConfigError(
+                f"sglang.mamba_track_interval ({settings.mamba_track_interval}) must be a multiple of the page size ({page})"
+            )
+    elif page != 1:
         raise ConfigError(
-            "SGLang caches states of recurrent layers with pages of one token: give full attention block_size 1 (extra_buffer, "
-            "its other way, isn't modelled)"
+            "SGLang caches states at the end of requests with pages of one token only: give full attention block_size 1, or "
+            "set sglang.mamba_radix_cache_strategy to extra_buffer"
         )
-    if config.decides_ahead:
-        raise ConfigError("SGLang caches states of recurrent layers without overlap: set async_scheduling to false")
+    elif config.decides_ahead:
+        raise ConfigError(
+            "SGLang caches states at the end of requests without overlap only: set async_scheduling to false, or "
+            "sglang.mamba_radix_cache_strategy to extra_buffer"
+        )
     if _as_mocker(config):
         raise ConfigError("workers with roles and books_sampled are modelled for one group of full attention")
     if config.tiers is not None:
@@ -170,11 +201,11 @@ def _check_states(config: EngineConfig) -> None:
     if config.eviction != "lru" or config.heed_hints:
         raise ConfigError("with states, backend sglang evicts by sglang.radix_eviction_policy and heeds no hints")
     config.check_no_extras()
-    slots = settings.max_mamba_cache_size
-    if slots is not None and slots < STATES_PER_REQUEST * config.max_num_seqs:
+    slots, needed = settings.max_mamba_cache_size, _states_needed(config)
+    if slots is not None and slots < needed:
         raise ConfigError(
-            f"sglang.max_mamba_cache_size is {slots}, too few for {config.max_num_seqs} requests: give "
-            f"{STATES_PER_REQUEST} for each, or lower max_num_seqs"
+            f"sglang.max_mamba_cache_size is {slots}, too few for {config.max_num_seqs} requests: give {needed}, or lower "
+            "max_num_seqs"
         )
 
 
@@ -199,8 +230,8 @@ def check(config: EngineConfig) -> None:
                 f"sglang.{name} is {getattr(given, name)!r}, which workers with roles and books_sampled can't have: "
                 "leave it out"
             )
-    elif given.max_mamba_cache_size is not None and not _states(config):
-        raise ConfigError("sglang.max_mamba_cache_size is for models with states of recurrent layers: leave it out")
+    elif not _states(config) and (unused := next((name for name in changed if "mamba" in name), None)):
+        raise ConfigError(f"sglang.{unused} is for models with states of recurrent layers: leave it out")
     elif "radix_eviction_policy" in changed and tree(config) is None:
         raise ConfigError(
             "sglang.radix_eviction_policy is for a cache with eviction lru, prefix caching and no hints: leave one of them out"

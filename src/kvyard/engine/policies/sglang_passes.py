@@ -426,10 +426,12 @@ class SglangPasses(PassMaker):
         if not chunks:
             return
         manager, page = self.jobs.manager, self._page
-        starting = [job for job, _, past in chunks if not past] if self._states is not None else []
-        if self._states is not None:
-            manager.pool.make_state_room(len(starting))
-            self._states.free -= len(starting)
+        states = self._states
+        if states is not None:
+            needed = len(chunks) * states.per_request
+            needed -= sum([held_of(job.tables[0]).slots for job, _, _ in chunks if job.tables])
+            manager.pool.make_state_room(needed)
+            states.free -= needed
         tokens = sum([new for _, new, _ in chunks]) + (len(chunks) * page if page > 1 else 0)
         manager.pool.make_room(ceil_div(tokens, page))
         if self._windows is not None and self._tree is None:
@@ -437,8 +439,11 @@ class SglangPasses(PassMaker):
         for job, new, _ in chunks:
             taken = manager.allocate(job, new, delay_caching=True)
             assert taken is not None, f"{job} was left without a page"
-        for job in starting:
-            held_of(job.tables[0]).state = True
+        if states is not None:
+            for job, new, past in chunks:
+                held = held_of(job.tables[0])
+                held.slots = states.per_request
+                held.track = states.tracking.in_prompt(past, new, held.branch) if states.tracking is not None else 0
         chunked = self._chunked
         if chunked is not None:
             self._stash = next((past + new for job, new, past in chunks if job is chunked), 0)
@@ -673,6 +678,13 @@ class SglangPasses(PassMaker):
             for job in due:
                 jobs.batch.watch(job, jobs.batch.tick)
             return False
+        tracking = self._states.tracking if self._states is not None else None
+        if tracking is not None:
+            # No states are kept of answers in mixed passes.
+            for job in self._running:
+                tokens = self._length(job) + (jobs.batch.in_flight(job) if self._ahead else 0)
+                if not tokens % tracking.interval:
+                    held_of(job.tables[0]).missed.append(tokens)
         self._take_decoding(due)
         self._tick = jobs.batch.tick + 1
         self._extended += self._running

@@ -89,6 +89,8 @@ WRITE_POLICIES = {
 """Our names of HiCache's write policies."""
 OPTIONAL = (
     "max_mamba_cache_size",
+    "mamba_radix_cache_strategy",
+    "mamba_track_interval",
     "prefill_max_requests",
     "swa_full_tokens_ratio",
     "schedule_low_priority_values_first",
