@@ -45,6 +45,8 @@ ADDED = (
         for name in ("cache_quota", "tenant_quotas", "tiers.tiers.quotas", "tiers.spill")
     ),
     ".report.config.flow.tenant_requests",
+    ".report.config.prefetch",
+    *(f".report.config.workers.engine.groups.{name}" for name in ("cached", "checkpoint_unit")),
     ".report.cache_time",
     ".rows.flow_wait_ms",
     ".rows.tenant",
@@ -55,6 +57,7 @@ ADDED = (
 """Places that only the newer side has, on purpose."""
 INTENDED: dict[str, tuple[str, str]] = {
     "policy aibrix": ("abdfe2ab", "draws and reads metrics as AIBrix's router does"),
+    "least-time, temperature": ("e4e247ec", "policies that don't read temperature refuse it"),
 }
 """Beginning of a setting's name -> commit that changed its values on purpose, and how. They are compared, and counted apart."""
 
