@@ -49,6 +49,8 @@ def view(planned: Planned) -> Result:
             lines += [f"# start {count} {role}engine{'s' if count > 1 else ''} with", command]
         prices = planned.prices[answer.shape.gpu]
         header = [f"kvyard plan {planned.trace}: {asked}", *sentences, *lines]
+        if planned.left_out:
+            header.append("For the same requests in a replay: kvyard trace slice TRACE NEW --max-tokens N")
         files["plan.toml"] = lambda: as_toml("plan", header, settings, prices)
     return Result(
         kind="plan",
