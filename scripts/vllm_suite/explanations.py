@@ -28,7 +28,6 @@ BY_NAME = {
     "test_block_stored_event_group_idx_out_of_bounds": "puts an event of a group that doesn't exist into vLLM's queue",
     "test_eagle_group_registers_unaligned_tail": "replaces a method of vLLM's group managers",
     "test_a_junction_past_the_prompt_falls_back": "calls a private method of vLLM's group manager",
-    "cross_attn": "looks for vLLM's class for cross-attention",
 }
 """Known by the test's name, where what it says isn't enough."""
 

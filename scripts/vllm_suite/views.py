@@ -14,14 +14,19 @@ from typing import Any, ClassVar
 import vllm.v1.core.kv_cache_manager
 import vllm.v1.core.sched.async_scheduler
 import vllm.v1.core.sched.scheduler
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.single_type_kv_cache_manager import CrossAttentionManager
 
 import kvyard.vllm.block_lists
 import kvyard.vllm.scheduler
-from kvyard.blocks import BlockManager
+from kvyard.blocks import BlockManager, Request
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.fine import mark_of
+from kvyard.hashing import TokenChain
 from kvyard.vllm.block_lists import BlockIds
+from kvyard.vllm.counterpart import EngineHashes
 from kvyard.vllm.facades import CoordinatorFacade, CopyEnd, DetachedBlocks, FreeLine, GroupFacade, PoolFacade
 from kvyard.vllm.manager import Manager
 
@@ -380,13 +385,31 @@ class GroupView(GroupFacade):
         )
 
 
+class CrossView(GroupView):
+    """A group of cross-attention."""
+
+
 class CoordinatorView(CoordinatorFacade):
     """The coordinator, as a ``KVCacheCoordinator``."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager.blocks, manager.kv_cache_config)
         self.block_pool = manager.block_pool
-        self.single_type_managers = tuple(GroupView(manager, facade) for facade in self.single_type_managers)
+        self._root = kv_cache_utils.NONE_HASH if manager.enable_caching else b""
+        self.single_type_managers = tuple(
+            (CrossView if self._blocks.groups[at].spec.kind == "cross" else GroupView)(manager, facade)
+            for at, facade in enumerate(self.single_type_managers)
+        )
+
+    def find_longest_cache_hit_per_group(
+        self, block_hashes: Sequence[Any], max_cache_hit_length: int
+    ) -> tuple[Any, tuple[int, ...]]:
+        chain = TokenChain(
+            [0] * (max_cache_hit_length + 1), self.hash_block_size, EngineHashes(block_hashes, self._root)
+        )
+        hits, lengths = self._blocks.coordinator.lookup_each(Request("a test's", chain))
+        views = self.block_pool.blocks
+        return tuple([views[block_id] for block_id in hit.ids()] for hit in hits), tuple(lengths)
 
     @property
     def _cache_hit_alignment_tokens(self) -> int:
@@ -439,5 +462,8 @@ def install() -> None:
         kind.blocks = property(_views)  # type: ignore[assignment]
     kvyard.vllm.scheduler.Manager = InspectedManager  # type: ignore[misc]
     vllm.v1.core.kv_cache_manager.KVCacheManager = InspectedManager
+    # Tests of models with several groups ask for the class before they look at hits.
+    HybridKVCacheCoordinator.register(CoordinatorView)
+    CrossAttentionManager.register(CrossView)
     vllm.v1.core.sched.scheduler.Scheduler = kvyard.vllm.scheduler.KvyardScheduler
     vllm.v1.core.sched.async_scheduler.AsyncScheduler = kvyard.vllm.scheduler.KvyardAsyncScheduler

@@ -79,7 +79,8 @@ class RecordingMixin(SchedulerInterface):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if counts:
             self._in_flight -= 1
-            self._tell(EngineRecorder.looked_at, self._is_busy())
+            if self.kvyard_recorder is not None:
+                self._tell(EngineRecorder.looked_at, self._is_busy())
         return outputs
 
     def add_request(self, request: Any) -> None:
