@@ -2,7 +2,7 @@
 #
 #   make demo    a real trace through eight workers, three ways: what routing by cache and host memory buy
 #   make test    the tests; make test ARGS='-m slow' or ARGS=tests/blocks chooses
-#   make test-real   the tests that start a real vLLM on CPU (makes its environment, 3 GB, once); ARGS=envoy, nixl, sglang others
+#   make test-real   the tests that start a real vLLM on CPU (makes its environment, 3 GB, once); ARGS=envoy, nixl, sglang or vllm-suite: others
 #   make test-ray    the tests that start a Ray cluster of two nodes here (installs Ray, 260 MB, once)
 #   make test-versions   tests of the HTTP seam and the command line with the lowest and the newest allowed dependencies
 #   make test-compiled   some of the tests against a compiled install, as CI does
