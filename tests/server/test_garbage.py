@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import itertools
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -48,5 +49,30 @@ def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: p
         await eventually_async(lambda: 2 in searches)
         task.cancel()
         assert garbage.TIMES.count > len(searches) and 0 < garbage.TIMES.longest <= garbage.TIMES.total
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("settings")
+def test_free_memory_is_given_back_though_the_process_hardly_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        trims = []
+        monkeypatch.setattr(garbage, "INTERVAL", 0.001)
+        monkeypatch.setattr(garbage, "TRIMMED", 0)
+        monkeypatch.setattr(garbage, "TRIM_SHARE", 0)
+        monkeypatch.setattr(garbage, "resident_bytes", lambda: 1 << 30)
+        monkeypatch.setattr(garbage, "trim", lambda: trims.append(True))
+        garbage.settle()
+        task = asyncio.create_task(garbage.stay_settled(lambda: False))
+        await eventually_async(lambda: len(trims) > 1)
+        # Where it takes long, it isn't done again soon.
+        monkeypatch.setattr(garbage, "TRIM_SHARE", 1 << 40)
+        monkeypatch.setattr(garbage, "trim", lambda: (trims.append(True), time.sleep(0.001)))
+        done = len(trims)
+        await eventually_async(lambda: len(trims) > done)
+        done = len(trims)
+        await asyncio.sleep(0.05)  # fifty intervals
+        assert len(trims) <= done + 1  # one may have been in flight when it became slow
+        task.cancel()
 
     asyncio.run(main())

@@ -38,6 +38,12 @@ SPARE = 1.03
 """Growth above its lowest size that makes it give memory back."""
 DRIFT = 0.005
 """Share by which the lowest size follows the present one each time: a process may grow for good."""
+TRIMMED = 60 * SECOND
+"""Least time between two times at which memory is given back though the process has hardly grown: free pieces between used
+ones add up by less than ``SPARE`` and ``DRIFT`` notice."""
+TRIM_SHARE = 1000
+"""Multiple of the time that giving memory back took, for which it isn't done again unless the process grows: threads that
+allocate wait for it."""
 
 
 class SearchTimes:
@@ -89,13 +95,16 @@ async def stay_settled(idle: Callable[[], bool]) -> None:
     clock = WallClock()
     searched, size = clock.now(), resident_bytes()
     lowest = float(size)
+    due = searched + TRIMMED
     while True:
         await pause(INTERVAL)
         gc.collect(1)
         gc.freeze()
         now = resident_bytes()
-        if now > SPARE * lowest:
+        began = clock.now()
+        if now > SPARE * lowest or began >= due:
             await asyncio.to_thread(trim)
+            due = clock.now() + max(TRIMMED, TRIM_SHARE * (clock.now() - began))
             now = resident_bytes()
         since = clock.now() - searched
         if (since >= WHOLE and idle()) or (since >= SOONEST and now > GROWTH * size):
