@@ -139,9 +139,11 @@ class Hunter:
 
 
 def _cause(finding: dict[str, Any]) -> str:
-    """Two findings with the same cause are taken for one defect: the kind, and for a crash its place. A case without an end
-    may become a storm when it is made smaller."""
+    """Two findings with the same cause are taken for one defect: the kind, for a crash its place, and for a standstill whether
+    a request runs. A case without an end may become a storm when it is made smaller."""
     kind, detail = str(finding["kind"]), str(finding["detail"])
+    if kind == "stuck" and " 0 running" in detail:
+        kind = "stuck, none running"
     if kind == "endless":
         kind = "storm"
     return kind + (detail.split(": ", maxsplit=1)[0] if kind == "crash" else "")
