@@ -336,6 +336,8 @@ def test_other_backends_keep_window_layers_as_full_ones() -> None:
     assert full.bytes_per_block == 2 * (windows.bytes_per_block or 0)
     assert full.num_gpu_blocks < windows.num_gpu_blocks
     with pytest.raises(KvyardError, match="one group of full attention"):
+        engine(model="qwen3.5-9b", gpu="h200", backend="trtllm")
+    with pytest.raises(KvyardError, match=r"block_size 1, or set .* to extra_buffer"):
         engine(model="qwen3.5-9b", gpu="h200", backend="sglang")
 
 

@@ -71,7 +71,7 @@ HYBRID = (GroupSpec(), GroupSpec(kind="sliding_window", window=64))
         ),
         (
             {"backend": "sglang", "groups": (*HYBRID, GroupSpec(kind="mamba"))},
-            "modelled for full attention, with or without sliding windows",
+            "modelled for states beside full attention: leave out sliding windows",
         ),
         (
             {"backend": "sglang", "groups": HYBRID, "num_gpu_blocks": 20},
