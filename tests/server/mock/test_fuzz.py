@@ -182,7 +182,11 @@ def test_every_route_is_described(served: Served) -> None:
     assert taking - {"/admin/kill", "/admin/stall"} <= set(PATHS)
     for path, methods in described["paths"].items():
         if "get" in methods and "{" not in path:
-            assert served.client.get(path).status_code == 200
+            reply = served.client.get(path)
+            assert reply.status_code == 200
+            media = reply.headers.get("content-type", "").partition(";")[0]
+            content = methods["get"]["responses"]["200"]["content"]
+            assert media in content if content else not media, path
 
 
 @pytest.mark.slow
