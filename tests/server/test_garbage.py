@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import itertools
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -56,22 +55,29 @@ def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: p
 @pytest.mark.usefixtures("settings")
 def test_free_memory_is_given_back_though_the_process_hardly_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        trims = []
+        trims = list[bool]()
+        looks = itertools.count()
+        seen = [0]
+
+        def resident_bytes() -> int:
+            seen[0] = next(looks)
+            return 1 << 30
+
         monkeypatch.setattr(garbage, "INTERVAL", 0.001)
         monkeypatch.setattr(garbage, "TRIMMED", 0)
         monkeypatch.setattr(garbage, "TRIM_SHARE", 0)
-        monkeypatch.setattr(garbage, "resident_bytes", lambda: 1 << 30)
+        monkeypatch.setattr(garbage, "resident_bytes", resident_bytes)
         monkeypatch.setattr(garbage, "trim", lambda: trims.append(True))
         garbage.settle()
         task = asyncio.create_task(garbage.stay_settled(lambda: False))
         await eventually_async(lambda: len(trims) > 1)
         # Where it takes long, it isn't done again soon.
         monkeypatch.setattr(garbage, "TRIM_SHARE", 1 << 40)
-        monkeypatch.setattr(garbage, "trim", lambda: (trims.append(True), time.sleep(0.001)))
         done = len(trims)
         await eventually_async(lambda: len(trims) > done)
         done = len(trims)
-        await asyncio.sleep(0.05)  # fifty intervals
+        intervals = seen[0]
+        await eventually_async(lambda: seen[0] > intervals + 50)
         assert len(trims) <= done + 1  # one may have been in flight when it became slow
         task.cancel()
 
