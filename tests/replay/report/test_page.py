@@ -287,6 +287,16 @@ class TestInABrowser:
             assert tab.ask(f"{day}.every(e => e.querySelector('path.series').getBBox().width > 100)")
             sound(tab, 16, width)
 
+    @pytest.mark.parametrize(("most", "ticks"), [(1, ["0", "1"]), (2, ["0", "1", "2"]), (9, ["0", "5"])])
+    def test_an_axis_of_counts_has_whole_numbers(self, tab: Tab, tmp_path: Path, most: int, ticks: list[str]) -> None:
+        report = replay(CONVERSATION, limit=120, workers=1, autoscale="threshold:ttft_p99=1s,min=1,max=4").report
+        assert report.scaling is not None
+        counts = [float(most)] * len(report.series.arrived)
+        write_html(replace(report, scaling=replace(report.scaling, workers={"both": counts})), tmp_path / "r.html")
+        tab.open(tmp_path / "r.html")
+        card = "document.querySelector('#autoscaling ~ .grid .card')"
+        assert tab.ask(f"[...{card}.querySelectorAll('.gridline + text')].map(e => e.textContent)") == ticks
+
     def test_long_times_stay_in_their_tiles(self, tab: Tab, tmp_path: Path) -> None:
         report = tiered()
         slow = {name: replace(spread, p50=1_250_300.0, p99=36e6) for name, spread in report.latency.items()}

@@ -40,6 +40,8 @@ POINTS = 150
 UNITS = ((10_800.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 """From which length on time is counted in which unit."""
 SHARE: Figure = {"yFormat": "percent"}
+COUNT: Figure = {"yFormat": "count"}
+"""Ticks are whole numbers."""
 LATENCY: Figure = {"yTitle": "TTFT (log)", "yScale": "log", "yFormat": "ms"}
 
 
@@ -60,12 +62,12 @@ def time_axis(seconds: float) -> tuple[float, Figure]:
 
 
 def digits(value: float) -> float:
-    """As many digits as can be drawn."""
+    """Return ``value`` with as many digits as can be drawn."""
     return float(f"{value:.6g}")
 
 
 def rounded(values: Sequence[float]) -> list[float]:
-    """All of them with as many digits as can be drawn."""
+    """Return ``values`` with as many digits as can be drawn."""
     return list(map(digits, values))
 
 
@@ -75,7 +77,7 @@ def thinned(values: Sequence[float]) -> list[float]:
 
 
 def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Samples at equal distances: the fleet takes none while nothing happens, and what it saw last holds until then."""
+    """Samples at equal distances. The fleet takes none while nothing happens; the latest sample holds until the next."""
     times = report.timeline.times_s
     count = min(POINTS, len(times))
     wanted = [max(0, bisect_right(times, (at + 0.5) / count * report.duration_s) - 1) for at in range(count)]
@@ -83,9 +85,11 @@ def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]
 
 
 def coarse(values: Sequence[float | None], step: int) -> list[float | None]:
-    """Means of ``step`` neighbours each, of those that there are."""
-    lots = [[one for one in values[at : at + step] if one is not None] for at in range(0, len(values), step)]
-    return [digits(sum(lot) / len(lot)) if lot else None for lot in lots]
+    """Means of ``step`` neighbours each, without missing values; ``None`` where all are missing."""
+    groups = [
+        [value for value in values[start : start + step] if value is not None] for start in range(0, len(values), step)
+    ]
+    return [digits(sum(group) / len(group)) if group else None for group in groups]
 
 
 def distribution(report: Report, key: str) -> Figure:
@@ -104,6 +108,7 @@ def distribution(report: Report, key: str) -> Figure:
         "xTitle": f"{SHORT[key]} (log)",
         "xFormat": "ms",
         "yTitle": "tokens" if key == "itl" else "requests",
+        **COUNT,
         "none": "All were zero." if histogram.zeros else "There are none.",
     }
 
@@ -138,7 +143,7 @@ def queues(report: Report) -> Figure:
     names = {"running": ("running", "blue"), "waiting": ("waiting", "orange")}
     if any(map(any, values.get("loading", []))):
         names["loading"] = ("loading", "aqua")
-    return _sampled(report, names, False, "requests in the fleet", "Requests running and waiting")
+    return _sampled(report, names, False, "requests in the fleet", "Requests running and waiting") | COUNT
 
 
 def cache_use(report: Report) -> Figure:
@@ -180,7 +185,7 @@ def workers_on(report: Report) -> Figure:
         line("workers" if role == "both" else f"{role} workers", rounded(counts), color)
         for (role, counts), color in zip(on.items(), RUN_COLORS, strict=False)
     ]
-    return _over_time(report, windows(report), series, "workers", "Workers that were on")
+    return _over_time(report, windows(report), series, "workers", "Workers that were on") | COUNT
 
 
 def offered(report: Report) -> Figure:

@@ -43,7 +43,7 @@
     if (box.zoom) [x0, x1] = box.zoom;
     const width = Math.max(260, box.clientWidth);
     const right = 14, top = 10, bottom = 40;
-    const sy = makeScale(y0, y1, height - bottom, top, spec.yScale === "log"), levels = sy.ticks(4), names = tickTexts(levels, spec.yFormat, spec.yScale === "log");
+    const sy = makeScale(y0, y1, height - bottom, top, spec.yScale === "log", spec.yFormat === "count"), levels = sy.ticks(4), names = tickTexts(levels, spec.yFormat, spec.yScale === "log");
     const left = Math.max(54, 28 + 7.4 * Math.max(0, ...names.map((name) => name.length)));
     const sx = makeScale(x0, x1, left, width - right, spec.xScale === "log");
     let art = "";

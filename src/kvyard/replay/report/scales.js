@@ -2,11 +2,12 @@
 
 export const near = (value) => Math.round(value * 100) / 100;
 
-export const niceTicks = (low, high, wanted) => {
+/** Round values from low to high; with whole, none between two integers, for axes of counts. */
+export const niceTicks = (low, high, wanted, whole) => {
   if (!(high > low)) high = low + 1;
-  const raw = (high - low) / Math.max(1, wanted);
+  const raw = Math.max(whole ? 1 : 0, (high - low) / Math.max(1, wanted));
   const base = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((n) => n * base).find((n) => n >= raw * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((n) => n * base).find((n) => n >= raw * 0.999 && !(whole && n % 1));
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(parseFloat(at.toPrecision(12)));
   return found;
@@ -27,13 +28,13 @@ export const logTicks = (low, high, wanted) => {
   return found.length > 1 ? found : niceTicks(low, high, 4);
 };
 
-export const makeScale = (low, high, from, to, log) => {
+export const makeScale = (low, high, from, to, log, whole) => {
   if (!(high > low)) high = log ? low * 2 : low + 1;
   const f = log ? Math.log : (v) => v;
   const a = f(low), b = f(high);
   const scale = (v) => from + ((f(log ? Math.max(v, low) : v) - a) / (b - a)) * (to - from);
   scale.back = (at) => { const v = a + ((at - from) / (to - from)) * (b - a); return log ? Math.exp(v) : v; };
-  scale.ticks = (n) => (log ? logTicks(low, high, n) : niceTicks(low, high, n));
+  scale.ticks = (n) => (log ? logTicks(low, high, n) : niceTicks(low, high, n, whole));
   return scale;
 };
 
