@@ -28,10 +28,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
     ".": "integers",
-    "blocks": "agreement attention/window cache_map coordinator eviction/lru eviction/quota extent group ledger manager "
-    "pool registration request rule spans step table",
+    "blocks": "agreement attention/window cache_map coordinator eviction/lru eviction/quota eviction/radix extent group ledger "
+    "manager pool radix registration request rule spans step table",
     "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
-    "stores policies/chunks policies/maker policies/mixed timing/polynomial_model",
+    "stores policies/chunks policies/maker policies/mixed policies/sglang_budget policies/sglang_passes policies/sglang_queue "
+    "timing/polynomial_model",
     "events": "batcher",
     "hashing": "chain digest_keys prefix_tree",
     "index": "bits chains dedup digests memory roster rows runs",

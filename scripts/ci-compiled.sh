@@ -19,4 +19,4 @@ KVYARD_PLAIN="$target" "$python" -m pytest -q -p no:cacheprovider -m slow tests/
 
 # Golden logs of blocks and schedulers, hashes, rows and scores of the index, every policy: what is compiled has tests here.
 PYTHONPATH="$target" "$python" -m pytest -q -p no:cacheprovider -n "${WORKERS:-2}" \
-    tests/hashing tests/events/wire tests/events/test_batcher.py tests/blocks tests/lab/conform/test_scheduler.py tests/engine/test_core_plans.py tests/index/test_scorer_agreement.py tests/index/test_runs.py tests/router
+    tests/hashing tests/events/wire tests/events/test_batcher.py tests/blocks tests/lab/conform/test_scheduler.py tests/lab/conform/test_sglang.py tests/engine/test_core_plans.py tests/index/test_scorer_agreement.py tests/index/test_runs.py tests/router

@@ -32,6 +32,8 @@ for settings in (
     {"router": "kv", "workers": 4, "block_size": 16, "num_gpu_blocks": 8000},
     {"router": "kv", "workers": 2, "num_gpu_blocks": 1500, "host_blocks": 4000, "block_size": 64},
     {"router": "round-robin", "workers": 2, "model": "gpt-oss-20b", "gpu": "h100", "num_gpu_blocks": 9000, "host_blocks": 9000},
+    {"backend": "sglang", "router": "kv", "workers": 2, "num_gpu_blocks": 1500, "host_blocks": 4000, "block_size": 64},
+    {"backend": "sglang", "router": "kv", "workers": 2, "num_gpu_blocks": 200000, "block_size": 1},
 ):
     print(to_json(replay(sys.argv[1], limit=400, **settings).report).decode())
 """

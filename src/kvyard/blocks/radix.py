@@ -6,7 +6,7 @@ tree has already is freed, and the request goes on with the tree's: there is one
 split nodes and count as uses of them, and eviction takes whole leaves (``kvyard.blocks.eviction.radix``).
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from kvyard.blocks.coordinator import Hit
 from kvyard.blocks.eviction.radix import RadixOrder
@@ -23,7 +23,7 @@ from kvyard.hashing.prefix_tree import agree_until
 class RadixGroup(Group):
     """Pages of one group of full attention in a radix tree."""
 
-    inserts = True
+    inserts: ClassVar[bool] = True
     caches = True
     """True if requests are inserted."""
     host: HostPages | None = None

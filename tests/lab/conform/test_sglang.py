@@ -508,6 +508,7 @@ def _refused_requests_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SglangPasses, "_return_state", lambda self, hit: None)
 
 
+@pytest.mark.source
 @pytest.mark.parametrize(
     ("mutate", "families"),
     [

@@ -79,7 +79,7 @@ class Budget:
         self.page = page
         self.total = mixed + aside
         """Tokens spoken for, answers included."""
-        self.current: float = mixed
+        self.current = float(mixed)
         """Tokens spoken for in this batch."""
         self.inputs = inputs - mixed
         self.chunk = chunk - mixed if chunk is not None else None
@@ -244,11 +244,11 @@ class WindowBudget(Budget):
 class KnownEnds:
     """Ends of requests that are known to have all their tokens, the next one first."""
 
-    def __init__(self, running: list[tuple[float, int]]) -> None:
+    def __init__(self, running: list[tuple[int, int]]) -> None:
         self._running = running
-        self._ends: list[tuple[float, int]] | None = None
+        self._ends: list[tuple[int, int]] | None = None
 
-    def add(self, left: float, occupied: int) -> None:
+    def add(self, left: int, occupied: int) -> None:
         """A request with ``left`` tokens to produce is about to be admitted. SGLang puts the latest to end before the last."""
         if self._ends is None:
             self._ends = [end for end in [(left, occupied), *self._running] if end[0] > 0]

@@ -8,6 +8,7 @@ What is cached is a radix tree (``kvyard.blocks.radix``), with host memory below
 """
 
 import random
+from typing import ClassVar
 
 from kvyard.blocks import Hit
 from kvyard.blocks.extent import Node
@@ -36,7 +37,7 @@ BY_CACHE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 class SglangPasses(PassMaker):
     """Extend passes and decode passes."""
 
-    spare_tokens = 1
+    spare_tokens: ClassVar[int] = 1
 
     def __init__(self, jobs: Lifecycle, config: EngineConfig) -> None:
         super().__init__(jobs)
@@ -362,9 +363,9 @@ class SglangPasses(PassMaker):
             reserved += charged
         return (chunk - reserved) // page * page if reserved else chunk
 
-    def _ends(self, chunks: list[Chunk]) -> list[tuple[float, int]]:
+    def _ends(self, chunks: list[Chunk]) -> list[tuple[int, int]]:
         """Of the requests in the batch, the tokens left of each answer and the tokens each occupies."""
-        running: list[tuple[float, int]] = [(self._remaining(job), self._length(job)) for job in self._running]
+        running = [(self._remaining(job), self._length(job)) for job in self._running]
         return running + [(self._wanted(job) - job.output, job.num_tokens) for job, _, _ in chunks]
 
     def _length(self, job: Job) -> int:
