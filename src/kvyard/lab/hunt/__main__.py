@@ -17,7 +17,7 @@ from kvyard.lab.hunt.hunter import Hunter
 
 
 def main() -> int:
-    """Hunt; returns the exit code."""
+    """Hunt, and return the exit code."""
     name, folder, seconds, seed = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     hunted: HuntedEngine = import_module(f"kvyard.{name}.hunt").ENGINE
     lines = os.fdopen(os.dup(1), "w", buffering=1)

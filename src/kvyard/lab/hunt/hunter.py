@@ -29,7 +29,7 @@ class Hunter:
     """Tries cases against an engine. ``folder`` has the state of the search and a reproducer of each finding."""
 
     def __init__(self, hunted: HuntedEngine, engine: str, folder: Path, seed: int) -> None:
-        """Goes on with the search that ``folder`` has, if it is one of the same ``engine``, a name and a version, and seed.
+        """Go on with the search that ``folder`` has, if it is one of the same ``engine``, a name and a version, and seed.
 
         Raises ``ValueError`` where the folder's state can't be read or belongs to another search.
         """
@@ -84,7 +84,7 @@ class Hunter:
         say(f"found after {self.tried} cases: {finding['kind']}: {finding['detail']} ({script})")
 
     def _shrink(self, found: Case, finding: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
-        """The smallest case met on the way that goes wrong in the same way."""
+        """Return a smaller case that goes wrong in the same way, and its finding."""
         tries = 0
         smallest = copy.deepcopy(found)
         progress = True
@@ -103,7 +103,7 @@ class Hunter:
         return smallest, finding
 
     def _name(self, finding: dict[str, Any], case: Case) -> tuple[str, ...]:
-        """A cause and what a case needs beside plain requests: the key of a finding in a list."""
+        """Return the key of a finding: its cause and what the case needs beside plain requests."""
         return (_cause(finding), *sorted(self._hunted.features(case)))
 
     # -- kept between runs ------------------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ class Hunter:
 
 
 def _cause(finding: dict[str, Any]) -> str:
-    """Two findings with the same cause are taken for one defect: the kind, for a crash its place, and for a standstill whether
-    a request runs. A case without an end may become a storm when it is made smaller."""
+    """Return the key by which two findings are taken for one defect: the kind, for a crash its place, and for a standstill
+    whether a request runs. A case without an end may become a storm when it is made smaller."""
     kind, detail = str(finding["kind"]), str(finding["detail"])
     if kind == "stuck" and " 0 running" in detail:
         kind = "stuck, none running"

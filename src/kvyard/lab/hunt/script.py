@@ -10,7 +10,7 @@ from kvyard.lab.hunt.engine import Case, Finding, HuntedEngine
 
 
 def reproducer(hunted: HuntedEngine, engine: str, finding: Finding, case: Case) -> str:
-    """The script's text; ``engine`` is its name and version. It exits with 1 where the finding is met again."""
+    """Return the script's text; ``engine`` is its name and version. It exits with 1 where the finding is met again."""
     head = f'''"""{engine}: {finding["kind"]}.
 
 {finding["detail"]}
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 
 
 def _body(module: ModuleType) -> str:
-    """The source of ``module`` without its docstring and what it imports of the others."""
+    """Return the source of ``module`` without its docstring and what it imports of the others."""
     _, _, source = inspect.getsource(module).partition("from __future__ import annotations\n")
     return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("from kvyard."))
 
@@ -53,7 +53,7 @@ def _literal(value: object) -> str:
 
 
 def _plain(case: Case, plain: Case) -> Case:
-    """The case without what says nothing: plain settings, faults that a load doesn't have."""
+    """Return the case without plain settings and without faults that a load doesn't have."""
     kept: Case = {}
     for name, value in case.items():
         if isinstance(value, dict):

@@ -10,6 +10,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from kvyard.lab.hunt.simpler import earlier, fewer_requests, shorter_prompts, without_each
+
 Case = dict[str, Any]
 
 TEXTS = 4
@@ -84,35 +86,30 @@ def draw_request(rng: random.Random, case: Case) -> dict[str, Any]:
 
 def change(case: Case, rng: random.Random) -> Case:
     """A case like ``case``: a few requests or settings are others."""
-    made = copy.deepcopy(case)
+    changed = copy.deepcopy(case)
     for _ in range(rng.randint(1, 3)):
-        requests, settings = made["requests"], made["settings"]
+        requests, settings = changed["requests"], changed["settings"]
         kind = rng.randrange(6)
         if kind == 0 and len(requests) < 16:
-            requests.append(draw_request(rng, made))
+            requests.append(draw_request(rng, changed))
         elif kind == 1 and len(requests) > 1:
             requests.pop(rng.randrange(len(requests)))
         elif kind == 2:
-            requests[rng.randrange(len(requests))] = draw_request(rng, made)
+            requests[rng.randrange(len(requests))] = draw_request(rng, changed)
         elif kind == 3:
             rng.choice(requests)["at"] = rng.randint(0, 40)
         elif kind == 4:
             settings["overlap"] = not settings["overlap"]
         else:
             settings["schedule_conservativeness"] = rng.choice([1.0, 0.05, 0.3, 1.5])
-    return _named(made)
+    return _named(changed)
 
 
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler cases than ``case``, the largest steps first."""
     requests, settings = case["requests"], case["settings"]
-    size = len(requests) // 2
-    while size:
-        for first in range(0, len(requests), size):
-            left = requests[:first] + requests[first + size :]
-            if left:
-                yield _named({**case, "requests": left})
-        size //= 2
+    for fewer in fewer_requests(requests):
+        yield _named({**case, "requests": fewer})
     for name, value in PLAIN.items():
         if name in settings and settings[name] != value:
             yield {**case, "settings": {**settings, name: value}}
@@ -142,22 +139,13 @@ PLAIN: dict[str, Any] = {
 
 
 def _smaller_request(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for name in ("abort", "salt", "priority"):
-        if name in request:
-            yield {key: value for key, value in request.items() if key != name}
-    for at in (0, request["at"] // 2):
-        if at < request["at"]:
-            yield {**request, "at": at}
+    yield from without_each(request, ("abort", "salt", "priority"))
+    yield from earlier(request)
     first, output = request["output"]
     for less in (1, output // 2, output - 1):
         if 0 < less < output:
             yield {**request, "output": [first, less]}
-    if len(request["prompt"]) > 1:
-        yield {**request, "prompt": [[request["prompt"][0][0], sum(count for _, count in request["prompt"])]]}
-    for at, (low, count) in enumerate(request["prompt"]):
-        for less in (count // 2, count - 16, count - 1):
-            if 0 < less < count:
-                yield {**request, "prompt": [*request["prompt"][:at], [low, less], *request["prompt"][at + 1 :]]}
+    yield from shorter_prompts(request)
 
 
 def features(case: Case) -> set[str]:
@@ -177,7 +165,10 @@ def features(case: Case) -> set[str]:
 
 def _named(case: Case) -> Case:
     """``case`` with names by position. An abort concerns all names that begin with its own, so all are equally long."""
-    return {**case, "requests": [{"request": f"r{at:02}", **_unnamed(one)} for at, one in enumerate(case["requests"])]}
+    return {
+        **case,
+        "requests": [{"request": f"r{at:02}", **_unnamed(each)} for at, each in enumerate(case["requests"])],
+    }
 
 
 def _unnamed(request: dict[str, Any]) -> dict[str, Any]:

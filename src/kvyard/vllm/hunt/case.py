@@ -11,6 +11,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from kvyard.integers import ceil_div
+from kvyard.lab.hunt.simpler import earlier, fewer_requests, shorter_prompts, without_each
+
 Case = dict[str, Any]
 
 TEXTS = 4
@@ -106,32 +109,29 @@ def draw_request(rng: random.Random, case: Case) -> dict[str, Any]:
 
 def change(case: Case, rng: random.Random) -> Case:
     """A case like ``case``: a few requests or settings are others."""
-    made = copy.deepcopy(case)
+    changed = copy.deepcopy(case)
     for _ in range(rng.randint(1, 3)):
-        requests = made["requests"]
+        requests = changed["requests"]
         kind = rng.randrange(5)
         if kind == 0 and len(requests) < 16:
-            requests.append(draw_request(rng, made))
+            requests.append(draw_request(rng, changed))
         elif kind == 1 and len(requests) > 1:
             requests.pop(rng.randrange(len(requests)))
         elif kind == 2:
-            requests[rng.randrange(len(requests))] = draw_request(rng, made)
+            requests[rng.randrange(len(requests))] = draw_request(rng, changed)
         elif kind == 3:
             rng.choice(requests)["at"] = rng.randint(0, 40)
         else:
-            least = _smallest_pool(made["max_model_len"], made["groups"])
-            made["num_blocks"] = 1 + least + rng.randint(0, 4)
-    return made
+            least = _smallest_pool(changed["max_model_len"], changed["groups"])
+            changed["num_blocks"] = 1 + least + rng.randint(0, 4)
+    return changed
 
 
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler cases than ``case``, the largest steps first."""
     requests = case["requests"]
-    for size in _halves(len(requests)):
-        for first in range(0, len(requests), size):
-            left = requests[:first] + requests[first + size :]
-            if left:
-                yield {**case, "requests": left}
+    for fewer in fewer_requests(requests):
+        yield {**case, "requests": fewer}
     plain = {"groups": case["groups"][:1], "max_num_batched_tokens": max(case["max_model_len"], 64), **PLAIN}
     for name, value in plain.items():
         if case[name] != value:
@@ -150,9 +150,7 @@ def smaller(case: Case) -> Iterator[Case]:
 
 
 def _smaller_request(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for name in ("abort", "salt", "send", "load", "priority", "holds"):
-        if name in request:
-            yield {key: value for key, value in request.items() if key != name}
+    yield from without_each(request, ("abort", "salt", "send", "load", "priority", "holds"))
     load = request.get("load")
     if load:
         for name in ("unknown", "fails", "once"):
@@ -165,19 +163,11 @@ def _smaller_request(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for steps in (1, (load["steps"] or 1) // 2):
             if load["steps"] and 0 < steps < load["steps"]:
                 yield {**request, "load": {**load, "steps": steps}}
-    for at in (0, request["at"] // 2):
-        if at < request["at"]:
-            yield {**request, "at": at}
+    yield from earlier(request)
     for output in (1, request["output"] // 2):
         if 0 < output < request["output"]:
             yield {**request, "output": output}
-    if len(request["prompt"]) > 1:
-        first, total = request["prompt"][0][0], sum(count for _, count in request["prompt"])
-        yield {**request, "prompt": [[first, total]]}
-    for at, (first, count) in enumerate(request["prompt"]):
-        for less in (count // 2, count - 16, count - 1):
-            if 0 < less < count:
-                yield {**request, "prompt": [*request["prompt"][:at], [first, less], *request["prompt"][at + 1 :]]}
+    yield from shorter_prompts(request)
 
 
 def features(case: Case) -> set[str]:
@@ -195,13 +185,6 @@ def features(case: Case) -> set[str]:
     return {name for name, needed in found.items() if needed}
 
 
-def _halves(count: int) -> Iterator[int]:
-    size = count // 2
-    while size:
-        yield size
-        size //= 2
-
-
 def _smallest_pool(length: int, groups: list[dict[str, Any]]) -> int:
     """Blocks for one request of ``length`` tokens: fewer, and vLLM would not start."""
-    return sum(-(-length // group["block_size"]) for group in groups)
+    return sum(ceil_div(length, group["block_size"]) for group in groups)
