@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import msgspec
 
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
-from kvyard.replay.live.facts import cache_labels
+from kvyard.replay.live.facts import cache_labels, is_asleep
 from kvyard.replay.traces.files import records
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
-_AWAKE = re.compile(r'sleep_state="awake"')
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 VLLM = (
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
@@ -60,8 +58,8 @@ class Counted(msgspec.Struct, kw_only=True):
         return self.hits + self.external_hits
 
     def since(self, before: Counted) -> Counted:
-        """The counts since ``before``. Raises ``KvyardError`` where counters went back: the engine was restarted."""
-        found = msgspec.structs.replace(
+        """Return the counts since ``before``. Raises ``KvyardError`` where counters went back: the engine was restarted."""
+        later = msgspec.structs.replace(
             self,
             queries=None if self.queries is None else self.queries - (before.queries or 0),
             hits=self.hits - before.hits,
@@ -69,11 +67,11 @@ class Counted(msgspec.Struct, kw_only=True):
             external_hits=self.external_hits - before.external_hits,
             new_media=self.new_media - before.new_media,
         )
-        if min(found.queries or 0, found.hits, found.external_queries, found.external_hits) < 0:
+        if min(later.queries or 0, later.hits, later.external_queries, later.external_hits) < 0:
             raise KvyardError(
                 "counters are lower than in the earlier page: the engine was restarted in between, so leave that page out"
             )
-        return found
+        return later
 
 
 def read_page(text: str, name: str = "metrics") -> Counted:
@@ -84,16 +82,12 @@ def read_page(text: str, name: str = "metrics") -> Counted:
     if text.lstrip().startswith(("[", "{")):
         return _from_trtllm(text, name)
     sums: dict[str, float] = {}
-    awake: list[float] = []
-    for metric, labels, value in _SAMPLE.findall(text):
+    for metric, value in _SAMPLE.findall(text):
         try:
             number = float(value)
         except ValueError:
             continue
-        if metric == "vllm:engine_sleep_state":
-            if _AWAKE.search(labels):
-                awake.append(number)
-        elif math.isfinite(number):
+        if math.isfinite(number):
             sums[metric] = sums.get(metric, 0.0) + number
     for queries, hits in VLLM:
         if queries in sums:
@@ -104,8 +98,8 @@ def read_page(text: str, name: str = "metrics") -> Counted:
                 external_queries=round(sums.get(VLLM_EXTERNAL[0], 0.0)),
                 external_hits=round(sums.get(VLLM_EXTERNAL[1], 0.0)),
                 new_media=round(sums.get(VLLM_MEDIA[0], 0.0) - sums.get(VLLM_MEDIA[1], 0.0)),
-                facts=_told(cache_labels(text)),
-                asleep=bool(awake) and not any(awake),
+                facts={label: value for label, value in cache_labels(text).items() if value not in ("", "None")},
+                asleep=is_asleep(text),
             )
     if SGLANG[0] in sums:
         return Counted(
@@ -119,15 +113,11 @@ def read_page(text: str, name: str = "metrics") -> Counted:
     )
 
 
-def _told(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in labels.items() if value not in ("", "None")}
-
-
 def _from_trtllm(text: str, name: str) -> Counted:
-    """TensorRT-LLM's ``/metrics``: a list of statistics by iteration, the latest last. It counts blocks."""
+    """Read TensorRT-LLM's ``/metrics``: statistics by iteration, the latest last. It counts blocks."""
     try:
-        found: Any = msgspec.json.decode(text)
-        stats = found[-1] if isinstance(found, list) else found
+        decoded: Any = msgspec.json.decode(text)
+        stats = decoded[-1] if isinstance(decoded, list) else decoded
         cache = stats["kvCacheStats"]
         size = int(cache["tokensPerBlock"])
         reused, missed = int(cache["reusedBlocks"]), int(cache["missedBlocks"])
@@ -158,15 +148,16 @@ def read_answers(path: Path) -> dict[str, int]:
 
     Raises ``KvyardError`` for rows that have none of them.
     """
-    found: dict[str, int] = {}
+    cached: dict[str, int] = {}
     for number, record in records(path):
         try:
             row = msgspec.json.decode(record, type=_Answer)
             details = (row.usage or {}).get("prompt_tokens_details") or {}
-            counts = [one for one in (row.cached, row.cached_tokens, details.get("cached_tokens")) if one is not None]
-            found[str(row.request_id or row.id or number)] = int(counts[0])
+            reported = (row.cached, row.cached_tokens, details.get("cached_tokens"))
+            counts = [count for count in reported if count is not None]
+            cached[str(row.request_id or row.id or number)] = int(counts[0])
         except (*DECODE_ERRORS, IndexError, TypeError, ValueError, AttributeError):
             raise KvyardError(
                 f"{path}, line {number}: it needs cached, cached_tokens or an answer's usage with prompt_tokens_details"
             ) from None
-    return found
+    return cached

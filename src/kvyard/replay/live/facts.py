@@ -17,6 +17,7 @@ from kvyard.replay.live.endpoint import Endpoint
 PATIENCE = 60.0
 """Seconds for a page: vLLM looks at the whole machine before it reports its settings."""
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_AWAKE = re.compile(r'^vllm:engine_sleep_state\{.*sleep_state="awake".*\} (\S+)', re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{.*\})? (\S+)$", re.MULTILINE)
 _SERVED = re.compile(
@@ -57,6 +58,12 @@ def cache_labels(page: str) -> dict[str, str]:
     """The labels of ``vllm:cache_config_info`` in a page of metrics."""
     found = _CACHE.search(page)
     return dict(_LABEL.findall(found[1])) if found else {}
+
+
+def is_asleep(page: str) -> bool:
+    """True if a page of metrics has ``vllm:engine_sleep_state`` and no engine on it is awake."""
+    awake = _AWAKE.findall(page)
+    return bool(awake) and all(value in ("0", "0.0") for value in awake)
 
 
 async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:

@@ -17,7 +17,7 @@ import msgspec
 from kvyard.clock import MS, SECOND, WallClock
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import ListedModels, TokenIds, TokenUsage
-from kvyard.replay.live.facts import cache_labels
+from kvyard.replay.live.facts import cache_labels, is_asleep
 from kvyard.server.http_client import HttpClient, HttpReply, NoAnswer
 
 TEXT = "The quick brown fox – naïve, 中文, 🙂 –\n\tjumps over  12345 lazy dogs.\n\n"
@@ -32,7 +32,6 @@ PATIENCE = 30.0
 CONNECT = 5.0
 ROUNDS = 5
 _RANK = re.compile(r'^vllm:num_requests_running\{.*?\bengine="(\d+)"', re.MULTILINE)
-_AWAKE = re.compile(r'^vllm:engine_sleep_state\{.*sleep_state="awake".*\} (\S+)$', re.MULTILINE)
 _HITS = re.compile(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
@@ -187,8 +186,7 @@ class _Visitor:
     def _metrics(self) -> None:
         page = self._page()
         self._seen.cache = cache_labels(page)
-        awake = _AWAKE.findall(page)
-        self._seen.asleep = bool(awake) and all(value in ("0", "0.0") for value in awake)
+        self._seen.asleep = is_asleep(page)
         self._seen.ranks = max(1, len(set(_RANK.findall(page))))
 
     def _page(self) -> str:
