@@ -194,7 +194,7 @@ def _watch(
 
     shown = ""
 
-    def told(expectation: Expectation) -> None:
+    def report(expectation: Expectation) -> None:
         nonlocal shown
         if verdict(expectation) != shown:
             shown = verdict(expectation)
@@ -207,7 +207,7 @@ def _watch(
         every_s=every_s,
         requests=window,
         tolerance=tolerance,
-        told=told,
+        report=report,
         gateway=None if gateway is None else GatewayLink(gateway, os.environ.get(ADMIN_VARIABLE)),
     )
     with listen(host, port) as bound:

@@ -48,8 +48,8 @@ def test_the_end_of_a_recording_is_compared_with_warm_caches(tmp_path: Path) -> 
     assert len(traffic.requests) == 60 and len(counted.by_request) == 30 and traffic.requests[0].arrival == 0
     watch = ExpectWatch(lambda rows: read_latest(path, rows, open_trace), ONE, every_s=60, requests=30)
     watch.look()
-    assert watch.cpu_s > 0 and watch.found is not None
-    assert (watch.found.cause, watch.found.compared, watch.found.equal) == ("", 30, 30)
+    assert watch.cpu_s > 0 and watch.expectation is not None
+    assert (watch.expectation.cause, watch.expectation.compared, watch.expectation.equal) == ("", 30, 30)
     text = watch.metrics.text()[0].decode()
     assert "kvyard_expect_fault 0.0" in text and "kvyard_expect_exact_requests 30.0" in text
     recorded(path, rows, dict.fromkeys((row.id for row in rows), 0))
@@ -64,7 +64,7 @@ def test_caches_that_were_warmed_before_the_window_are_no_fault(tmp_path: Path) 
     path = recorded(tmp_path / "r.jsonl", rows, counts(rows, ONE).by_request)
     watch = ExpectWatch(lambda count: read_latest(path, count, open_trace), ONE, every_s=60, requests=15)
     watch.look()
-    found = watch.found
+    found = watch.expectation
     assert found is not None and found.counted is not None and found.counted > sum(row.owed for row in found.rows)
     assert (found.cause, found.fault) == ("", False)
 
@@ -72,7 +72,7 @@ def test_caches_that_were_warmed_before_the_window_are_no_fault(tmp_path: Path) 
 def test_looks_without_a_result_are_counted(tmp_path: Path) -> None:
     watch = ExpectWatch(lambda rows: read_latest(tmp_path / "none", rows, open_trace), ONE, every_s=60, requests=30)
     watch.look()
-    assert (watch.looks, watch.failed, watch.found) == (1, 1, None)
+    assert (watch.looks, watch.failed, watch.expectation) == (1, 1, None)
     rows = documents(4)
     plain = read_traffic(rows)
     with pytest.raises(KvyardError, match="cached_tokens"):
@@ -146,7 +146,7 @@ def test_the_gateway_s_dashboard_shows_the_result(tmp_path: Path) -> None:
 
         async def look_once() -> None:
             await watch.start()
-            await asyncio.to_thread(eventually, lambda: watch.found is not None or watch.failed)
+            await asyncio.to_thread(eventually, lambda: watch.expectation is not None or watch.failed)
             await asyncio.to_thread(eventually, lambda: gate.client.get("/dashboard/view").json()["expectation"])
             await watch.stop()
 

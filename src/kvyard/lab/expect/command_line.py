@@ -10,10 +10,10 @@ import msgspec
 
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.engine.models.fields import hub_names
+from kvyard.engine.models.memory import GIB
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
 
-GIB = 1 << 30
 SWITCHES = (
     *("enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel", "async_scheduling"),
     *("disable_radix_cache", "enable_lora", "trust_remote_code", "enable_hierarchical_cache", "enforce_eager"),
@@ -104,11 +104,11 @@ def read_serve_line(text: str) -> ServeLine:
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Names and values; a value without a name is the model."""
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
+    """Yield names and values; a value without a name is the model."""
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
         if not word.startswith("-"):
             yield "", word
             continue
@@ -116,11 +116,16 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         name = SHORT.get(name.replace("-", "_"), name.replace("-", "_"))
         if equals:
             yield name, value
-        elif name in SWITCHES or name.startswith(("no_", "disable_")) or at == len(words) or _is_flag(words[at]):
+        elif (
+            name in SWITCHES
+            or name.startswith(("no_", "disable_"))
+            or position == len(words)
+            or _is_flag(words[position])
+        ):
             yield name, None
         else:
-            yield name, words[at]
-            at += 1
+            yield name, words[position]
+            position += 1
 
 
 def _is_flag(word: str) -> bool:
@@ -128,25 +133,25 @@ def _is_flag(word: str) -> bool:
 
 
 def _vllm(words: Sequence[str]) -> ServeLine:
-    found = ServeLine(engine="vllm", settings={}, ignored=[])
+    line = ServeLine(engine="vllm", settings={}, ignored=[])
     for name, value in _flags(words):
         on = not name.startswith("no_")
         bare = name.removeprefix("no_")
         if name in ("", "model"):
-            found.settings["model"] = _model(value)
+            line.settings["model"] = _model(value)
         elif bare in SWITCHES and bare in OF_VLLM and value is None:
-            found.settings[bare] = on
+            line.settings[bare] = on
         elif name in OF_VLLM and value is not None:
-            found.settings[name] = value
+            line.settings[name] = value
         elif name == "num_gpu_blocks_override" and value is not None:
-            found.settings["num_gpu_blocks"] = max(1, int(value) - 1)
+            line.settings["num_gpu_blocks"] = max(1, int(value) - 1)
         elif name == "kv_offloading_size" and value is not None:
-            found.settings["host_bytes"] = round(float(value) * GIB)
+            line.settings["host_bytes"] = round(float(value) * GIB)
         elif name == "speculative_config":
-            _speculative(found, _table(name, value))
+            _speculative(line, _table(name, value))
         else:
-            found.ignored.append(name)
-    return _checked(found)
+            line.ignored.append(name)
+    return _checked(line)
 
 
 def _speculative(line: ServeLine, table: dict[str, Any]) -> None:
@@ -158,45 +163,45 @@ def _speculative(line: ServeLine, table: dict[str, Any]) -> None:
 
 
 def _sglang(words: Sequence[str]) -> ServeLine:
-    found = ServeLine(engine="sglang", settings={"backend": "sglang"}, ignored=[])
+    line = ServeLine(engine="sglang", settings={"backend": "sglang"}, ignored=[])
     table: dict[str, object] = {}
     for name, value in _flags(words):
         if name in ("", "model_path", "model"):
-            found.settings["model"] = _model(value)
+            line.settings["model"] = _model(value)
         elif name == "disable_radix_cache":
-            found.settings["enable_prefix_caching"] = False
+            line.settings["enable_prefix_caching"] = False
         elif name in SGLANG_TABLE and value is not None:
             value = {"fcfs": "fifo"}.get(value, value)
             table[name] = int(value) if value.lstrip("-").isdigit() else value
         elif name in OF_SGLANG and value is not None:
-            found.settings[OF_SGLANG[name]] = value
+            line.settings[OF_SGLANG[name]] = value
         elif name == "max_total_tokens" and value is not None:
-            found.settings["max_total_tokens"] = int(value)
+            line.settings["max_total_tokens"] = int(value)
         else:
-            found.ignored.append(name)
+            line.ignored.append(name)
     if table:
-        found.settings["sglang"] = table
-    tokens = found.settings.pop("max_total_tokens", None)
-    found.settings.setdefault("block_size", SGLANG_PAGE)
+        line.settings["sglang"] = table
+    tokens = line.settings.pop("max_total_tokens", None)
+    line.settings.setdefault("block_size", SGLANG_PAGE)
     if isinstance(tokens, int):
-        found.settings["num_gpu_blocks"] = tokens // int(str(found.settings["block_size"]))
-    return _checked(found)
+        line.settings["num_gpu_blocks"] = tokens // int(str(line.settings["block_size"]))
+    return _checked(line)
 
 
 def _trtllm(words: Sequence[str]) -> ServeLine:
-    found = ServeLine(engine="trtllm", settings={"backend": "trtllm", "block_size": TRTLLM_BLOCK}, ignored=[])
+    line = ServeLine(engine="trtllm", settings={"backend": "trtllm", "block_size": TRTLLM_BLOCK}, ignored=[])
     for name, value in _flags(words):
         if name in ("", "model"):
-            found.settings["model"] = _model(value)
+            line.settings["model"] = _model(value)
         elif name in OF_TRTLLM and value is not None:
-            found.settings[OF_TRTLLM[name]] = value
+            line.settings[OF_TRTLLM[name]] = value
         else:
-            found.ignored.append(name)
-    return _checked(found)
+            line.ignored.append(name)
+    return _checked(line)
 
 
 def _model(value: str | None) -> str:
-    """A model by its name on the hub, as a preset where there is one."""
+    """Return the preset of a model's name on the hub, or the name if it has none."""
     if value is None:
         raise KvyardError("the command line names no model: write it first, as in vllm serve MODEL")
     for hub, preset in hub_names().items():

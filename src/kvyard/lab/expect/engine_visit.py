@@ -24,19 +24,19 @@ def visit_engine(url: str, token: str | None = None) -> EngineVisit:
     async def ask() -> EngineVisit:
         async with Endpoint(url, token=token) as endpoint:
             facts = await engine_facts(endpoint, None)
-            return EngineVisit(facts=facts, settings=settings_of_engine(facts), page=await metrics_page(endpoint))
+            return EngineVisit(facts=facts, settings=_settings(facts), page=await metrics_page(endpoint))
 
     return asyncio.run(ask())
 
 
-def settings_of_engine(facts: EngineFacts) -> dict[str, object]:
-    """The settings that an engine reported."""
-    found: dict[str, object] = {"backend": "sglang"} if facts.engine == "SGLang" else {}
+def _settings(facts: EngineFacts) -> dict[str, object]:
+    """Return the settings that an engine reported."""
+    settings: dict[str, object] = {"backend": "sglang"} if facts.engine == "SGLang" else {}
     for name in ("block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs"):
         if getattr(facts, name) is not None:
-            found[name] = getattr(facts, name)
+            settings[name] = getattr(facts, name)
     if facts.max_num_batched_tokens is not None and facts.engine != "SGLang":
-        found["max_num_batched_tokens"] = facts.max_num_batched_tokens
+        settings["max_num_batched_tokens"] = facts.max_num_batched_tokens
     if facts.engines > 1:
-        found["workers"] = facts.engines
-    return found
+        settings["workers"] = facts.engines
+    return settings

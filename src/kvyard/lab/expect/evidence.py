@@ -19,11 +19,13 @@ def from_events(recordings: Sequence[Path]) -> set[str]:
     cases = [Case(str(path), replay=None, prompt=None, limits=LIMITS, live=False) for path in recordings]
     for case in cases:
         play(case, case.name)
-    found: set[str] = set()
+    causes: set[str] = set()
     if any(True for _ in seeds_differ(cases)):
-        found.add("hash-seed")
+        causes.add("hash-seed")
     if cases and not any(case.announced for case in cases):
-        found.add("events-off")
+        causes.add("events-off")
     for keys in (keys for case in cases for keys in case.keys.values() if len(keys) >= MANY):
-        found |= {code for code, values in zip(APART, zip(*keys, strict=True), strict=True) if len(set(values)) >= MANY}
-    return found
+        causes |= {
+            code for code, values in zip(APART, zip(*keys, strict=True), strict=True) if len(set(values)) >= MANY
+        }
+    return causes

@@ -17,7 +17,6 @@ from kvyard.lab.expect.difference import Difference
 from kvyard.lab.expect.owed import (
     Granularity,
     Replayed,
-    Told,
     endless_hits,
     granularity,
     replay_traffic,
@@ -26,6 +25,7 @@ from kvyard.lab.expect.owed import (
 from kvyard.lab.expect.search import BLIND, find_fault
 from kvyard.lab.expect.traffic import Tokens, Traffic, repeated_tokens, shared_tokens
 from kvyard.replay.record import Record
+from kvyard.replay.run import Progress
 
 TOLERANCE = 0.02
 """Share of prompt tokens by which counts may differ from what is owed."""
@@ -35,8 +35,6 @@ LEAST = 0.02
 """Share of prompt tokens below which a limit isn't worth a sentence."""
 FEW = 20
 """Requests that are listed one by one."""
-
-
 BY_CACHE = "route by cached prefixes (kvyard gateway, policy kv), or by session"
 WITH_CACHE = "give cached prefixes more weight in the router, or let workers share a tier or pull from each other"
 
@@ -83,7 +81,7 @@ class Expectation(msgspec.Struct, kw_only=True):
     cause: str = ""
     """The first cause; empty if there is none."""
     fault: bool = False
-    """True if the engine counted something else than it owes; otherwise the cause is a limit of traffic or configuration."""
+    """True if the engine's counts differ from what it owes; otherwise the cause is a limit of traffic or configuration."""
     sentence: str = ""
     equal: int | None = None
     """Requests whose counts are what they are owed, of those with a count."""
@@ -108,7 +106,7 @@ def expect(
     *,
     evidence: Iterable[str] = (),
     tolerance: float = TOLERANCE,
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> Expectation:
     """Work out the hits that an engine with ``settings`` owes ``traffic``, and compare with those it ``counted``.
 
@@ -135,7 +133,7 @@ def expect(
         if code in LIMITS
     ]
     text = next(level for code, level in levels if code == "text")
-    found = Expectation(
+    expectation = Expectation(
         traffic=traffic.name,
         requests=len(traffic.requests),
         rejected=int((~admitted).sum()),
@@ -160,13 +158,13 @@ def expect(
         ],
         settings={name: value for name, value in settled.items() if isinstance(value, str | int | float | bool)},
     )
-    if found.rejected:
-        found.notes.append(f"{found.rejected:,} requests don't fit the engine and are left out.")
+    if expectation.rejected:
+        expectation.notes.append(f"{expectation.rejected:,} requests don't fit the engine and are left out.")
     moved = levels[0][1][admitted].sum() - text[admitted].sum()
-    _name_limit(found, traffic, replayed, levels, int(moved))
+    _name_limit(expectation, traffic, replayed, levels, int(moved))
     if counted is not None:
-        _compare(found, traffic, replayed, settled, counted, set(evidence), tolerance)
-    return found
+        _compare(expectation, traffic, replayed, settled, counted, set(evidence), tolerance)
+    return expectation
 
 
 # -- the waterfall --------------------------------------------------------------------------------------------------------
@@ -178,7 +176,7 @@ def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: G
     requests, config = traffic.requests, replayed.run.fleet.config
     plain = requests
     if traffic.media:
-        plain = [replace(one, tokens=traffic.texts.get(one.id, one.tokens)) for one in requests]
+        plain = [replace(request, tokens=traffic.texts.get(request.id, request.tokens)) for request in requests]
     adapters = any(request.lora is not None for request in requests)
     salts = any(request.salt is not None for request in requests)
     text = shared_tokens(plain, adapters=False, salts=False)
@@ -207,7 +205,7 @@ def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: G
     if ranks > 1:
         routed = endless_hits(requests, engine, list(by_id.values()))
         levels.append(("routing", np.minimum(levels[-1][1], routed)))
-    left = np.array([by_id[one.id].left if one.id in by_id else 0 for one in requests], dtype=np.int64)
+    left = np.array([by_id[request.id].left if request.id in by_id else 0 for request in requests], dtype=np.int64)
     owed = np.maximum(replayed.hits, 0)
     if left.any():
         levels.append(("left", np.maximum(owed, levels[-1][1] - left)))
@@ -216,36 +214,38 @@ def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: G
 
 
 def _name_limit(
-    found: Expectation, traffic: Traffic, replayed: Replayed, levels: list[tuple[str, Tokens]], moved: int
+    expectation: Expectation, traffic: Traffic, replayed: Replayed, levels: list[tuple[str, Tokens]], moved: int
 ) -> None:
     """Name the limit that costs the most, if one costs much."""
     repeated = int(levels[0][1][replayed.admitted].sum())
-    worst = max(found.steps, key=lambda step: step.lost, default=None)
-    code, lost, of = "", 0, found.shared
+    worst = max(expectation.steps, key=lambda step: step.lost, default=None)
+    code, lost, of = "", 0, expectation.shared
     if worst is not None:
         code, lost = worst.cause, worst.lost
     if moved > lost:
         code, lost, of = "changing-text", moved, repeated
-    if not code or lost < LARGE * of or lost < LEAST * found.prompt_tokens:
+    if not code or lost < LARGE * of or lost < LEAST * expectation.prompt_tokens:
         return
     engine = replayed.run.fleet.config.workers[0].engine
     by_name = dict(levels)
     shared = by_name["text"][by_name["text"] > 0]
-    smallest = found.granularity.smallest or found.granularity.block_size
+    smallest = expectation.granularity.smallest or expectation.granularity.block_size
     parted = by_name["text"][levels[0][1] > by_name["text"]]
-    found.cause = code
-    found.sentence = say(
+    expectation.cause = code
+    expectation.sentence = say(
         LIMITS[code],
-        moved=repeated / found.prompt_tokens,
+        moved=repeated / expectation.prompt_tokens,
         parting=int(np.median(parted)) if len(parted) else 0,
         adapters=len({request.lora for request in traffic.requests}),
         salts=len({request.salt for request in traffic.requests}),
-        requests=found.requests,
-        block=found.granularity.block_size,
+        requests=expectation.requests,
+        block=expectation.granularity.block_size,
         smallest=smallest,
         short=float((shared < smallest).mean()) if len(shared) else 0.0,
-        blocks=found.prompt_tokens / max(1, found.requests - found.rejected) / found.granularity.block_size,
-        groups=" and ".join(dict.fromkeys(found.granularity.groups)),
+        blocks=expectation.prompt_tokens
+        / max(1, expectation.requests - expectation.rejected)
+        / expectation.granularity.block_size,
+        groups=" and ".join(dict.fromkeys(expectation.granularity.groups)),
         evicted=replayed.evicted,
         tokens=engine.capacity_tokens,
         better=BY_CACHE if replayed.run.fleet.config.router.policy in BLIND else WITH_CACHE,
@@ -256,7 +256,7 @@ def _name_limit(
 
 
 def _compare(
-    found: Expectation,
+    expectation: Expectation,
     traffic: Traffic,
     replayed: Replayed,
     settings: Mapping[str, object],
@@ -264,19 +264,21 @@ def _compare(
     evidence: set[str],
     tolerance: float,
 ) -> None:
-    rows = [row for row in found.rows if row.counted is not None]
-    found.counted_by = counted.source
-    found.counted = sum(row.counted or 0 for row in rows) if rows else counted.total
+    """Enter the counts, and the cause if they aren't those owed."""
+    rows = [row for row in expectation.rows if row.counted is not None]
+    expectation.counted_by = counted.source
+    expectation.counted = sum(row.counted or 0 for row in rows) if rows else counted.total
     if rows:
         others = [row for row in rows if row.owed != row.counted]
-        found.compared, found.equal, found.different = len(rows), len(rows) - len(others), others[:FEW]
+        expectation.compared, expectation.equal = len(rows), len(rows) - len(others)
+        expectation.different = others[:FEW]
     difference = Difference(traffic, settings, replayed, counted, evidence, tolerance)
     fault = find_fault(difference)
     if fault is not None:
-        found.cause, found.sentence = fault
-        found.fault = True
+        expectation.cause, expectation.sentence = fault
+        expectation.fault = True
     elif -difference.missing > tolerance * difference.prompts:
-        found.notes.append(
+        expectation.notes.append(
             f"Engines counted {-difference.missing:,} tokens more than in the replay, whose requests take other times and so "
             "go to other workers: name the card (--model and --gpu), or --speedup."
         )

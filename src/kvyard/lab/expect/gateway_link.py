@@ -30,15 +30,15 @@ class GatewayLink:
         self._token = token
 
     def cpu_seconds(self) -> float:
-        """Return the gateway's processor time, of all its processes. Raises ``KvyardError`` where it can't be had."""
-        found = _CPU.search(self._ask("GET", "/metrics"))
-        if found is None:
+        """Return the gateway's processor time, of all its processes. Raises ``KvyardError`` where it isn't available."""
+        sample = _CPU.search(self._ask("GET", "/metrics"))
+        if sample is None:
             raise KvyardError(f"{self.url}/metrics has no processor time: is it a kvyard gateway?")
-        return float(found.group(1))
+        return float(sample.group(1))
 
-    def show(self, found: ExpectationView) -> None:
+    def show(self, view: ExpectationView) -> None:
         """Show a result on the gateway's dashboard. Raises ``KvyardError`` where the gateway refuses it."""
-        self._ask("POST", "/admin/expectation", msgspec.to_builtins(found))
+        self._ask("POST", "/admin/expectation", msgspec.to_builtins(view))
 
     def _ask(self, method: str, path: str, json: object = None) -> str:
         try:
@@ -68,14 +68,17 @@ class CpuBudget:
         """Processor time of the gateway in a second."""
 
     def observe(self, gateway_cpu_s: float, elapsed_s: float) -> None:
-        """The gateway has used ``gateway_cpu_s`` in all, ``elapsed_s`` after the last call. A counter that fell began again."""
+        """Earn a share of what the gateway has used: ``gateway_cpu_s`` in all, ``elapsed_s`` seconds after the previous call.
+
+        A counter that fell began again.
+        """
         if self._last is not None and elapsed_s > 0:
             used = gateway_cpu_s - self._last if gateway_cpu_s >= self._last else gateway_cpu_s
             self._earn(used, elapsed_s)
         self._last = gateway_cpu_s
 
     def observe_core(self, elapsed_s: float) -> None:
-        """No gateway can be asked: one core is taken to have been busy for ``elapsed_s``."""
+        """Earn a share of one core that was busy for ``elapsed_s``, where no gateway can be asked."""
         self._earn(elapsed_s, elapsed_s)
 
     def _earn(self, used_s: float, elapsed_s: float) -> None:
@@ -91,7 +94,8 @@ class CpuBudget:
         return min(affordable, most) if affordable >= min(FEWEST, most) else 0
 
     def pause_s(self, every_s: float, most: int) -> float:
-        """Return the seconds until the next look, ``every_s`` at least: until its smallest one is earned, at today's rate."""
+        """Return the seconds until the next look: at least ``every_s``, and until the smallest look is earned at the latest
+        rate."""
         missing = self.spent_s + min(FEWEST, most) * self.request_s - self.earned_s
         rate = self.share * self._rate
         if missing <= 0:

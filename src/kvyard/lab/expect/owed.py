@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from kvyard.errors import KvyardError
 from kvyard.lab.expect.traffic import Tokens, shared_tokens
 from kvyard.replay.record import Record
 from kvyard.replay.report.plain_cache import PlainCache
-from kvyard.replay.run import SimulatedRun, replay
+from kvyard.replay.run import Progress, SimulatedRun, replay
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import TraceRequest
 
@@ -23,7 +23,6 @@ ENDLESS = 1 << 32
 """Blocks of a pool that never evicts."""
 PROBED = 64
 """Multiples of the hit granularity that are tried for the shortest prefix that can hit."""
-Told = Callable[[int, int, int], None]
 
 
 class Replayed(msgspec.Struct, kw_only=True):
@@ -35,7 +34,6 @@ class Replayed(msgspec.Struct, kw_only=True):
     loaded: int
     evicted: int
     """Blocks."""
-    preemptions: int
     run: SimulatedRun
 
     @property
@@ -50,19 +48,20 @@ class Replayed(msgspec.Struct, kw_only=True):
 
 
 def settle_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """``settings`` for one worker unless they name more, with any times where no card gives some."""
-    found = {"workers": 1, **{name: value for name, value in settings.items() if value is not None}}
-    if found.keys() & {"prefill", "decode", "split"}:
-        found.pop("workers")
-    if found.get("backend", "vllm") == "vllm":
-        found.setdefault("retention_interval", 0)  # vLLM's own default; a replay keeps every window and state
-    if "model" in found and not found.keys() & {"gpu", "timing"}:
-        found["timing"] = "polynomial"
-    return found
+    """Return ``settings`` with an expectation's defaults: one worker, vLLM's retention of states, and for a model without a
+    card the polynomial timing model."""
+    settled = {"workers": 1, **{name: value for name, value in settings.items() if value is not None}}
+    if settled.keys() & {"prefill", "decode", "split"}:
+        settled.pop("workers")
+    if settled.get("backend", "vllm") == "vllm":
+        settled.setdefault("retention_interval", 0)  # vLLM's own default; a replay keeps every window and state
+    if "model" in settled and not settled.keys() & {"gpu", "timing"}:
+        settled["timing"] = "polynomial"
+    return settled
 
 
 def replay_traffic(
-    requests: Sequence[TraceRequest], settings: Mapping[str, object], progress: Told | None = None
+    requests: Sequence[TraceRequest], settings: Mapping[str, object], progress: Progress | None = None
 ) -> Replayed:
     """Replay ``requests``. Raises ``KvyardError`` as ``kvyard.replay`` does."""
     config = make_config(settings)
@@ -71,19 +70,18 @@ def replay_traffic(
         raise KvyardError(f"{name} leaves open which requests count: leave it out here")
     run = replay(list(requests), config=config, progress=progress)
     by_id: dict[str, Record] = {record.id: record for record in run.records}
-    found = [_found(by_id.get(request.id)) for request in requests]
+    hits = [_hits(by_id.get(request.id)) for request in requests]
     cores = [core for worker in run.fleet.used for core in worker.cores]
     return Replayed(
-        hits=np.array(found, dtype=np.int64),
+        hits=np.array(hits, dtype=np.int64),
         device=sum(record.cached for record in by_id.values() if record.admitted >= 0),
         loaded=sum(sum(record.loaded) for record in by_id.values() if record.admitted >= 0),
         evicted=sum(core.scheduler.manager.pool.evicted for core in cores),
-        preemptions=sum(record.preemptions for record in by_id.values()),
         run=run,
     )
 
 
-def _found(record: Record | None) -> int:
+def _hits(record: Record | None) -> int:
     return -1 if record is None or record.admitted < 0 else record.cached + sum(record.loaded)
 
 
@@ -102,10 +100,10 @@ def endless_hits(
     for at in order:
         record = by_id.get(requests[at].id)
         places.setdefault("" if record is None else record.prefilled_by, []).append(at)
-    found = np.zeros(len(requests), dtype=np.int64)
+    hits = np.zeros(len(requests), dtype=np.int64)
     for numbers in places.values():
-        found[numbers] = _endless([requests[at] for at in numbers], replace(engine, enable_prefix_caching=True))
-    return found
+        hits[numbers] = _endless([requests[at] for at in numbers], replace(engine, enable_prefix_caching=True))
+    return hits
 
 
 def _endless(requests: Sequence[TraceRequest], engine: EngineConfig) -> Tokens:
@@ -115,19 +113,19 @@ def _endless(requests: Sequence[TraceRequest], engine: EngineConfig) -> Tokens:
         page = engine.specs[0].block_size
         return np.minimum(shared_tokens(requests), lengths - 1) // page * page
     cache = PlainCache(engine, ENDLESS)
-    found: list[int] = []
+    hits: list[int] = []
     for request in requests:
         before = cache.found
         cache.add(request, request.arrival)
-        found.append(cache.found - before)
-        answered = with_answer(request)
+        hits.append(cache.found - before)
+        answered = _with_answer(request)
         if answered is not None:
             cache.add(answered, request.arrival)
-    return np.array(found, dtype=np.int64)
+    return np.array(hits, dtype=np.int64)
 
 
-def with_answer(request: TraceRequest) -> TraceRequest | None:
-    """The prompt with its answer behind it, less the last token, which no pass computes; ``None`` if it isn't known."""
+def _with_answer(request: TraceRequest) -> TraceRequest | None:
+    """Return the prompt with its answer behind it, less the last token, which no pass computes; ``None`` if it isn't known."""
     if request.tokens is None or not request.output_tokens or len(request.output_tokens) < 2:
         return None
     tokens = [*request.tokens, *request.output_tokens[:-1]]

@@ -79,28 +79,28 @@ def read_traffic(source: Trace | Sequence[TraceRequest], limit: int | None = Non
     rows = list(source) if limit is None else [row for row, _ in zip(source, range(limit), strict=False)]
     if not rows:
         raise KvyardError("the trace has no requests: there is nothing to expect")
-    found = Traffic(name="requests", requests=[], cached={}, media={}, texts={}, notes=[])
+    traffic = Traffic(name="requests", requests=[], cached={}, media={}, texts={}, notes=[])
     columns: dict[str, _Columns] = {}
     if isinstance(source, Trace):
-        found.name = Path(source.name).name
+        traffic.name = Path(source.name).name
         columns = _columns(Path(source.name))
     for row in rows:
         more = columns.get(row.id)
-        found.requests += [row] if more is None else _with_columns(found, row, more)
-    return found
+        traffic.requests += [row] if more is None else _with_columns(traffic, row, more)
+    return traffic
 
 
 def _columns(path: Path) -> dict[str, _Columns]:
-    """The extra columns of JSON lines, by request id; none where the file has other rows."""
+    """Read the extra columns of JSON lines, by request id; none where the file has other rows."""
     decode = msgspec.json.Decoder(_Columns).decode
-    found: dict[str, _Columns] = {}
+    columns: dict[str, _Columns] = {}
     try:
         for number, record in records(path):
             row = decode(record)
-            found[str(number if row.request_id is None else row.request_id)] = row
+            columns[str(number if row.request_id is None else row.request_id)] = row
     except DECODE_ERRORS:
         return {}
-    return found
+    return columns
 
 
 def _with_columns(traffic: Traffic, row: TraceRequest, more: _Columns) -> list[TraceRequest]:
@@ -120,12 +120,12 @@ def _with_columns(traffic: Traffic, row: TraceRequest, more: _Columns) -> list[T
 
 
 def _with_media(name: str, tokens: Sequence[int], images: Iterable[MediaItem]) -> list[int]:
-    """``tokens`` with placeholders that are equal where the engine's keys of the items are."""
-    found = list(tokens)
+    """Return ``tokens`` with placeholders that are equal where the engine's keys of the items are."""
+    keyed = list(tokens)
     for number, image in enumerate(images):
         key = xxhash.xxh3_64_intdigest((image.hash or f"{name} {number}").encode()) >> 1
-        found[image.at : image.at + image.length] = [key] * len(found[image.at : image.at + image.length])
-    return found
+        keyed[image.at : image.at + image.length] = [key] * len(keyed[image.at : image.at + image.length])
+    return keyed
 
 
 # -- what prompts share ---------------------------------------------------------------------------------------------------
@@ -142,14 +142,14 @@ class _Run:
         """By their first tokens."""
 
 
-def _common(one: array[int], other: array[int]) -> int:
+def _common(first: array[int], other: array[int]) -> int:
     """Return how many tokens both begin with."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
+    low, high = 0, min(len(first), len(other))
+    if first[:high] == other[:high]:
         return high
     while high - low > 1:
         middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle
@@ -227,6 +227,6 @@ def _repeated(tokens: Sequence[int], passages: set[int]) -> int:
     sampled: list[Any] = sums[sums % SAMPLED == 0].tolist()
     if not sampled:
         return 0
-    known = sum(one in passages for one in sampled)
+    known = sum(passage in passages for passage in sampled)
     passages.update(sampled)
     return round(len(text) * known / len(sampled))

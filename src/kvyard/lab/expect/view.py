@@ -10,26 +10,30 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def summary(found: Expectation) -> str:
-    """The expectation in one line."""
-    prompts = max(1, found.prompt_tokens)
-    text = f"owes {found.owed:,} of {found.prompt_tokens:,} prompt tokens ({found.owed / prompts:.1%})"
-    if found.counted is not None:
-        text += f", counted {found.counted:,} ({found.counted / prompts:.1%})"
+def summary(expectation: Expectation) -> str:
+    """Return the expectation in one line."""
+    prompts = max(1, expectation.prompt_tokens)
+    text = (
+        f"owes {expectation.owed:,} of {expectation.prompt_tokens:,} prompt tokens ({expectation.owed / prompts:.1%})"
+    )
+    if expectation.counted is not None:
+        text += f", counted {expectation.counted:,} ({expectation.counted / prompts:.1%})"
     return text
 
 
-def verdict(found: Expectation) -> str:
-    """The sentence of the first cause, or that there is none."""
-    if found.sentence:
-        return found.sentence
+def verdict(expectation: Expectation) -> str:
+    """Return the sentence of the first cause, or that there is none."""
+    if expectation.sentence:
+        return expectation.sentence
     return (
-        "The engine counted what it owes." if found.counted is not None else "Nothing takes a large part of the hits."
+        "The engine counted what it owes."
+        if expectation.counted is not None
+        else "Nothing takes a large part of the hits."
     )
 
 
-def print_expectation(found: Expectation, console: Console | None = None) -> None:
-    """Print ``found``. Without a terminal there are no colours."""
+def print_expectation(expectation: Expectation, console: Console | None = None) -> None:
+    """Print ``expectation``. Without a terminal there are no colours."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -37,9 +41,11 @@ def print_expectation(found: Expectation, console: Console | None = None) -> Non
     from kvyard.replay.report.table import plain_console
 
     console = console or plain_console()
-    prompts = max(1, found.prompt_tokens)
-    sizes = found.granularity
-    console.print(f"[bold]{escape(found.traffic)}[/bold]  {found.requests:,} requests, {escape(summary(found))}")
+    prompts = max(1, expectation.prompt_tokens)
+    sizes = expectation.granularity
+    console.print(
+        f"[bold]{escape(expectation.traffic)}[/bold]  {expectation.requests:,} requests, {escape(summary(expectation))}"
+    )
     smallest = "none up to a large bound" if sizes.smallest is None else f"{sizes.smallest:,} tokens"
     console.print(f"hits are multiples of {sizes.block_size:,} tokens; the shortest prefix that can hit: {smallest}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
@@ -50,22 +56,21 @@ def print_expectation(found: Expectation, console: Console | None = None) -> Non
     def row(title: str, tokens: int, style: str = "") -> None:
         table.add_row(escape(title), f"{tokens:,}", f"{tokens / prompts:.1%}", style=style)
 
-    row("shared with earlier prompts and answers", found.shared)
-    for step in found.steps:
+    row("shared with earlier prompts and answers", expectation.shared)
+    for step in expectation.steps:
         if step.cause != "changing-text":
             row(f"- {step.title}", -step.lost, "dim")
-    row("owed", found.owed, "bold")
-    if found.owed_loaded:
-        row("  of which loaded from lower tiers", found.owed_loaded, "dim")
-    if found.counted is not None:
-        row(f"counted ({found.counted_by})", found.counted, "bold")
+    row("owed", expectation.owed, "bold")
+    if expectation.owed_loaded:
+        row("  of which loaded from lower tiers", expectation.owed_loaded, "dim")
+    if expectation.counted is not None:
+        row(f"counted ({expectation.counted_by})", expectation.counted, "bold")
     console.print(table)
-    if found.compared is not None:
-        console.print(f"{found.equal:,} of {found.compared:,} requests were counted to the token")
-        for one in found.different[:5]:
-            console.print(
-                f"[dim]  {escape(one.id)}: {one.input:,} tokens, owed {one.owed:,}, counted {one.counted:,}[/dim]"
-            )
-    for note in found.notes:
+    if expectation.compared is not None:
+        console.print(f"{expectation.equal:,} of {expectation.compared:,} requests were counted to the token")
+        for request in expectation.different[:5]:
+            counts = f"{request.input:,} tokens, owed {request.owed:,}, counted {request.counted:,}"
+            console.print(f"[dim]  {escape(request.id)}: {counts}[/dim]")
+    for note in expectation.notes:
         console.print(f"[dim]{escape(note)}[/dim]")
-    console.print(escape(verdict(found)), style="bold" if found.flagged else "")
+    console.print(escape(verdict(expectation)), style="bold" if expectation.flagged else "")

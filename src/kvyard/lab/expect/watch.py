@@ -67,14 +67,14 @@ class ExpectWatch(AsyncService):
         every_s: float,
         requests: int,
         tolerance: float = TOLERANCE,
-        told: Callable[[Expectation], None] = lambda found: None,
+        report: Callable[[Expectation], None] = lambda expectation: None,
         gateway: GatewayLink | None = None,
     ) -> None:
-        """``read`` reads the latest requests, as many as it is asked for; ``told`` receives each result, and the dashboard of
+        """``read`` reads the latest requests, as many as it is asked for; ``report`` receives each result, and the dashboard of
         ``gateway`` shows it. A look compares ``requests`` at most. Looks take a small share of the gateway's processor time,
         or of one core if none is given.
         """
-        self.found: Expectation | None = None
+        self.expectation: Expectation | None = None
         self.looks = self.failed = 0
         self.metrics = Metrics(NAMES)
         self.metrics.sources.append(self._samples)
@@ -83,7 +83,7 @@ class ExpectWatch(AsyncService):
         self._every_s = every_s
         self._requests = requests
         self._tolerance = tolerance
-        self._told = told
+        self._report = report
         self._gateway = gateway
         self._clock = WallClock.since_epoch()
         self._budget = CpuBudget()
@@ -103,28 +103,28 @@ class ExpectWatch(AsyncService):
         self.looks += 1
         try:
             traffic, counted = latest(self._read(2 * requests), requests)
-            self.found = expect(traffic, self._settings, counted, tolerance=self._tolerance)
-            self._told(self.found)
+            self.expectation = expect(traffic, self._settings, counted, tolerance=self._tolerance)
+            self._report(self.expectation)
             if self._gateway is not None:
-                self._gateway.show(self.view(self.found))
+                self._gateway.show(self.view(self.expectation))
         except KvyardError as error:
             self.failed += 1
             log.warning("no expectation: %s", error)
         self._budget.request_s = (cpu_seconds() - began) / requests
 
-    def view(self, found: Expectation) -> ExpectationView:
-        """A result as a dashboard shows it: of the requests that were compared."""
-        rows = [row for row in found.rows if row.counted is not None]
+    def view(self, expectation: Expectation) -> ExpectationView:
+        """Return a result as a dashboard shows it: of the requests that were compared."""
+        rows = [row for row in expectation.rows if row.counted is not None]
         return ExpectationView(
             at=self._clock.now() / SECOND,
-            requests=found.compared or 0,
-            exact=found.equal or 0,
+            requests=expectation.compared or 0,
+            exact=expectation.equal or 0,
             prompt_tokens=sum(row.input for row in rows),
             owed=sum(row.owed for row in rows),
-            counted=found.counted or 0,
-            cause=found.cause,
-            fault=found.fault,
-            sentence=found.sentence[:2000],
+            counted=expectation.counted or 0,
+            cause=expectation.cause,
+            fault=expectation.fault,
+            sentence=expectation.sentence[:2000],
         )
 
     async def start(self) -> None:
@@ -163,17 +163,17 @@ class ExpectWatch(AsyncService):
         yield P + "looks_total", {}, self.looks
         yield P + "failed_looks_total", {}, self.failed
         yield P + "cpu_seconds_total", {}, self.cpu_s
-        if self.found is None:
+        if self.expectation is None:
             return
-        found = self.view(self.found)
-        yield P + "prompt_tokens", {}, found.prompt_tokens
-        yield P + "owed_tokens", {}, found.owed
-        yield P + "counted_tokens", {}, found.counted
-        yield P + "compared_requests", {}, found.requests
-        yield P + "exact_requests", {}, found.exact
-        yield P + "fault", {}, found.fault
-        if found.cause:
-            yield P + "cause", {"cause": found.cause, "kind": "fault" if found.fault else "limit"}, 1
+        view = self.view(self.expectation)
+        yield P + "prompt_tokens", {}, view.prompt_tokens
+        yield P + "owed_tokens", {}, view.owed
+        yield P + "counted_tokens", {}, view.counted
+        yield P + "compared_requests", {}, view.requests
+        yield P + "exact_requests", {}, view.exact
+        yield P + "fault", {}, view.fault
+        if view.cause:
+            yield P + "cause", {"cause": view.cause, "kind": "fault" if view.fault else "limit"}, 1
 
     def application(self) -> Application:
         """The page of metrics over HTTP."""
