@@ -25,19 +25,19 @@ from kvyard.registry import Registry
 from kvyard.units import parse_bytes
 
 Parser = Callable[[str, object], Any]
-"""Takes a setting's name, for refusals, and what was written. Raises ``KvyardError`` for what it can't read."""
+"""From a setting's name, for error texts, and the written value to the parsed value. Raises ``KvyardError``."""
 
 COUNTS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 TIMES = {"ns": 1, "us": US, "µs": US, "ms": MS, "s": SECOND, "m": 60 * SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 NO_LIMIT = "unlimited"
 FEW = 12
-"""As many names are listed where one is unknown."""
+"""Most names that are listed where one is unknown."""
 _NUMBER = r"\s*(\d[\d_]*(?:\.\d+)?)\s*"
 
 
 class Setting(NamedTuple):
-    """The mark on a field, put there by ``Annotated``."""
+    """Metadata of a field that is a setting, attached by ``Annotated``."""
 
     help: str
     """One line. ``{choices}`` in it stands for the names to choose from."""
@@ -119,12 +119,12 @@ class Settings(dict[str, Declared]):
         }
 
     def joined(self, more: "Settings", tables: "Mapping[str, Settings]") -> "Settings":
-        """These and ``more``, which a file may have in further ``tables``."""
+        """Return these settings and ``more``, which a file may have in further ``tables``."""
         both = {**self.tables, **tables}
         return Settings(self, more, left_out=self.left_out, own=self._own, tables=both, passed_over=self._passed_over)
 
     def named(self, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-        """``given`` with further names replaced by the first ones. Raises ``KvyardError`` for what is given under two."""
+        """Return ``given`` with aliases replaced by first names. Raises ``KvyardError`` for a setting given under two names."""
         values: dict[str, Any] = {}
         for name, value in given.items():
             first = self._also.get(name, name)
@@ -140,18 +140,18 @@ class Settings(dict[str, Declared]):
                 raise KvyardError(f"{name}: {self.left_out[name]}")
             table, dot, _ = name.partition(".")
             if dot and table in self and self[table].is_table:
-                continue  # its fields are looked at when it is read
+                continue  # its fields are checked when it is parsed
             if name not in self and name not in self._also:
                 listed = "" if len(self) <= FEW else "--list-settings lists them"
                 hint = suggest(name.replace("-", "_"), [*self, *self._also], listed)
                 raise KvyardError(f"unknown setting {name!r}{where}: {hint}")
 
     def parse(self, given: Mapping[str, object], where: str = "") -> dict[str, Any]:
-        """``given`` with text made into values, and without what is ``None``. Raises ``KvyardError``, saying ``where``."""
+        """Return ``given`` with text parsed, without ``None`` values. Raises ``KvyardError``, naming ``where``."""
         given = self._folded({}, given)
         self.check_names(given, where)
-        said = self.named(given, where).items()
-        return {name: self[name].parse(f"{name}{where}", value) for name, value in said if value is not None}
+        values = self.named(given, where).items()
+        return {name: self[name].parse(f"{name}{where}", value) for name, value in values if value is not None}
 
     def merge(self, base: Mapping[str, object] | str | Path | None, on_top: Mapping[str, object]) -> dict[str, object]:
         """Return the settings of a file or mapping, overridden by ``on_top``. Raises ``KvyardError`` where a number
@@ -167,7 +167,7 @@ class Settings(dict[str, Declared]):
         return {**settings, **given}
 
     def _folded(self, base: Mapping[str, object], given: Mapping[str, object]) -> Mapping[str, object]:
-        """``given`` with names such as ``sglang.page_size`` in tables, laid over those of ``base``."""
+        """Return ``given`` with names such as ``sglang.page_size`` folded into tables, over those of ``base``."""
         if not any("." in name for name in given):
             return given
         folded = {name: value for name, value in given.items() if "." not in name}
@@ -176,7 +176,7 @@ class Settings(dict[str, Declared]):
             if not dot:
                 continue
             if table not in self or not self[table].is_table:
-                folded[name] = value  # which is no setting
+                folded[name] = value  # an unknown setting, refused later
                 continue
             before = folded.get(table, base.get(table))
             folded[table] = {**(before if isinstance(before, Mapping) else {}), field.replace("-", "_"): value}
@@ -227,7 +227,7 @@ class Settings(dict[str, Declared]):
 
 @cache
 def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) -> Settings:
-    """The settings that ``struct`` declares, by the names that people use; ``words`` fill in gaps of their help texts."""
+    """Return the settings that ``struct`` declares, by the names that people use; ``words`` fill gaps in their help texts."""
     declared: dict[str, Declared] = {}
     hints = get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
@@ -250,11 +250,11 @@ def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) ->
 
 def chosen(struct: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parsed settings in ``given`` that ``struct`` declares, by its fields' names."""
-    return {one.field: given[name] for name, one in settings_of(struct).items() if name in given}
+    return {setting.field: given[name] for name, setting in settings_of(struct).items() if name in given}
 
 
 def read_texts(kind: type[msgspec.Struct], given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """``given`` with text made into what the fields of ``kind``, and of the tables in it, hold; other values stay as they are.
+    """Return ``given`` with text parsed to the types of the fields of ``kind`` and of its tables; other values are kept.
 
     Every field counts, marked as a setting or not. Lists and tables may be written as JSON. Raises ``KvyardError``, saying
     ``where``, for a name that is no field and for text that can't be read.
@@ -342,7 +342,7 @@ def number(name: str, value: object) -> float:
 def figures(name: str, value: object) -> dict[str, float]:
     """Numbers by name: a table, or text such as ``"alpha=0.5,window_s=60"``."""
     if isinstance(value, str):
-        pairs = [one.partition("=") for one in value.split(",") if one.strip()]
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         value = {key.strip(): number(name, worth.strip()) for key, _, worth in pairs}
     if isinstance(value, Mapping):
         return {str(key): number(f"{name}, {key}", worth) for key, worth in value.items()}
@@ -379,9 +379,9 @@ def duration(name: str, value: object) -> int:
     """Nanoseconds, from text with a unit: ``"50ms"``, ``"2.5s"``, ``"10min"``. 0 needs none."""
     if value in (0, "0") and not isinstance(value, bool):
         return 0
-    found = re.fullmatch(_NUMBER + r"([a-zµ]+)", value) if isinstance(value, str) else None
-    if found is not None and found[2] in TIMES:
-        return round(Fraction(found[1].replace("_", "")) * TIMES[found[2]])
+    matched = re.fullmatch(_NUMBER + r"([a-zµ]+)", value) if isinstance(value, str) else None
+    if matched is not None and matched[2] in TIMES:
+        return round(Fraction(matched[1].replace("_", "")) * TIMES[matched[2]])
     _refuse(name, value, "a length of time with its unit, such as 50ms, 2.5s or 10min")
 
 
@@ -389,14 +389,14 @@ def bandwidth(name: str, value: object) -> tuple[int | None, int | None]:
     """Bytes per second out of the device and back into it, from GB/s: 32, ``"32"``, ``"32/24"``, ``"unlimited"``."""
     parts = value.split("/") if isinstance(value, str) else [value]
     if len(parts) <= 2:
-        found = [_one_way(part) for part in parts]
-        if all(way != 0 for way in found):
-            return found[0], found[-1]
+        speeds = [_one_way(part) for part in parts]
+        if all(speed != 0 for speed in speeds):
+            return speeds[0], speeds[-1]
     _refuse(name, value, "GB/s above 0, for both ways or out/back, such as 32 or 32/24, or unlimited")
 
 
 def as_it_is(name: str, value: object) -> object:
-    """Whatever was written; its user checks it."""
+    """Return the value as written; its user checks it."""
     return value
 
 
@@ -423,7 +423,7 @@ BY_UNIT: Mapping[tuple[object, str], Parser] = {
     (float, "ms"): milliseconds,
     (int, "ms"): whole_milliseconds,
 }
-"""By type and the last word of a field's name, for fields whose names have a unit."""
+"""Parsers by type and last word of the field's name, for fields with a unit in their names."""
 
 
 def _time(name: str, value: object, unit: int) -> float:
@@ -437,8 +437,8 @@ def _one_way(value: object) -> int | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
         return round(Fraction(value) * 10**9)
-    found = re.fullmatch(_NUMBER + r"(?:GB/s)?", value) if isinstance(value, str) else None
-    return round(Fraction(found[1]) * 10**9) if found is not None else 0
+    matched = re.fullmatch(_NUMBER + r"(?:GB/s)?", value) if isinstance(value, str) else None
+    return round(Fraction(matched[1]) * 10**9) if matched is not None else 0
 
 
 def _either(names: Iterable[str] | str) -> str:
@@ -473,13 +473,13 @@ def _parser_for(plain: Any, field: str) -> Parser:
 
 
 def _one_of(choices: tuple[str, ...]) -> Parser:
-    def choice(name: str, value: object) -> str:
-        found = text(name, value)
-        if found not in choices:
-            raise KvyardError(f"{name} is {found!r}: {suggest(found, choices)}")
-        return found
+    def parse_choice(name: str, value: object) -> str:
+        choice = text(name, value)
+        if choice not in choices:
+            raise KvyardError(f"{name} is {choice!r}: {suggest(choice, choices)}")
+        return choice
 
-    return choice
+    return parse_choice
 
 
 def _table(kind: Any) -> Parser:
@@ -507,7 +507,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 def _mismatch(name: str, error: str) -> str:
-    """A sentence for what msgspec says of a table."""
+    """Return msgspec's error about a table as a sentence."""
     match = _EXPECTED.match(error)
     if match is None:
         return f"{name} can't be read: {error}"

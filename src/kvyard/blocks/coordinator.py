@@ -1,8 +1,8 @@
-"""The coordinator: who acts first among groups, and what they find together (the rule itself is in ``agreement``).
+"""The coordinator: the order in which groups act, and their common hit (its rule is in ``agreement``).
 
 **Two-phase allocation.** Every group pins and adopts its local hits before any group takes a block for external tokens.
-Were a group to take blocks while another's hits are only looked up, it could be handed the very blocks the other is about
-to adopt, and two groups would write the same memory (vLLM #33775, #43884, fixed in #44409).
+If a group took blocks while another's hits were looked up but not pinned, it could be given the blocks that the other is
+about to adopt, and two groups would write the same memory (vLLM #33775, #43884, fixed in #44409).
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Hit:
         self.version = version
 
     def block_ids(self) -> list[list[int]]:
-        """The physical ids per group, 0 for null."""
+        """Return the physical ids per group, 0 for null."""
         return [group.ids() for group in self.groups]
 
 
@@ -56,7 +56,7 @@ class _Members(EqualGroups):
             group.eagle = drops
 
     def look(self, request: Request, limit: int) -> tuple[Spans, list[list[Node]]]:
-        """The intervals that every member has, and each member's nodes."""
+        """Return the intervals that every member has, and each member's nodes."""
         spans, nodes = self.first.spans(request, limit)
         all_nodes = [nodes]
         for group in self.groups[1:]:
@@ -73,7 +73,7 @@ class _Members(EqualGroups):
         return self.rule.match(spans, limit, self.alignment, drop)
 
     def hits(self, match: Match, all_nodes: list[list[Node]]) -> list[GroupHit]:
-        """The match as each member's hit."""
+        """Return the match as each member's hit."""
         count = ceil_div(match.tokens, self.first.block_size)
         tails: Sequence[Extent | None] = match.tails or [None] * len(all_nodes)
         return [GroupHit(count, match.low, nodes, tail) for nodes, tail in zip(all_nodes, tails)]
@@ -121,12 +121,12 @@ class Coordinator:
             group.keeps_all = group.rule.keeps_all(self.alignment, group.eagle, retention)
 
     def lookup(self, request: Request) -> Hit:
-        """The longest prefix that every group can use, the last token left out. Changes nothing."""
+        """Return the longest prefix that every group can use, without the last token. Changes nothing."""
         limit = request.num_tokens - 1
         version = self.groups[0].pool.version
         keys = request.chain.keys
         if self._one_full:
-            # By far the most common model, and nothing to agree on: the prefix that is there is the hit.
+            # The most common model. One group has nothing to agree on: its cached prefix is the hit.
             group = self.groups[0]
             nodes, index = group.map.walk(keys, min(limit // group.block_size, len(keys)), through_holes=False)
             return Hit(request, index * group.block_size, (GroupHit(index, 0, nodes),), 0, version)
@@ -145,7 +145,7 @@ class Coordinator:
         return Hit(request, tokens, hits, longest if longest > tokens else 0, version)
 
     def lookup_each(self, request: Request) -> tuple[list[GroupHit], list[int]]:
-        """The longest prefix that each group has by itself, and its tokens. Changes nothing."""
+        """Return the longest prefix that each group has by itself, and its tokens. Changes nothing."""
         limit = request.num_tokens - 1
         keys = request.chain.keys
         end = len(keys) * self.geometry.hash_block_size
@@ -167,8 +167,8 @@ class Coordinator:
         if not self.estimates:
             return True
         if self.has_adopted(request):
-            demand = demand.unloaded()  # what is loaded later has no blocks of its own
-        # What is gone once the demand is met. One group's surplus is no help to another.
+            demand = demand.unloaded()  # external tokens have no blocks of their own
+        # Free blocks that meeting the demand takes. One group's surplus is no help to another.
         each = zip(self.groups, request.tables, hits)
         return sum([group.uses(request, table, hit, demand) for group, table, hit in each]) <= free
 
@@ -180,7 +180,7 @@ class Coordinator:
         return need
 
     def adopt(self, request: Request, hits: Sequence[GroupHit], local: int, external: int) -> None:
-        """Both phases, once per request: a request that any group has registered keeps what it has."""
+        """Run both phases, once per request: a request of which any group has registered blocks keeps them."""
         if self.has_adopted(request):
             return
         tables = request.tables

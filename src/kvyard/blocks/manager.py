@@ -1,7 +1,7 @@
 """The block manager: the one facade over pool, groups and coordinator.
 
-Here it is put together, and here is the life of a request's blocks: looking up, allocating, caching what was loaded, taking
-drafts back, preempting, releasing.
+It builds these parts and has the life of a request's blocks: lookup, allocation, caching of loaded blocks, rollback of drafts,
+preemption, release.
 
 An allocation is predicted in full before anything is touched, so a refused one leaves no trace except the out-of-window blocks
 it released on the way. Its tokens, left to right::
@@ -64,13 +64,13 @@ class BlockManager:
         states: StateSlots | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
-        """``hints``: whether requests may say when their session ends or comes back, which needs an eviction policy that goes
-        by priority; ``lru`` does then, and is the same without hints. ``quotas``: what tenants
-        (``RequestFacts.tenant``) are entitled to. ``junction_checkpoints``: states are kept where a sibling stopped, inside a
-        block too, if a draft head makes that point worth it. ``context_shards``: ranks that share the tokens of a block of full
+        """``hints``: requests may announce when their session ends or comes back. This needs an eviction policy that reads
+        priorities; ``lru`` does with hints, and is plain LRU without. ``quotas``: shares of tenants
+        (``RequestFacts.tenant``). ``junction_checkpoints``: states are kept where a sibling stopped, also inside a
+        block, next to a draft head. ``context_shards``: ranks that share the tokens of a block of full
         attention, whose block size includes them. ``radix``: one group of full attention is cached in a
         radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``), with ``windows`` or ``states``
-        beside it. Raises ``ConfigError`` for what can't be honoured.
+        beside it. Raises ``ConfigError`` for settings that can't be combined.
         """
         self.geometry = resolve_geometry(
             groups,
@@ -159,11 +159,11 @@ class BlockManager:
 
     @property
     def usage(self) -> float:
-        """The share of blocks in use, 0 to 1; cached blocks without a reference are not."""
+        """Share of blocks in use, 0 to 1; cached blocks without a reference don't count."""
         return self.pool.usage
 
     def begin_step(self) -> None:
-        """A scheduler step begins: states registered in the previous one may be read now.
+        """Begin a scheduler step: states registered in the previous one may be read now.
 
         With state groups this must be called once per step; others don't need it.
         """
@@ -171,8 +171,8 @@ class BlockManager:
             group.begin_step()
 
     def lookup(self, request: Request) -> Hit:
-        """The longest cached prefix of ``request`` that all groups can use. Changes nothing but one hint on the request
-        (``shared_prefix_boundary``), which tells a later registration what is worth keeping. Raises ``RequestError`` for
+        """Return the longest cached prefix of ``request`` that all groups can use. Changes nothing but one field of the request
+        (``shared_prefix_boundary``), by which a later registration chooses states to keep. Raises ``RequestError`` for
         a chain of another block size.
         """
         if not self.caching or not request.reads_cache:
@@ -204,9 +204,9 @@ class BlockManager:
         ``external`` tokens after the hit will be loaded from elsewhere; ``lookahead`` slots are for drafts; ``encoder``
         tokens are for cross attention. ``must_fit`` refuses unless the whole sequence fits, ``reserved`` free blocks are
         left to others, and the watermark is too while others are running (``has_running``). With ``delay_caching``
-        nothing is registered until ``cache`` says that a load is done.
+        nothing is registered until ``cache`` is called after the load.
 
-        Returns the new block ids per group (adopted ones not included), or ``None`` if they can't be had; then nothing has
+        Returns the new block ids per group (adopted ones not included), or ``None`` if too few are free; then nothing has
         changed but the release of blocks no longer in any window. The scheduler advances ``num_computed_tokens``.
 
         Raises ``RequestError``, changing nothing, for negative counts, nothing to do, an id that another request uses, a
@@ -226,7 +226,7 @@ class BlockManager:
                 return self._provide(request, self._no_hits, computed, 0, num_new_tokens, lookahead)
         hits = self._check(request, num_new_tokens, hit, external, lookahead, encoder, reserved)
         local = request.num_computed_tokens + (hit.tokens if hit is not None else 0)
-        # What is left to others: reserved blocks, and the watermark unless no other request runs.
+        # Blocks left to others: reserved ones, and the watermark unless no other request runs.
         spare = 0 if request.running or not has_running else self.watermark_blocks
         fits = False
         if must_fit:
@@ -237,7 +237,7 @@ class BlockManager:
                 if request.id not in self.requests:
                     request.tables = []
                 return None
-            # Where no group has a cap, what fits as a whole fits in part.
+            # If no group has a cap, part of a sequence that fits fits too.
             fits = not (self._bounded or reserved) and total + num_new_tokens + lookahead <= whole
         taken = self._provide(
             request, hits, local, external, num_new_tokens, lookahead, encoder, delay_caching, spare + reserved, fits
@@ -307,7 +307,7 @@ class BlockManager:
     def _check(
         self, request: Request, new: int, hit: Hit | None, external: int, lookahead: int, encoder: int, reserved: int
     ) -> Sequence[GroupHit]:
-        """Refuse calls that make no sense; make tables for a request that has none. Returns the hits to adopt."""
+        """Refuse invalid calls; make tables for a request that has none. Returns the hits to adopt."""
         if new < 0 or external < 0 or lookahead < 0 or encoder < 0 or reserved < 0:
             raise RequestError(f"request {request.id}: token and block counts must not be negative")
         if self.requests.get(request.id, request) is not request:
@@ -334,7 +334,7 @@ class BlockManager:
         return hits
 
     def _tables(self, request: Request) -> list[Table]:
-        """Empty tables for ``request``, charged to its tenant."""
+        """Return empty tables for ``request``, charged to its tenant."""
         tables = [Table() for _ in self.groups]
         if request.facts.tenant:
             account = self.pool.open_ledger().account(request.facts.tenant)
@@ -348,7 +348,7 @@ class BlockManager:
             raise RequestError(f"request {request.id} says when its session ends or comes back: that needs hints=True")
         if request.retention and not self.keeps_by_priority:
             raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
-        timed = hints.ttl is not None or any(wish.duration is not None for wish in request.retention)
+        timed = hints.ttl is not None or any(directive.duration is not None for directive in request.retention)
         if timed and not self._has_clock:
             raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
 
@@ -383,7 +383,7 @@ class BlockManager:
         self._stepper.note_limits(request)
 
     def note_limits(self, request: Request) -> None:
-        """Work out how far a running request can go before anything is to be done for it (see ``blocks.step``)."""
+        """Compute how many tokens a running request can add before it needs the manager (see ``blocks.step``)."""
         self._holding(request)
         self._stepper.note_limits(request)
 
@@ -410,9 +410,9 @@ class BlockManager:
 
         Raises ``RequestError`` if the request holds nothing here.
         """
-        self._give_back(request, request.hints)
+        self._release(request, request.hints)
 
-    def _give_back(self, request: Request, hints: Hints) -> None:
+    def _release(self, request: Request, hints: Hints) -> None:
         self._holding(request)
         del self.requests[request.id]
         if self.hints:
@@ -462,18 +462,18 @@ class BlockManager:
 
     def preempt(self, request: Request) -> None:
         """Give all blocks back and have the request start over; its next allocation may adopt hits again."""
-        self._give_back(request, NO_HINTS)  # it isn't over
+        self._release(request, NO_HINTS)  # it isn't over
         request.num_computed_tokens = request.num_in_flight_tokens = 0
 
     def note_queue(self, waiting: Iterable[Request]) -> None:
-        """Tell an eviction policy that wants to know what ``waiting`` requests, the next one first, would find cached."""
+        """Pass the cached extents that ``waiting`` requests would hit, the next request first, to a policy that uses them."""
         learner = self.pool.learner
         if learner is None:
             return
         first = islice(waiting, learner.queue_depth)
         requests = [request if request.reads_cache and not request.tables else None for request in first]
         wanted: list[list[Extent]] = []
-        for _ in range(2):  # what one of them splits, another may have found before
+        for _ in range(2):  # one request may split an extent that another has matched before
             wanted = [
                 [] if request is None else [e for group in self.groups for e in group.cached_extents(request)]
                 for request in requests
@@ -492,13 +492,13 @@ class BlockManager:
         return self.pool.reset()
 
     def block_ids(self, request: Request) -> list[list[int]]:
-        """The request's block tables, one list of physical ids per group, 0 for null."""
+        """Return the request's block tables, one list of physical ids per group, 0 for null."""
         return [table.ids() for table in request.tables] or [[] for _ in self.groups]
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Drain the block copies that the engine must run before its next step, as (source, destination).
 
-        Both ends were held for it until now: a hit that ends inside a block is continued on a private copy.
+        Both ends were held until now: a hit that ends inside a block is continued on a private copy.
         """
         pairs = self.take_pending_copies()
         self.release_copies([extent for pair in pairs for extent in pair])

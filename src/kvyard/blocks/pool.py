@@ -1,6 +1,6 @@
-"""The pool: a fixed set of physical blocks, handed out, held, and given back, whole extents at a time.
+"""The pool: a fixed set of physical blocks, taken, held and released, whole extents at a time.
 
-Free blocks stand in one line, next to be handed out first: blocks without a name at the front, newest first, then cached
+Free blocks are one list, the next to be handed out first: blocks that cache nothing at the front, newest first, then cached
 extents in eviction order. Blocks are vLLM's in identity, order and count; only the work is done per extent. Block 0 is the
 null block, a placeholder in tables, and never handed out. The pool does not know requests or attention.
 """
@@ -26,7 +26,7 @@ from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Key, Run
 
 _NUMBERS: Final[list[int]] = []
-"""The numbers of blocks, as objects that all pools share: of a thousand workers, each would have its own sixteen thousand."""
+"""Block ids as objects that all pools share: otherwise each of a thousand workers would have thousands of its own."""
 
 
 class Pool:
@@ -46,7 +46,7 @@ class Pool:
         quotas: Quotas | None = None,
     ) -> None:
         """``radix``: cached blocks are a radix tree as SGLang's, with this eviction policy in place of ``eviction``.
-        ``quotas``: what tenants are entitled to. Raises ``ConfigError`` for a pool without blocks, an unknown eviction policy,
+        ``quotas``: shares of tenants. Raises ``ConfigError`` for a pool without blocks, an unknown eviction policy,
         an option it doesn't have, or quotas with a radix tree.
         """
         if num_blocks < 1:
@@ -55,7 +55,7 @@ class Pool:
         self.sink = sink
         self.tier = tier
         self.radix = RadixOrder(radix) if radix is not None else None
-        """The order once more, if it is that of a radix tree."""
+        """The eviction order again, if it is that of a radix tree."""
         self.windows: WindowPages | None = None
         """Pages of sliding-window layers beside a radix tree: every block that is taken takes one of them."""
         self.states: StateSlots | None = None
@@ -68,7 +68,7 @@ class Pool:
         self.ledger: Ledger | None = None
         """Blocks by account, once it is opened (``open_ledger``)."""
         self.quota: QuotaOrder | None = None
-        """The order once more, if it goes by quotas."""
+        """The eviction order again, if it has quotas."""
         if quotas is not None:
             if radix is not None:
                 raise ConfigError(
@@ -80,7 +80,7 @@ class Pool:
         self.learner = self.order if isinstance(self.order, LearningOrder) else None
         """The eviction policy again, if it learns from uses."""
         self._lru = self.order if isinstance(self.order, LruOrder) else None
-        """The order once more, if it is made of this one: compiled code then calls it directly."""
+        """The eviction order again, if it is LRU: compiled code then calls it directly."""
         self.maps = [CacheMap(group, self.order, sink, tier) for group in range(num_groups)]
         self.free = num_blocks - 1
         """Number of blocks that can be taken: unnamed ones and cached ones without a reference."""
@@ -89,9 +89,9 @@ class Pool:
         self.holds: set[Table] = set()
         """Blocks held by transfers, each transfer as a table, since others may split an extent while it is held."""
         self.evicted = 0
-        """Cached blocks handed out so far for want of unnamed ones."""
-        # Unnamed free blocks that were in use before, next to be handed out last. Behind them stand those from ``_fresh`` on,
-        # which never were: they need no list, so a worker that has done nothing takes no room for its blocks.
+        """Cached blocks evicted so far."""
+        # Free blocks that cache nothing and were used before, the next to be handed out last. After them come the blocks from
+        # ``_fresh`` on, which were never used: they need no list, so an idle worker takes no memory for its blocks.
         self._loose: list[int] = []
         self._fresh = 1
         if self.learner is not None:
@@ -105,19 +105,19 @@ class Pool:
 
     @property
     def usage(self) -> float:
-        """The share of blocks that are held, 0 to 1."""
+        """Share of blocks that are held, 0 to 1."""
         usable = self.num_blocks - 1
         return 1.0 - self.free / usable if usable else 0.0
 
     def open_ledger(self) -> Ledger:
-        """The pool's ledger, opened now if it wasn't: blocks in use by then are nobody's."""
+        """Return the pool's ledger, opened now if it wasn't: blocks in use before that are charged to nobody."""
         ledger = self.ledger
         if ledger is None:
             ledger = self.ledger = Ledger(self._now, self.num_blocks - 1 - self.unnamed)
         return ledger
 
     def take(self, count: int, account: int = NOBODY) -> list[int]:
-        """Hand out ``count`` blocks, forgetting what they cached, and charge them to ``account``. Raises ``ValueError``,
+        """Hand out ``count`` blocks, evicting what they cached, and charge them to ``account``. Raises ``ValueError``,
         changing nothing, if too few are free.
         """
         if not 0 <= count <= self.free:
@@ -161,7 +161,7 @@ class Pool:
         return taken
 
     def _keep_limits(self, account: int) -> None:
-        """Evict what ``account``, and those that gave blocks back lately, have cached above their limits."""
+        """Evict cached blocks above their limits of ``account`` and of accounts that released blocks lately."""
         quota = self.quota
         assert quota is not None
         quota.due.add(account)
@@ -236,7 +236,7 @@ class Pool:
             self.retiring(node)
         parent = node.parent
         while parent is not None and not parent.copies:
-            parent = parent.parent  # a hole goes with what is behind it
+            parent = parent.parent  # a hole is removed with the nodes behind it
         if self.windows is not None:
             self.windows.evict(extent)
         if self.states is not None:
@@ -256,7 +256,7 @@ class Pool:
             radix.expose(parent.copies[0])
 
     def discard(self, extent: Extent) -> None:
-        """Forget a cached extent that has one reference, and free its blocks."""
+        """Unregister a cached extent that has one reference, and free its blocks."""
         assert extent.refs == 1, f"{extent} is discarded"
         extent.refs = 0
         extent.history = None
@@ -288,7 +288,7 @@ class Pool:
             size = len(ids)
             if learner is not None:
                 if size > count:
-                    self.split(extent, size - count)  # the part to go is an extent of its own
+                    self.split(extent, size - count)  # the evicted part becomes an extent of its own
                     ids = extent.ids
                     size = count
                 learner.evicted(extent)
@@ -303,7 +303,7 @@ class Pool:
                         quota.shrunk(extent.account, count)
                     wanted -= count
                     continue
-                # Others share the node: make the part to go an extent of its own.
+                # Others share the node: make the evicted part an extent of its own.
                 self.maps[node.group].split(node, node.start + keep)
                 ids = extent.ids
                 size = count
@@ -318,7 +318,7 @@ class Pool:
             wanted -= size
 
     def _dequeue(self, extent: Extent) -> None:
-        """Take a free extent out of the line."""
+        """Remove a free extent from the eviction order."""
         lru = self._lru
         if lru is not None:
             lru.remove(extent)
@@ -326,7 +326,7 @@ class Pool:
             self.order.remove(extent)
 
     def _enqueue(self, extent: Extent) -> None:
-        """Put a free extent at the end of the line."""
+        """Add a free extent at the end of the eviction order."""
         lru = self._lru
         if lru is not None:
             lru.push(extent)
@@ -334,7 +334,7 @@ class Pool:
             self.order.push(extent)
 
     def renew(self, extent: Extent) -> None:
-        """A free extent was used without being held: it goes to the end of the line."""
+        """Move a free extent that was used without being held to the end of the eviction order."""
         self._dequeue(extent)
         self._enqueue(extent)
 
@@ -400,12 +400,12 @@ class Pool:
         return inside
 
     def end_hold(self, held: Table) -> None:
-        """A transfer ends: drop its references."""
+        """End a transfer: drop its references."""
         self.holds.remove(held)
         self.release(held.settle())
 
     def cancel_hold(self, held: Table) -> None:
-        """A transfer ends that took ``held`` from the head of the line: what has no other reference goes back there."""
+        """End a transfer that took ``held`` from the head of the eviction order: extents without a reference go back there."""
         self.holds.remove(held)
         for extent in held.settle():
             extent.refs -= 1
@@ -420,7 +420,7 @@ class Pool:
                         self.ledger.charge(extent.account, -len(extent.ids))
 
     def end_move(self, held: Table) -> None:
-        """A transfer ends that moved ``held`` elsewhere: blocks without another reference are freed."""
+        """End a transfer that moved ``held`` elsewhere: free blocks without another reference."""
         self.holds.remove(held)
         for extent in held.settle():
             if extent.refs == 1:
@@ -468,7 +468,7 @@ class Pool:
         return front
 
     def unname(self, extent: Extent) -> None:
-        """Have no lookup find ``extent`` any more."""
+        """Unregister ``extent``, so that no lookup finds it."""
         if extent.node is not None:
             self.maps[extent.node.group].leave(extent)
         if extent.marks is not None:
@@ -497,7 +497,7 @@ class Pool:
         return True
 
     def line(self) -> Iterator[int]:
-        """The free blocks, next to be handed out first."""
+        """Yield the free blocks, the next to be handed out first."""
         yield from reversed(self._loose)
         yield from range(self._fresh, self.num_blocks)
         for extent in self.order:
@@ -514,7 +514,7 @@ class Pool:
             yield cache_map.group, self.tier, runs
 
     def cached_blocks(self) -> Iterator[tuple[int, Key, int]]:
-        """Every cached block as (group, hash, physical id). Takes time by the number of cached blocks."""
+        """Yield every cached block as (group, hash, physical id). Takes time by the number of cached blocks."""
         for cache_map in self.maps:
             for node in cache_map.nodes():
                 hashes = node.chain.hashes(node.start, node.stop)

@@ -25,8 +25,8 @@ class StateTracking(NamedTuple):
     """Tokens between two states in an answer."""
 
     def in_prompt(self, past: int, new: int, branch: int) -> int:
-        """Position of the state that is kept of a chunk of ``new`` tokens after ``past``: the last one, or ``branch``, where
-        the prompt leaves the tree; 0 for none.
+        """Return the position of the state that is kept of a chunk of ``new`` tokens after ``past``: the last one, or
+        ``branch``, where the prompt leaves the tree; 0 for none.
         """
         if new < self.grid:
             return 0
@@ -35,8 +35,8 @@ class StateTracking(NamedTuple):
         return past + new // self.grid * self.grid
 
     def in_answer(self, prompt: int, tokens: int, missed: list[int]) -> int:
-        """Position of the latest state of an answer after ``prompt`` tokens, of ``tokens`` in all, that was not ``missed``; 0
-        for none.
+        """Return the position of the latest state of an answer that was not ``missed``; 0 for none. Prompt and answer have
+        ``tokens`` tokens, the prompt has ``prompt``.
         """
         latest = tokens // self.interval * self.interval
         while latest in missed:
@@ -70,13 +70,13 @@ class StateSlots:
         return count
 
     def use(self, node: Node) -> None:
-        """A match ends with ``node``, which has a state: it is the latest used."""
+        """Mark the state of ``node``, with which a match ends, as the latest used."""
         part = state_of(node.copies[0])
         self._unlink(part)
         self._link(part)
 
     def give(self, extent: Extent) -> bool:
-        """A request gives a slot with its state to a node. Returns false if the node has one, which is the latest used then."""
+        """Move a request's slot and state to a node. Returns false if the node has a state, which then counts as used."""
         part = state_of(extent)
         if part.present:
             self._unlink(part)
@@ -103,7 +103,7 @@ class StateSlots:
             self.free += 1
 
     def first(self) -> Extent | None:
-        """The node whose state is evicted next."""
+        """Return the node whose state is evicted next."""
         part = self._ends.newer
         while part.locks:
             part = part.newer
@@ -117,7 +117,7 @@ class StateSlots:
         return 1 + (self.tracking.slots if self.tracking is not None else 0)
 
     def lock(self, node: Node) -> None:
-        """A request has begun with the state of ``node``, or was inserted up to it."""
+        """Lock the state of ``node`` for a request that began with it or was inserted up to it."""
         part = state_of(node.copies[0])
         if part.present and not part.locks:
             self.evictable -= 1
@@ -125,7 +125,7 @@ class StateSlots:
         part.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Take back a lock."""
+        """Release one lock of the state of ``node``."""
         part = state_of(node.copies[0])
         part.locks -= 1
         if part.present and not part.locks:
@@ -146,7 +146,7 @@ class StateSlots:
 
 
 def state_of(extent: Extent) -> StatePart:
-    """The state of a node's extent."""
+    """Return the state of a node's extent, a new one if it has none."""
     use = use_of(extent)
     part = use.state
     if part is None:

@@ -85,11 +85,11 @@ COMMANDS: Mapping[str, CommandEntry] = {
 
 
 HEADINGS = ("Arguments", "Question", "Fleet", "Load", "Router", "Engine", "", "Output", "Options")
-"""The order of a command's help; what isn't named has the place of the empty one."""
+"""Order of sections in a command's help; all others stand at the empty name."""
 SUMMARY_LIMIT = 500
 """Characters of a summary; long ones are wrapped, not cut."""
 OUTPUT = "Output"
-"""The heading of results, and of what is printed."""
+"""Heading of options for results and printed output."""
 
 
 class PlainCommand(TyperCommand):
@@ -120,7 +120,7 @@ def _place(heading: str) -> int:
 
 
 def _suggest(command: Any, ctx: Any, error: Any) -> None:
-    """Have a refusal of an unknown option name the nearest of those that the help shows, the nearest first."""
+    """Add the closest options that the help shows to the error about an unknown option."""
     written = getattr(error, "option_name", None)
     if written is None or not hasattr(error, "possibilities"):
         return
@@ -180,7 +180,7 @@ class RootGroup(PlainGroup):
 
 @contextmanager
 def _written() -> Iterator[None]:
-    """Sees to it that what was printed inside is written at its end. Raises ``KvyardError`` where it can't be."""
+    """Flush stdout at the end of the block. Raises ``KvyardError`` if it can't be written."""
     try:
         try:
             yield
@@ -196,7 +196,7 @@ def _written() -> Iterator[None]:
 
 
 def _print_nowhere() -> None:
-    """Lead stdout away from what can't be written to: Python tries once more when it ends."""
+    """Point stdout at the null device: Python flushes it once more at exit."""
     with suppress(OSError, ValueError):
         number = os.open(os.devnull, os.O_WRONLY)
         os.dup2(number, sys.stdout.fileno())
@@ -204,7 +204,7 @@ def _print_nowhere() -> None:
 
 
 def _make_streams_forgiving() -> None:
-    """A terminal or a pipe that can't show a sign gets a question mark, and no escapes; a closed stream takes everything."""
+    """Print ? for characters that a stream can't encode, escape control characters, and discard output of closed streams."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -215,12 +215,12 @@ def _make_streams_forgiving() -> None:
 
 
 def _end_in_order() -> None:
-    """Let SIGTERM end this process as an error would, so that files which aren't whole go; servers have their own way."""
+    """Make SIGTERM raise ``SystemExit``, so that unfinished files are removed; servers install their own handler."""
     process = os.getpid()
 
     def terminated(number: int, _: object) -> None:
         if os.getpid() != process:
-            os._exit(128 + number)  # a process of ours: what is to be done at its end is ours
+            os._exit(128 + number)  # a child process: clean-up is the parent's
         raise SystemExit(128 + number)
 
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -239,7 +239,7 @@ class Unloaded(TyperCommand):
         return self.load().make_context(info_name, args, parent=parent, **extra)
 
     def load(self) -> Any:
-        """The real command. Raises whatever its module raises on import."""
+        """Return the real command. Raises whatever its module raises on import."""
         module, _, attribute = self.entry.target.partition(":")
         loaded = getattr(importlib.import_module(module), attribute)
         if isinstance(loaded, typer.Typer):
@@ -285,7 +285,7 @@ def _root(
 
 
 def build(commands: Mapping[str, CommandEntry] = COMMANDS) -> TyperGroup:
-    """The root command with those of ``commands`` whose module is installed. Imports none of them."""
+    """Return the root command with those of ``commands`` whose module is installed. Imports none of them."""
     # Plain help rather than boxes: it starts in half the time and can be searched and compared.
     help_names = {"help_option_names": ["--help", "-h"]}
     app = typer.Typer(cls=RootGroup, no_args_is_help=True, rich_markup_mode=None, context_settings=help_names)

@@ -44,7 +44,7 @@ FAULTS = settings_of(Faults)
 
 @contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Lets Ctrl-C end a block, not the command."""
+    """Let Ctrl-C end the block, not the command."""
     with suppress(KeyboardInterrupt):
         yield
 
@@ -131,7 +131,7 @@ def play(
     finally:
         player.close()
     typer.echo(
-        f"{player.messages} messages played, {player.outlet.counters.sent} sent{_done(player.faults)}",
+        f"{player.messages} messages played, {player.outlet.counters.sent} sent{_faults_text(player.faults)}",
         err=True,
     )
 
@@ -153,7 +153,7 @@ def proxy(
         with until_interrupted():
             while duration is None or clock.now() < from_seconds(duration):
                 clock.sleep_until(clock.now() + from_seconds(min(0.2, 1.0 if duration is None else duration)))
-    typer.echo(f"{running.faults.frames} batches{_done(running.faults)}", err=True)
+    typer.echo(f"{running.faults.frames} batches{_faults_text(running.faults)}", err=True)
 
 
 @app.command()
@@ -198,11 +198,11 @@ def check(
     raise typer.Exit(0 if report.clean else 1)
 
 
-def _done(counters: object) -> str:
-    """The faults that happened."""
+def _faults_text(counters: object) -> str:
+    """Return the injected faults as text."""
     names = ("dropped", "duplicated", "reordered", "truncated", "corrupted", "restarts", "stalls", "lost_in_stalls")
-    found = {name: getattr(counters, name) for name in names}
-    return "".join(f", {name.replace('_', ' ')} {count}" for name, count in found.items() if count)
+    counts = {name: getattr(counters, name) for name in names}
+    return "".join(f", {name.replace('_', ' ')} {count}" for name, count in counts.items() if count)
 
 
 WIDTH = 110
@@ -211,7 +211,7 @@ FEW = 4
 
 
 def lines(update: Update) -> Iterator[str]:
-    """An update for people: a line per event, per problem, and for a change of state."""
+    """Yield an update for people: a line per event, per problem, and for a change of state."""
     if update.origin == Origin.STATE:
         yield f"-- {update.state}{_because(update.reason)}"
         return
@@ -228,7 +228,7 @@ def lines(update: Update) -> Iterator[str]:
 
 
 def values(update: Update) -> Iterator[dict[str, Any]]:
-    """An update for programs: an object per event, per problem, and for a change of state."""
+    """Yield an update for programs: an object per event, per problem, and for a change of state."""
     common: dict[str, Any] = {
         "stream": update.stream,
         "topic": update.topic,

@@ -1,16 +1,16 @@
-"""Output that a terminal takes as text: what engines, traces and files are called may have escapes in it."""
+"""Output without terminal escapes: names of engines, traces and files may contain them."""
 
 import re
 from typing import Any, TextIO
 
 _OWN = r"\r\x1b\[K|\r?\n|\t"
-"""Control characters that commands write themselves: a line that is written anew, ends of lines, tabs."""
+"""Control characters that commands write themselves: carriage return with erase, line ends, tabs."""
 _CONTROL = re.compile(_OWN + r"|([\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069])")
-"""All others: they move the cursor, set titles and colours, answer in the user's name, or turn the direction of text."""
+"""All other control characters: they move the cursor, set titles and colours, type for the user, or reverse text."""
 
 
 class PlainStream:
-    """A text stream on which control characters are shown and not obeyed."""
+    """A text stream that escapes control characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -20,7 +20,7 @@ class PlainStream:
 
     def write(self, text: str) -> int:
         """Write ``text``, with control characters as Python spells them."""
-        self._stream.write(_CONTROL.sub(_spelled, text))
+        self._stream.write(_CONTROL.sub(_escaped, text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -29,6 +29,6 @@ class PlainStream:
             self.write(line)
 
 
-def _spelled(found: re.Match[str]) -> str:
-    sign = found[1]
-    return found[0] if sign is None else sign.encode("unicode_escape").decode()
+def _escaped(match: re.Match[str]) -> str:
+    control = match[1]
+    return match[0] if control is None else control.encode("unicode_escape").decode()

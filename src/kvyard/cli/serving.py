@@ -1,4 +1,4 @@
-"""Shared options of commands that serve or query over HTTP: the bearer token, the log, and a warning about open doors."""
+"""Shared options of commands that serve or query over HTTP: bearer token, log, and a warning about servers without a token."""
 
 import logging
 import os
@@ -40,16 +40,16 @@ PortFile = Annotated[
 
 
 class Announced:
-    """Files that say that a server is ready, and where. In a ``with`` block: they are there from ``ready`` to its end."""
+    """Files that announce a server's address. They exist from ``ready`` to the end of the ``with`` block."""
 
     def __init__(self, ready_file: Path | None, port_file: Path | None) -> None:
-        """Raises ``KvyardError`` where they can't be written."""
+        """Raises ``KvyardError`` if they can't be written."""
         check_outputs(ready_file, port_file)
         self._files = [path for path in (ready_file, port_file) if path is not None]
         self._ready_file, self._port_file = ready_file, port_file
 
     def ready(self, urls: list[str], **more: object) -> None:
-        """Write them. ``more`` goes into the JSON beside ``pid`` and ``urls``."""
+        """Write the files. ``more`` goes into the JSON beside ``pid`` and ``urls``."""
         if self._port_file is not None:
             write_whole(self._port_file, "".join(f"{urlsplit(url).port}\n" for url in urls))
         if self._ready_file is not None:
@@ -57,7 +57,7 @@ class Announced:
             write_whole(self._ready_file, msgspec.json.format(encode_json(value), indent=2) + b"\n")
 
     def __enter__(self) -> Self:
-        self._remove()  # one that was left by a server that was killed would be believed
+        self._remove()  # a file left by a killed server would announce a server that is gone
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +71,7 @@ class Announced:
 
 
 def with_prompt(tokenizer: str = "The model's tokenizer.json.") -> Callable[[Command], Command]:
-    """Gives a command the ways to give a prompt. It gets them as one mapping, ``prompt``: arguments of ``gather_prompt``."""
+    """Add the options for a prompt to a command, which receives them as one mapping, ``prompt``, for ``gather_prompt``."""
     return with_group(
         "prompt",
         parameter("tokens", str | None, typer.Option(help="The prompt's token ids, with commas or spaces between.")),
@@ -84,16 +84,16 @@ def with_prompt(tokenizer: str = "The model's tokenizer.json.") -> Callable[[Com
 
 
 def pairs(endpoints: list[str], replays: list[str] | None) -> list[tuple[str, str | None]]:
-    """Endpoints with their replay endpoints. Raises ``KvyardError`` where these don't fit each other."""
+    """Return endpoints with their replay endpoints. Raises ``KvyardError`` if their numbers differ."""
     if not replays:
-        return [(one, None) for one in endpoints]
+        return [(endpoint, None) for endpoint in endpoints]
     if len(replays) != len(endpoints):
         raise KvyardError(f"{len(endpoints)} endpoints and {len(replays)} replay endpoints: give one for each, or none")
     return list(zip(endpoints, replays, strict=True))
 
 
 def read_token(file: str | Path | None, variable: str | None = TOKEN_VARIABLE) -> str | None:
-    """The token in ``file``, or in the environment without one; ``None`` where neither is. Raises ``KvyardError``."""
+    """Return the token of ``file``, else of the environment; ``None`` if neither is set. Raises ``KvyardError``."""
     if file is not None:
         try:
             token, where = Path(file).read_text(encoding="utf-8").strip(), str(file)
@@ -110,7 +110,7 @@ def read_token(file: str | Path | None, variable: str | None = TOKEN_VARIABLE) -
 
 
 def log_to_stderr(verbose: bool) -> None:
-    """Log warnings, or with ``verbose`` what goes on too; each kind of line a few times within some seconds."""
+    """Log warnings, with ``verbose`` also information; repeated lines are rate-limited."""
     from kvyard.server.line_writer import LineHandler
     from kvyard.server.log_limit import LogLimit
 
@@ -125,13 +125,13 @@ def log_to_stderr(verbose: bool) -> None:
 
 
 def log_as(who: str) -> None:
-    """Have each line of the log say who wrote it: one of several processes."""
+    """Prefix each line of the log with the name of this process."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter(LOG_FORMAT.replace("%(name)s", f"{who}: %(name)s")))
 
 
 def warn_if_open(host: str, token: str | None) -> None:
-    """Say so where others than this machine can use a server without a token."""
+    """Warn if other machines can use a server without a token."""
     from kvyard.server.running import is_loopback
 
     if token is None and not is_loopback(host):

@@ -38,7 +38,7 @@ MOST_JOBS = 1024
 
 
 def executor(jobs: int | None, ray: str | None) -> Executor:
-    """Return what runs the replays of a command. Raises ``KvyardError``."""
+    """Return the executor for a command's replays: local processes, or a Ray cluster. Raises ``KvyardError``."""
     from kvyard.lab.jobs import LocalExecutor
 
     if ray is None:
@@ -49,7 +49,7 @@ def executor(jobs: int | None, ray: str | None) -> Executor:
 
 
 def count_jobs(jobs: int | None) -> int:
-    """Return how many replays run at a time. Raises ``KvyardError`` for less than one."""
+    """Return how many replays run at a time. Raises ``KvyardError`` for a number out of range."""
     if jobs is not None and jobs < 1:
         raise KvyardError(f"--jobs {jobs}: at least 1, or leave it out for one per core")
     if jobs is not None and jobs > MOST_JOBS:
@@ -80,7 +80,7 @@ def folder_of(out: Path | None, command: str, trace: Path) -> Path:
 
 
 def present(result: Result, folder: Path, quiet: bool, as_json: bool = False, earlier: str = "") -> None:
-    """Write a result into ``folder`` and print it, or its JSON; ``earlier`` says what was there before."""
+    """Write a result into ``folder`` and print it, or its JSON; ``earlier`` is a line about results of an earlier run."""
     paths = result.save(folder)
     if as_json:
         write_whole(STDOUT, result.json())
@@ -104,7 +104,7 @@ def finish(study: Study, quiet: bool, what: str) -> None:
 
 
 class Bars:
-    """One bar for all replays of a study; nothing without a terminal."""
+    """One progress bar for all replays of a study, shown only on a terminal."""
 
     def __init__(self, quiet: bool) -> None:
         from rich.console import Console
@@ -125,11 +125,11 @@ class Bars:
         self._through: dict[str, int] = {}
 
     def counted(self, total: int, through: int) -> None:
-        """Receive the number of points, and how many are over."""
+        """Update the number of points, and how many are done."""
         self._progress.update(self._task, total=total, completed=through)
 
     def told(self, key: str, through: int, now: int) -> None:
-        """Receive how far a point is."""
+        """Update the number of requests replayed of one point."""
         self._through[key] = through
         text = f"{sum(self._through.values()):,} requests replayed"
         self._progress.update(self._task, in_flight=text)

@@ -1,6 +1,6 @@
 """The decode batch: jobs that decode in lockstep. All take one step in every pass, so one counter of passes serves them all.
 
-Nothing is done per job and pass. Two heaps know when something is to be done: the pass in which a job needs its block manager
+No work is done per job and pass. Two heaps hold the passes that need work: the pass in which a job needs its block manager
 (a block to take, to register or to free), and the pass after which it has its last token. In between, a pass is one
 addition to the counter and one to the summed context.
 """
@@ -28,7 +28,7 @@ class DecodeBatch:
     )
 
     def __init__(self, *, needs_longest: bool = False) -> None:
-        """``needs_longest``: the longest job is asked for each pass."""
+        """``needs_longest`` if ``longest`` is called for each pass."""
         self.tick = 0
         self.count = 0
         self.exact = 0
@@ -45,7 +45,7 @@ class DecodeBatch:
         self._ends: list[tuple[int, int, Job]] = []
         self._ranks_lengths = needs_longest
         self._lengths: list[tuple[int, int, Job]] = []
-        """Longest first, by what a job's length is apart from the passes that all have in common."""
+        """Heap of jobs, longest first, by ``joined - base``: length without the passes that all jobs share."""
 
     def join(self, job: Job) -> None:
         """``job`` has computed all its known tokens but the last, which it just produced, or will have when the pass in flight
@@ -65,7 +65,7 @@ class DecodeBatch:
         self.watch(job, self.tick)
 
     def abort(self, job: Job) -> None:
-        """``job`` is cancelled and has its last token with the pass ``tick``."""
+        """Cancel ``job``, whose last token is that of the pass ``tick``."""
         forgone = job.end - self.tick - 1
         job.aborted = True
         job.forgone += forgone
@@ -78,8 +78,8 @@ class DecodeBatch:
         """Work out when ``job`` next needs its block manager: the first pass from ``earliest`` on that isn't quiet
         (see ``blocks.step``).
         """
-        at = job.fits_until if job.defers else job.quiet_until
-        tick = job.joined + at - job.base
+        tokens = job.fits_until if job.defers else job.quiet_until
+        tick = job.joined + tokens - job.base
         job.touch = touch = int(tick) if tick > earliest else earliest
         heappush(self._touches, (touch, job.serial, job))
 
@@ -90,7 +90,7 @@ class DecodeBatch:
         return min(self.num_in_flight, self.tick - job.joined + job.awaits)
 
     def leave(self, job: Job) -> None:
-        """``job`` stops decoding, its counts written down as of ``tick``. Heap entries of it are void from now on."""
+        """Remove ``job``, with its counts as of ``tick``. Its heap entries are void from now on."""
         if self.num_in_flight:
             job.catch_up_known(self.tick, self.in_flight(job))
         else:
@@ -104,14 +104,14 @@ class DecodeBatch:
             self._sweep()
 
     def due(self) -> list[Job]:
-        """The jobs that need their block manager in the pass ``tick``, in order of admission, caught up. Takes them out."""
+        """Remove and return the jobs that need their block manager in the pass ``tick``, in order of admission, caught up."""
         touches, tick = self._touches, self.tick
         jobs: list[Job] = []
         while touches and touches[0][0] <= tick:
             when, serial, job = heappop(touches)
-            # One that was preempted may have an entry for this pass from before, with the place it had then.
+            # A preempted job may have an older entry for this pass, with its former serial.
             if job.touch == when and job.serial == serial and job.state is JobState.DECODE:
-                job.touch = -1  # one that left and came back may have a second entry for this pass
+                job.touch = -1  # a job that left and rejoined may have a second entry for this pass
                 if self.num_in_flight:
                     job.catch_up_known(tick, self.in_flight(job))
                     if tick > job.joined:
@@ -168,12 +168,12 @@ class DecodeBatch:
         return 0
 
     def advance(self, passes: int) -> None:
-        """``passes`` passes are over."""
+        """Count ``passes`` passes as over."""
         self.tick += passes
         self.context += passes * self.count
 
     def finished(self) -> list[Job]:
-        """The jobs that have all their tokens now, in order of admission. Takes them out of the batch."""
+        """Remove and return the jobs that have all their tokens now, in order of admission."""
         done: list[Job] = []
         while self.next_end() == self.tick:
             job = heappop(self._ends)[2]

@@ -47,7 +47,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Their contents are lost, and their requests are routed again."""
 
     def check(self) -> None:
-        """Raise ``KvyardError`` for what can't be."""
+        """Raise ``KvyardError`` for invalid settings."""
         if self.count < 1 or self.dp_size < 1:
             raise KvyardError(f"workers {self.name!r}: count and dp_size must be at least 1")
         if self.start < 0:
@@ -67,7 +67,7 @@ NICS: Mapping[str, tuple[int | None, int]] = {
     "pcie5": (55 * 10**9, 10_000),
     "none": (None, 0),
 }
-"""Ways between workers by name: bytes per second each way, and nanoseconds until the first byte.
+"""Networks between workers by name: bytes per second each way, and nanoseconds until the first byte.
 
 ``cx7`` is 400 Gbit/s for each GPU, ``nvlink`` that of an H200; both bandwidths and the latency are those of AIConfigurator's
 system files. ``pcie5`` is what an H200 was measured at here (benchmarks/RESULTS-accuracy.md). ``none`` takes no time.
@@ -75,16 +75,16 @@ system files. ``pcie5`` is what an H200 was measured at here (benchmarks/RESULTS
 
 
 class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ways between workers, for all that travels there."""
+    """The network between workers, for hand-overs and pulls."""
 
     heading: ClassVar[str] = "The network between workers"
-    nic: Annotated[str, Setting("A worker's way to others: {choices}.", flag=True, choices=NICS.keys)] = "cx7"
+    nic: Annotated[str, Setting("Network port of a worker: {choices}.", flag=True, choices=NICS.keys)] = "cx7"
     nic_bandwidth: Annotated[
         tuple[int | None, int | None] | None,
         Setting("GB/s out of a worker and into it, if not the nic's.", flag=True, parse=bandwidth),
     ] = None
     nic_latency: Annotated[
-        int | None, Setting("Until the first byte of what travels, if not the nic's.", parse=duration)
+        int | None, Setting("Time until the first byte of a transfer, if not the nic's.", parse=duration)
     ] = None
     node_bandwidth: Annotated[
         tuple[int | None, int | None] | None,
@@ -110,11 +110,11 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def latency(self) -> int:
-        """Nanoseconds."""
+        """Nanoseconds until the first byte of a transfer."""
         return NICS[self.nic][1] if self.nic_latency is None else self.nic_latency
 
     def check(self) -> None:
-        """Raise ``KvyardError`` for what can't be."""
+        """Raise ``KvyardError`` for invalid settings."""
         if self.nic not in NICS:
             raise KvyardError(f"unknown nic {self.nic!r}: {suggest(self.nic, NICS)}")
         if self.workers_per_node < 1:
@@ -157,7 +157,7 @@ class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "all"
 
     def check(self) -> None:
-        """Raise ``KvyardError`` for what can't be."""
+        """Raise ``KvyardError`` for invalid settings."""
         make_decider(self.decider, self.decider_options)
         super().check()
         if not 0 <= self.streamed <= 1:
@@ -177,7 +177,7 @@ class PullConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Pulls into one worker at a time; beyond that, prompts are computed."""
 
     def check(self) -> None:
-        """Raise ``KvyardError`` for what can't be."""
+        """Raise ``KvyardError`` for invalid settings."""
         if self.source not in ("host", "device"):
             raise KvyardError(f"peer_pull reads from host or device, not from {self.source!r}")
         for key, least in (("min_lead", 1), ("tolerance", 0), ("in_flight", 1)):
@@ -199,16 +199,16 @@ def read_pull(name: str, value: object) -> PullConfig | None:
         value = {"source": head.strip(), **{key.strip(): worth.strip() for key, _, worth in pairs}}
     if not isinstance(value, Mapping):
         raise KvyardError(f"{name} is {value!r}: write host or device, such as host:min_lead=1024,in_flight=8")
-    own: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, worth in value.items():
         if key == "source":
-            own[key] = str(worth)
+            fields[key] = str(worth)
         elif key in PullConfig.__struct_fields__:
-            own[key] = count(f"{name}, {key}", worth)
+            fields[key] = count(f"{name}, {key}", worth)
         else:
             known = ", ".join(field for field in PullConfig.__struct_fields__ if field != "source")
             raise KvyardError(f"{name} has no {key!r}: it has {known}")
-    pull = PullConfig(**own)
+    pull = PullConfig(**fields)
     pull.check()
     return pull
 
@@ -232,7 +232,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """True if requests that wait at a worker which is stopped are routed again."""
 
     def check(self) -> None:
-        """Raise ``KvyardError`` for what can't be."""
+        """Raise ``KvyardError`` for invalid settings."""
         make_scaler(self.policy, self.options)
         if not 1 <= self.least <= self.most:
             raise KvyardError(f"autoscale: min must be at least 1 and at most max, got {self.least} and {self.most}")
@@ -250,22 +250,22 @@ def read_autoscale(name: str, value: object) -> AutoscaleConfig:
         raise KvyardError(
             f"{name} is {value!r}: write POLICY:NAME=VALUE,..., such as threshold:ttft_p99=1s,min=2,max=16"
         )
-    own: dict[str, Any] = {"options": {}}
+    fields: dict[str, Any] = {"options": {}}
     for key, worth in value.items():
         where = f"{name}, {key}"
         if key in ("min", "max"):
-            own["least" if key == "min" else "most"] = count(where, worth)
+            fields["least" if key == "min" else "most"] = count(where, worth)
         elif key in ("startup", "period"):
-            own[key] = duration(where, worth)
+            fields[key] = duration(where, worth)
         elif key in ("warm", "moves"):
-            own[key] = flag(where, worth)
+            fields[key] = flag(where, worth)
         elif key == "policy":
-            own[key] = str(worth)
+            fields[key] = str(worth)
         else:
             # Figures of a policy: plain numbers, and times in seconds.
             timed = isinstance(worth, str) and worth.strip()[-1:].isalpha()
-            own["options"][key] = duration(where, worth) / SECOND if timed else number(where, worth)
-    autoscale = AutoscaleConfig(**own)
+            fields["options"][key] = duration(where, worth) / SECOND if timed else number(where, worth)
+    autoscale = AutoscaleConfig(**fields)
     autoscale.check()
     return autoscale
 
@@ -318,10 +318,10 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 0
     """What lower tiers have of it is on the device when the next turn comes. These requests aren't counted."""
     limit: Annotated[int | None, Setting("Replay at most this many requests.", flag=True)] = None
-    seed: Annotated[int, Setting("Of whatever is drawn.", flag=True)] = 0
+    seed: Annotated[int, Setting("Seed of random draws.", flag=True)] = 0
 
     def check(self) -> None:
-        """Raise ``KvyardError`` for what can't be."""
+        """Raise ``KvyardError`` for invalid settings."""
         for key, most in (("limit", self.limit), ("concurrency", self.concurrency)):
             if most is not None and most < 1:
                 raise KvyardError(f"{key} must be at least 1, got {most}")
@@ -406,26 +406,26 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = None
     event_lag: Annotated[
-        int, Setting("Until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
+        int, Setting("Time until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
     ] = 0
     digest_every: Annotated[
         int,
-        Setting("The router sees caches by what workers send it so often, such as 10s.", flag=True, parse=duration),
+        Setting(
+            "Interval at which workers send the router digests of their caches, such as 10s.", flag=True, parse=duration
+        ),
     ] = 0
     digest_error: Annotated[
         float,
-        Setting(
-            "What they send are fingerprints; so large a share of other blocks has the same, such as 0.01.", flag=True
-        ),
+        Setting("Share of missing blocks that a digest reports as present, such as 0.01.", flag=True),
     ] = 0.0
-    """0 for names, which are exact."""
+    """With 0 digests have full names, which are exact."""
     plans: Annotated[bool, Setting("Off: one pass at a time, for checking.")] = True
     """Results are equal, and take longer."""
-    samples: Annotated[int, Setting("About how many points the timeline has.")] = 150
+    samples: Annotated[int, Setting("Approximate number of points of the timeline.")] = 150
 
     @property
     def warmed_by(self) -> WarmUp:
-        """Return the part that isn't counted."""
+        """Return the warm-up, whose requests aren't counted."""
         return NO_WARM_UP if self.warm_up is None else parse_warm_up(self.warm_up)
 
     @property
@@ -436,8 +436,8 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def pacing(self) -> Pacing:
         """Return the client's pacing."""
-        found = self.load_client.pacing(self.concurrency)
-        return found if self.turnaround is None else found._replace(turnaround=self.turnaround)
+        pacing = self.load_client.pacing(self.concurrency)
+        return pacing if self.turnaround is None else pacing._replace(turnaround=self.turnaround)
 
     def made_of(self, kind: WorkerConfig) -> int:
         """Return the number of workers of ``kind`` that a fleet makes, including those that may come later."""
@@ -534,7 +534,7 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
                     )
 
     def check(self) -> None:
-        """Raise ``KvyardError`` for what can't be."""
+        """Raise ``KvyardError`` for invalid settings."""
         super().check()
         self.warmed_by  # noqa: B018 - refuses what isn't a warm-up
         self.pacing  # noqa: B018 - refuses clients and options that there aren't

@@ -20,26 +20,26 @@ from kvyard.router.request import Hold
 
 
 class Placement(Protocol):
-    """The verbs of a placement. It is also a ``Listener``."""
+    """Interface of a placement, which is also a ``Listener``."""
 
     pools: Sequence[WorkerPool]
     """The pools that workers are added to."""
 
     @property
     def open(self) -> bool:
-        """True if workers are there that take requests."""
+        """True if any worker accepts requests."""
 
     def place(self, record: Record, now: int) -> None:
         """Choose a worker for a request and submit it there. Only while ``open``."""
 
     def passes_started(self, now: int) -> None:
-        """Workers have started their passes at ``now``."""
+        """Called after workers have started their passes at ``now``."""
 
     def hand_over(self, now: int) -> None:
-        """Transfers between workers have landed, or prompts were computed, at ``now``."""
+        """Called after transfers between workers landed, or prompts were computed, at ``now``."""
 
     def resume(self, now: int) -> None:
-        """Workers may have come that started requests wait for."""
+        """Continue started requests that wait for a worker, if one is available now."""
 
     def withdraw(self, worker: Worker, now: int) -> list[str]:
         """Take back the requests that wait at ``worker``, which drains, so that they are placed again; returns their ids."""
@@ -66,7 +66,7 @@ class WholePlacement(Listener):
         self.send(record, now)
 
     def hold(self, record: Record, now: int, full: Collection[Holder]) -> Hold | None:
-        """The worker of ``full``, which have no room, that a request should wait for; ``None`` if it should go to another."""
+        """Return the worker of ``full``, all without room, that a request should wait for; ``None`` to place it elsewhere."""
         router = self.pool.router
         if not router.policy.waits:
             return None
@@ -103,7 +103,7 @@ class WholePlacement(Listener):
         pass
 
     def withdraw(self, worker: Worker, now: int) -> list[str]:
-        """Take back those of which nothing is computed."""
+        """Take back requests of which nothing is computed."""
         ids = []
         worker.engine.advance(now)
         for rank, core in enumerate(worker.cores):

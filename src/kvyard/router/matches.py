@@ -22,16 +22,16 @@ class CachedPrefixes:
     def __init__(
         self, groups: Groups, tiers: int = 1, announced: Levels | None = None, trust: Sequence[tuple[float, int]] = ()
     ) -> None:
-        """``groups`` has all workers that have any of it, on ``tiers`` tiers."""
+        """``groups`` has all workers with a cached prefix, on ``tiers`` tiers."""
         self.groups = groups
         self.tiers = tiers
         self.announced = announced
         """Blocks in device memory that events announced, where ``groups`` has predictions too."""
         self.trust = trust
-        """Workers, as bits, whose streams are trusted in part, by how far."""
+        """Confidence in partly trusted streams, with their workers as bits."""
 
     def of(self, slot: int) -> tuple[int, ...]:
-        """One worker's blocks, by tier."""
+        """Return one worker's blocks, by tier."""
         for tiers, slots in self.groups:
             if slots >> slot & 1:
                 return tiers
@@ -44,7 +44,7 @@ class CachedPrefixes:
         return self.of(slot)[0] - of_slot(self.announced, slot)
 
     def longest(self, among: int) -> tuple[int, int]:
-        """The most blocks that a worker of the set ``among`` has, and the workers that have as many; 0 and none for nothing."""
+        """Return the most blocks that a worker of the set ``among`` has, and the workers with that many; (0, 0) for none."""
         best = holders = 0
         for tiers, slots in self.groups:
             blocks = sum(tiers) if len(tiers) > 1 else tiers[0]
@@ -85,8 +85,8 @@ def matches_of(
     shared: Levels,
     speeds: Sequence[tuple[Pace, int]],
 ) -> list[Match]:
-    """The workers of the set ``among`` by what they have of the prompt; and by the blocks of it that are ``shared`` with
-    requests in flight there, and by ``speeds``, where these are given. No match is empty.
+    """Group the workers of the set ``among`` by their cached prefix; if given, also by the blocks that are ``shared`` with
+    requests in flight there, and by ``speeds``. No match is empty.
     """
     if prefixes is None:
         matches = [Match(among, (), 0, num_tokens)]

@@ -1,7 +1,7 @@
-"""A connection of a client that has to speak TLS first: it is counted and bounded from the moment it is accepted.
+"""TLS handshakes of client connections, counted and bounded from the moment a connection is accepted.
 
-asyncio's own way of accepting TLS tells nobody of a connection before its handshake is over, and lets it take a minute: silent
-clients would hold memory and files that nothing counts.
+asyncio's TLS server reports a connection only after its handshake, which may take a minute: until then silent clients would
+hold memory and files that nothing counts.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from kvyard.server.request import HttpRequest
 from kvyard.server.transports import untie
 
 HANDSHAKE_SECONDS = 10.0
-"""Until a handshake has to be over, from the moment a connection is accepted."""
+"""Longest handshake, from the moment a connection is accepted."""
 
 
 class Handshake(asyncio.Protocol):
@@ -28,7 +28,7 @@ class Handshake(asyncio.Protocol):
         self._context = context
         self._task: asyncio.Task[None] | None = None
         self._received: list[bytes] = []
-        """Bytes that came with the handshake's end."""
+        """Application data that arrived with the last handshake message."""
         self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,10 +59,10 @@ class Handshake(asyncio.Protocol):
                 below, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
         except OSError as error:
-            error.__traceback__ = None  # its frames refer to it
+            error.__traceback__ = None  # breaks a reference cycle through its frames
             if isinstance(error, ConnectionAbortedError):
                 state.held.refused["late"] += 1
-            elif not isinstance(error, ConnectionError):  # or the client hung up
+            elif not isinstance(error, ConnectionError):  # else the client disconnected
                 state.held.refused["malformed"] += 1
         finally:
             state.held.leave(self)
@@ -74,7 +74,7 @@ class Handshake(asyncio.Protocol):
             state.left(self)
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
-        """Let a ``ClientConnection`` go on with what came so far."""
+        """Pass the connection, and the data received so far, to a ``ClientConnection``."""
         connection = ClientConnection(self._state, self.transport)
         transport.set_protocol(connection)
         connection.connection_made(transport)

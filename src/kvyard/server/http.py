@@ -1,8 +1,8 @@
-"""HTTP the way every server here speaks it: typed bodies in, typed bodies out, and refusals that say what to change.
+"""HTTP conventions of all servers here: typed request and response bodies, and refusals that name the fix.
 
 A route is an ``Operation``: its types check the body and are published as its schema, so the two can't drift apart. A body
 that is too long, late, no JSON or not of its type is answered with 4xx and a ``RefusalBody`` that names the field and the fix.
-What a request said is never logged.
+Request bodies are never logged.
 """
 
 import difflib
@@ -63,7 +63,7 @@ OPENAI_ERRORS = {
 
 
 def openai_error(refusal: Refusal) -> tuple[int, ErrorBody]:
-    """Status and body of a refusal, as vLLM words them. A body that isn't of its type is a 400 here, of a type of its own."""
+    """Return status and body of a refusal in vLLM's form. A body of the wrong type is a 400 here, with its own error type."""
     problem = refusal.problem
     message = f"{problem.error}; {problem.fix}" if problem.fix else problem.error
     param, status = problem.field or None, refusal.status
@@ -80,23 +80,23 @@ _PLACE = re.compile(r"[^.\[\]]+")
 
 
 def picked(source: object, names: str) -> dict[str, Any]:
-    """Attributes of ``source``, for a body that has them under the same ``names``."""
+    """Return the attributes ``names`` of ``source`` as keyword arguments."""
     return {name: getattr(source, name) for name in names.split()}
 
 
 def openai_error_response(refusal: Refusal) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """A refusal as clients of OpenAI read it: status, headers and body."""
+    """Return a refusal in OpenAI's form: status, headers and body."""
     status, problem = openai_error(refusal)
     return status, [_JSON_TYPE, *header_pairs(refusal.headers)], msgspec.json.encode(problem)
 
 
 def header_pairs(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Headers as they are written."""
+    """Return headers as bytes, names in lower case."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
 
 
 class Response:
-    """An answer. Those that are written bit by bit have a ``send`` of their own."""
+    """An answer. Streamed answers override ``send``."""
 
     def __init__(self, status: int, headers: Sequence[tuple[bytes, bytes]] = (), body: bytes = b"") -> None:
         self.status = status
@@ -104,7 +104,7 @@ class Response:
         self.body = body
 
     async def send(self, request: "HttpRequest") -> None:
-        """Write it. Raises ``ClientGone``, and ``ResponseBroken`` where it can't be completed."""
+        """Write the answer. Raises ``ClientGone``, and ``ResponseBroken`` if it can't be completed."""
         request.respond(self.status, self.headers, self.body)
 
 
@@ -118,7 +118,7 @@ class Raw(msgspec.Struct):
     content: bytes
     media_type: str
     status: int | None = None
-    """Another than the operation's."""
+    """Status, if it differs from the operation's."""
 
 
 GuardCheck = Callable[[str, Mapping[str, str], bool], None]
@@ -152,7 +152,7 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     token: str | None = None
     """Its own token, where it isn't the server's."""
     door: Callable[[str], None] | None = None
-    """Takes the Authorization header and raises ``Refusal`` for those who may not ask; in place of all tokens."""
+    """Takes the Authorization header and raises ``Refusal`` if access is denied; replaces all tokens."""
     as_vllm: bool = False
     """True if bodies are accepted as by vLLM: only with a JSON content type, and with types that nearly fit."""
     guarded: bool = False
@@ -160,18 +160,18 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     abandoned_with_client: bool = False
     """True if its work ends when the client disconnects."""
     closed: str = ""
-    """Why it is answered with 403, whoever asks; empty where it isn't."""
+    """Reason for answering every request with 403; empty if the route is open."""
 
 
 def get(path: str, handler: Handler, reply: Any = None, **more: Any) -> Operation:
-    """A route without a body. What it is for is its handler's docstring."""
+    """Return a route without a body. Its summary is the handler's docstring."""
     return Operation(
         method="GET", path=path, summary=inspect.getdoc(handler) or "", handler=handler, reply=reply, **more
     )
 
 
 def post(path: str, handler: Handler, body: Any, reply: Any = None, **more: Any) -> Operation:
-    """A route with a body. What it is for is its handler's docstring."""
+    """Return a route with a body. Its summary is the handler's docstring."""
     return msgspec.structs.replace(get(path, handler, reply, **more), method="POST", body=body)
 
 
@@ -180,7 +180,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     body_bytes: int = 16 << 20
     body_seconds: float = 30.0
-    """Until the whole body has to be here."""
+    """Seconds within which the whole body must arrive."""
     tokens: int = 2_000_000
     """Per prompt."""
     batch: int = 64
@@ -188,7 +188,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def check_token(header: str, token: str) -> None:
-    """Raise ``Refusal`` unless ``header`` brings ``token``. Takes as long for a near miss as for any other."""
+    """Raise ``Refusal`` unless ``header`` has ``token``. Compares in constant time."""
     scheme, _, given = header.partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
         raise Refusal(
@@ -197,15 +197,15 @@ def check_token(header: str, token: str) -> None:
 
 
 def check_is_no_form(content_type: str) -> None:
-    """Raise ``Refusal`` for what a form of a web page sends, wherever the page is from. What curl says of a body by itself,
-    ``application/x-www-form-urlencoded``, is let through: with it browsers say where they are.
+    """Raise ``Refusal`` for content types of web forms, which a page of any site may send. curl's default,
+    ``application/x-www-form-urlencoded``, is accepted: browsers send their origin with it.
     """
     if content_type.partition(";")[0].strip().lower() in FORMS:
         raise Refusal(415, "this is what forms of web pages send", fix="send Content-Type: application/json")
 
 
 def decode(type_: Any, body: bytes) -> Any:
-    """``body`` as a ``type_``. Raises ``Refusal`` that names the field and the fix."""
+    """Decode ``body`` as a ``type_``. Raises ``Refusal`` that names the field and the fix."""
     try:
         return msgspec.json.decode(body, type=type_)
     except (ValueError, *DECODE_ERRORS) as error:
@@ -220,8 +220,8 @@ def _unreadable(error: Exception, type_: Any) -> Refusal:
 
 
 def decode_as_vllm(type_: Any, body: bytes, content_type: str) -> Any:
-    """``body`` as a ``type_``. Raises ``Refusal`` where vLLM would: also for another content type than JSON's. A number that is
-    written as text, say, is taken for a number.
+    """Decode ``body`` as a ``type_``. Raises ``Refusal`` where vLLM would, also for another content type than JSON's. Types
+    that nearly fit are converted, such as a number written as text.
     """
     if content_type.partition(";")[0].strip().lower() != JSON:
         raise Refusal(422, "Unsupported Media Type: Only 'application/json' is allowed", field=NOT_JSON)
@@ -277,7 +277,7 @@ def explained(message: str, type_: Any) -> dict[str, str]:
 
 
 def _choices(type_: Any, where: str) -> list[str]:
-    """The values that the field at ``where`` may have, as msgspec names places; empty where it may have any."""
+    """Return the values that the field at ``where``, a path of msgspec's, may have; empty if any value is allowed."""
     types = [msgspec.inspect.type_info(type_)]
     for name in re.findall(r"[^.\[\]]+|\[[^\]]*\]", where):
         inside: list[msgspec.inspect.Type] = []

@@ -1,4 +1,4 @@
-"""Running a server: a port that is known before it is announced, and an end that lets answers go out first.
+"""Running a server: a port that is bound before it is announced, and a graceful shutdown.
 
 SIGINT and SIGTERM end it alike, with exit code 0: open requests are answered, then the application shuts down. A second
 signal ends it at once.
@@ -29,14 +29,14 @@ T = TypeVar("T")
 BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""
 MOST_FILES = 1 << 20
-"""Files that a process may open where nothing else bounds them."""
+"""Limit of open files if the system has none."""
 CUT_SECONDS = 1.0
 """Seconds for which requests that are cut off may report it to their clients."""
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A bound socket; ``shared`` where other processes bind the same address in this way. Raises ``KvyardError`` where the
-    address can't be had.
+    """Return a bound socket; ``shared`` if other processes bind the same address this way. Raises ``KvyardError`` if the
+    address isn't available.
     """
     if not 0 <= port <= 65535:  # the resolver would take it, and wrap it round
         raise KvyardError(f"there is no port {port}: choose one from 1 to 65535, or 0 for any that is free")
@@ -73,8 +73,8 @@ async def patiently(action: Callable[[], T]) -> T:
 
 
 def allow_files() -> int:
-    """Let this process open as many files as it may, not as many as it is given: a proxy needs two for each request. Returns
-    that number.
+    """Raise the limit of open files to the hard limit, since a proxy needs two files for each request. Returns the new
+    limit.
     """
     try:
         import resource
@@ -95,7 +95,7 @@ class TlsFiles(msgspec.Struct):
     certificate: str
     key: str
     _usable: ssl.SSLContext | None = None
-    """From the files as they were when they could be used last."""
+    """Context of the latest files that were valid."""
 
     def context(self) -> ssl.SSLContext:
         """Return the TLS context: from the files as they are, or as they were if they can't be used just now. Raises
@@ -106,7 +106,7 @@ class TlsFiles(msgspec.Struct):
             fresh.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
             why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-            problem = f"TLS can't be had with {self.certificate} and {self.key}: {why}; give both as PEM"
+            problem = f"TLS isn't possible with {self.certificate} and {self.key}: {why}; give both as PEM"
             if self._usable is None:
                 raise KvyardError(problem) from None
             log.warning("%s; the certificate stays as it was", problem)
@@ -116,7 +116,7 @@ class TlsFiles(msgspec.Struct):
 
 
 def tls_files(certificate: str | None, key: str | None) -> TlsFiles | None:
-    """Both files, or ``None`` where neither is given. Raises ``KvyardError`` where one is missing or can't be used."""
+    """Return both files, or ``None`` if neither is given. Raises ``KvyardError`` if one is missing or invalid."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -191,7 +191,7 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         """Its loop, once it has started."""
         self._asked = asyncio.Event()
-        """Set where it is to end."""
+        """Set when it was asked to end."""
         self._hurried = asyncio.Event()
         """Set to stop waiting for requests in flight."""
 
@@ -211,13 +211,13 @@ class HttpServer:
             self._asked.set()
 
     async def wait(self) -> None:
-        """Until it has ended. A caller that is cancelled doesn't take the server down."""
+        """Wait until it has ended. A caller that is cancelled doesn't take the server down."""
         if self._ended is not None:
             await asyncio.wait((self._ended,))
             self._ended.result()
 
     def end(self) -> None:
-        """Take nothing more; requests in flight go on as long as they may. Any thread may call it."""
+        """Accept no more connections; requests in flight have ``drain_seconds``. Thread-safe."""
         self.ending = True
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and the server with it
@@ -228,7 +228,7 @@ class HttpServer:
         self.end()
         await self.wait()
         if self._hurried.is_set():
-            self._reset()  # what was accepted in the moment of ``die`` was not known then
+            self._reset()  # connections accepted during ``die``
 
     def hurry(self) -> None:
         """Stop waiting for requests in flight."""
@@ -246,13 +246,13 @@ class HttpServer:
         self._close()
         state = self._state
         state.ending = True
-        gone = asyncio.Event()
-        state.on_idle = gone.set
+        idle = asyncio.Event()
+        state.on_idle = idle.set
         for connection in list(state.connections):
             connection.shutdown()
         if not state.connections:
             return
-        waiting = [asyncio.ensure_future(gone.wait()), asyncio.ensure_future(self._hurried.wait())]
+        waiting = [asyncio.ensure_future(idle.wait()), asyncio.ensure_future(self._hurried.wait())]
         await asyncio.wait(waiting, timeout=self._drain_seconds, return_when=asyncio.FIRST_COMPLETED)
         tasks = [
             connection.request.task
@@ -269,7 +269,7 @@ class HttpServer:
             await asyncio.wait(tasks, timeout=CUT_SECONDS)
         for connection in list(state.connections):
             connection.transport.close()
-        await pause()  # in which they are
+        await pause()  # lets the loop close them
 
     def _close(self) -> None:
         if self._server is not None:
@@ -301,7 +301,7 @@ class Running:
         """``around`` is entered before and left after serving, on the same loop; what it raises ends ``run``.
 
         ``ready`` is called with the address once requests are answered, ``ending`` when a signal or ``stop`` asks for the end,
-        ``hurrying`` at a second signal. One that is ``patient`` takes a second one for the first, and waits until ``hurry``.
+        ``hurrying`` at a second signal. If ``patient``, a second signal changes nothing and it waits until ``hurry``.
         The rest is as for ``HttpServer``.
         """
         self._server = HttpServer(
@@ -314,13 +314,13 @@ class Running:
         self._hurrying = hurrying
         self._patient = patient
         self._entering: asyncio.Task[Any] | None = None
-        """The task that enters ``around``, while that takes."""
+        """The task that is entering ``around``, until it has entered."""
 
     def run(self) -> None:
         asyncio.run(self._serve())
 
     def stop(self) -> None:
-        """End gracefully; any thread may call it."""
+        """End gracefully. Thread-safe."""
         if not self._server.ending and self._ending is not None:
             self._ending()
         self._server.end()
@@ -353,7 +353,7 @@ class Running:
             self._hurrying()
 
     def interrupt(self) -> None:
-        """Do as at a signal."""
+        """Handle SIGINT or SIGTERM."""
         if self._server.ending and not self._patient:
             self.hurry()
         self.stop()

@@ -1,7 +1,7 @@
 """A request's text as runs of made-up token ids: equal texts get equal ids, and the ids reveal nothing of it.
 
-Each full block has a number, the same for the same text before and in it; its tokens are that number times the block size, and
-on. So two requests agree in these ids exactly as far as they agree in full blocks, which is all that a cache can see.
+Equal prefixes up to and with a full block have the same block number; the ids of its tokens start at that number times the
+block size. So two requests have equal ids exactly as far as their full blocks are equal, which is all that a cache can see.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class TokenRuns:
     """The ids of one sequence."""
 
     def __init__(self, ids: PrefixIds, size: int, hashes: Sequence[bytes], num_tokens: int) -> None:
-        """``hashes`` are those of its full blocks of ``size`` tokens; what isn't hashed gets ids of its own."""
+        """``hashes`` are those of its full blocks of ``size`` tokens; the remaining tokens get ids of their own."""
         self._ids = ids
         self._size = size
         full = min(len(hashes), num_tokens // size)
@@ -24,7 +24,7 @@ class TokenRuns:
         self._names = names
 
     def cut(self, start: int, stop: int, more: int = 0) -> list[list[int]]:
-        """Tokens ``start`` to ``stop`` as ``[first id, count]``, and ``more`` after them that were never there."""
+        """Return tokens ``start`` to ``stop`` as runs ``[first id, count]``, followed by ``more`` new ids."""
         size = self._size
         parts: list[list[int]] = []
         token = start

@@ -16,10 +16,10 @@ class CrossGroup(Group):
         return ceil_div(demand.encoder, self.block_size)
 
     def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
-        """Nothing of the prompt concerns this group."""
+        """Do nothing: this group holds none of the prompt's tokens."""
 
     def take_external(self, table: Table, total: int, external: int) -> None:
-        """Nothing of the prompt concerns this group."""
+        """Do nothing: this group holds none of the prompt's tokens."""
 
 
 CROSS = Attention(

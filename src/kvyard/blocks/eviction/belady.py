@@ -1,7 +1,7 @@
-"""Belady's rule, an oracle: evict what is used again last of all (L. A. Belady, 1966). For replays: it needs the future.
+"""Belady's rule, an oracle: evict the block with the furthest next use (L. A. Belady, 1966). For replays: it needs the future.
 
-Along a chain what comes later is used again no earlier, so a chain loses its tail first here too. The future is the trace's: by
-order of requests, not by time, and it doesn't say to which of several workers a request will go.
+A later block of a chain is never used again before an earlier one, so a chain loses its tail first here too. The future is the
+order of requests in the trace, without times and without the worker that each request will be routed to.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class BeladyOrder(RankedOrder):
     def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
         previous = history.use
         if previous is not None and previous.facts.number > use.facts.number:
-            return previous  # a request that came later has ended earlier, and knows more
-        after = NEVER_AGAIN
+            return previous  # recorded by a later request, which knows more of the future
+        next_use = NEVER_AGAIN
         for tokens, number in use.facts.next_uses:
             if extent.start * block_size < tokens:
-                after = number
+                next_use = number
                 break
-        history.score = -float(after)
+        history.score = -float(next_use)
         return use

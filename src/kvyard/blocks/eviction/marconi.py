@@ -43,22 +43,22 @@ class MarconiOrder(RankedOrder):
         return use
 
     def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
-        found = super().used(extents, use, block_size, states)
+        used = super().used(extents, use, block_size, states)
         if states:
-            for extent in found:
+            for extent in used:
                 if extent.history is not None:
                     extent.history.worth = self.options["alpha"] * self._saved(extent, block_size)
-        return found
+        return used
 
     def score(self, extent: Extent, history: UseHistory) -> float:
         return self.now() / SECOND / self.options["window_s"] + history.worth
 
     def _saved(self, extent: Extent, block_size: int) -> float:
-        """The work that a state saves over the one before it, as a share of ``full_credit``."""
-        before = extent.node.parent if extent.node is not None else None
-        while before is not None and not before.copies:
-            before = before.parent
-        start = (before.stop if before is not None else 0) * block_size
+        """Return the work that a state saves over the previous state of its chain, as a share of ``full_credit``."""
+        previous = extent.node.parent if extent.node is not None else None
+        while previous is not None and not previous.copies:
+            previous = previous.parent
+        start = (previous.stop if previous is not None else 0) * block_size
         stop = (extent.start + 1) * block_size
         work = (stop - start) * (1 + (start + stop) / 2 / self.options["attention_tokens"])
         return min(1.0, work / self.options["full_credit"])

@@ -1,4 +1,4 @@
-"""Orders by a score that stays what it is while an extent is a candidate: a heap, with first in first out among equals."""
+"""Eviction by a score that is constant while an extent is a candidate: a heap, first in first out among equals."""
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
@@ -8,13 +8,13 @@ from kvyard.blocks.eviction.learning import LearningOrder, history_of
 from kvyard.blocks.extent import Extent, UseHistory
 
 _TICKETS = count(1)
-"""Never given twice: an extent may go from one heap to another and leave a void entry behind."""
+"""Unique numbers of heap entries: an extent that moves to another heap leaves a void entry behind."""
 
 
 class RankHeap:
     """Extents by (score, serial), later positions first among the parts of one extent.
 
-    What leaves stays in the heap as a void entry until it comes up or too many are void.
+    Removed extents stay in the heap as void entries until they reach the top or too many entries are void.
     """
 
     def __init__(self) -> None:
@@ -22,18 +22,18 @@ class RankHeap:
         self._count = 0
 
     def add(self, extent: Extent, history: UseHistory) -> None:
-        """``extent`` becomes a candidate by the score and serial of ``history``."""
+        """Add ``extent`` as a candidate, by the score and serial of ``history``."""
         self._count += 1
         self._enter(extent, history)
 
     def drop(self, history: UseHistory) -> None:
-        """Count one entry less."""
+        """Make the entry of an extent void."""
         self._count -= 1
         history.ticket = 0
 
     def divide(self, extent: Extent, front: Extent) -> None:
-        """``front`` was split off ``extent``, a candidate: the two stand one after the other."""
-        self._enter(extent, history_of(extent))  # it begins later now
+        """Add ``front``, which was split off the candidate ``extent``, right behind it."""
+        self._enter(extent, history_of(extent))  # its start has moved
         self.add(front, history_of(front))
 
     def _enter(self, extent: Extent, history: UseHistory) -> None:
@@ -45,7 +45,7 @@ class RankHeap:
         heapq.heappush(entries, (history.score, history.serial, -extent.start, history.ticket, extent))
 
     def first(self) -> Extent | None:
-        """The one that goes first, if there is any."""
+        """Return the next extent to evict, if there is any."""
         entries = self._entries
         while entries:
             if _valid(entries[0]):
@@ -63,7 +63,7 @@ def _valid(entry: tuple[float, int, int, int, Extent]) -> bool:
 
 
 class RankedOrder(LearningOrder):
-    """Least score first; what became a candidate first goes first among equals. A derived order says what the score is."""
+    """Least score first; among equals, the earliest candidate. Subclasses define the score."""
 
     def __init__(self, now: Callable[[], int], options: Mapping[str, float] | None = None) -> None:
         super().__init__(now, options)

@@ -2,7 +2,7 @@
 
 All blocks of a pool have the same size in bytes, whichever group they serve. So layers are first given pages of one size
 (small ones hold more tokens, or are padded), then bucketed by what they keep, and buckets are cut into groups of as many
-layers as the smallest bucket has. It knows nothing of configs, weights and memory.
+layers as the smallest bucket has. Nothing here reads configs, weights or memory sizes.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,10 @@ class _LayerPage(msgspec.Struct, frozen=True):
 def group_layers(
     layers: Sequence[CacheLayer], *, block_size: int, state_mode: str, state_block: int, stages: Sequence[range] = ()
 ) -> list[list[LayerGroup]]:
-    """For each of the pipeline ``stages`` (one with all layers, by default) its part of the groups, the same for all stages.
+    """Return the groups as each pipeline stage has them; ``stages`` is one stage with all layers by default.
 
-    Groups are in the order of their first layers, and made of the whole model's; a stage may have none of a group's layers.
-    ``block_size`` is the least tokens of an attention block.
+    Groups are formed over the whole model, in the order of their first layers; a stage may have no layer of a group.
+    ``block_size`` is the minimum number of tokens of an attention block.
 
     A state's block holds one state and spans ``state_block`` tokens, or, in mode ``align`` next to attention, an attention
     block's. Raises ``KvyardError`` for layers whose pages can't be made equal.
@@ -48,7 +48,7 @@ def group_layers(
     pages = _pages(layers, block_size, state_mode, state_block)
     groups = _grouped(layers, pages)
     return [
-        [_group(of, [entry for entry in of if layers[entry[0]].number in stage]) for of in groups]
+        [_group(members, [entry for entry in members if layers[entry[0]].number in stage]) for members in groups]
         for stage in stages or [range(1 + max(layer.number for layer in layers))]
     ]
 

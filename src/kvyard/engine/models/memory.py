@@ -15,7 +15,7 @@ from kvyard.errors import KvyardError
 GIB = 2**30
 NEWEST = "0.32"
 LAYER_HIDDEN = 4.25
-"""Copies of the residual stream that live inside a layer, with what attention makes of it."""
+"""Buffers of the residual stream's size that live inside a layer, attention's included."""
 SMALL_CARD = 70 * GIB
 """vLLM's own limit between large cards and others."""
 SMALL_CARD_CONTEXT = int(0.65 * GIB)
@@ -25,7 +25,7 @@ GRAPHS_OF_EXPERTS = int(0.4 * GIB)
 
 
 class Release(NamedTuple):
-    """Memory use that is the same from one release to the next row's."""
+    """Memory use of vLLM from release ``since`` up to that of the next row."""
 
     since: tuple[int, ...]
     logit_bytes: float
@@ -35,7 +35,7 @@ class Release(NamedTuple):
     communication: int
     """Bytes of CUDA, its libraries and the buffers of collectives on a tensor-parallel rank."""
     counts_graphs: bool
-    """True if CUDA graphs are taken off the cache, rather than being left to what utilization keeps free."""
+    """True if the cache shrinks by CUDA graphs; else they use memory that utilization leaves free."""
     utilization: float
     """Default of ``gpu_memory_utilization``."""
 
@@ -54,8 +54,8 @@ def find_release(version: str) -> Release:
     parts = version.split(".")[:2]
     if len(parts) < 2 or not all(part.isdecimal() for part in parts):
         raise KvyardError(f"vllm_version is a release such as {NEWEST}, not {version!r}")
-    asked = tuple(map(int, parts))
-    return max(release for release in RELEASES if release.since <= asked)
+    number = tuple(map(int, parts))
+    return max(release for release in RELEASES if release.since <= number)
 
 
 def reserve(
@@ -93,12 +93,12 @@ def reserve(
 
 
 def _width(shapes: list[MlpShape], ranks: int) -> int:
-    """The widest dense MLP of a rank."""
+    """Return the widest dense MLP of a rank."""
     return max((shape.dense for shape in shapes), default=0) // ranks
 
 
 def _expert_buffers(shape: MlpShape, hidden: int, ranks: int, batched: int) -> int:
-    """Bytes of the fused experts' workspace, which stays when the layer is over: both products of each pair and its result."""
+    """Return the bytes of the fused experts' workspace, kept between layers: both products of each pair and its result."""
     return (
         2 * batched * shape.chosen * (3 * shape.expert_width // ranks + (shape.latent or hidden))
         if shape.experts

@@ -6,14 +6,14 @@ from kvyard.engine.job import Job
 
 
 class AdapterLimit:
-    """The adapters of the pass being formed. Jobs without one are never in the way."""
+    """Adapters of the pass being formed. Jobs without an adapter always fit."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._used: set[str] = set()
 
     def begin_pass(self, scheduled: Iterable[Job]) -> None:
-        """The pass being formed has these jobs so far."""
+        """Start over with the adapters of the jobs that are already in the pass."""
         names = {job.chain.namespace.lora_name for job in scheduled}
         self._used = {name for name in names if name is not None}
 
@@ -23,7 +23,7 @@ class AdapterLimit:
         return name is None or name in self._used or len(self._used) < self._most
 
     def add(self, job: Job) -> None:
-        """``job`` has joined the pass."""
+        """Count the adapter of ``job``, which has joined the pass."""
         name = job.chain.namespace.lora_name
         if name is not None:
             self._used.add(name)

@@ -33,7 +33,7 @@ FAMILIES = {
     "output_tokens_per_s": "throughput",
     "input_tokens_per_s": "throughput",
 }
-"""By metric or kind of latency, the figures that it is judged by."""
+"""Family of published figures that each metric or latency is judged by."""
 TAILS = ("p90", "p95", "p99", "max")
 """Statistics that are judged by published tails; all others by means and medians."""
 STATES = ("mamba", "mamba1", "both", "delta")
@@ -59,7 +59,7 @@ class RunClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Between which multiples of a predicted value comparable runs were measured."""
+    """Measured / predicted of comparable runs: the range that holds ``LEVEL`` of them."""
 
     low: float
     high: float
@@ -80,7 +80,7 @@ class ErrorRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedRange(msgspec.Struct, frozen=True, kw_only=True):
-    """A range as the file has it."""
+    """A range as ``published_errors.json`` has it."""
 
     metric: str
     statistic: str
@@ -106,7 +106,7 @@ class PublishedOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """The file."""
+    """Contents of ``published_errors.json``."""
 
     ranges: tuple[PublishedRange, ...]
     order: tuple[PublishedOrder, ...] = ()
@@ -120,15 +120,15 @@ def error_range(metric: str, *, card: str, dtype: str, model_class: str, engine:
     ranges = _ranges()
     of = (load, model_class, engine, dtype, card)
     for length in range(len(of), 0, -1):
-        found = ranges.get((family, statistic, of[:length]))
-        if found is not None:
+        published = ranges.get((family, statistic, of[:length]))
+        if published is not None:
             return ErrorRange(
-                low=found.low,
-                high=found.high,
-                median=found.median,
-                runs=found.runs,
-                sources=len(found.sources),
-                of=found.of,
+                low=published.low,
+                high=published.high,
+                median=published.median,
+                runs=published.runs,
+                sources=len(published.sources),
+                of=published.of,
             )
     return None
 
@@ -136,7 +136,7 @@ def error_range(metric: str, *, card: str, dtype: str, model_class: str, engine:
 def order_error(metric: str, load: Load) -> PublishedOrder | None:
     """Return how far ratios of two arms were off that differ in routing or caching alone; ``None`` without evidence."""
     family, _ = _judged_by(metric)
-    return next((one for one in published_errors().order if (one.metric, one.load) == (family, load)), None)
+    return next((order for order in published_errors().order if (order.metric, order.load) == (family, load)), None)
 
 
 def class_of(deployment: Deployment, backend: str) -> RunClass:
@@ -178,11 +178,11 @@ def _judged_by(metric: str) -> tuple[str, str]:
 
 @cache
 def published_errors() -> PublishedErrors:
-    """Return what the package ships."""
+    """Return the errors that the package ships."""
     data = (files("kvyard.engine.timing") / "published_errors.json").read_bytes()
     return msgspec.json.decode(data, type=PublishedErrors)
 
 
 @cache
 def _ranges() -> dict[tuple[str, str, tuple[str, ...]], PublishedRange]:
-    return {(one.metric, one.statistic, one.of): one for one in published_errors().ranges}
+    return {(entry.metric, entry.statistic, entry.of): entry for entry in published_errors().ranges}

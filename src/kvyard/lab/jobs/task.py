@@ -1,4 +1,4 @@
-"""One replay as a value that can be sent to another process or machine, and what running it gives: the bytes of a report."""
+"""One replay as a value that can be sent to another process or machine. Running it returns the bytes of a report."""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -55,32 +55,32 @@ class Task(NamedTuple):
     pool: str = ""
     """Pool whose requests are replayed, in a fleet of pools ..."""
     pools: tuple[str, ...] = ()
-    """... and which pools there are. Then the bytes are those of a ``kvyard.lab.pools.shard.PoolRun``."""
+    """... and the names of all pools. Then the bytes are those of a ``kvyard.lab.pools.shard.PoolRun``."""
 
 
 def perform(task: Task, progress: Callable[[int, int], None] | None = None) -> bytes:
     """Run one replay in this process; returns its report as JSON, or the result of a pool. ``progress`` receives the number of
     ended requests and the virtual time.
 
-    Raises ``KvyardError``; a KeyboardInterrupt goes on.
+    Raises ``KvyardError``, and ``KeyboardInterrupt`` if interrupted.
     """
     from kvyard.replay.report.files import to_json
     from kvyard.replay.run import replay
 
     source = task.part.of(open_trace(task.trace, **task.reading))
-    tell = None if progress is None else lambda came, through, now: progress(through, now)
+    report_progress = None if progress is None else lambda arrived, ended, now: progress(ended, now)
     if task.pool:
         from kvyard.lab.pools.shard import perform_pool
 
-        return perform_pool(source, task.pool, task.pools, task.config, task.slo, tell)
-    done = replay(source, config=task.config, slo=task.slo, label=task.label, progress=tell)
-    if not done.complete:
+        return perform_pool(source, task.pool, task.pools, task.config, task.slo, report_progress)
+    run = replay(source, config=task.config, slo=task.slo, label=task.label, progress=report_progress)
+    if not run.complete:
         raise KeyboardInterrupt
-    return to_json(done.report)
+    return to_json(run.report)
 
 
 def outcome(task: Task, progress: Callable[[int, int], None] | None = None) -> tuple[bytes, str | None]:
-    """As ``perform``: a report, or why there is none. Whatever is wrong with one replay, others go on."""
+    """Like ``perform``, but return an error as text instead of raising it, so that other replays go on."""
     try:
         return perform(task, progress), None
     except KvyardError as error:

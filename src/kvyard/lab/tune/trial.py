@@ -1,4 +1,4 @@
-"""One point of a search: the fleet it stands for, what it costs, and what replays of it came to."""
+"""One point of a search: its fleet, its cost, and the metrics of its replays."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -19,7 +19,7 @@ State = Literal["done", "pruned", "skipped", "failed"]
 LOST = 1e6
 """Violation of a point that couldn't be replayed."""
 FIRST = (ROUTER, "workers")
-"""Settings that are named before others: which, how many, how much."""
+"""Settings that labels name first."""
 
 
 class Trial(Candidate, kw_only=True):
@@ -33,7 +33,7 @@ class Trial(Candidate, kw_only=True):
     identity: str
     """Equal for points with equal settings."""
     config: ReplayConfig | None
-    """``None`` if these settings can't be."""
+    """``None`` if these settings are invalid."""
     state: State = "done"
     why: str = ""
     """Reason why it was pruned, skipped or failed."""
@@ -47,7 +47,7 @@ class Trial(Candidate, kw_only=True):
         return self.state == "done" and self.violation <= 0
 
     def fail(self, why: str) -> None:
-        """Note that it couldn't be replayed."""
+        """Mark the point as one that couldn't be replayed."""
         self.state, self.why, self.violation = "failed", why, LOST
 
 

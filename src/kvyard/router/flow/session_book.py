@@ -1,4 +1,4 @@
-"""Bounded record of sessions: those that were quiet the longest are evicted first, and all after an hour."""
+"""Bounded table of sessions: the longest idle are dropped first, and each after an idle hour."""
 
 from collections import OrderedDict
 
@@ -8,7 +8,7 @@ from kvyard.clock import SECOND
 
 MOST_SESSIONS = 65_536
 IDLE = 3600 * SECOND
-"""Notes of sessions that were quiet for longer are forgotten."""
+"""Notes of sessions that were idle for longer are dropped."""
 
 
 class SessionNotes(msgspec.Struct, gc=False):
@@ -17,7 +17,7 @@ class SessionNotes(msgspec.Struct, gc=False):
     service: float = 0.0
     """Tokens of service, as of ``at``."""
     at: int = 0
-    """End of its latest request, nanoseconds; set by who opened them."""
+    """End of its latest request, nanoseconds; set by the caller of ``open``."""
     length: int = 0
     """Tokens of its latest prompt and answer."""
     output: float = 0.0
@@ -36,11 +36,13 @@ class SessionBook:
         return len(self._notes)
 
     def find(self, session: str | None) -> SessionNotes | None:
-        """The notes of ``session``, if there are any."""
+        """Return the notes of ``session``, if it has any."""
         return None if session is None else self._notes.get(session)
 
     def open(self, session: str, now: int) -> SessionNotes:
-        """The notes of ``session``, whose latest request ended now, made if need be; the quietest sessions make room."""
+        """Return the notes of ``session``, whose latest request ended now. Creates them, and drops the longest idle beyond the
+        limit.
+        """
         notes = self._notes.pop(session, None)
         if notes is None or notes.at < now - IDLE:
             notes = SessionNotes(at=now)

@@ -1,4 +1,4 @@
-"""Azure's public LLM traces: CSV of wall time, context and generated tokens. Nothing is known of what prompts share."""
+"""Azure's public LLM traces: CSV of wall time, context and generated tokens. Shared prefixes aren't recorded."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ COLUMNS = ("timestamp", "contexttokens", "generatedtokens")
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass."""
+    """Yield the requests of the file."""
 
     def row(number: int, fields: Fields) -> TraceRequest:
         tokens_in, tokens_out = integer(fields, "contexttokens"), integer(fields, "generatedtokens")

@@ -1,9 +1,9 @@
 """Traces of BLIS (inference-sim), version 2 and 3: CSV with one row a request, and a YAML header beside it.
 
 Requests of a prefix group begin with the same tokens. With ``session_context_growth: accumulate`` in the header a row states
-the new tokens of a round, and its prompt is all that was said before and those; otherwise rounds are prompts of their own. A
-round with a recorded think time follows the one before; others keep their times, and wait for the round before. Rows whose
-request failed are left out and counted.
+the new tokens of a round, which its prompt appends to the session's conversation; otherwise each round is a prompt of its own.
+A round with a recorded think time starts that long after the previous round; others keep their recorded times, and wait for the
+previous round. Rows whose request failed are left out and counted.
 """
 
 from collections.abc import Iterator
@@ -32,11 +32,11 @@ MOST_HEADER = 1 << 20
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass."""
+    """Yield the requests of the file."""
     grows = _accumulates(reading.path)
     prompts = GrowingPrompts(reading.block_size)
     lengths: dict[str, tuple[int, int]] = {}
-    """Tokens of each session's latest prompt, and with its answer."""
+    """By session: tokens of its latest prompt, and of that prompt with its answer."""
 
     def row(number: int, fields: Fields) -> TraceRequest | None:
         status = fields.get("status", "")
@@ -51,17 +51,17 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             new = _number(fields, "server_input_tokens") or new  # with the chat template's tokens
         if new < 0 or prefix < 0:
             raise BadRow("input_tokens and prefix_length can't be negative")
-        known = lengths.get(session) if session is not None and grows else None
-        length = prefix + new if known is None else known[1] + new
+        latest = lengths.get(session) if session is not None and grows else None
+        length = prefix + new if latest is None else latest[1] + new
         checked_lengths(length, output, ("input_tokens", "output_tokens"))
         think = span(_number(fields, "think_time_us"), US, "think_time_us") if session in lengths else 0
         time = ns(_number(fields, "send_time_us") or integer(fields, "arrival_time_us"), US, "arrival_time_us")
         arrival = reading.offset(time) if think else reading.arrive(time)
         name = reading.name(number, fields["request_id"].strip() or None)
-        if known is None:
+        if latest is None:
             ids = prompts.ids(session if grows else None, length, prefix, common=group or None)
         else:
-            ids = prompts.ids(session, length, known[0])
+            ids = prompts.ids(session, length, latest[0])
         if session is not None:
             lengths[session] = length, length + output
         return TraceRequest(
@@ -82,12 +82,12 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
 
 
 def _number(fields: Fields, column: str) -> int:
-    """A whole number of a column that may be missing or empty: 0 then."""
+    """Return the whole number in ``column``, 0 if the column is missing or empty."""
     return integer(fields, column) if fields.get(column) else 0
 
 
 def _accumulates(path: Path) -> bool:
-    """True if the header beside a CSV says that prompts of a session grow."""
+    """Return true if the header beside a CSV declares that prompts of a session grow."""
     for suffix in (".yaml", ".yml"):
         header = path.with_suffix(suffix)
         if header.is_file():

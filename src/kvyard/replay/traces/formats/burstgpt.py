@@ -1,7 +1,7 @@
 """BurstGPT: CSV of seconds and token counts, in later files with sessions and elapsed times too.
 
 Rows without response tokens are requests that failed; they are left out and counted, as vLLM's own reader of these files
-does. Turns of a session keep their recorded times, but wait for the turn before. What prompts share isn't known.
+does. Turns of a session keep their recorded times, but wait for the previous turn. Shared prefixes aren't recorded.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ COLUMNS = ("timestamp", "request tokens", "response tokens")
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass."""
+    """Yield the requests of the file."""
 
     def row(number: int, fields: Fields) -> TraceRequest | None:
         tokens_in, tokens_out = integer(fields, "request tokens"), integer(fields, "response tokens")

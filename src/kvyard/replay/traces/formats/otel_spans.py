@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry as the exporters write them, and which session and agent each belongs to."""
+"""Spans of OpenTelemetry as exporters write them, and the session and agent of each span."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _plain = msgspec.json.Decoder(_PlainSpan).decode
 
 
 def spans(record: bytes) -> Iterator[TraceSpan]:
-    """The spans of a record. Raises ``BadRow`` and msgspec's errors."""
+    """Yield the spans of a record. Raises ``BadRow`` and msgspec's errors."""
     batch = _batch(record)
     if batch.resource_spans is not None:
         for resource in batch.resource_spans:
@@ -107,7 +107,7 @@ def spans(record: bytes) -> Iterator[TraceSpan]:
 def _from_otlp(span: _OtlpSpan) -> TraceSpan:
     start, end = _nanoseconds(span.start_time_unix_nano), _nanoseconds(span.end_time_unix_nano)
     attributes = {attribute.key: _value(attribute.value) for attribute in span.attributes}
-    return _made(span.trace_id, span.span_id, span.parent_span_id, start, end, attributes, span.status)
+    return _checked_span(span.trace_id, span.span_id, span.parent_span_id, start, end, attributes, span.status)
 
 
 def _from_plain(span: _PlainSpan) -> TraceSpan:
@@ -117,10 +117,10 @@ def _from_plain(span: _PlainSpan) -> TraceSpan:
         attributes.setdefault(CONVERSATIONS[-1], span.session_id)
     parent = span.parent_id or span.parent_span_id or ""
     trace, own = span.trace_id or span.context.trace_id, span.span_id or span.context.span_id
-    return _made(trace, own, parent, start, end, attributes, span.status)
+    return _checked_span(trace, own, parent, start, end, attributes, span.status)
 
 
-def _made(
+def _checked_span(
     trace: str, own: str, parent: str, start: int, end: int, attributes: dict[str, Any], status: _Status
 ) -> TraceSpan:
     if not own:
@@ -133,16 +133,16 @@ def _made(
 
 def _nanoseconds(value: str | int) -> int:
     try:
-        found = int(value)
+        time_ns = int(value)
     except ValueError:
         raise BadRow(f"a span's time is {value[:40]!r}: it must be nanoseconds since 1970") from None  # type: ignore[index]
-    if not 0 <= found < LONGEST_TIME:
+    if not 0 <= time_ns < LONGEST_TIME:
         raise BadRow(f"a span's time is {str(value)[:40]}: it must be nanoseconds since 1970")
-    return found
+    return time_ns
 
 
 def _value(value: Mapping[str, Any]) -> Any:
-    """An attribute's value; whole numbers may be written as text."""
+    """Return an attribute's value; whole numbers may be written as text."""
     for kind, found in value.items():
         if kind == "intValue":
             try:
@@ -174,13 +174,13 @@ class SpanTree:
         self._places: dict[tuple[str, str], _Place] = {}
 
     def add(self, span: TraceSpan) -> None:
-        """Note a span before the first ``context`` is asked for."""
+        """Add a span. All must be added before the first call of ``context``."""
         named = next((str(span.attributes[name]) for name in CONVERSATIONS if span.attributes.get(name)), None)
         invokes = span.attributes.get("gen_ai.operation.name") == "invoke_agent"
         self._spans[span.trace, span.id] = (span.parent, named, invokes)
 
     def context(self, span: TraceSpan) -> SpanContext:
-        """The session that a span belongs to."""
+        """Return the session that a span belongs to."""
         place = self._place((span.trace, span.id))
         top = place.conversation or span.trace or span.id
         if place.depth < 2:
@@ -191,21 +191,21 @@ class SpanTree:
         climbed: list[tuple[str, str]] = []
         seen: set[tuple[str, str]] = set()
         place = _Place(None, None, None, 0)
-        at = key
-        while at in self._spans and at not in seen:
-            known = self._places.get(at)
+        ancestor = key
+        while ancestor in self._spans and ancestor not in seen:
+            known = self._places.get(ancestor)
             if known is not None:
                 place = known
                 break
-            seen.add(at)
-            climbed.append(at)
-            at = (at[0], self._spans[at][0])
-        for one in reversed(climbed):
-            _, named, invokes = self._spans[one]
+            seen.add(ancestor)
+            climbed.append(ancestor)
+            ancestor = (ancestor[0], self._spans[ancestor][0])
+        for span in reversed(climbed):
+            _, named, invokes = self._spans[span]
             conversation = named or place.conversation
             if invokes:
-                place = _Place(conversation, one[1], place.agent, place.depth + 1)
+                place = _Place(conversation, span[1], place.agent, place.depth + 1)
             else:
                 place = _Place(conversation, place.agent, place.caller, place.depth)
-            self._places[one] = place
+            self._places[span] = place
         return place

@@ -1,4 +1,4 @@
-"""Receivers of requests for a recording, here or in another process, and the facts that they receive."""
+"""Recorders of requests, in this process or another, and the facts that they receive."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,17 +14,17 @@ class RecorderCounters(msgspec.Struct):
 
     rows: int = 0
     bytes: int = 0
-    """Written, as packed."""
+    """Bytes written, after compression."""
     left_out: int = 0
-    """Requests that made no token: refused, failed, or open at the end."""
+    """Requests without a token: refused, failed, or in flight at the end."""
     late: int = 0
-    """Requests that were open for too long for the others to wait for them."""
+    """Requests left out because they were in flight for too long: rows are in order of arrival."""
     errors: int = 0
-    """Of the file system; the first ends the recording."""
+    """Errors of the file system; the first ends the recording."""
 
 
 class ArrivedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that came."""
+    """A request at its arrival."""
 
     id: object
     keys: Sequence[int]
@@ -33,15 +33,15 @@ class ArrivedRequest(msgspec.Struct, frozen=True, kw_only=True):
     key_tokens: int
     """Tokens of each of those blocks."""
     tail: Sequence[int] | None = None
-    """Tokens behind them; ``None`` if they aren't known."""
+    """Tokens after the last full block; ``None`` if unknown."""
     session: str | None = None
     model: str | None = None
-    """For gateways that serve several, whose prompts share nothing."""
+    """Set by gateways that serve several models: prompts of different models share no prefix."""
     hints: Hints = NO_HINTS
 
 
 class RequestRecorder(Protocol):
-    """Takes down requests."""
+    """Writes a recording of requests."""
 
     stopped: str
     counters: RecorderCounters
