@@ -122,7 +122,8 @@ def view(study: Study) -> Result:
         rows_key="standings",
         facts={"trace": study.trace, "overloaded": sorted(jammed), "advice": recommendation.sentences},
         advice=recommendation.sentences,
-        legend="* no policy has both a lower mean TTFT and a lower ITL p99. Times are in ms, means over seeds.",
+        legend="* no policy has both a lower mean TTFT and a lower ITL p99. "
+        "Times are in ms unless a column says s, means over seeds.",
         sections=[
             Section(
                 title=cell,

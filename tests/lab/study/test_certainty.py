@@ -42,7 +42,7 @@ def test_the_order_is_safe_where_the_error_is_common() -> None:
         "The order of a and b is safe, although the value isn't (50.00 ms to 300.0 ms): they share most of"
     )
     close = order_text(TTFT, ("a", 100.0, a), ("b", 105.0, b))
-    assert close.startswith("a and b lie within the error of each other in TTFT mean: 5% apart")
+    assert close.startswith("a and b lie within the error of each other in TTFT mean: they are 5% apart")
     # Above the knee orders are less sure, and one of the two is enough.
     busy = order_text(TTFT, ("a", 100.0, a), ("b", 120.0, evidence(60, 400, load="above")))
     assert "within the error" in busy

@@ -168,7 +168,7 @@ def view(
         facts={"trace": trace, "setting": setting, "last_of_conversation": shares, "advice": sentences},
         advice=sentences,
         notes=[censoring],
-        legend=f"{trace}: {setting}. Times are in ms, means over seeds.",
+        legend=f"{trace}: {setting}. Times are in ms unless a column says s, means over seeds.",
         sections=[
             Section(
                 title=hint,

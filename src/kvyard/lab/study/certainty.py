@@ -55,8 +55,9 @@ def _common_error(metric: Metric, name: str, second: str, ratio: float, known: E
         return ""
     if ratio < order.safe:
         return (
-            f"{name} and {second} lie within the error of each other in {metric.title}: {ratio - 1:.0%} apart, and published "
-            f"pairs were in the right order in nine of ten cases only beyond {order.safe - 1:.0%}."
+            f"{name} and {second} lie within the error of each other in {metric.title}: they are {ratio - 1:.0%} apart, and "
+            f"predictions of published runs ranked two choices right nine times in ten only if they were {order.safe - 1:.0%} "
+            f"apart or more."
         )
     stated = known.ranges.get(metric.name)
     unsure = f", although the value isn't ({_range_text(metric, stated)})" if stated is not None else ""
