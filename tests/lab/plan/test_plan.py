@@ -14,10 +14,10 @@ from kvyard.engine.price_list import default_prices
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import LocalExecutor, Task
 from kvyard.lab.plan import Planned, plan
-from kvyard.lab.plan.view import paragraph, view
+from kvyard.lab.plan.view import describe, paragraph, view
 from kvyard.lab.study.cost import Prices
 from kvyard.replay import replay
-from kvyard.replay.report.slo import parse_limits
+from kvyard.replay.report.slo import Limit, parse_limits
 from kvyard.server.gateway.config import convert, own_part
 
 BASE: dict[str, Any] = {
@@ -48,12 +48,17 @@ def test_the_answer_is_the_cheapest_of_a_grid(tmp_path: Path) -> None:
     assert len(done.search.fleets) <= 12
     said = " ".join(paragraph(done))
     assert said.startswith(f"Take {answer.cards} {answer.shape.gpu.upper()} as") and "USD an hour" in said
-    better = [
-        fleet
-        for fleet in done.search.fleets
-        if fleet.met and fleet.cost > answer.cost and (fleet.values["ttft_p90"] or 0) < (answer.values["ttft_p90"] or 0)
-    ]
-    assert ("Next better is" in said) == bool(better)
+    own = answer.values["ttft_p90"] or 0
+    better = [fleet for fleet in done.search.fleets if fleet.met and (fleet.values["ttft_p90"] or own) < own]
+    assert better, "the search ends with the fewest workers, so that it has replayed more of them"
+    nearest = min(better, key=lambda fleet: fleet.cost)
+    assert f"Next better, the cheapest with a better TTFT p90, is {describe(nearest)}, {nearest.cost:,.2f} USD" in said
+    assert "on the edge" not in said
+    done.limits = [Limit("ttft_p90", own * 1.01)]
+    said = " ".join(paragraph(done))
+    assert "It is on the edge: TTFT p90 is within 2% of its limit" in said and "may miss it. Next better" in said
+    done.search.fleets = [answer]
+    assert "may miss it. No fleet that was replayed has more room." in " ".join(paragraph(done))
     assert done.loads and all(fleet.met for times, fleet in done.loads.items() if times < max(done.loads))
 
 

@@ -124,3 +124,42 @@ def test_a_shape_that_only_an_8_bit_cache_makes_good_is_found(monkeypatch: pytes
     found.run(shapes(["h100", "h200"], None))
     assert found.best is not None and found.best.cost == pytest.approx(4 * 3.14)
     assert found.best.shape.kv_cache_dtype == "fp8"
+
+
+def test_host_memory_that_nothing_is_read_from_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replay(fleets: Sequence[FleetOption], read: float = 0.0) -> None:
+        for fleet in fleets:
+            host = fleet.shape.host_gib
+            ms = 1004.0 if fleet.cards == 5 else 900.0 if fleet.cards > 5 else 2000.0
+            ms -= 8.0 if host >= 32 else 0.0
+            fleet.report, fleet.violation = REPORT, max(0.0, ms / 1000 - 1)
+            fleet.values = {"ttft_p99": ms, "ttft_mean": 1.0, "reuse.host": read if host else None}
+
+    found = search({"h100": 6.0}, 1.0, monkeypatch)
+    found.replay = replay
+    found.run([Shape("h100")])
+    unread = [fleet for fleet in found.fleets if fleet.host_unread]
+    assert unread and any(fleet.met and fleet.cards == 5 for fleet in unread), "it would have been the answer"
+    assert found.best is not None and (found.best.cards, found.best.shape.host_gib) == (6, 0)
+    assert {ruled.shape for ruled in found.ruled_out} == {fleet.shape for fleet in unread}
+    assert all("from host memory" in ruled.why for ruled in found.ruled_out)
+
+    found = search({"h100": 6.0}, 1.0, monkeypatch)
+    found.replay = lambda fleets: replay(fleets, 0.1)
+    found.run([Shape("h100")])
+    assert found.best is not None and (found.best.cards, found.best.shape.host_gib) == (5, 32)
+
+
+def test_a_smaller_cache_is_found_where_its_host_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replay(fleets: Sequence[FleetOption]) -> None:
+        for fleet in fleets:
+            need = 4 if fleet.shape.kv_cache_dtype == "fp8" else 6
+            fleet.report, fleet.violation = REPORT, max(0.0, need / fleet.cards - 1)
+            host = 0.0 if fleet.shape.host_gib else None
+            fleet.values = {"ttft_p99": 1000.0 * (1 + fleet.violation), "ttft_mean": 1.0, "reuse.host": host}
+
+    found = search({"h100": 6.0}, 1.0, monkeypatch)
+    found.replay = replay
+    found.run([Shape("h100")])
+    assert found.best is not None and found.best.shape == Shape("h100", 1, "fp8") and found.best.cards == 4
+    assert len({fleet.name for fleet in found.fleets}) == len(found.fleets), "a fleet was replayed twice"

@@ -12,7 +12,7 @@ from math import ceil, floor
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.lab.plan.shape import KV_DTYPES, Alone, Shape, alone, roomier
+from kvyard.lab.plan.shape import HOST, KV_DTYPES, Alone, Shape, alone, roomier
 from kvyard.lab.plan.traffic import Traffic
 from kvyard.lab.study.advice import Candidate, choose
 from kvyard.lab.study.cost import Prices
@@ -39,6 +39,9 @@ CLOSE = 1.6
 """Variants are tried of shapes whose cheapest fleet costs at most this times the best one."""
 MOST_VARIED = 3
 """Shapes whose variants are tried."""
+UNREAD = 1e-4
+"""Host memory that fewer than this share of the prompt tokens come from makes no difference."""
+FROM_HOST = f"reuse.{HOST.label}"
 
 
 class FleetOption(Candidate, kw_only=True):
@@ -51,12 +54,18 @@ class FleetOption(Candidate, kw_only=True):
     router: str = ROUTERS[0]
     report: Report | None = None
     why: str = ""
-    """Reason why it couldn't be replayed."""
+    """Reason why it couldn't be replayed, or isn't a candidate."""
 
     @property
     def met(self) -> bool:
         """True if it keeps the SLO."""
         return self.report is not None and self.violation <= 0
+
+    @property
+    def host_unread(self) -> bool:
+        """True if it has host memory for nothing: what it does otherwise than the same fleet without is chance."""
+        share = self.values.get(FROM_HOST)
+        return self.shape.host_gib > 0 and share is not None and share < UNREAD
 
     @property
     def cards(self) -> int:
@@ -73,7 +82,7 @@ class FleetOption(Candidate, kw_only=True):
 
 
 class Ruled(msgspec.Struct, frozen=True):
-    """A shape that no number of workers makes good enough, and why."""
+    """A shape that no number of workers makes good enough, or whose host memory isn't read, and why."""
 
     shape: Shape
     why: str
@@ -107,7 +116,12 @@ class FleetSearch(msgspec.Struct):
     @property
     def best(self) -> FleetOption | None:
         """The cheapest fleet that keeps the SLO."""
-        return next(iter(choose([fleet for fleet in self.fleets if fleet.met], [COST])), None)
+        return next(iter(choose([fleet for fleet in self.candidates if fleet.met], [COST])), None)
+
+    @property
+    def candidates(self) -> list[FleetOption]:
+        """Those of ``fleets`` that may be the answer: host memory that isn't read is left out."""
+        return [fleet for fleet in self.fleets if not fleet.host_unread]
 
     def run(self, plain: Iterable[Shape]) -> None:
         """Search ``plain`` shapes, then variants of the best. A KeyboardInterrupt goes on; what was replayed is kept."""
@@ -181,8 +195,10 @@ class FleetSearch(msgspec.Struct):
             while high - low > 1:
                 middle = len(rungs) - 1 if high == len(rungs) else (low + high) // 2
                 fleet = self._known(rungs[middle], workers) or (yield self.fleet(rungs[middle], workers))
-                if fleet.met:
-                    high = middle
+                if fleet.host_unread:  # the same without host memory decides
+                    fleet = self._known(rungs[0], workers) or (yield self.fleet(rungs[0], workers))
+                if fleet.met and not fleet.host_unread:
+                    high = rungs.index(fleet.shape)
                 elif high == len(rungs):
                     return  # not even with the most memory that is affordable
                 else:
@@ -253,6 +269,13 @@ class FleetSearch(msgspec.Struct):
                 return False
         return True
 
+    def _leave_out(self, fleets: Iterable[FleetOption]) -> None:
+        """Note which of ``fleets`` have host memory that isn't read."""
+        for fleet in fleets:
+            if fleet.host_unread:
+                fleet.why = f"{fleet.workers} workers read under {UNREAD:.2%} of the prompt tokens from host memory"
+                self.ruled_out.append(Ruled(fleet.shape, fleet.why))
+
     def _smaller_caches(self, shapes: Iterable[Shape]) -> list[Shape]:
         """Return the shapes with an 8-bit KV cache, as far as its type is open and they can keep the SLO."""
         if self.base.get("kv_cache_dtype") is not None:
@@ -300,6 +323,7 @@ class FleetSearch(msgspec.Struct):
             if fleets:
                 self.replay(fleets)
                 self.fleets += fleets
+                self._leave_out(fleets)
             going: list[tuple[Steps, FleetOption]] = []
             for steps, done in running:
                 try:

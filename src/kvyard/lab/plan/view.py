@@ -21,6 +21,8 @@ from kvyard.replay.report.slo import WANTED, Limit, kept, missed
 FURTHER = ("ttft_p99", "itl_p99", "reuse", "rejected_share")
 """Metrics that are shown beside those of the limits."""
 MOST_ROWS = 12
+EDGE = 0.02
+"""An answer with less room than this share of a limit is on the edge."""
 LIMITING = {
     "prefill": "prompt computation (prefill) limits it",
     "decode": "decoding limits it",
@@ -183,7 +185,7 @@ def _sure(planned: Planned, answer: FleetOption) -> str:
     measured = f"By comparable published runs ({LEVEL:.0%} of them) that will be measured as {', '.join(parts)}"
     if not open_:
         return f"{measured}: the limits hold in that range."
-    sure = [fleet for fleet in planned.search.fleets if fleet.met and _holds(planned, fleet)]
+    sure = [fleet for fleet in planned.search.candidates if fleet.met and _holds(planned, fleet)]
     instead = ""
     if sure:
         cheapest = min(sure, key=lambda fleet: fleet.cost)
@@ -199,7 +201,7 @@ def _holds(planned: Planned, fleet: FleetOption) -> bool:
 
 
 def _none(planned: Planned) -> list[str]:
-    tried = [fleet for fleet in planned.search.fleets if fleet.report is not None]
+    tried = [fleet for fleet in planned.search.candidates if fleet.report is not None]
     if not tried:
         return ["Nothing was replayed yet."]
     closest = min(tried, key=lambda fleet: (fleet.violation, fleet.cost))
@@ -218,7 +220,7 @@ def _traffic(planned: Planned) -> str:
 
 def _over(planned: Planned) -> str:
     assert planned.budget is not None
-    within = [fleet for fleet in planned.search.fleets if fleet.report is not None and fleet.cost <= planned.budget]
+    within = [fleet for fleet in planned.search.candidates if fleet.report is not None and fleet.cost <= planned.budget]
     if not within:
         return f"That is over the budget of {money(planned, planned.budget)}."
     best = min(within, key=lambda fleet: (fleet.violation, fleet.cost))
@@ -239,7 +241,7 @@ def _limiting(answer: FleetOption) -> str:
 
 
 def _cheaper(planned: Planned, answer: FleetOption) -> str:
-    below = [fleet for fleet in planned.search.fleets if fleet.report is not None and fleet.cost < answer.cost]
+    below = [fleet for fleet in planned.search.candidates if fleet.report is not None and fleet.cost < answer.cost]
     if not below:
         return ""
     nearest = min(below, key=lambda fleet: (fleet.violation, fleet.cost))
@@ -248,29 +250,33 @@ def _cheaper(planned: Planned, answer: FleetOption) -> str:
 
 
 def _better(planned: Planned, answer: FleetOption) -> str:
-    """Return a sentence on the cheapest fleet that is clearly better in the metric with the least room; if none is, on the
-    best of those that cost more.
+    """Return a sentence on the cheapest fleet that is better in the metric with the least room, and before it, if that room
+    is small, that the answer is on the edge.
     """
-    tight = max(planned.limits, key=lambda limit: limit.violation(answer.values.get(limit.name) or 0.0))
-    metric = WANTED[tight.name]
-    own = answer.values.get(tight.name)
-    if own is None:
+    known = [
+        (limit.violation(value), limit)
+        for limit in planned.limits
+        if (value := answer.values.get(limit.name)) is not None
+    ]
+    if not known:
         return ""
+    own, tight = max(known, key=lambda one: one[0])
+    metric = WANTED[tight.name]
     above = [
         fleet
-        for fleet in planned.search.fleets
-        if fleet.met and fleet.cost > answer.cost and (fleet.values.get(tight.name) or own) < own
+        for fleet in planned.search.candidates
+        if fleet.met and (value := fleet.values.get(tight.name)) is not None and tight.violation(value) < own
     ]
+    edge = ""
+    if own > -EDGE:
+        near = f"{metric.title} is within {EDGE:.0%} of its limit"
+        edge = f"It is on the edge: {near}, so that a small change of the traffic may miss it."
     if not above:
-        return ""
-    clearly = [fleet for fleet in above if (fleet.values.get(tight.name) or own) < own * 0.9]
-    nearest = (
-        min(clearly, key=lambda fleet: fleet.cost)
-        if clearly
-        else min(above, key=lambda fleet: fleet.values.get(tight.name) or own)
-    )
+        return f"{edge} No fleet that was replayed has more room." if edge else ""
+    nearest = min(above, key=lambda fleet: (fleet.cost, tight.violation(fleet.values[tight.name] or 0.0)))
     value = metric.text(nearest.values.get(tight.name), unit=True)
-    return f"Next better is {describe(nearest)}, {money(planned, nearest.cost)}: {metric.title} {value}."
+    better = f"Next better, the cheapest with a better {metric.title}, is {describe(nearest)}"
+    return f"{edge} {better}, {money(planned, nearest.cost)}: {value}.".strip()
 
 
 def _growth(planned: Planned) -> str:
@@ -286,7 +292,7 @@ def _growth(planned: Planned) -> str:
 def _other_card(planned: Planned, answer: FleetOption) -> str:
     """Return a sentence on the price at which another card would be the cheapest."""
     others: dict[str, FleetOption] = {}
-    for fleet in planned.search.fleets:
+    for fleet in planned.search.candidates:
         if fleet.met and fleet.shape.gpu != answer.shape.gpu:
             least = others.get(fleet.shape.gpu)
             others[fleet.shape.gpu] = fleet if least is None or fleet.cost < least.cost else least
@@ -305,20 +311,24 @@ def _table(planned: Planned, most: int | None = MOST_ROWS) -> Table:
     shown = replayed
     if most is not None:
         best: dict[tuple[Shape, bool, str], FleetOption] = {}
-        for fleet in sorted(replayed, key=_order):
+        for fleet in sorted((fleet for fleet in replayed if not fleet.host_unread), key=_order):
             best.setdefault((fleet.shape, bool(fleet.prefill), fleet.router), fleet)
         shown = list(best.values())
     shown = sorted(shown, key=_order)[:most]
     names = list(dict.fromkeys([COST.name, *(limit.name for limit in planned.limits), *FURTHER]))
     rows = [
         Row(
-            cells={"fleet": fleet.name, "cards": str(fleet.cards), "SLO": "met" if fleet.met else "NOT met"},
+            cells={"fleet": fleet.name, "cards": str(fleet.cards), "SLO": _standing(fleet)},
             values={**fleet.values, COST.name: fleet.cost},
             bold=fleet is planned.answer,
         )
         for fleet in shown
     ]
     return Table(rows=rows, shown=names, tall=most is None)
+
+
+def _standing(fleet: FleetOption) -> str:
+    return f"{'met' if fleet.met else 'NOT met'}{', host memory unread' if fleet.host_unread else ''}"
 
 
 def _order(fleet: FleetOption) -> tuple[bool, float, float]:
