@@ -59,6 +59,8 @@ def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytes
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--model", "qwen"], "unknown preset 'qwen'"),
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--budget", "cheap"], "--budget 'cheap'"),
         (["--gpu", "h100", "--slo", "ttft<2s"], "of which requests"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "--router", "least-tme"], "Error: unknown routing policy 'least-tme'"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "--host-bytes", "lots"], "Error: host_bytes is 'lots'"),
         (
             ["--gpu", "h100", "--slo", "ttft_p99<2s", "--prices", "/nowhere.toml"],
             "--prices /nowhere.toml can't be read",

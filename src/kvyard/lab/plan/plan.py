@@ -22,6 +22,8 @@ from kvyard.lab.study.seeds import not_set
 from kvyard.replay.report.report import REJECTED
 from kvyard.replay.report.slo import Limit
 from kvyard.replay.settings import SETTINGS, make_config
+from kvyard.router import RouterConfig
+from kvyard.settings import chosen
 
 LOADS = (1.1, 1.25, 1.5, 2.0)
 """Times the traffic that the answer is asked to bear, in order, until it doesn't."""
@@ -99,6 +101,8 @@ def plan(
     if not limits:
         raise KvyardError("what must hold? Say --slo, as in --slo 'ttft_p99<2s,itl_p99<50ms'")
     find_config(str(base["model"]))
+    # What no shape changes is refused as it is, before shapes are looked at.
+    RouterConfig(**chosen(RouterConfig, SETTINGS.parse(base)))
     given = SETTINGS.parse({name: base.get(name) for name in ("limit", "speedup", "tensor_parallel_size")})
     base.pop("limit", None)
     speedup = given.get("speedup", 1.0)
