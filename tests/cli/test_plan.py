@@ -25,9 +25,9 @@ def test_an_answer_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run(*argv) == 0
     out, err = capsys.readouterr()
     said = " ".join(out.split())
-    assert (
-        "Route with kv, no prefill/decode split; a worker has room for" in said and "The traffic: 39 requests" in said
-    )
+    assert "Route with kv, no prefill/decode split; a worker has room for" in said
+    assert "The traffic: 39 of the first 40 requests (--limit), 3.25 a second" in said
+    assert "mostly 3 s apart" in said and "plan with --jitter 3s" in said
     assert "Left out as longer than --max-tokens: 1." in said and "# start 4 engines with" in said
     assert "Take " in out and "vllm serve meta-llama/Llama-3.1-8B" in out
     command = next(line for line in out.splitlines() if line.startswith("vllm serve"))
@@ -38,6 +38,12 @@ def test_an_answer_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["met"] is True and found["currency"] == "USD" and found["answer"]["slo_met"] is True
     assert run(*argv, "-q") == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_spread_arrivals_are_not_said_to_share_stamps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, *FIXED, "--gpu", "h100", "--slo", "ttft_p90<5s", "--jitter", "3s", "-o", tmp_path) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The traffic: the first 40 requests (--limit), " in said and "stamps" not in said
 
 
 def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +65,10 @@ def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytes
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--model", "qwen"], "unknown preset 'qwen'"),
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--budget", "cheap"], "--budget 'cheap'"),
         (["--gpu", "h100", "--slo", "ttft<2s"], "of which requests"),
-        (["--gpu", "h100", "--slo", "ttft_p99<2s", "--router", "least-tme"], "Error: unknown routing policy 'least-tme'"),
+        (
+            ["--gpu", "h100", "--slo", "ttft_p99<2s", "--router", "least-tme"],
+            "Error: unknown routing policy 'least-tme'",
+        ),
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--host-bytes", "lots"], "Error: host_bytes is 'lots'"),
         (
             ["--gpu", "h100", "--slo", "ttft_p99<2s", "--prices", "/nowhere.toml"],

@@ -42,6 +42,17 @@ def test_a_speedup_shortens_and_a_closed_loop_has_no_rate() -> None:
     assert (closed.seconds, closed.rate) == (0.0, 0.0)
 
 
+def test_arrivals_that_share_few_stamps_are_bunched() -> None:
+    ticks = [request(n, [n], 5, n // 4 * 3.0 + n % 4 * 0.002) for n in range(20)]
+    traffic = read_traffic(ticks, speedup=2.0)
+    assert (traffic.stamps, traffic.tick, traffic.bunched) == (5, 3.0, True)
+    assert not read_traffic(ticks, closed=True).bunched
+    apart = read_traffic([request(n, [n], 5, n * 0.75) for n in range(20)])
+    assert (apart.stamps, apart.bunched) == (20, False)
+    dense = read_traffic([request(n, [n], 5, n * 0.004 + n // 10 * 0.02) for n in range(200)])
+    assert dense.stamps == 20 and not dense.bunched, "a high rate isn't a tick"
+
+
 def test_a_trace_without_requests_is_refused() -> None:
     with pytest.raises(KvyardError, match="nothing to plan for"):
         read_traffic([])

@@ -51,6 +51,8 @@ class Planned(msgspec.Struct):
     traffic: Traffic
     left_out: int
     """Requests that were too long."""
+    limit: int | None
+    """Number of the trace's first requests that were asked for."""
     search: FleetSearch
     loads: dict[float, FleetOption] = msgspec.field(default_factory=dict)
     """The answer at several times the traffic."""
@@ -66,6 +68,15 @@ class Planned(msgspec.Struct):
         """True if a fleet keeps the SLO and the budget."""
         answer = self.answer
         return answer is not None and (self.budget is None or answer.cost <= self.budget)
+
+    @property
+    def about_traffic(self) -> str:
+        """The traffic, and which part of the trace it is."""
+        requests = self.traffic.requests
+        if self.limit is None or requests + self.left_out < self.limit:
+            return str(self.traffic)
+        of = f"{requests:,} of " if self.left_out else ""
+        return self.traffic.text(f"{of}the first {self.limit:,} requests (--limit)")
 
     def settings(self, fleet: FleetOption) -> dict[str, object]:
         """Return all settings of a fleet's replay."""
@@ -128,6 +139,7 @@ def plan(
         prices=dict(prices),
         traffic=traffic,
         left_out=0 if max_tokens is None else sum(1 for _ in study.source) - traffic.requests,
+        limit=given.get("limit"),
         search=FleetSearch(
             base=base,
             traffic=traffic,

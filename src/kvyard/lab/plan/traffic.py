@@ -8,9 +8,14 @@ import numpy.typing as npt
 
 from kvyard.clock import SECOND
 from kvyard.errors import KvyardError
+from kvyard.replay.traces.changes import TOGETHER
 from kvyard.replay.traces.identity import prefix_ids
 from kvyard.replay.traces.request import TraceRequest
 
+SHARED = 2
+"""Requests for each stamp, on average, from which on arrivals are bunched ..."""
+LEAST_TICK = 10 * TOGETHER / SECOND
+"""... if stamps are so many seconds apart; closer ones are a high rate."""
 Tokens = npt.NDArray[np.int64]
 
 
@@ -23,6 +28,10 @@ class Traffic(msgspec.Struct, frozen=True):
     """Tokens of each prompt that no earlier prompt had: an endless cache that all workers share computes these alone."""
     seconds: float
     """From the first arrival to the last; 0 if they aren't on one clock."""
+    stamps: int = 0
+    """Arrivals that are apart, as ``--jitter`` takes them; 0 if they aren't on one clock."""
+    tick: float = 0.0
+    """Seconds of the trace between two of these: the median."""
 
     @property
     def requests(self) -> int:
@@ -38,12 +47,21 @@ class Traffic(msgspec.Struct, frozen=True):
         """Return the number of prompts that leave no room for an answer in ``longest`` tokens."""
         return int((self.inputs >= longest).sum())
 
+    @property
+    def bunched(self) -> bool:
+        """True if the arrivals share few stamps: the recorder's clock may have made bursts."""
+        return 0 < self.stamps <= self.requests / SHARED and self.tick >= LEAST_TICK
+
     def __str__(self) -> str:
+        return self.text(f"{self.requests:,} requests")
+
+    def text(self, which: str) -> str:
+        """Return it for people, where ``which`` says which requests these are."""
         rate = f", {self.rate:,.2f} a second" if self.rate else ""
         p50, p99 = np.percentile(self.inputs, [50, 99])
         shared = 1 - self.new.sum() / self.inputs.sum()
         return (
-            f"{self.requests:,} requests{rate}; prompts of {p50:,.0f} tokens (p50) to {p99:,.0f} (p99), answers of "
+            f"{which}{rate}; prompts of {p50:,.0f} tokens (p50) to {p99:,.0f} (p99), answers of "
             f"{self.outputs.mean():,.0f} on average; {shared:.0%} of prompt tokens were in an earlier prompt"
         )
 
@@ -55,9 +73,14 @@ def read_traffic(requests: Iterable[TraceRequest], *, speedup: float = 1.0, clos
     """
     inputs, outputs, new = [], [], []
     seen: set[int] = set()
-    first = last = 0
+    starts: list[int] = []
+    first = last = stamp = 0
     for number, request in enumerate(requests):
         first = request.arrival if number == 0 else min(first, request.arrival)
+        if request.delay is None:
+            if not starts or request.arrival - stamp > TOGETHER:
+                starts.append(request.arrival)
+            stamp = request.arrival
         last = max(last, request.arrival)
         ids, size = prefix_ids(request)
         known = 0
@@ -73,4 +96,6 @@ def read_traffic(requests: Iterable[TraceRequest], *, speedup: float = 1.0, clos
     if not inputs:
         raise KvyardError("the trace has no requests: there is nothing to plan for")
     seconds = 0.0 if closed else (last - first) / SECOND / speedup
-    return Traffic(np.array(inputs), np.array(outputs), np.array(new), seconds)
+    stamps = 0 if closed else len(starts)
+    tick = float(np.median(np.diff(starts))) / SECOND if stamps > 1 else 0.0
+    return Traffic(np.array(inputs), np.array(outputs), np.array(new), seconds, stamps, tick)

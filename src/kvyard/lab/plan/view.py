@@ -17,6 +17,7 @@ from kvyard.replay.report.answers import time_parts
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST
 from kvyard.replay.report.slo import WANTED, Limit, kept, missed
+from kvyard.settings import duration
 
 FURTHER = ("ttft_p99", "itl_p99", "reuse", "rejected_share")
 """Metrics that are shown beside those of the limits."""
@@ -57,7 +58,7 @@ def view(planned: Planned) -> Result:
     return Result(
         kind="plan",
         title=f"A fleet for {asked}",
-        about=f"{planned.base['model']} on {planned.trace}: {planned.traffic}. {len(replayed)} fleets replayed.",
+        about=f"{planned.base['model']} on {planned.trace}: {planned.about_traffic}. {len(replayed)} fleets replayed.",
         tables=[table] if table.rows else [],
         rows=[_row(planned, fleet) for fleet in replayed],
         rows_key="fleets",
@@ -215,7 +216,18 @@ def _none(planned: Planned) -> list[str]:
 
 def _traffic(planned: Planned) -> str:
     left_out = f" Left out as longer than --max-tokens: {planned.left_out:,}." if planned.left_out else ""
-    return f"The traffic: {planned.traffic}.{left_out}"
+    return f"The traffic: {planned.about_traffic}.{left_out}{_bunched(planned)}"
+
+
+def _bunched(planned: Planned) -> str:
+    """Say if the arrivals share few stamps, and no ``--jitter`` spreads them."""
+    traffic = planned.traffic
+    if not traffic.bunched or duration("jitter", planned.base.get("jitter", 0)):
+        return ""
+    return (
+        f" They share {traffic.stamps:,} stamps, mostly {traffic.tick:.3g} s apart: if the recorder's clock made these bursts, "
+        f"plan with --jitter {traffic.tick:.3g}s, too, which spreads them."
+    )
 
 
 def _over(planned: Planned) -> str:
