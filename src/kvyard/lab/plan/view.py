@@ -286,9 +286,9 @@ def _better(planned: Planned, answer: FleetOption) -> str:
     if not above:
         return f"{edge} No fleet that was replayed has more room." if edge else ""
     nearest = min(above, key=lambda fleet: (fleet.cost, tight.violation(fleet.values[tight.name] or 0.0)))
-    value = metric.text(nearest.values.get(tight.name), unit=True)
+    shown = metric.text(nearest.values.get(tight.name), unit=True)
     better = f"Next better, the cheapest with a better {metric.title}, is {describe(nearest)}"
-    return f"{edge} {better}, {money(planned, nearest.cost)}: {value}.".strip()
+    return f"{edge} {better}, {money(planned, nearest.cost)}: {shown}.".strip()
 
 
 def _growth(planned: Planned) -> str:
