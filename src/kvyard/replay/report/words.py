@@ -412,8 +412,19 @@ def scaled(scaling: ScalingReport) -> list[str]:
         f"{ups:,} times up and {len(scaling.actions) - ups:,} down; {off} switched off and "
         f"{scaling.cancelled:,} start-ups cancelled. {scaling.lost_blocks:,} cached blocks went with them: "
         f"{percent(scaling.lost.value)} of the prompt tokens that were computed had been there.",
+        *([_only_up(scaling)] if ups and ups == len(scaling.actions) else []),
         *([flapping(scaling, ups)] if scaling.flap_s and ups else []),
     ]
+
+
+def _only_up(scaling: ScalingReport) -> str:
+    """Describe a fleet that grew and never shrank."""
+    latest = {role: (at_s, after) for at_s, role, _, after in scaling.actions}
+    ends = [
+        f"{after:,} {'' if role == 'both' else role + ' '}workers from {span(at_s)} on"
+        for role, (at_s, after) in latest.items()
+    ]
+    return f"It only went up: {' and '.join(ends)}. For this traffic compare it with a fixed fleet of that size."
 
 
 def flapping(scaling: ScalingReport, ups: int) -> str:
@@ -421,10 +432,13 @@ def flapping(scaling: ScalingReport, ups: int) -> str:
     within = f"{scaling.flap_s / 60:g} minutes"
     if not scaling.flaps:
         return f"It doesn't flap: no scale-up was undone within {within}."
-    return (
-        f"It flaps: {scaling.flaps:,} of {ups:,} scale-ups were undone within {within}. A larger patience, or a lower share at "
-        "which workers are removed, steadies it."
+    lower = (
+        ", or a lower low (the share of its limits below which it removes workers),"
+        if "threshold" in scaling.policy
+        else ""
     )
+    count = f"{scaling.flaps:,} of {ups:,}"
+    return f"It flaps: {count} scale-ups were undone within {within}. A larger patience{lower} steadies it."
 
 
 def card_hours(scaling: ScalingReport) -> str:
