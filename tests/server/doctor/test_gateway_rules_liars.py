@@ -21,6 +21,7 @@ from tests.server.mock.support import Served
 
 from kvyard.events.check import Checker, judge
 from kvyard.events.transport import fetch_replay
+from kvyard.server.gateway import promises as gateway_promises
 from kvyard.server.gateway.promises import ENOUGH_ANSWERS, RecentPhantoms
 from kvyard.server.mock.faults import MockFaults, changed
 
@@ -149,7 +150,8 @@ def test_a_stream_that_never_removes_shows_by_itself() -> None:
             assert ("never-removes" in checked(state.streams[0].replay_endpoint)) == wrong
 
 
-def test_crossed_by_the_mock_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_crossed_by_the_mock_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_promises, "QUIET", 0)
     with front(2, mock=LARGE, router={"policy": "kv"}) as (gate, served):
         set_faults(served, crossed_events=True)
         seeds = count(2)
@@ -187,12 +189,17 @@ def crossed() -> Iterator[Gated]:
             yield gate.ready(2, 2)
 
 
-def test_crossed_event_ports(capsys: pytest.CaptureFixture[str]) -> None:
+def test_crossed_event_ports(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_promises, "QUIET", 0)
     with crossed() as gate:
-        texts = prompts(12)
-        drive(gate, texts, 3)
+        seeds = count(1)
+
+        def named() -> bool:
+            drive(gate, prompts(12, next(seeds)), 1)
+            return Seen(capsys, ("--gateway", gate.url)).says("gateway-crossed", "worker0, worker1")
+
+        eventually(named)
         seen = Seen(capsys, ("--gateway", gate.url))
-        assert seen.says("gateway-crossed", "worker0, worker1"), seen.all["gateway"]["view"]["workers"]
         assert distrusted(gate) > 0
         assert seen.says("gateway-stream", "another engine computes a prompt")
 

@@ -19,7 +19,15 @@ from tests.server.mock.support import Served
 
 from kvyard.index import Holder
 from kvyard.router import Decision
-from kvyard.server.gateway.promises import CAUSES, Promise, PromiseTally, StreamMarks, entered
+from kvyard.server.gateway.promises import (
+    CAUSES,
+    QUIET,
+    AnnouncedElsewhere,
+    Promise,
+    PromiseTally,
+    StreamMarks,
+    entered,
+)
 
 pytestmark = pytest.mark.zmq
 
@@ -194,3 +202,24 @@ def test_series_go_with_their_engine_and_reasons_are_few() -> None:
         gate.post("/admin/remove", engine=name)
         assert not any("engine_promised_tokens_total" in name for name in gate.metrics())
     assert len(CAUSES) == 13
+
+
+@pytest.mark.parametrize(("crossed", "late"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("quiet", [False, True])
+def test_crossed_events_are_those_after_a_quiet_time(crossed: bool, late: bool, quiet: bool) -> None:
+    """Two engines that take turns. Events that are a request late, as they are where one follows another at once, look like
+    those of crossed ports.
+    """
+    announced = AnnouncedElsewhere()
+    stored = {"a": 0, "b": 0}
+    now, named, outstanding = QUIET, set[str](), ""
+    for turn in range(20):
+        asked = "ab"[turn % 2]
+        named.add(announced.routed(asked, stored.copy, True, now))
+        owner = "ab"[(turn + 1) % 2] if crossed else asked
+        arriving, outstanding = (outstanding, owner) if late and not quiet else (owner, "")
+        if arriving:
+            stored[arriving] += 1
+        announced.ended(now + 1)
+        now += 1 + (QUIET if quiet else 0)
+    assert named - {""} == ({"a", "b"} if crossed and quiet else set())

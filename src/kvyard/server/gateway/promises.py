@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvyard.clock import MS
 from kvyard.events.transport import State
 from kvyard.index import Indexer
 from kvyard.index.stream import FollowedStream
@@ -48,6 +49,8 @@ NO_MARKS = StreamMarks()
 ENOUGH_ANSWERS = 16
 """Answers of an engine from which something is concluded about all of them."""
 ENOUGH_VOTES = 4
+QUIET = 250 * MS
+"""Time without a request before one whose events are watched: events of earlier requests have arrived by then."""
 DISTRUSTED = "its events announce blocks that it doesn't have, by what it found of promised prompts"
 CROSSED = "its events rise when another engine computes a prompt, so they are that engine's"
 """Why a stream is no longer trusted."""
@@ -112,28 +115,38 @@ class PromiseTally(msgspec.Struct):
 
 
 class AnnouncedElsewhere:
-    """Engines whose events rise when one engine alone computes a prompt: by requests that had the fleet to themselves."""
+    """Engines whose events rise when one engine alone computes a prompt: by requests that came to a quiet fleet and had it to
+    themselves. After a request that just ended its own events may still be on their way, and would be taken for another's.
+    """
 
     def __init__(self) -> None:
         self.votes: dict[str, Counter[str]] = {}
         """By engine, how often each engine's events rose, its own included."""
         self._watched = ""
+        self._ended = 0
+        """When the latest request ended."""
         self._stored: dict[str, int] = {}
         self._crossed: set[str] = set()
 
-    def routed(self, engine: str, stored: Callable[[], dict[str, int]], alone: bool) -> str:
+    def ended(self, now: int) -> None:
+        """A request ended."""
+        self._ended = now
+
+    def routed(self, engine: str, stored: Callable[[], dict[str, int]], alone: bool, now_ns: int) -> str:
         """A request was routed to ``engine``; ``alone``: no other is in flight. ``stored`` has the blocks that each engine's
         events have announced so far. Returns an engine that this shows to have another one's events, the first time.
         """
         watched, self._watched = self._watched, ""
-        if not alone:
+        quiet = now_ns - self._ended >= QUIET
+        if not alone or not (watched or quiet):
             return ""
         now = stored()
         if watched:
             rose = [name for name, blocks in now.items() if blocks > self._stored.get(name, blocks)]
             if len(rose) == 1:
                 self.votes.setdefault(watched, Counter())[rose[0]] += 1
-        self._watched, self._stored = engine, now
+        if quiet:
+            self._watched, self._stored = engine, now
         if not watched or watched in self._crossed or not self.source(watched):
             return ""
         self._crossed.add(watched)

@@ -264,7 +264,7 @@ class Traffic:
         if decision.overlap:
             proxied.promise = Promise(decision, size, engine.marks(), engine.downs)
         alone = self.counters.under_way == 1 and len(proxied.pool.engines) <= COMPARED
-        crossed = self.announced.routed(engine.name, partial(_stored, proxied.pool), alone)
+        crossed = self.announced.routed(engine.name, partial(_stored, proxied.pool), alone, now)
         if crossed in proxied.pool.engines:
             proxied.pool.engines[crossed].distrust(CROSSED)
         self._decisions += 1
@@ -374,6 +374,7 @@ class Traffic:
         self._count_turn(proxied, outcome == "finished")
         self._unmet(proxied, UNMET[outcome])
         counters.under_way -= 1
+        self.announced.ended(self._clock.now())
         setattr(counters, outcome, getattr(counters, outcome) + 1)
         self._active.discard(proxied.id)
         if self.recorder is not None:
