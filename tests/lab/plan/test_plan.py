@@ -62,6 +62,16 @@ def test_the_answer_is_the_cheapest_of_a_grid(tmp_path: Path) -> None:
     assert done.loads and all(fleet.met for times, fleet in done.loads.items() if times < max(done.loads))
 
 
+def test_host_memory_that_a_replay_does_not_read_is_ruled_out(tmp_path: Path) -> None:
+    done = planned(tmp_path, "ttft_p90<3s", gpus=("h100",), tensor_parallel_size=1, host_bytes=None)
+    unread = [fleet for fleet in done.search.fleets if fleet.host_unread]
+    assert unread and all(fleet.report is not None and fleet.report.reuse["host"].value == 0 for fleet in unread)
+    assert done.answer is not None and not done.answer.shape.host_gib
+    assert "GiB of host memory" not in " ".join(paragraph(done))
+    facts = view(done).facts["ruled_out"]
+    assert [ruled["shape"] for ruled in facts] == [str(fleet.shape) for fleet in unread]
+
+
 def test_prompts_that_do_not_fit_are_refused_or_left_out(tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match=r"prompts \(\d+.\d%\) don't fit into the 4,096 tokens .*--max-tokens 4096"):
         planned(tmp_path, "ttft_p99<2s", max_model_len=4096)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.replay.traces.support import CONVERSATION
 
-from kvyard.lab.plan.search import FleetOption, FleetSearch
+from kvyard.lab.plan.search import FROM_HOST, FleetOption, FleetSearch
 from kvyard.lab.plan.shape import HOST_GIB, Alone, Shape, shapes
 from kvyard.lab.plan.traffic import Traffic
 from kvyard.lab.study.cost import Prices
@@ -133,7 +133,7 @@ def test_host_memory_that_nothing_is_read_from_is_no_answer(monkeypatch: pytest.
             ms = 1004.0 if fleet.cards == 5 else 900.0 if fleet.cards > 5 else 2000.0
             ms -= 8.0 if host >= 32 else 0.0
             fleet.report, fleet.violation = REPORT, max(0.0, ms / 1000 - 1)
-            fleet.values = {"ttft_p99": ms, "ttft_mean": 1.0, "reuse.host": read if host else None}
+            fleet.values = {"ttft_p99": ms, "ttft_mean": 1.0, FROM_HOST: read if host else None}
 
     found = search({"h100": 6.0}, 1.0, monkeypatch)
     found.replay = replay
@@ -156,7 +156,7 @@ def test_a_smaller_cache_is_found_where_its_host_memory_is_not_read(monkeypatch:
             need = 4 if fleet.shape.kv_cache_dtype == "fp8" else 6
             fleet.report, fleet.violation = REPORT, max(0.0, need / fleet.cards - 1)
             host = 0.0 if fleet.shape.host_gib else None
-            fleet.values = {"ttft_p99": 1000.0 * (1 + fleet.violation), "ttft_mean": 1.0, "reuse.host": host}
+            fleet.values = {"ttft_p99": 1000.0 * (1 + fleet.violation), "ttft_mean": 1.0, FROM_HOST: host}
 
     found = search({"h100": 6.0}, 1.0, monkeypatch)
     found.replay = replay

@@ -41,7 +41,7 @@ MOST_VARIED = 3
 """Shapes whose variants are tried."""
 UNREAD = 1e-4
 """Host memory that fewer than this share of the prompt tokens come from makes no difference."""
-FROM_HOST = f"reuse.{HOST.label}"
+FROM_HOST = f"reuse_{HOST.label}"
 
 
 class FleetOption(Candidate, kw_only=True):
@@ -273,7 +273,8 @@ class FleetSearch(msgspec.Struct):
         """Note which of ``fleets`` have host memory that isn't read."""
         for fleet in fleets:
             if fleet.host_unread:
-                fleet.why = f"{fleet.workers} workers read under {UNREAD:.2%} of the prompt tokens from host memory"
+                size = f"{fleet.workers} worker{'s' if fleet.workers > 1 else ''}"
+                fleet.why = f"in the replay of {size}, under {UNREAD:.2%} of the prompt tokens come from host memory"
                 self.ruled_out.append(Ruled(fleet.shape, fleet.why))
 
     def _smaller_caches(self, shapes: Iterable[Shape]) -> list[Shape]:
