@@ -137,7 +137,7 @@ vllm-suite() { # what vLLM's own tests import, into vllm's environment
     vllm
     [ ! -e build/peers/vllm/.suite ] || return 0
     # schemathesis reads a part of pytest that 9.2 no longer has.
-    install vllm 'pytest<9.2' pytest-asyncio pytest-timeout tblib anthropic 'schemathesis>=4'
+    install vllm 'pytest<9.2' pytest-asyncio pytest-timeout tblib anthropic msgpack ray 'schemathesis>=4'
     touch build/peers/vllm/.suite
 }
 

@@ -8,7 +8,7 @@ NOT_APPLICABLE = {
     r"LocalEntryNotFoundError|Cannot find an appropriate cached snapshot|offline mode": "needs a model from Hugging Face",
     r"LlavaProcessor|image processor": "processes an image, which needs torchvision",
     r"greater than the derived max_model_len": "needs the real model's configuration",
-    r"CUDA|cuda|GPU|NVIDIA|Triton|triton": "needs a GPU",
+    r"CUDA|cuda|GPU|NVIDIA|Triton|triton|accelerator device": "needs a GPU",
 }
 """With vLLM's own classes."""
 
@@ -16,8 +16,9 @@ FAILED = {
     r"UnsupportedError: .*residency metrics": "residency metrics: refused at start",
     r"UnsupportedError: .*role": "groups with a role (HiSparse): refused at start",
     r"UnsupportedError: .*works on vLLM's block pool": "a connector that works on vLLM's block pool itself: refused at start",
+    r"UnsupportedError: .*extra_retained_tokens=[1-9]": "windows with extra_retained_tokens: refused at start",
     r"UnsupportedError": "settings that kvyard's manager has no rule for: refused at start",
-    r"object has no attribute|Mapping.*does not support item|does not support item (assignment|deletion)": (
+    r"object has no (attribute|setter)|Mapping.*does not support item|does not support item (assignment|deletion)": (
         "calls or changes a part of vLLM's manager that kvyard's doesn't have"
     ),
 }

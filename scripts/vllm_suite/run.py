@@ -34,10 +34,18 @@ VERSION = "0.32.0"
 INDEX = "https://pypi.org/simple/vllm/"
 CORE = "tests/v1/core"
 CONNECTORS = "tests/v1/kv_connector/unit"
+REACHES = re.compile(r"\b(create_scheduler|request_runner|KVCacheManager|LLM)\(|\bmake_scheduler\b|\brequest_runner\b")
+"""In a test of connectors that has a scheduler or a manager, whose place kvyard's can take; others test the connector alone."""
+MOONCAKE = f"{CONNECTORS}/test_mooncake_connector.py"
+WITH_SCHEDULER = ("test_basic_interface", "test_prompt_less_than_block_size", "test_scheduler_request_finished")
+"""All of ``MOONCAKE`` that is run: of those of its worker, one doesn't end without a GPU, and one ends the process."""
 HTTP = "tests/entrypoints/openai/test_openai_schema.py"
 WANTED = 0.9
 """Share of the applicable tests that must pass."""
 SECONDS = 3600
+"""What all tests together may take, or one that asks every route of a server; ..."""
+TEST_SECONDS = 120
+"""... and any other test."""
 
 Outcome = dict[str, Any]
 
@@ -66,6 +74,14 @@ def fetch() -> Path:
     return folder
 
 
+def connector_tests(folder: Path) -> list[str]:
+    """Files of ``CONNECTORS`` in which a scheduler or a manager is at work, and tests of ``MOONCAKE``."""
+    files = sorted((folder / CONNECTORS).rglob("test_*.py"))
+    chosen = [str(file.relative_to(folder)) for file in files if REACHES.search(file.read_text())]
+    chosen.remove(MOONCAKE)
+    return chosen + [f"{MOONCAKE}::{test}" for test in WITH_SCHEDULER]
+
+
 def run(folder: Path, classes: str, tests: list[str]) -> dict[str, Outcome]:
     """Run ``tests`` with the ``classes`` of vLLM or kvyard; returns what became of each."""
     out = PLACE / f"{classes}.jsonl"
@@ -81,7 +97,11 @@ def run(folder: Path, classes: str, tests: list[str]) -> dict[str, Outcome]:
         "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT / "src"), str(folder)]),
     }
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "-q", "--tb=short", "-p", "no:cacheprovider"]
-    command += ["--continue-on-collection-errors", "--timeout=120", *tests]
+    command += [
+        "--continue-on-collection-errors",
+        f"--timeout={SECONDS if classes == 'mock' else TEST_SECONDS}",
+        *tests,
+    ]
     log = (PLACE / f"{classes}.log").open("w")
     print(f"vllm-suite: {' '.join(tests)} with {classes}'s classes; {log.name} has what pytest prints", flush=True)
     subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=SECONDS, check=False)
@@ -146,7 +166,9 @@ def main() -> int:
     parser.add_argument(
         "--classes", choices=["vllm", "kvyard"], help="one of the two runs; the other's outcomes are kept"
     )
-    parser.add_argument("--connectors", action="store_true", help=f"{CONNECTORS} instead of {CORE}")
+    parser.add_argument(
+        "--connectors", action="store_true", help=f"files of {CONNECTORS} with a scheduler, instead of {CORE}"
+    )
     parser.add_argument("--http", action="store_true", help=f"{HTTP}, which asks kvyard mock; no other run is needed")
     args = parser.parse_args()
     folder = fetch()
@@ -156,7 +178,7 @@ def main() -> int:
         for test, outcome in outcomes.items():
             print(f"{outcome['outcome']}: {test} {outcome['reason']}".rstrip())
         return int(not outcomes or any(outcome["outcome"] != "passed" for outcome in outcomes.values()))
-    tests = args.only or [CONNECTORS if args.connectors else CORE]
+    tests = args.only or (connector_tests(folder) if args.connectors else [CORE])
     for classes in ("vllm", "kvyard"):
         if args.classes in (None, classes):
             run(folder, classes, tests)
