@@ -118,6 +118,7 @@ def test_for_people(capsys) -> None:
 
         code, out = read(TOKENS, "matches 36 of 40 tokens")
         assert code == 0 and out.endswith("Nothing is broken.\n")
+        assert "  capacity wasn't checked, " in out and "http:// URL, or use kvyard events check with --blocks\n" in out
         code, out = read("1 2", "\nBroken\n  below-one-block: ")
         assert code == 1 and "      fix: " in out and out.endswith("1 thing is broken.\n")
 

@@ -75,6 +75,10 @@ class TestCheck:
         assert run("check", path) == 0
         out = capsys.readouterr().out
         assert "looks like vLLM" in out and "Nothing is wrong." in out
+        unchecked = "capacity wasn't checked: give the number of blocks on each device with --blocks"
+        assert unchecked in out
+        assert run("check", path, "--blocks", "2") == 0
+        assert unchecked not in capsys.readouterr().out
 
     def test_file_with_problems(self, tmp_path, capsys):
         path = write(tmp_path / "r", [stored(1, 2, **FULL)], [removed(1, group_idx=0)], seqs=[0, 3])

@@ -206,6 +206,9 @@ def _show(diagnosis: Diagnosis, cases: list[Case]) -> None:
         facts = case.checker.facts()
         size = f", blocks of {case.block_size}" if case.block_size is not None else ""
         typer.echo(f"{case.name}: {facts.messages} messages, {sum(case.announced.values())} blocks announced{size}")
+        if case.announced and case.name not in diagnosis.device_blocks and not facts.capacities:
+            ways = "name its engine's http:// URL, or use kvyard events check with --blocks"
+            typer.echo(f"  capacity wasn't checked, the device's number of blocks is unknown: {ways}")
         if diagnosis.tokens is not None:
             typer.echo(f"  matches {diagnosis.matched[case.name]} of {diagnosis.tokens} tokens")
     broken = [finding for finding in diagnosis.findings if finding.broken]

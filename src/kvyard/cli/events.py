@@ -295,6 +295,8 @@ def report_lines(report: StreamReport, source: str) -> Iterator[str]:
     media = f" (written {', '.join(sorted(guess.media))})" if guess.media else ""
     yield f"  blocks stored {facts.stored_blocks:,}: {tiers or 'none'}{media}; removed {facts.removed_blocks:,}"
     yield f"  blocks held at the end {facts.held:,}"
+    if not report.capacity_checked:
+        yield "  capacity wasn't checked: give the number of blocks on each device with --blocks"
     for severity, title in (
         (Severity.PROBLEM, "Problems"),
         (Severity.NORMAL, f"Normal for {report.title}, and to be expected by every consumer"),

@@ -14,6 +14,8 @@ from kvyard.errors import KvyardError
 from kvyard.events import Batcher, GroupMeta, Tier
 from kvyard.events.check import Checker, Severity, StreamReport, judge
 from kvyard.events.transport.frames import Frame
+from kvyard.events.transport.state import Origin, State, Update
+from kvyard.events.types import Stored
 from kvyard.events.wire import Encoder
 from kvyard.hashing import Run
 
@@ -226,6 +228,31 @@ class TestRemovals:
         assert found(lost) == {"gap": 4}
         again = check([stored(1, **FULL)], [CLEARED, stored(2, 3, 4, **FULL)], seqs=[0, 5], blocks=2)
         assert found(again) == {"gap": 4, "over-capacity": 1}
+
+    def test_batches_that_were_fetched_again_are_a_note(self):
+        checker = Checker()
+        for seq in (0, 3):
+            checker.frame(Frame(b"", seq, msgspec.msgpack.encode([1.0, [stored(seq, **FULL)], 0])))
+        report = judge(checker.facts(), recovered=True)
+        assert report.clean and not report.capacity_checked
+        (note,) = report.findings
+        assert note.code == "gap" and note.seen == "2 batches are missing, in 1 gap. All of it was fetched again."
+
+    def test_a_subscription_has_fetched_what_the_stream_lost(self):
+        def update(seq: int, *hashes: int, state: State = State.FRESH, replaces: bool = False) -> Update:
+            event = Stored(hashes=list(hashes), parent=None, tokens=None, block_size=4)
+            place = {"stream": "a", "topic": "", "epoch": 0, "origin": Origin.REPLAY, "rank": 0}
+            return Update(seq=seq, events=[event], state=state, replaces=replaces, **place)
+
+        def peak(*updates: Update) -> int:
+            checker = Checker()
+            for one in updates:
+                checker.update(one)
+            return checker.facts().streams[""].device_peak
+
+        assert peak(update(0, 1, 2), update(1, 3)) == 3
+        assert peak(update(0, 1, 2), update(1, 3, replaces=True)) == 2
+        assert peak(update(0, 1, 2), update(1, 3, state=State.STALE)) == 2
 
     def test_tensorrt_llm_says_what_it_has_and_is_known_to_leak(self):
         drain = [

@@ -317,6 +317,27 @@ def test_more_is_announced_than_the_device_has(capsys, engine: Served) -> None:
     assert not see(capsys, engine.url, *argv, until=lambda seen: not seen.broken).says("over-capacity")
 
 
+def test_a_leak_before_the_doctor_came_shows_in_what_it_fetches(capsys) -> None:
+    with Served(engine={"num_gpu_blocks": 200}, events_endpoint=LOOPBACK, replay_endpoint=LOOPBACK) as served:
+        served.post("/admin/faults", never_removes=True)
+        for letter in "abcdefghijkl":
+            served.complete(letter * 320)
+        (state,) = served.get("/admin/workers")
+        argv = [served.url, state["streams"][0]["endpoint"], "--replay", state["streams"][0]["replay_endpoint"]]
+        seen = see(capsys, *argv, until=lambda seen: seen.says("over-capacity", " of 200."))
+        assert seen.code == 1 and seen.broken == {"over-capacity"}
+        assert seen.all["device_blocks"] == {argv[1]: 200}
+
+
+def test_where_no_prompt_was_sent_the_order_tells_whose_device_it_is(capsys, engine: Served) -> None:
+    (state,) = engine.get("/admin/workers")
+    engine.complete("c" * 64)
+    argv = [engine.url, state["streams"][0]["endpoint"], "--replay", state["streams"][0]["replay_endpoint"]]
+    seen = look(capsys, *argv, "--no-probe", "--seconds", "0.25")
+    assert seen.all["device_blocks"] == {argv[1]: int(seen.all["engines"][0]["cache"]["num_gpu_blocks"])}
+    assert look(capsys, *argv[1:], "--seconds", "0.25").all["device_blocks"] == {}
+
+
 def test_wrong_use(capsys, tmp_path: Path, engine: Served) -> None:
     (tmp_path / "t.jinja").write_text("{{ raise_exception('no such role') }}")
     (tmp_path / "t.json").write_text("{}")

@@ -13,6 +13,7 @@ import msgspec
 
 from kvyard.events.transport.fingerprints import Fingerprints
 from kvyard.events.transport.frames import Frame, fingerprint, read_live
+from kvyard.events.transport.state import State, Update
 from kvyard.events.types import Event, Removed, Stored, Tier
 from kvyard.events.wire import Decoder, EngineGuess
 from kvyard.hashing import Key
@@ -208,6 +209,17 @@ class Checker:
         stream = self._stream(frame.topic.decode("utf-8", "replace"))
         if self._number(stream, frame):
             self._payload(stream, frame.payload)
+
+    def update(self, update: Update) -> None:
+        """Take in what a subscription made of the stream, with batches that it fetched again in their place."""
+        stream = self._stream(update.topic)
+        if update.replaces:
+            stream.copies.clear()
+            stream.plain.clear()
+        for event in update.events:
+            self._event(stream, event, update.rank)
+        if update.state == State.FRESH:
+            stream.note_peaks(self._facts.block_sizes)
 
     def facts(self) -> Facts:
         """Return the facts gathered so far."""

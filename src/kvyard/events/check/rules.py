@@ -87,6 +87,8 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
     cautions: list[str]
     """Properties that no check of the stream can see."""
     facts: Facts
+    capacity_checked: bool
+    """False if the number of blocks on the device is unknown, so that leaks can't be told."""
 
     @property
     def clean(self) -> bool:
@@ -130,7 +132,13 @@ def judge(
     order = list(Severity)
     findings.sort(key=lambda finding: order.index(finding.severity))
     return StreamReport(
-        engine=engine, title=title, guessed=guessed, findings=findings, cautions=list(normal.cautions), facts=facts
+        engine=engine,
+        title=title,
+        guessed=guessed,
+        findings=findings,
+        cautions=list(normal.cautions),
+        facts=facts,
+        capacity_checked=device_blocks is not None or bool(facts.capacities),
     )
 
 

@@ -75,6 +75,9 @@ class Case:
         self.live = live
         """True if it is a socket and not a recording."""
         self.checker = Checker()
+        """Knows the stream as it was sent."""
+        self.followed = Checker()
+        """Knows what the subscription made of it: with earlier and missed batches, fetched by replay."""
         self.subscription = Subscription(name, source=replay is not None and live, prefix=topic, limits=limits)
         self.topics: Counter[str] = Counter()
         self.texts: list[Text] = []
@@ -122,6 +125,7 @@ class Case:
         updates = self.subscription.updates
         while updates:
             update = updates.popleft()
+            self.followed.update(update)
             if update.events:
                 self._look(update, now)
                 self._apply(update)

@@ -12,7 +12,7 @@ import msgspec
 from kvyard.events.check import Finding
 from kvyard.server.doctor import case_rules
 from kvyard.server.doctor.case import Case
-from kvyard.server.doctor.engine_rules import Local, about_engines
+from kvyard.server.doctor.engine_rules import Local, about_engines, device_blocks
 from kvyard.server.doctor.finding import Expected
 from kvyard.server.doctor.gateway_rules import about_gateway
 from kvyard.server.doctor.gateway_visit import GatewayVisit
@@ -27,6 +27,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Per source the longest match of the prompt, in tokens."""
     tokens: int | None
     """Tokens of the prompt."""
+    device_blocks: dict[str, int] = {}
+    """Blocks of the device per source, from metrics. Capacity isn't checked for those that aren't here."""
     engines: list[Visit] = []
     """Engines that were asked over HTTP, with all their answers."""
     gateway: GatewayVisit | None = None
@@ -61,7 +63,15 @@ def diagnose(
     findings += case_rules.seeds_differ(cases)
     findings.sort(key=lambda finding: not finding.broken)
     tokens = None if prompt is None else len(prompt)
-    return Diagnosis(findings=findings, matched=matched, tokens=tokens, engines=list(visits), gateway=gateway)
+    blocks = device_blocks([seen for seen in visits if seen.answered], [case for case in cases if case.live])
+    return Diagnosis(
+        findings=findings,
+        matched=matched,
+        tokens=tokens,
+        device_blocks=blocks,
+        engines=list(visits),
+        gateway=gateway,
+    )
 
 
 RULES: list[Callable[[Case, Expected], Iterator[Finding]]] = [

@@ -2,7 +2,7 @@
 announce their blocks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -39,7 +39,9 @@ def about_engines(
             yield from rule(seen, expected, local)
     whole = [seen for seen in visits if seen.answered]
     yield from between(whole)
-    yield from announced(whole, [case for case in cases if case.live])
+    live = [case for case in cases if case.live]
+    yield from announced(whole, live)
+    yield from capacity(device_blocks(whole, live), live)
 
 
 def reached(seen: Visit) -> Iterator[Finding]:
@@ -155,8 +157,40 @@ def between(visits: Sequence[Visit]) -> Iterator[Finding]:
             yield broken(code, odd.url, other=known[0][0].url)
 
 
+def device_blocks(visits: Sequence[Visit], cases: Sequence[Case]) -> dict[str, int]:
+    """Return blocks of the device per stream, as the metrics of its engine have them: the engine whose prompt it announced,
+    or if none was sent the one at the same place in the order.
+    """
+    found: dict[str, int] = {}
+    for index, seen in enumerate(visits):
+        if seen.device_blocks is None:
+            continue
+        if seen.probe_ids:
+            own = [case for case in cases if _heard(case, seen.probe_ids)]
+        else:
+            own = [cases[index]] if len(cases) == len(visits) else []
+        found |= {case.name: seen.device_blocks for case in own}
+    return found
+
+
+def capacity(blocks: Mapping[str, int], cases: Sequence[Case]) -> Iterator[Finding]:
+    """Yield a finding for each stream that announces more than its device has, by its own batches or with those that were
+    fetched.
+    """
+    for case in cases:
+        if case.name not in blocks:
+            continue
+        engine = case.checker.facts().guess.engine()
+        for checker in (case.followed, case.checker):
+            report = judge(checker.facts(), engine, device_blocks=blocks[case.name])
+            over = [finding for finding in report.findings if finding.code == "over-capacity" and finding.broken]
+            if over:
+                yield from (msgspec.structs.replace(finding, where=case.name) for finding in over)
+                break
+
+
 def announced(visits: Sequence[Visit], cases: Sequence[Case]) -> Iterator[Finding]:
-    """Yield findings about announcements of what engines computed: by the right ones, and no more than they can have."""
+    """Yield findings about announcements of what engines computed: by the right ones, and on the device."""
     listening = [case for case in cases if case.subscription.counters.connections]
     if not listening:
         return
@@ -165,9 +199,6 @@ def announced(visits: Sequence[Visit], cases: Sequence[Case]) -> Iterator[Findin
             continue
         by = [case for case in listening if _heard(case, seen.probe_ids)]
         for case in by:
-            report = judge(case.checker.facts(), device_blocks=seen.device_blocks)
-            over = [finding for finding in report.findings if finding.code == "over-capacity" and finding.broken]
-            yield from (msgspec.structs.replace(finding, where=case.name) for finding in over)
             yield from _tiers(case, seen.probe_ids)
         if not by:
             yield broken("unannounced", seen.url, tokens=len(seen.probe_ids), streams=len(listening))
