@@ -401,7 +401,9 @@ def _router(page: Page, report: Report) -> None:
     router = report.router
     if router is None:
         return
-    text = f"{router.policy}, {router.decisions:,} decisions, {router.retries:,} made again after a failure."
+    failures = say.failed_workers(report.config)
+    cause = f" ({failures})" if failures else ""
+    text = f"{router.policy}, {router.decisions:,} decisions, {router.retries:,} made again after a failure{cause}."
     page.section("Router", text, folded=True)
     if not router.regret.whole:
         text = f"{router.policy} saw no worker with any of a prompt, so it isn't known what another choice would have saved."

@@ -337,6 +337,7 @@ def _fleet(report: Report) -> Table:
         )
     if report.preemptions is not None:
         table.add_row("Preemptions", f"{report.preemptions:,}", "")
-    if router is not None and router.retries:
-        table.add_row("Requests routed again after a failure", f"{router.retries:,}", "")
+    failures = say.failed_workers(report.config)
+    if router is not None and (router.retries or failures):
+        table.add_row("Requests routed again after a failure", f"{router.retries:,}", failures)
     return table

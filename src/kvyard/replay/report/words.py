@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import floor, log10
 
+from kvyard.clock import SECOND
 from kvyard.engine.timing.error_range import LEVEL
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.integers import ceil_div
@@ -392,6 +393,19 @@ def held_back(flow: FlowReport) -> str:
     kinds = {"full": "the queue was full", "share": "their tenant had its share of it", "shed": "they were shed"}
     reasons = [f"{count:,} because {kinds.get(kind, kind)}" for kind, count in flow.refused.items()]
     return f"{text} Refused: {', '.join(reasons)}." if reasons else text
+
+
+def failed_workers(config: Mapping[str, object]) -> str:
+    """Say how many workers failed by their configuration, and when; empty if none did."""
+    kinds = config.get("workers")
+    failures = [
+        (kind["fail"], kind.get("count", 1))
+        for kind in (kinds if isinstance(kinds, list) else ())
+        if isinstance(kind, dict) and isinstance(kind.get("fail"), int)
+    ]
+    return ", ".join(
+        f"{count} worker{'' if count == 1 else 's'} failed after {span(at_ns / SECOND)}" for at_ns, count in failures
+    )
 
 
 def scaled(scaling: ScalingReport) -> list[str]:
