@@ -14,7 +14,7 @@ from kvyard.engine.price_list import default_prices
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import LocalExecutor, Task
 from kvyard.lab.plan import Planned, plan
-from kvyard.lab.plan.view import describe, paragraph, view
+from kvyard.lab.plan.view import UNSURE, describe, paragraph, view
 from kvyard.lab.study.cost import Prices
 from kvyard.replay import replay
 from kvyard.replay.report.slo import Limit, parse_limits
@@ -54,6 +54,11 @@ def test_the_answer_is_the_cheapest_of_a_grid(tmp_path: Path) -> None:
     nearest = min(better, key=lambda fleet: fleet.cost)
     assert f"Next better, the cheapest with a better TTFT p90, is {describe(nearest)}, {nearest.cost:,.2f} USD" in said
     assert "on the edge" not in said
+    assert answer.report is not None
+    name, stated = next(iter(answer.report.ranges.items()))
+    for value, verdict in ((stated.high * 1.01, ""), ((stated.low + stated.high) / 2, UNSURE)):
+        done.limits = [Limit(name, value)]
+        assert view(done).verdict == verdict
     done.limits = [Limit("ttft_p90", own * 1.01)]
     said = " ".join(paragraph(done))
     assert "It is on the edge: TTFT p90 is within 2% of its limit" in said and "may miss it. Next better" in said

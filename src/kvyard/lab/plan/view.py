@@ -24,6 +24,7 @@ FURTHER = ("ttft_p99", "itl_p99", "reuse", "rejected_share")
 MOST_ROWS = 12
 EDGE = 0.02
 """An answer with less room than this share of a limit is on the edge."""
+UNSURE = "SLO met in the replay, but a limit lies within the published error"
 LIMITING = {
     "prefill": "prompt computation (prefill) limits it",
     "decode": "decoding limits it",
@@ -80,6 +81,7 @@ def view(planned: Planned) -> Result:
         },
         advice=sentences,
         met=planned.met if table.rows else None,
+        verdict=UNSURE if planned.met and answer is not None and not _holds(planned, answer) else "",
         commands=lines,
         legend=f"Times are in ms unless a column says s, prices in {planned.price_list.currency} per hour.",
         tiles=_tiles(planned),
