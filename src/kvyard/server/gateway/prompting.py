@@ -102,7 +102,7 @@ class PeekedResponses(PeekedPrompt, kw_only=True):
         given = await _decoded(self.input)
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        chat = await _chat(self, first, items, {"input_text", "output_text", "text"})
+        chat = await _chat(self, first, items, ("input_text", "output_text", "text"))
         if chat is not None:
             chat.add_special_tokens = True  # vLLM adds them here, and in no other conversation
         return chat
@@ -127,7 +127,7 @@ class PeekedMessages(PeekedPrompt, kw_only=True):
             return None
         system = await _decoded(self.system)
         first = [] if system is None else [{"role": "system", "content": system}]
-        return await _chat(self, first, await _decoded(self.messages), {"text"})
+        return await _chat(self, first, await _decoded(self.messages), ("text",))
 
 
 async def _decoded(raw: msgspec.Raw) -> Any:
@@ -138,8 +138,12 @@ async def _decoded(raw: msgspec.Raw) -> Any:
     return found
 
 
-async def _chat(ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kinds: set[str]) -> PeekedChat | None:
-    """``items`` after ``first`` as a conversation; ``None`` where a part is none of ``kinds``."""
+async def _chat(
+    ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kinds: tuple[str, ...]
+) -> PeekedChat | None:
+    """``items`` after ``first`` as a conversation; ``None`` where a part is none of ``kinds``, a tuple, since a client may send
+    what can't be hashed.
+    """
     messages_read: list[dict[str, Any]] = []
     for item in [*first, *items] if isinstance(items, list) else [None]:
         if not isinstance(item, dict) or not isinstance(item.get("role"), str):
