@@ -126,7 +126,8 @@ class TestGaps:
                     reader.until_whole(engine)
                     # How often it mended by replay and how often by a snapshot is a matter of who ran when.
                     assert reader.counters.gaps > 0 and reader.counters.replayed + reader.counters.snapshots > 1
-                    assert reader.counters.duplicates > 0 and reader.counters.damaged > 0
+                    # A message that came twice is a duplicate, or covered by a snapshot that arrived in between.
+                    assert reader.counters.duplicates + reader.counters.covered > 0 and reader.counters.damaged > 0
 
     def test_ring_too_short(self):
         with Engine(buffer_steps=3) as engine:
