@@ -198,29 +198,22 @@ class Pool:
 
     def make_window_room(self, count: int) -> None:
         """Evict window pages until ``count`` are free, whole nodes where they are leaves, or none is left to evict."""
-        windows = self.windows
-        assert windows is not None
-        while windows.free < count:
-            extent = windows.first()
-            if extent is None:
-                return
-            assert extent.node is not None
-            if extent.refs or extent.node.kids:
-                windows.evict(extent)
-            else:
-                self.evict_leaf(extent)
+        assert self.windows is not None
+        self._make_room(self.windows, count)
 
     def make_state_room(self, count: int) -> None:
         """Evict states until ``count`` slots are free, whole nodes where they are leaves, or none is left to evict."""
-        states = self.states
-        assert states is not None
-        while states.free < count:
-            extent = states.first()
+        assert self.states is not None
+        self._make_room(self.states, count)
+
+    def _make_room(self, parts: WindowPages | StateSlots, count: int) -> None:
+        while parts.free < count:
+            extent = parts.first()
             if extent is None:
                 return
             assert extent.node is not None
             if extent.refs or extent.node.kids:
-                states.evict(extent)
+                parts.evict(extent)
             else:
                 self.evict_leaf(extent)
 

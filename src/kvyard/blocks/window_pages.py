@@ -38,24 +38,19 @@ class WindowPages:
 
     def usable(self, nodes: list[Node]) -> int:
         """Return how many of ``nodes``, which lead down from the root, a request can reuse."""
-        covered = inf
-        usable = 0
-        for count, node in enumerate(nodes, 1):
-            if not part_of(node.copies[0]).present:
-                covered = 0
-                continue
-            covered += (node.stop - node.start) * self.page_size
-            if covered >= self.window:
-                usable = count
-        return usable
+        return self._covered(nodes, [part_of(node.copies[0]).present for node in nodes])
 
     def usable_below(self, nodes: list[Node]) -> int:
         """Return how many of ``nodes`` a request can reuse once it has loaded the windows that only the host has."""
+        parts = [part_of(node.copies[0]) for node in nodes]
+        return self._covered(nodes, [part.present or part.host is not None for part in parts])
+
+    def _covered(self, nodes: list[Node], present: list[bool]) -> int:
+        """Return how many of ``nodes`` end in a whole window of those that are ``present``."""
         covered = inf
         usable = 0
-        for count, node in enumerate(nodes, 1):
-            part = part_of(node.copies[0])
-            if not part.present and part.host is None:
+        for count, (node, there) in enumerate(zip(nodes, present, strict=True), 1):
+            if not there:
                 covered = 0
                 continue
             covered += (node.stop - node.start) * self.page_size
