@@ -31,13 +31,14 @@ MODULES = {
     "blocks": "agreement attention/window cache_map coordinator eviction/lru eviction/quota eviction/radix extent group ledger "
     "manager pool radix registration request rule spans step table",
     "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
-    "stores policies/chunks policies/maker policies/mixed policies/sglang_budget policies/sglang_passes policies/sglang_queue "
-    "timing/polynomial_model",
+    "stores policies/chunks policies/maker policies/mixed policies/sglang_admission policies/sglang_budget "
+    "policies/sglang_decoding policies/sglang_drafts policies/sglang_order policies/sglang_passes policies/sglang_queue "
+    "timing/interpolation timing/polynomial_model timing/table_model",
     "events": "batcher",
     "hashing": "chain digest_keys prefix_tree",
     "index": "bits chains dedup digests memory roster rows runs",
-    "replay": "agenda arrivals fleet gaps handovers index_sync intake jobs listeners loop passes placement recorder seen "
-    "split_placement worker worker_pool",
+    "replay": "agenda arrivals fleet gaps handovers index_sync intake jobs listeners loop passes placement process_arrivals "
+    "recorder rendering seen split_placement worker worker_pool",
     "router": "active cost inputs matches memory overlaps pace ranking router search time_cost tree worker",
     "tiers": "cleaner copies copy_totals hicache layout links/fair links/fifo links/link links/sharing loader network offload "
     "path_chain prefix_lookup state store storer",

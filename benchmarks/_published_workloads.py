@@ -109,9 +109,7 @@ def shared_prefix(workload: Mapping[str, Any], seed: int = 0) -> list[TraceReque
 
 
 def conversations(workload: Mapping[str, Any]) -> list[TraceRequest]:
-    """inference-perf's conversations over a long private document: the first turn of all, then the second of all, and so on.
-    A slot of the client has any conversation's next turn, and is held for the pause after an answer, too.
-    """
+    """inference-perf's conversations over a long private document: the first turn of all, then the second of all, and so on."""
     ids, requests = Ids(), []
     for turn in range(workload["turns"]):
         for number in range(workload["conversations"]):
@@ -119,8 +117,19 @@ def conversations(workload: Mapping[str, Any]) -> list[TraceRequest]:
             for earlier in range(turn):
                 parts += [(f"asked {earlier}", workload["question"]), (f"answered {earlier}", workload["answer"])]
             made, length = ids.of(*parts, (f"asked {turn}", workload["question"]))
-            requests.append(TraceRequest(f"0:{number}.{turn}", 0, length, workload["answer"], made, BLOCK))
+            requests.append(
+                TraceRequest(f"0:{number}.{turn}", 0, length, workload["answer"], made, BLOCK, session=str(number))
+            )
     return requests
+
+
+PAUSE_S = 1.18
+"""Mean of the profile's pause after an answer: a lognormal draw with mean 1 and deviation 1, from 1 to 2, rounded."""
+
+
+def pause(name: str) -> int:
+    """Nanoseconds of the pause after a turn: 1 s, or 2 s for 18 % of them. inference-perf counts it as part of the request."""
+    return (2 if random.Random(name).random() < PAUSE_S - 1 else 1) * SECOND
 
 
 def alone(lengths: Sequence[int]) -> list[TraceRequest]:
@@ -136,19 +145,19 @@ def alone(lengths: Sequence[int]) -> list[TraceRequest]:
 
 def random_prompts(
     isl: int, mean: float, limit: int, count: int, earlier: int = 0, seed: int = 0
-) -> list[TraceRequest]:
-    """Prompts that share nothing; answers by the flattest law from 1 to ``limit`` tokens with that mean. The same prompts
-    were sent by ``earlier`` runs before.
+) -> tuple[list[TraceRequest], list[TraceRequest]]:
+    """Prompts that share nothing, with answers by the flattest law from 1 to ``limit`` tokens with that mean; and what was sent
+    before them: the prompts of ``earlier`` runs, and the first prompt once more ahead of each run, as vllm bench does.
     """
     draw, ids = random.Random(f"{seed} {isl} {limit}"), Ids()
     lengths = answers(mean, limit, count, draw)
     prompts = [ids.of((at, isl))[0] for at in range(count)]
     before = [
-        TraceRequest(f"w:{run}.{at}", 0, isl, 1, prompt, BLOCK)
-        for run in range(earlier)
-        for at, prompt in enumerate(prompts)
+        TraceRequest(f"w:{run}.{at}", 0, isl, 1, prompts[max(at, 0)], BLOCK)
+        for run in range(earlier + 1)
+        for at in range(-1, count if run < earlier else 0)
     ]
-    return before + [
+    return before, [
         TraceRequest(f"0:{at}", 0, isl, length, prompt, BLOCK)
         for at, (length, prompt) in enumerate(zip(lengths, prompts, strict=True))
     ]

@@ -38,7 +38,7 @@ import sys
 import tomllib
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import combinations
 from pathlib import Path
@@ -46,11 +46,23 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import published_errors
-from _published_workloads import RATES, aibrix, aibrix_rows, alone, conversations, random_prompts, shared_prefix
+from _published_workloads import (
+    PAUSE_S,
+    RATES,
+    aibrix,
+    aibrix_rows,
+    alone,
+    conversations,
+    pause,
+    random_prompts,
+    shared_prefix,
+)
 
 from kvyard.errors import KvyardError
+from kvyard.replay.fleet import Fleet
 from kvyard.replay.record import Record
 from kvyard.replay.run import replay
+from kvyard.replay.settings import make_config
 from kvyard.replay.traces import TraceRequest
 
 HERE = Path(__file__).resolve().parent
@@ -98,6 +110,8 @@ class Run(NamedTuple):
     cells: dict[int, Cell]
     settings: dict[str, Any]
     requests: list[TraceRequest]
+    before: Sequence[TraceRequest] = ()
+    """Sent first, to their end, and not counted."""
 
 
 # -- theirs -----------------------------------------------------------------------------------------------------------
@@ -175,8 +189,8 @@ def read_dstack(name: str, manifest: Mapping[str, Any], path: Path) -> Iterable[
             manifest["settings"], prefill=prefill, decode=decode, tensor_parallel_size=ranks, concurrency=concurrency
         )
         earlier = LOADS.index(concurrency)
-        requests = [] if broken else random_prompts(isl, made / completed, osl, completed, earlier)
-        yield Run(name, arm, {0: Cell(arm, load, theirs)}, settings, requests)
+        before, requests = ([], []) if broken else random_prompts(isl, made / completed, osl, completed, earlier)
+        yield Run(name, arm, {0: Cell(arm, load, theirs)}, settings, requests, before)
 
 
 def read_llmd(name: str, manifest: Mapping[str, Any], path: Path) -> Iterable[Run]:
@@ -202,7 +216,7 @@ def read_llmd(name: str, manifest: Mapping[str, Any], path: Path) -> Iterable[Ru
             yield Run(name, arm, dict(enumerate(table[arm])), settings, alone(lengths))
         else:
             settings["concurrency"] = workload["concurrency"]
-            settings["turnaround"] = f"{fmean(workload['think_s']):g}s"
+            settings["turnaround"] = f"{PAUSE_S:g}s"
             for cell in table[arm]:
                 yield Run(name, arm, {0: cell}, settings, conversations(workload))
 
@@ -219,9 +233,11 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (at - low)
 
 
-def figure(column: str, records: Sequence[Record], counted: float, total: bool) -> float:
+def figure(
+    column: str, records: Sequence[Record], counted: float, total: bool, paused: Callable[[str], int] = lambda name: 0
+) -> float:
     """Our figure of a column. ``counted``: output tokens that the client counts for one of ours; ``total``: its throughput
-    counts prompts, too.
+    counts prompts, too; ``paused``: nanoseconds that it adds to the end-to-end time of a request.
     """
     if family(column) == "throughput":
         span = (max(record.ended for record in records) - min(record.arrival for record in records)) / 1e9
@@ -230,7 +246,8 @@ def figure(column: str, records: Sequence[Record], counted: float, total: bool) 
         prompts = sum(record.input for record in records) if total else 0
         return (prompts + counted * sum(record.output for record in records)) / span
     name, statistic, unit = (column if column != "prefill_ms" else "ttft_mean_ms").rsplit("_", 2)
-    values = sorted(VALUES[name](record) for record in records if name in ("ttft", "e2e", "ntpot") or record.output > 1)
+    asked = [record for record in records if name in ("ttft", "e2e", "ntpot") or record.output > 1]
+    values = sorted(VALUES[name](record) + (paused(record.id) if name == "e2e" else 0) for record in asked)
     made = fmean(values) if statistic == "mean" else percentile(values, int(statistic[1:]) / 100)
     if name == "itl" and statistic == "mean":  # over tokens, not over requests
         longer = [record for record in records if record.output > 1]
@@ -252,6 +269,16 @@ def family(column: str) -> str:
     return next((name for name, heads in FAMILIES.items() if column.startswith(heads)), "")
 
 
+def replayed(run: Run, extra: Mapping[str, Any]) -> list[Record]:
+    """The records of a run's requests."""
+    settings = dict(run.settings) | dict(extra)
+    if not run.before:
+        return replay(run.requests, config=settings).records
+    fleet = Fleet(make_config(settings))
+    fleet.run(run.requests, None, run.before)
+    return list(fleet.records.values())
+
+
 def work(name: str, at: int, data: Path, extra: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Replay one run of a source; its rows. Runs in a process of its own."""
     manifest = manifests(name)[name]
@@ -269,11 +296,11 @@ def work(name: str, at: int, data: Path, extra: Mapping[str, Any]) -> list[dict[
     if not run.requests:
         return [row(cell, skipped="the run is broken by the source's own figures") for cell in run.cells.values()]
     try:
-        outcome = replay(run.requests, config=dict(run.settings) | dict(extra))
+        records = replayed(run, extra)
     except KvyardError as problem:
         return [row(cell, skipped=str(problem)[:200]) for cell in run.cells.values()]
     parts: dict[int, list[Record]] = defaultdict(list)
-    for record in outcome.records:
+    for record in records:
         key = record.id.partition(":")[0]
         if key.isdecimal() and record.status == "finished":
             parts[int(key)].append(record)
@@ -281,6 +308,8 @@ def work(name: str, at: int, data: Path, extra: Mapping[str, Any]) -> list[dict[
     workload = workload if isinstance(workload, dict) else {}
     counted = own.get("counted_output", workload.get("answer", 1)) / workload.get("answer", 1)
     resolution = manifest.get("resolution", {})
+    paused = pause if workload.get("kind") == "conversations" else lambda name: 0
+    rendering = run.settings.get("render_token_us", 0.0) * 1e3
     rows = []
     for number, cell in run.cells.items():
         records = parts[number]
@@ -289,10 +318,13 @@ def work(name: str, at: int, data: Path, extra: Mapping[str, Any]) -> list[dict[
             continue
         total = workload.get("throughput") == "total"
         metrics = {
-            column: [theirs, round(figure(column, records, counted, total), 5), resolution.get(column, 0)]
+            column: [theirs, round(figure(column, records, counted, total, paused), 5), resolution.get(column, 0)]
             for column, theirs in cell.theirs.items()
         }
-        waits = sum(max(0, record.admitted - record.arrival - record.loading) for record in records)
+        waits = sum(
+            max(0, record.admitted - record.arrival - record.loading - round(rendering * record.input))
+            for record in records
+        )
         share = waits / max(1, sum(record.ttft for record in records))
         knee = "above" if share >= KNEE else "below"
         found = sum(record.cached + sum(record.loaded) for record in records)

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvyard.clock import SECOND
-from kvyard.replay.report.report import FlowReport, Report, SessionsReport
+from kvyard.replay.report.fleet_report import FlowReport
+from kvyard.replay.report.report import Report
+from kvyard.replay.report.session_report import SessionsReport
 from kvyard.replay.run import replay as replayed
 from kvyard.replay.traces import TraceRequest, open_trace
 

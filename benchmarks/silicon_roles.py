@@ -123,6 +123,7 @@ def loop(fleet: MeasuredFleet, kind: str) -> tuple[float, ...]:
             decode | {"role": "decode", "count": fleet.decodes},
         ],
         "router": "least-loaded",
+        "second_front_end": False,  # Dynamo tokenizes a prompt once
         "protocol": "destination-first" if row.backend == "sglang" else "source-first",
         "concurrency": row.concurrency,
     }

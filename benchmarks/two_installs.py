@@ -32,6 +32,14 @@ REPLAYS: dict[str, dict[str, Any]] = {
     "8 least-time": {"workers": 8, "router": "least-time", **SMALL},
     "4 + 4 kv": {"prefill": 4, "decode": 4, "router": "kv", "nic": "none", **SMALL},
 }
+SGLANG: dict[str, tuple[int, dict[str, Any]]] = {
+    "4 workers, page 64": (4000, {"workers": 4, "block_size": 64, "num_gpu_blocks": 16384}),
+    "4 workers, page 64, evictions": (4000, {"workers": 4, "block_size": 64, "num_gpu_blocks": 2500}),
+    "1 worker, page 64": (1500, {"workers": 1, "block_size": 64, "num_gpu_blocks": 4096, "speedup": 4}),
+    "4 workers, page 16": (1500, {"workers": 4, "block_size": 16, "num_gpu_blocks": 40000}),
+    "2 workers, page 1": (200, {"workers": 2, "block_size": 1, "num_gpu_blocks": 400000}),
+}
+"""Requests and settings of replays with ``backend=sglang``."""
 BLOCKS: dict[str, dict[str, Any]] = {
     "full": {},
     "full + window, events": {"groups": "full+swa", "events": True},
@@ -60,6 +68,20 @@ def replays(requests: int) -> dict[str, float]:
         f"replay: {name}": best(lambda chosen=settings: replay(trace, limit=requests, **chosen), 1)
         for name, settings in REPLAYS.items()
     }
+
+
+def sglang(requests: int) -> dict[str, float]:
+    """CPU seconds of replays with SGLang's scheduler and cache, the quickest of 3."""
+    from kvyard.replay.run import replay
+
+    trace = conversation_trace()
+    replay(trace, limit=50, backend="sglang", **SGLANG["4 workers, page 64"][1])
+    times = {}
+    for name, (limit, settings) in SGLANG.items():
+        times[f"sglang: {name}"] = best(
+            lambda limit=limit, chosen=settings: replay(trace, limit=limit, backend="sglang", **chosen), 3
+        )
+    return times
 
 
 def blocks(requests: int) -> dict[str, float]:
@@ -119,7 +141,7 @@ def routing(requests: int) -> dict[str, float]:
     }
 
 
-PARTS = {part.__name__: part for part in (replays, blocks, index, events, routing)}
+PARTS = {part.__name__: part for part in (replays, sglang, blocks, index, events, routing)}
 
 
 def measured(install: Path, part: str, requests: int) -> dict[str, float]:

@@ -15,15 +15,14 @@ The format is described in tests/golden/scheduler/README.md.
 
 from __future__ import annotations
 
-import argparse
 import json
-import lzma
 import sys
 import tempfile
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from recorded_logs import Arguments, pass_ns, write_log
 from scheduler_families import FAMILIES, workload
 from scheduler_under_test import MODEL, SchedulerUnderTest, import_vllm
 
@@ -189,14 +188,11 @@ class Recording:
         computed |= new
         for name, hit in new.items():
             self.ends[name]["cached"] = hit
-        timing = self._timing
+        context = sum(computed[name] + count for name, count in tokens.items())
         step: Step = {
             "step": len(self.steps),
             "start": None,
-            "ns": timing["base"]
-            + timing["per_token"] * sum(tokens.values())
-            + timing["per_request"] * len(tokens)
-            + timing["per_context"] * sum(computed[name] + count for name, count in tokens.items()),
+            "ns": pass_ns(self._timing, sum(tokens.values()), len(tokens), context),
             "tokens": tokens,
             **scheduler.state(with_line=self._settings["num_blocks"] <= LONGEST_LINE),
         }
@@ -266,48 +262,21 @@ def record(name: str, seed: int, out: Path, model: str, version: str) -> str:
         "timing": timing,
     }
     lines = [header, *requests, *recording.steps, *recording.ends.values()]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    path = out / f"{name}@{seed}.jsonl.xz"
-    path.write_bytes(lzma.compress(text.encode(), preset=9))
+    file = write_log(out, f"{name}@{seed}", lines)
     preempted = sum(len(step.get("preempted", ())) for step in recording.steps)
     aborted = sum(end["reason"] == "aborted" for end in recording.ends.values())
     left = sum(end["reason"] == "unfinished" for end in recording.ends.values())
     summary = (
-        f"{path.name}: {len(requests)} requests, {len(recording.steps)} steps, {preempted} preempted, {aborted} aborted"
+        f"{file}: {len(requests)} requests, {len(recording.steps)} steps, {preempted} preempted, {aborted} aborted"
     )
     return summary + (f", {left} UNFINISHED" if left else "")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [--all] OUT [LOG ...]",
-    )
-    parser.add_argument("out", nargs="?", type=Path, help="the folder to write to")
-    parser.add_argument("logs", nargs="*", metavar="FAMILY@SEED", help="what to record")
-    parser.add_argument("--all", action="store_true", help="logs of every family")
-    parser.add_argument("--families", metavar="A,B", help="logs of these families")
-    parser.add_argument("--seeds", default="1", metavar="FIRST-LAST", help="which of --all and --families [default: 1]")
-    parser.add_argument("--list", action="store_true", help="say which families there are")
-    args = parser.parse_args()
-    if args.list:
-        for name, make in FAMILIES.items():
-            print(f"{name:20s} {(make.__doc__ or '').splitlines()[0]}")
+    parsed = Arguments(__doc__ or "", FAMILIES).parse()
+    if parsed is None:
         return 0
-    chosen = list(FAMILIES) if args.all else args.families.split(",") if args.families else []
-    try:
-        first, _, last = args.seeds.partition("-")
-        jobs = [(name, seed) for name in chosen for seed in range(int(first), int(last or first) + 1)]
-        jobs += [(name, int(seed)) for name, _, seed in (log.rpartition("@") for log in args.logs)]
-    except ValueError:
-        parser.error("a log is FAMILY@SEED, and seeds are FIRST-LAST, in whole numbers")
-    unknown = sorted({name for name, _ in jobs} - set(FAMILIES))
-    if unknown:
-        parser.error(f"no family is called {', '.join(unknown)}; --list says which there are")
-    if args.out is None or not jobs:
-        parser.error("say where to write to, and which logs or --all")
-    args.out.mkdir(parents=True, exist_ok=True)
+    args, jobs = parsed
     version = import_vllm()
     with tempfile.TemporaryDirectory() as model:
         Path(model, "config.json").write_text(json.dumps(MODEL))

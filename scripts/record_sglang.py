@@ -18,25 +18,31 @@ The format is described in tests/golden/sglang/README.md.
 
 from __future__ import annotations
 
-import argparse
-import json
-import lzma
 import random
 import sys
+import traceback
 import zlib
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from recorded_logs import Arguments, pass_ns, write_log
 from sglang_families import FAMILIES, admission_state, workload
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # run by SGLang's Python, which has no kvyard
-from kvyard.sglang.under_test import SglangUnderTest, admit, import_sglang
+from kvyard.sglang.absent import import_sglang
+from kvyard.sglang.adder import admit
+from kvyard.sglang.storage import StorageFolder
+from kvyard.sglang.under_test import SglangUnderTest
 
 FORMAT = "sglang-log/1"
 TIERS = {"GPU": "device", "CPU_PINNED": "host", "DISK": "storage"}
 
 Step = dict[str, Any]
+
+
+class NotRecorded(Exception):
+    """SGLang did something that no log can state."""
 
 
 class EventNumbers:
@@ -52,7 +58,7 @@ class EventNumbers:
             kind = type(event).__name__
             if kind == "BlockStored":
                 parent = None if event.parent_block_hash is None else self._number(event.parent_block_hash)
-                tokens = ",".join(map(str, event.token_ids))
+                tokens = ",".join(map(str, _raw(event.token_ids)))
                 numbers = self._runs(event.block_hashes)
                 written.append(["stored", _tier(event), parent, numbers, zlib.crc32(tokens.encode())])
             elif kind == "BlockRemoved":
@@ -72,6 +78,11 @@ class EventNumbers:
         return runs
 
 
+def _raw(tokens: list[Any]) -> list[int]:
+    """The tokens of an event, which a drafter with hidden states has as pairs of neighbours."""
+    return [*(first for first, _ in tokens), tokens[-1][1]] if tokens and isinstance(tokens[0], tuple) else tokens
+
+
 def _tier(event: Any) -> str:
     return TIERS[getattr(event.medium, "value", event.medium)]
 
@@ -87,6 +98,7 @@ class Recording:
         scheduler: SglangUnderTest,
     ) -> None:
         self._settings = settings
+        self._drafts = settings.get("speculative")
         self._timing = timing
         self._scheduler = scheduler
         self._requests = {request["request"]: request for request in requests}
@@ -96,6 +108,8 @@ class Recording:
         self._time = 0
         self._numbers = EventNumbers()
         self._requeued: list[tuple[str, str]] = []
+        self._sent_back = False
+        """True if requests went back to the queue with the latest decision."""
         self._past: dict[str, int] = {}
         """Tokens of each request that have keys and values, as far as steps computed them."""
         self.steps: list[Step] = []
@@ -143,7 +157,9 @@ class Recording:
                 self._process(batch, batch, step, self._now)
             else:
                 scheduler.reset_if_idle()
-                if not self._skip_idle(tried=scheduler.of_sglang.last_batch is None):
+                # The last request of the decode batch may just have been given up, which makes room for the prompt under way.
+                cut = scheduler.of_sglang.chunked_req is not None and scheduler.of_sglang.last_batch is not None
+                if not cut and not self._skip_idle():
                     return
             scheduler.of_sglang.last_batch = batch
 
@@ -184,16 +200,16 @@ class Recording:
         if queue and getattr(batch, "hicache_consumer_index", -1) >= 0:
             step["ns"] = max(step["ns"], queue[-1].finish_event.end - step["start"])
 
-    def _skip_idle(self, *, tried: bool = True) -> bool:
-        """Go on to the next arrival; false if there is none. A prompt under way is ``tried`` once more before that: the last
-        request of the decode batch may just have been given up.
+    def _skip_idle(self) -> bool:
+        """Go on to the next arrival or end of a copy; false if there is none. Where requests have just gone back to the queue,
+        they are tried at once.
         """
-        if not tried and self._scheduler.of_sglang.chunked_req is not None:
+        if self._sent_back:
             return True
         waits = [self._inbox[0][0]] if self._inbox else []
-        copies = self._scheduler.copies
-        if copies is not None and (end := copies.next_end()) is not None:
-            waits.append(end)
+        for waited_for in (self._scheduler.copies, self._scheduler.storage):
+            if waited_for is not None and (end := waited_for.next_end()) is not None:
+                waits.append(end)
         if not waits:
             return False
         self._now = max(self._now, min(waits))
@@ -212,15 +228,19 @@ class Recording:
     def _decide(self) -> tuple[Any, Step]:
         """SGLang's next batch, if there is one, and a description of it."""
         scheduler = self._scheduler
+        if scheduler.storage is not None:
+            scheduler.storage.advance()
         batch = scheduler.next_batch()
         requeued = scheduler.take_requeued()
+        self._sent_back = bool(requeued)
         for _, name in requeued:
             self.ends[name]["retractions"] += 1
         self._requeued = [*self._requeued, *requeued]
         if batch is None:
             return None, {}
         decode = batch.forward_mode.is_decode()
-        lengths = [1] * len(batch.reqs) if decode else list(batch.extend_lens)
+        width = self._drafts["num_draft_tokens"] if self._drafts else 1
+        lengths = [width] * len(batch.reqs) if decode else list(batch.extend_lens)
         prefixes = [] if decode else list(batch.prefix_lens)
         tokens = {req.rid: count for req, count in zip(batch.reqs, lengths, strict=True)}
         extending = 0 if decode else len(batch.reqs) - len(batch.decoding_reqs or ())
@@ -228,26 +248,24 @@ class Recording:
         cut = [req.rid for req in batch.reqs[:extending] if req.extend_end < len(req.full_untruncated_fill_ids)]
         if len(cut) > 1:
             # Of two prompts that are cut to fit the window pool, SGLang forgets to go on with the first.
-            raise SystemExit(
-                f"{self._settings['seed']}: SGLang cut two prompts in one batch, {cut}: choose another seed"
-            )
+            raise NotRecorded(f"SGLang cut two prompts in one batch, {cut}: choose another seed")
         for index, req in enumerate(batch.reqs):
             if index < extending:
                 past[req.rid] = self._past[req.rid] = prefixes[index]
                 if self.ends[req.rid]["cached"] is None:
                     self.ends[req.rid]["cached"] = prefixes[index]
         context = 0
-        for name, count in tokens.items():
-            self._past[name] += count
-            context += self._past[name]
-        timing = self._timing
+        for index, (req, count) in enumerate(zip(batch.reqs, lengths, strict=True)):
+            if self._drafts and index >= extending:
+                # How many of them will have been accepted isn't known yet.
+                self._past[req.rid] = req.kv.kv_committed_len
+            self._past[req.rid] += count
+            context += self._past[req.rid]
+        counted = len(lengths) if decode else sum(lengths)
         step: Step = {
             "step": len(self.steps),
             "start": None,
-            "ns": timing["base"]
-            + timing["per_token"] * sum(lengths)
-            + timing["per_request"] * len(tokens)
-            + timing["per_context"] * context,
+            "ns": pass_ns(self._timing, counted, len(tokens), context),
             "mode": batch.forward_mode.name.lower(),
             "tokens": tokens,
             **scheduler.state(),
@@ -267,13 +285,19 @@ class Recording:
     def _process(self, batch: Any, copy: Any, step: Step, end: int) -> None:
         """The model has run a batch: every request that is not in the middle of its prompt has a token."""
         before = {req.rid: len(req.output_ids) for req in copy.reqs}
-        sampled = [self._requests[req.rid]["output"][0] + before[req.rid] for req in copy.reqs]
+        verifies = self._drafts is not None and copy.forward_mode.is_decode()
+        sampled: list[list[int]] = []
+        for req in copy.reqs:
+            request, known = self._requests[req.rid], before[req.rid]
+            holds = request["holds"][known % len(request["holds"])] if verifies else 0
+            first = request["output"][0] + known
+            sampled.append(list(range(first, first + 1 + holds)))
         finished = {req.rid for req in copy.reqs if req.finished()}
-        self._scheduler.process(copy, self._scheduler.result(sampled))
+        self._scheduler.process(copy, self._scheduler.result(sampled, verifies=verifies))
         for req in copy.reqs:
             note = self.ends[req.rid]
             if len(req.output_ids) > before[req.rid]:
-                note["output"] = len(req.output_ids)
+                note["output"] = len(req.output_ids_through_stop)
                 if note["first_token"] is None:
                     note["first_token"] = end
             if req.finished() and req.rid not in finished:
@@ -284,8 +308,12 @@ class Recording:
 def record(name: str, seed: int, out: Path, version: str) -> str:
     """Write one log; returns a line about it."""
     settings, timing, requests = workload(name, seed)
-    recording = Recording(settings, timing, requests, SglangUnderTest(settings))
-    recording.run()
+    files = StorageFolder()
+    try:
+        recording = Recording(settings, timing, requests, SglangUnderTest(settings))
+        recording.run()
+    finally:
+        files.remove()
     header = {
         "format": FORMAT,
         "sglang": version,
@@ -295,9 +323,7 @@ def record(name: str, seed: int, out: Path, version: str) -> str:
         "timing": timing,
     }
     lines = [header, *requests, *recording.steps, *recording.ends.values(), {"rest": recording.rest}]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    path = out / f"{name}@{seed}.jsonl.xz"
-    path.write_bytes(lzma.compress(text.encode(), preset=9))
+    file = write_log(out, f"{name}@{seed}", lines)
     retracted = sum(end["retractions"] for end in recording.ends.values())
     removed = sum(
         count
@@ -308,9 +334,7 @@ def record(name: str, seed: int, out: Path, version: str) -> str:
     )
     aborted = sum("abort" in request for request in requests)
     left = sum(end["at"] is None for end in recording.ends.values())
-    line = (
-        f"{path.name}: {len(requests)} requests, {len(recording.steps)} steps, {retracted} retracted, {removed} evicted"
-    )
+    line = f"{file}: {len(requests)} requests, {len(recording.steps)} steps, {retracted} retracted, {removed} evicted"
     line += f", {aborted} to abort" if aborted else ""
     return line + (f", {left} UNFINISHED" if left else "")
 
@@ -319,50 +343,32 @@ def record_admission(states: int, out: Path, version: str) -> str:
     """Write the answers of ``PrefillAdder`` in random states, which ``admission_state`` makes from their numbers."""
     lines = [{"format": "sglang-admission/1", "sglang": version}]
     lines += [{"state": seed, "answers": admit(admission_state(seed))} for seed in range(states)]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    path = out / "admission.jsonl.xz"
-    path.write_bytes(lzma.compress(text.encode(), preset=9))
-    return f"{path.name}: {states} states"
+    return f"{write_log(out, 'admission', lines)}: {states} states"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [--all] OUT [LOG ...]",
+    arguments = Arguments(__doc__ or "", FAMILIES)
+    arguments.parser.add_argument(
+        "--admission", type=int, metavar="STATES", help="answers of the prefill adder in random states"
     )
-    parser.add_argument("out", nargs="?", type=Path, help="the folder to write to")
-    parser.add_argument("logs", nargs="*", metavar="FAMILY@SEED", help="logs to record")
-    parser.add_argument("--all", action="store_true", help="logs of every family")
-    parser.add_argument("--family", "--families", dest="families", metavar="A,B", help="logs of these families")
-    parser.add_argument("--seed", "--seeds", dest="seeds", default="1", metavar="FIRST-LAST", help="seeds [default: 1]")
-    parser.add_argument("--admission", type=int, metavar="STATES", help="answers of the prefill adder in random states")
-    parser.add_argument("--list", action="store_true", help="list the families")
-    args = parser.parse_args()
-    if args.list:
-        for name, change in FAMILIES.items():
-            print(f"{name:20s} {(change.__doc__ or '').splitlines()[0]}")
+    parsed = arguments.parse(instead="admission")
+    if parsed is None:
         return 0
-    chosen = list(FAMILIES) if args.all else args.families.split(",") if args.families else []
-    try:
-        first, _, last = args.seeds.partition("-")
-        jobs = [(name, seed) for name in chosen for seed in range(int(first), int(last or first) + 1)]
-        jobs += [(name, int(seed)) for name, _, seed in (log.rpartition("@") for log in args.logs)]
-    except ValueError:
-        parser.error("a log is FAMILY@SEED, and seeds are FIRST-LAST, in whole numbers")
-    unknown = sorted({name for name, _ in jobs} - set(FAMILIES))
-    if unknown:
-        parser.error(f"no family is called {', '.join(unknown)}; --list names them")
-    if args.out is None or not (jobs or args.admission):
-        parser.error("give the folder to write to, and logs, --family or --all")
-    args.out.mkdir(parents=True, exist_ok=True)
+    args, jobs = parsed
     version = import_sglang()
     if args.admission:
         SglangUnderTest(workload("radix-p16", 1)[0])  # publishes a configuration
         print(record_admission(args.admission, args.out, version), flush=True)
+    failed = 0
     for name, seed in jobs:
-        print(record(name, seed, args.out, version), flush=True)
-    return 0
+        try:
+            print(record(name, seed, args.out, version), flush=True)
+        except Exception as error:
+            if not isinstance(error, NotRecorded):
+                traceback.print_exc()
+            print(f"{name}@{seed}: NOT RECORDED: {error!r}", flush=True)
+            failed += 1
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -10,9 +10,6 @@ in; ``tests/golden/trtllm/README.md`` has the format.
 
 from __future__ import annotations
 
-import argparse
-import json
-import lzma
 import random
 import re
 import sys
@@ -21,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from recorded_logs import Arguments, pass_ns, write_log
 from trtllm_under_test import CapacitySchedulerPolicy, LlmRequestState, StandInManager, StandInRequest, load
 
 FORMAT = "trtllm-log/1"
@@ -280,17 +278,10 @@ class Walk:
         return request.context_current_position if request.is_context_init_state else len(request.tokens) - 1
 
     def _start(self, start: int, batch: Any, line: dict[str, Any]) -> tuple[int, Any, dict[str, Any]]:
-        clock = self.timing
         lengths = [request.context_current_position + request.context_chunk_size for request in batch.context_requests]
         lengths += [self.manager.lengths[request.request_id] for request in batch.generation_requests]
-        tokens = sum(line["tokens"].values())
         line["start"] = start
-        line["ns"] = (
-            clock["base"]
-            + clock["per_token"] * tokens
-            + clock["per_request"] * len(lengths)
-            + clock["per_context"] * sum(lengths)
-        )
+        line["ns"] = pass_ns(self.timing, sum(line["tokens"].values()), len(lengths), sum(lengths))
         if self.settings["overlap"]:
             self._advance_states(batch)
         return start + line["ns"], batch, line
@@ -348,36 +339,23 @@ def record(name: str, seed: int, out: Path, schedulers: Any, executor: type, ver
     walk.run(requests)
     header = {"format": FORMAT, "version": version, "config": settings, "timing": timing}
     lines = [header, *requests, *walk.steps, *walk.ends.values()]
-    path = out / f"{name}@{seed}.jsonl.xz"
-    path.write_bytes(lzma.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
-    return f"{path.name}: {len(requests)} requests, {len(walk.steps)} steps"
+    file = write_log(out, f"{name}@{seed}", lines)
+    return f"{file}: {len(requests)} requests, {len(walk.steps)} steps"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", nargs="?", type=Path, help="the folder to write to")
-    parser.add_argument("--checkout", type=Path, help="a checkout of TensorRT-LLM")
-    parser.add_argument("--all", action="store_true", help="logs of every family")
-    parser.add_argument("--family", default="", metavar="A,B", help="logs of these families")
-    parser.add_argument("--seed", default="1", metavar="FIRST-LAST", help="seeds [default: 1]")
-    parser.add_argument("--list", action="store_true", help="list the families")
-    args = parser.parse_args()
-    if args.list:
-        print("\n".join(FAMILIES))
+    arguments = Arguments(__doc__ or "", FAMILIES)
+    arguments.parser.add_argument("--checkout", type=Path, help="a checkout of TensorRT-LLM")
+    parsed = arguments.parse()
+    if parsed is None:
         return 0
-    names = list(FAMILIES) if args.all else [name for name in args.family.split(",") if name]
-    unknown = sorted(set(names) - set(FAMILIES))
-    if unknown:
-        parser.error(f"no family is called {', '.join(unknown)}; --list names them")
-    if args.out is None or args.checkout is None or not names:
-        parser.error("give --checkout, the folder to write to, and --family or --all")
-    first, _, last = args.seed.partition("-")
-    args.out.mkdir(parents=True, exist_ok=True)
+    args, jobs = parsed
+    if args.checkout is None:
+        arguments.parser.error("give --checkout")
     schedulers, executor = load(args.checkout)
     version = re.findall(r'__version__ = "(.*)"', (args.checkout / "tensorrt_llm/version.py").read_text())[0]
-    for name in names:
-        for seed in range(int(first), int(last or first) + 1):
-            print(record(name, seed, args.out, schedulers, executor, version), flush=True)
+    for name, seed in jobs:
+        print(record(name, seed, args.out, schedulers, executor, version), flush=True)
     return 0
 
 

@@ -164,6 +164,20 @@ def family(make: Family) -> Family:
     return make
 
 
+def derived(
+    name: str, base: Family, doc: str, change: Callable[[Traffic], None] = lambda t: None, **settings: Any
+) -> None:
+    """Enter a family like ``base``: ``change`` is made to its requests, and ``settings`` are its own."""
+
+    def make(t: Traffic) -> Settings:
+        base_settings = base(t)
+        change(t)
+        return {**base_settings, **settings}
+
+    make.__doc__ = doc
+    FAMILIES[name] = make
+
+
 def workload(name: str, seed: int) -> tuple[Settings, dict[str, int], list[Request]]:
     """The settings, the timing and the requests of one log. Raises ``KeyError`` for a family that isn't there."""
     traffic = Traffic(name, seed)
@@ -301,10 +315,7 @@ def boundary(t: Traffic) -> Settings:
     }
 
 
-@family
-def nocache(t: Traffic) -> Settings:
-    """``preempt`` without prefix caching."""
-    return {**preempt(t), "enable_prefix_caching": False}
+derived("nocache", preempt, "``preempt`` without prefix caching.", enable_prefix_caching=False)
 
 
 @family
@@ -321,16 +332,13 @@ def nochunk(t: Traffic) -> Settings:
     }
 
 
-@family
-def watermark(t: Traffic) -> Settings:
-    """``preempt`` with blocks kept free."""
-    return {**preempt(t), "num_blocks": 61, "watermark": 0.12}
-
-
-@family
-def first_chunk(t: Traffic) -> Settings:
-    """``chunked-tight`` with admission by the first chunk alone."""
-    return {**chunked_tight(t), "scheduler_reserve_full_isl": False}
+derived("watermark", preempt, "``preempt`` with blocks kept free.", num_blocks=61, watermark=0.12)
+derived(
+    "first-chunk",
+    chunked_tight,
+    "``chunked-tight`` with admission by the first chunk alone.",
+    scheduler_reserve_full_isl=False,
+)
 
 
 @family
@@ -418,10 +426,13 @@ def threshold_tight(t: Traffic) -> Settings:
     }
 
 
-@family
-def threshold_adaptive(t: Traffic) -> Settings:
-    """A threshold that is raised to an even share of the step."""
-    return {**threshold(t), "long_prefill_token_threshold": 24, "long_prefill_token_threshold_adaptive": True}
+derived(
+    "threshold-adaptive",
+    threshold,
+    "A threshold that is raised to an even share of the step.",
+    long_prefill_token_threshold=24,
+    long_prefill_token_threshold_adaptive=True,
+)
 
 
 # -- priorities ------------------------------------------------------------------------------------------------------
@@ -484,16 +495,8 @@ def swa(t: Traffic) -> Settings:
     }
 
 
-@family
-def swa_dense(t: Traffic) -> Settings:
-    """``swa``, all that is reachable kept."""
-    return {**swa(t), "prefix_cache_retention_interval": None}
-
-
-@family
-def swa_interval(t: Traffic) -> Settings:
-    """``swa``, a checkpoint every 64 tokens."""
-    return {**swa(t), "prefix_cache_retention_interval": 64}
+derived("swa-dense", swa, "``swa``, all that is reachable kept.", prefix_cache_retention_interval=None)
+derived("swa-interval", swa, "``swa``, a checkpoint every 64 tokens.", prefix_cache_retention_interval=64)
 
 
 @family
@@ -632,10 +635,7 @@ def mamba_inside_fine(t: Traffic) -> Settings:
     }
 
 
-@family
-def mamba_all(t: Traffic) -> Settings:
-    """``mamba``, every state kept."""
-    return {**mamba(t), "groups": [{"type": "full"}, {"type": "mamba", "mode": "all"}]}
+derived("mamba-all", mamba, "``mamba``, every state kept.", groups=[{"type": "full"}, {"type": "mamba", "mode": "all"}])
 
 
 # -- drawn by the seed -----------------------------------------------------------------------------------------------
@@ -730,58 +730,22 @@ def overlap(t: Traffic) -> Settings:
     return {"async_scheduling": True, "num_blocks": 401, "max_num_seqs": 16}
 
 
-@family
-def overlap_tight(t: Traffic) -> Settings:
-    """``preempt`` with asynchronous scheduling."""
-    return {**preempt(t), "async_scheduling": True}
-
-
-@family
-def overlap_abort(t: Traffic) -> Settings:
-    """``abort-tight`` with asynchronous scheduling: what was given up is in a step that was decided on."""
-    return {**abort_tight(t), "async_scheduling": True}
-
-
-@family
-def overlap_boundary(t: Traffic) -> Settings:
-    """``boundary`` with asynchronous scheduling."""
-    return {**boundary(t), "async_scheduling": True}
-
-
-@family
-def overlap_priority(t: Traffic) -> Settings:
-    """``priority-tight`` with asynchronous scheduling."""
-    return {**priority_tight(t), "async_scheduling": True}
-
-
-@family
-def overlap_threshold(t: Traffic) -> Settings:
-    """``threshold-tight`` with asynchronous scheduling."""
-    return {**threshold_tight(t), "async_scheduling": True}
-
-
-@family
-def overlap_turns(t: Traffic) -> Settings:
-    """``turns-tight`` with asynchronous scheduling."""
-    return {**turns_tight(t), "async_scheduling": True}
-
-
-@family
-def overlap_swa(t: Traffic) -> Settings:
-    """``swa-tight`` with asynchronous scheduling."""
-    return {**swa_tight(t), "async_scheduling": True}
-
-
-@family
-def overlap_mamba(t: Traffic) -> Settings:
-    """``mamba-tight`` with asynchronous scheduling."""
-    return {**mamba_tight(t), "async_scheduling": True}
-
-
-@family
-def overlap_fuzz(t: Traffic) -> Settings:
-    """``fuzz`` with asynchronous scheduling."""
-    return {**fuzz(t), "async_scheduling": True}
+derived("overlap-tight", preempt, "``preempt`` with asynchronous scheduling.", async_scheduling=True)
+derived(
+    "overlap-abort",
+    abort_tight,
+    "``abort-tight`` with asynchronous scheduling: what was given up is in a step that was decided on.",
+    async_scheduling=True,
+)
+derived("overlap-boundary", boundary, "``boundary`` with asynchronous scheduling.", async_scheduling=True)
+derived("overlap-priority", priority_tight, "``priority-tight`` with asynchronous scheduling.", async_scheduling=True)
+derived(
+    "overlap-threshold", threshold_tight, "``threshold-tight`` with asynchronous scheduling.", async_scheduling=True
+)
+derived("overlap-turns", turns_tight, "``turns-tight`` with asynchronous scheduling.", async_scheduling=True)
+derived("overlap-swa", swa_tight, "``swa-tight`` with asynchronous scheduling.", async_scheduling=True)
+derived("overlap-mamba", mamba_tight, "``mamba-tight`` with asynchronous scheduling.", async_scheduling=True)
+derived("overlap-fuzz", fuzz, "``fuzz`` with asynchronous scheduling.", async_scheduling=True)
 
 
 # -- several rules at once -------------------------------------------------------------------------------------------
@@ -816,10 +780,7 @@ def priority_threshold(t: Traffic) -> Settings:
     }
 
 
-@family
-def priority_swa(t: Traffic) -> Settings:
-    """Priorities with windows."""
-    return {**swa_tight(t), "policy": "priority"}
+derived("priority-swa", swa_tight, "Priorities with windows.", policy="priority")
 
 
 @family
@@ -857,10 +818,7 @@ def abort_inside(t: Traffic) -> Settings:
     }
 
 
-@family
-def overlap_inside(t: Traffic) -> Settings:
-    """``abort-inside`` with asynchronous scheduling."""
-    return {**abort_inside(t), "async_scheduling": True}
+derived("overlap-inside", abort_inside, "``abort-inside`` with asynchronous scheduling.", async_scheduling=True)
 
 
 @family
@@ -906,36 +864,17 @@ def lora_one(t: Traffic) -> Settings:
     return {"max_loras": 1, "num_blocks": 301, "max_num_seqs": 8, "max_num_batched_tokens": 128}
 
 
-@family
-def lora_tight(t: Traffic) -> Settings:
-    """Adapters in a pool that preempts."""
-    settings = preempt(t)
-    t.adapt(4, 0.25)
-    return {**settings, "max_loras": 2}
-
-
-@family
-def lora_abort(t: Traffic) -> Settings:
-    """Adapters whose requests are given up."""
-    settings = abort_tight(t)
-    t.adapt(4, 0.2)
-    return {**settings, "max_loras": 2}
-
-
-@family
-def lora_priority(t: Traffic) -> Settings:
-    """Adapters and priorities."""
-    settings = priority_tight(t)
-    t.adapt(4, 0.2)
-    return {**settings, "max_loras": 2}
-
-
-@family
-def lora_overlap(t: Traffic) -> Settings:
-    """Adapters with asynchronous scheduling."""
-    settings = abort(t)
-    t.adapt(4, 0.2)
-    return {**settings, "max_loras": 2, "async_scheduling": True}
+derived("lora-tight", preempt, "Adapters in a pool that preempts.", lambda t: t.adapt(4, 0.25), max_loras=2)
+derived("lora-abort", abort_tight, "Adapters whose requests are given up.", lambda t: t.adapt(4, 0.2), max_loras=2)
+derived("lora-priority", priority_tight, "Adapters and priorities.", lambda t: t.adapt(4, 0.2), max_loras=2)
+derived(
+    "lora-overlap",
+    abort,
+    "Adapters with asynchronous scheduling.",
+    lambda t: t.adapt(4, 0.2),
+    max_loras=2,
+    async_scheduling=True,
+)
 
 
 @family
@@ -961,12 +900,15 @@ def drafts(t: Traffic) -> Settings:
     return {"num_speculative_tokens": 3, "timing": UNTIMED_TOKENS, "drafter": "ngram", "max_num_seqs": 16}
 
 
-@family
-def drafts_tight(t: Traffic) -> Settings:
-    """Drafts in a pool that preempts."""
-    settings = preempt(t)
-    t.draft(4, 0.7)
-    return {**settings, "num_speculative_tokens": 4, "timing": UNTIMED_TOKENS, "drafter": "ngram"}
+derived(
+    "drafts-tight",
+    preempt,
+    "Drafts in a pool that preempts.",
+    lambda t: t.draft(4, 0.7),
+    num_speculative_tokens=4,
+    timing=UNTIMED_TOKENS,
+    drafter="ngram",
+)
 
 
 @family
@@ -998,20 +940,24 @@ def drafts_eagle(t: Traffic) -> Settings:
     }
 
 
-@family
-def drafts_eagle_tight(t: Traffic) -> Settings:
-    """The same in a pool that preempts, conversations."""
-    settings = turns_tight(t)
-    t.draft(2, 0.7)
-    return {**settings, "num_speculative_tokens": 2, "timing": UNTIMED_TOKENS, "drafter": "eagle"}
-
-
-@family
-def drafts_abort(t: Traffic) -> Settings:
-    """Drafts of requests that are given up."""
-    settings = abort_tight(t)
-    t.draft(3, 0.6)
-    return {**settings, "num_speculative_tokens": 3, "timing": UNTIMED_TOKENS, "drafter": "ngram"}
+derived(
+    "drafts-eagle-tight",
+    turns_tight,
+    "The same in a pool that preempts, conversations.",
+    lambda t: t.draft(2, 0.7),
+    num_speculative_tokens=2,
+    timing=UNTIMED_TOKENS,
+    drafter="eagle",
+)
+derived(
+    "drafts-abort",
+    abort_tight,
+    "Drafts of requests that are given up.",
+    lambda t: t.draft(3, 0.6),
+    num_speculative_tokens=3,
+    timing=UNTIMED_TOKENS,
+    drafter="ngram",
+)
 
 
 @family
@@ -1078,12 +1024,13 @@ def drafts_fuzz(t: Traffic) -> Settings:
 # -- KV connectors ---------------------------------------------------------------------------------------------------
 
 
-@family
-def connector_sync(t: Traffic) -> Settings:
-    """A connector has part of most prompts at once."""
-    settings = light(t)
-    t.connect(0.8, 0.0)
-    return {**settings, "connector": True}
+derived(
+    "connector-sync",
+    light,
+    "A connector has part of most prompts at once.",
+    lambda t: t.connect(0.8, 0.0),
+    connector=True,
+)
 
 
 @family
@@ -1095,82 +1042,76 @@ def connector_async(t: Traffic) -> Settings:
     return {"connector": True, "max_num_seqs": 12}
 
 
-@family
-def connector_sync_tight(t: Traffic) -> Settings:
-    """``preempt`` with prompts that are there at once."""
-    settings = preempt(t)
-    t.connect(0.7, 0.0)
-    return {**settings, "connector": True}
-
-
-@family
-def connector_async_tight(t: Traffic) -> Settings:
-    """``preempt`` with loads in the background, which begin only where others keep what they still need."""
-    settings = preempt(t)
-    t.connect(0.7, 1.0, ms=30)
-    return {**settings, "connector": True}
-
-
-@family
-def connector_mixed(t: Traffic) -> Settings:
-    """Loads of both kinds beside long prompts in a small pool, and blocks that are held after the end."""
-    settings = chunked_tight(t)
-    t.connect(0.7, 0.5, sends=0.5)
-    return {**settings, "connector": True}
-
-
-@family
-def connector_sends(t: Traffic) -> Settings:
-    """Blocks of most requests are held after their end, in a pool where that is in the way of others."""
-    settings = preempt(t)
-    t.connect(0.3, 0.7, sends=0.8, ms=100)
-    return {**settings, "connector": True}
-
-
-@family
-def connector_turns(t: Traffic) -> Settings:
-    """Conversations, of which a connector has what the pool forgot."""
-    settings = turns(t)
-    t.connect(0.6, 0.6, sends=0.2, ms=20)
-    return {**settings, "num_blocks": 81, "connector": True}
-
-
-@family
-def connector_first_chunk(t: Traffic) -> Settings:
-    """``connector-mixed`` with admission by the first chunk alone."""
-    return {**connector_mixed(t), "scheduler_reserve_full_isl": False}
-
-
-@family
-def connector_priority(t: Traffic) -> Settings:
-    """``priority-tight`` with loads of both kinds."""
-    settings = priority_tight(t)
-    t.connect(0.6, 0.7, sends=0.2, ms=30)
-    return {**settings, "connector": True}
-
-
-@family
-def connector_threshold(t: Traffic) -> Settings:
-    """``threshold-tight`` with loads of both kinds: who loads counts among those that a long prompt would be in the way of."""
-    settings = threshold_tight(t)
-    t.connect(0.6, 0.7, sends=0.2, ms=30)
-    return {**settings, "connector": True}
-
-
-@family
-def connector_swa(t: Traffic) -> Settings:
-    """``swa-tight`` with loads of both kinds."""
-    settings = swa_tight(t)
-    t.connect(0.6, 0.7, sends=0.3, ms=30)
-    return {**settings, "connector": True}
-
-
-@family
-def connector_abort(t: Traffic) -> Settings:
-    """``abort-tight`` with loads of both kinds: who is given up while loading keeps its blocks until the load is done."""
-    settings = abort_tight(t)
-    t.connect(0.7, 0.7, sends=0.3)
-    return {**settings, "connector": True}
+derived(
+    "connector-sync-tight",
+    preempt,
+    "``preempt`` with prompts that are there at once.",
+    lambda t: t.connect(0.7, 0.0),
+    connector=True,
+)
+derived(
+    "connector-async-tight",
+    preempt,
+    "``preempt`` with loads in the background, which begin only where others keep what they still need.",
+    lambda t: t.connect(0.7, 1.0, ms=30),
+    connector=True,
+)
+derived(
+    "connector-mixed",
+    chunked_tight,
+    "Loads of both kinds beside long prompts in a small pool, and blocks that are held after the end.",
+    lambda t: t.connect(0.7, 0.5, sends=0.5),
+    connector=True,
+)
+derived(
+    "connector-sends",
+    preempt,
+    "Blocks of most requests are held after their end, in a pool where that is in the way of others.",
+    lambda t: t.connect(0.3, 0.7, sends=0.8, ms=100),
+    connector=True,
+)
+derived(
+    "connector-turns",
+    turns,
+    "Conversations, of which a connector has what the pool forgot.",
+    lambda t: t.connect(0.6, 0.6, sends=0.2, ms=20),
+    num_blocks=81,
+    connector=True,
+)
+derived(
+    "connector-first-chunk",
+    FAMILIES["connector-mixed"],
+    "``connector-mixed`` with admission by the first chunk alone.",
+    scheduler_reserve_full_isl=False,
+)
+derived(
+    "connector-priority",
+    priority_tight,
+    "``priority-tight`` with loads of both kinds.",
+    lambda t: t.connect(0.6, 0.7, sends=0.2, ms=30),
+    connector=True,
+)
+derived(
+    "connector-threshold",
+    threshold_tight,
+    "``threshold-tight`` with loads of both kinds: who loads counts among those that a long prompt would be in the way of.",
+    lambda t: t.connect(0.6, 0.7, sends=0.2, ms=30),
+    connector=True,
+)
+derived(
+    "connector-swa",
+    swa_tight,
+    "``swa-tight`` with loads of both kinds.",
+    lambda t: t.connect(0.6, 0.7, sends=0.3, ms=30),
+    connector=True,
+)
+derived(
+    "connector-abort",
+    abort_tight,
+    "``abort-tight`` with loads of both kinds: who is given up while loading keeps its blocks until the load is done.",
+    lambda t: t.connect(0.7, 0.7, sends=0.3),
+    connector=True,
+)
 
 
 @family

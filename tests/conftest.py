@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import ssl
 import sys
 import tempfile
@@ -31,6 +32,10 @@ if sys.dont_write_bytecode and "PYTEST_XDIST_WORKER" not in os.environ:
     sys.dont_write_bytecode = False
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = BYTECODE[0].name
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A run that a shell started in the background ignores Ctrl-C, and so would every command that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:
@@ -133,3 +138,12 @@ def pytest_configure(config: pytest.Config) -> None:
     is_xdist_worker = hasattr(config, "workerinput")
     if os.environ.get("KVYARD_CI_STRICT") and not is_xdist_worker:
         config.pluginmanager.register(NoSkips())
+
+
+@pytest.fixture(scope="module")  # its thread draws random numbers, which Hypothesis takes for a strategy's
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A tab of a browser, a ``Tab`` of ``tests.replay.report.browser``."""
+    from tests.replay.report.browser import browser
+
+    with browser(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened

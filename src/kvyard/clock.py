@@ -110,7 +110,7 @@ class VirtualClock:
 class WallClock:
     """Starts at ``start`` and passes ``speed`` times as fast as real time; settings of the system's clock don't touch it."""
 
-    __slots__ = ("_origin", "_rate", "_start", "_unrate")
+    __slots__ = ("_origin", "_rate", "_real", "_start", "_unrate")
 
     def __init__(self, start: int = 0, speed: int | float | Fraction = 1) -> None:
         """Start now. Raises ``ClockError`` for a speed that isn't a positive number."""
@@ -123,6 +123,7 @@ class WallClock:
         self._unrate = self._rate[1] / self._rate[0] / SECOND
         self._start = start
         self._origin = time.monotonic_ns()
+        self._real = self._rate == (1, 1)
 
     @classmethod
     def since_epoch(cls) -> "WallClock":
@@ -132,8 +133,11 @@ class WallClock:
 
     def now(self) -> int:
         """The time."""
-        over, under = self._rate
-        return self._start + (time.monotonic_ns() - self._origin) * over // under
+        passed = time.monotonic_ns() - self._origin
+        if not self._real:
+            over, under = self._rate
+            passed = passed * over // under
+        return self._start + passed
 
     def sleep_until(self, t: int) -> None:
         """Block the thread until it is ``t``."""

@@ -85,9 +85,9 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if not value.isascii() else value
     if isinstance(value, list | tuple):
-        return [_encodable(one) for one in value]
+        return [_encodable(item) for item in value]
     if isinstance(value, dict):
-        return {_encodable(name): _encodable(one) for name, one in value.items()}
+        return {_encodable(name): _encodable(item) for name, item in value.items()}
     return value
 
 

@@ -12,11 +12,11 @@ for _power, _prefix in enumerate("KMGT", 1):
 
 def parse_bytes(text: str) -> int:
     """The bytes that text such as ``80GiB`` or ``24 GB`` stands for. Raises ``KvyardError`` for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = UNITS.get(found[2]) if found else None
-    if found is None or unit is None:
+    matched = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = UNITS.get(matched[2]) if matched else None
+    if matched is None or unit is None:
         raise KvyardError(f"{text!r} is not a size in bytes; write it like 80GiB or 24GB")
-    return int(Fraction(found[1]) * unit)
+    return int(Fraction(matched[1]) * unit)
 
 
 def show_bytes(count: float) -> str:

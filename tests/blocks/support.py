@@ -10,7 +10,7 @@ from kvyard.blocks import BlockManager, GroupSpec, Request
 from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import Group, GroupHit
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.hashing import TokenChain, algorithm
 
 XXH3 = algorithm("xxh3", "tests")
@@ -89,7 +89,7 @@ class Interleaved(Coordinator):
             if external > 0:
                 group.take_external(table, local + external, external)
 
-    def _adopt_by_id(self, group: Group, table: Table, hit: GroupHit, ids: list[int], total: int) -> None:
+    def _adopt_by_id(self, group: Group, table: BlockTable, hit: GroupHit, ids: list[int], total: int) -> None:
         low = max(hit.low, group.rule.stale(total) // group.block_size)
         at = low
         for node in hit.nodes:
@@ -106,7 +106,7 @@ class Interleaved(Coordinator):
         table.length = table.registered = max(low, hit.blocks)
 
     @staticmethod
-    def _steal(table: Table, ids: list[int], start: int, stop: int) -> None:
+    def _steal(table: BlockTable, ids: list[int], start: int, stop: int) -> None:
         """Adopt blocks that have a new owner by now."""
         if start < stop:
             table.append(Extent(ids[start:stop], start))

@@ -12,7 +12,7 @@ from tests.index.fleet import Engine, prompts_of
 
 from kvyard.blocks import BlockManager, ConfigError, GroupSpec
 from kvyard.blocks.attention.window import WindowRule
-from kvyard.blocks.rule import NO_MATCH, Match, Rule
+from kvyard.blocks.rule import NO_MATCH, Rule, RuleMatch
 from kvyard.blocks.spec import ATTENTION, Attention, kind_on_wire
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
@@ -29,7 +29,7 @@ class StridedRule(WindowRule):
         super().__init__(block_size, window)
         self.stride = stride
 
-    def match(self, spans, limit, alignment, drop) -> Match:
+    def match(self, spans, limit, alignment, drop) -> RuleMatch:
         found = super().match(spans, limit // self.stride * self.stride, alignment, drop)
         while found.tokens % self.stride:
             found = super().match(spans, found.tokens - self.block_size, alignment, drop)

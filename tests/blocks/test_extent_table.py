@@ -11,7 +11,7 @@ from tests.blocks.support import FULL, WINDOW, cache, make, run
 
 from kvyard.blocks import BlockManager, GroupSpec
 from kvyard.blocks.extent import Extent, Node
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.hashing import TokenChain
 
 
@@ -60,18 +60,18 @@ def test_names() -> None:
 
 
 def test_positions_without_blocks_are_null() -> None:
-    table = Table()
+    table = BlockTable()
     table.append(Extent([5, 6], 2))
     table.append(Extent([9], 5))
     assert table.ids() == [0, 0, 5, 6, 0, 9]
     table.length = 8
     assert table.ids() == [0, 0, 5, 6, 0, 9, 0, 0]
-    assert Table().ids() == []
+    assert BlockTable().ids() == []
 
 
 def test_a_table_notices_splits_when_it_looks() -> None:
     shared = Extent([1, 2, 3, 4, 5], 0, refs=2)
-    one, other = Table(), Table()
+    one, other = BlockTable(), BlockTable()
     one.append(shared)
     other.append(shared)
     shared.split_front(2)
@@ -92,7 +92,7 @@ def test_a_table_notices_splits_when_it_looks() -> None:
 def test_a_table_that_was_given_the_later_part_only_does_not_claim_the_rest() -> None:
     shared = Extent([1, 2, 3, 4], 0, refs=1)
     shared.split_front(2)
-    table = Table()
+    table = BlockTable()
     table.append(shared)
     shared.split_front(1)
     assert table.ids() == [0, 0, 3, 4]
@@ -101,7 +101,7 @@ def test_a_table_that_was_given_the_later_part_only_does_not_claim_the_rest() ->
 
 def test_losing_blocks_is_noticed() -> None:
     extent = Extent([1, 2, 3], 0)
-    table = Table()
+    table = BlockTable()
     table.append(extent)
     extent.split_front(1).forget_neighbours()
     with pytest.raises(AssertionError, match=r"a table lost the blocks before Extent\(1\.\.3"):
@@ -109,7 +109,7 @@ def test_losing_blocks_is_noticed() -> None:
 
 
 def test_only_private_unnamed_blocks_at_the_end_grow() -> None:
-    table = Table()
+    table = BlockTable()
     table.add_blocks([4, 5])
     table.add_blocks([6])
     assert [extent.ids for extent in table] == [[4, 5, 6]]
@@ -135,7 +135,7 @@ def test_named_blocks_do_not_grow() -> None:
 
 
 def test_dropping() -> None:
-    table = Table()
+    table = BlockTable()
     first, second = Extent([1, 2, 3], 0), Extent([4, 5], 3)
     table.append(first)
     table.append(second)
@@ -148,7 +148,7 @@ def test_dropping() -> None:
 
 
 def test_replacing() -> None:
-    table = Table()
+    table = BlockTable()
     for start in range(3):
         table.append(Extent([start + 1], start))
     table.replace(1, [])

@@ -13,7 +13,7 @@ from kvyard.blocks import GroupSpec
 from kvyard.blocks.attention.chunked import ChunkRule
 from kvyard.blocks.attention.state import StateRule
 from kvyard.blocks.attention.window import WindowRule
-from kvyard.blocks.rule import Match, Rule
+from kvyard.blocks.rule import Rule, RuleMatch
 from kvyard.blocks.spans import Spans, clip, intersect
 
 
@@ -67,7 +67,7 @@ FULL = Rule(2)
 def test_sliding_window_possible_cached_prefix(pattern: str, blocks: int) -> None:
     """Block size 2, window 4: a hit rests on two blocks, or on what there is at the very start."""
     match = window(4).match(spans_of(flags_of(pattern)), 2 * len(pattern), 2, False)
-    assert match == Match(2 * blocks, max(0, blocks - 2))
+    assert match == RuleMatch(2 * blocks, max(0, blocks - 2))
 
 
 CHUNK_CASES = [
@@ -86,7 +86,7 @@ def test_chunked_local_attention_possible_cached_prefix(pattern: str, tail: int,
     """Block size 2, chunk 4: what lies before the chunk counts as there, whatever is cached of it."""
     limit = 2 * len(pattern) + tail
     match = chunk(4).match(spans_of(flags_of(pattern)), limit, 2, False)
-    assert match == Match(2 * blocks, limit // 4 * 2)
+    assert match == RuleMatch(2 * blocks, limit // 4 * 2)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_chunked_local_attention_possible_cached_prefix(pattern: str, tail: int,
 def test_full_attention_hits_an_unbroken_prefix(
     pattern: str, limit: int, alignment: int, drop: bool, tokens: int
 ) -> None:
-    assert FULL.match(spans_of(flags_of(pattern)), limit, alignment, drop) == Match(tokens, 0)
+    assert FULL.match(spans_of(flags_of(pattern)), limit, alignment, drop) == RuleMatch(tokens, 0)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_full_attention_hits_an_unbroken_prefix(
 def test_one_state_is_enough(pattern: str, limit: int, alignment: int, tokens: int, low: int) -> None:
     spans = spans_of(flags_of(pattern))
     for drop in (False, True):  # draft heads have no states, so there is nothing to drop
-        assert state().match(spans, limit, alignment, drop) == Match(tokens, low)
+        assert state().match(spans, limit, alignment, drop) == RuleMatch(tokens, low)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ scales = st.sampled_from([1, 1, 2, 3])
 def test_full_attention_equals_a_scan(flags: list[bool], size: int, scale: int, short: int, drop: bool) -> None:
     limit, alignment = max(0, len(flags) * size - short), size * scale
     rule = Rule(size)
-    assert rule.match(spans_of(flags), limit, alignment, drop) == Match(
+    assert rule.match(spans_of(flags), limit, alignment, drop) == RuleMatch(
         scan_full(flags, size, limit, alignment, drop), 0
     )
 
@@ -221,14 +221,14 @@ def test_window_equals_a_scan(flags: list[bool], size: int, scale: int, width: i
 def test_chunk_equals_a_scan(flags: list[bool], size: int, blocks: int, short: int) -> None:
     limit, length = max(0, len(flags) * size - short), blocks * size
     match = chunk(length, size).match(spans_of(flags), limit, size, False)
-    assert match == Match(scan_chunk(flags, size, length, limit), limit // length * length // size)
+    assert match == RuleMatch(scan_chunk(flags, size, length, limit), limit // length * length // size)
 
 
 @given(patterns, sizes, scales, st.integers(0, 8))
 def test_state_equals_a_scan(flags: list[bool], size: int, scale: int, short: int) -> None:
     limit, alignment = max(0, len(flags) * size - short), size * scale
     tokens = scan_state(flags, size, limit, alignment)
-    assert state(size).match(spans_of(flags), limit, alignment, False) == Match(tokens, max(0, tokens // size - 1))
+    assert state(size).match(spans_of(flags), limit, alignment, False) == RuleMatch(tokens, max(0, tokens // size - 1))
 
 
 # -- what is stale ----------------------------------------------------------------------------------------------------

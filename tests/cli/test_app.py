@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from tests.cli.support import exit_code
 
 import kvyard
 from kvyard.cli.app import COMMANDS, COMPLETE_VARIABLE, CommandEntry, _suggest, build, main
@@ -22,11 +24,7 @@ TABLE = {
 }
 
 
-def run(*argv: str) -> int | str | None:
-    """The exit code of ``kvyard *argv`` with the commands of TABLE."""
-    with pytest.raises(SystemExit) as exit_:
-        main(argv, commands=TABLE)
-    return exit_.value.code
+run = partial(exit_code, commands=TABLE)
 
 
 def modules_loaded_by(code: str) -> set[str]:

@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from benchmarks.h200_engine import DATA
+from tests.cli.support import exit_code
 from tests.lab.test_validate import aiperf, recording, records, vllm_bench
 from tests.server.mock.support import Served
 
@@ -21,11 +23,7 @@ from kvyard.cli.app import main
 from kvyard.engine.timing import FixedTiming
 from kvyard.engine.timing.profile import load_profile
 
-
-def run(*argv: str) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["calibrate", *argv])
-    return exit_.value.code
+run = partial(exit_code, "calibrate")
 
 
 def test_a_live_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 from tests.replay.report.support import reported
 
-from kvyard.cli.app import main
 from kvyard.replay.report.files import write_report
 
-
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["compare", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "compare")
 
 
 @pytest.fixture

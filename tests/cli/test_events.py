@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import pytest
+from tests.cli.support import exit_code
 from tests.events.check.test_rules import FULL, removed, stored
 
-from kvyard.cli.app import main
 from kvyard.events import Mirror, Tier
 from kvyard.events.recording import About, Recording, RecordingWriter
 from kvyard.events.transport import State
@@ -27,10 +28,7 @@ from tests.ports import free_ports
 needs_sockets = pytest.mark.zmq
 
 
-def run(*argv: str) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["events", *argv])
-    return exit_.value.code
+run = partial(exit_code, "events")
 
 
 def write(path, *batches: list, seqs=None, apart: int = 0) -> str:

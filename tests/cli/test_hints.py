@@ -5,15 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 from tests.replay.traces.support import CONVERSATION
-
-from kvyard.cli.app import main
-
-
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main([*map(str, argv)])
-    return exit_.value.code
 
 
 def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,16 +27,16 @@ def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         "-j",
         1,
     ]
-    assert run(*base) == 0
+    assert exit_code(*base) == 0
     out, err = capsys.readouterr()
     said = " ".join(out.split())
     assert "session-end" in said and "beside no hints: Reused in all" in said and "TTFT mean" in said
     folder = tmp_path / "hints-mooncake_conversation"
     assert f"written: {folder.name}/hints.html" in err
     assert sorted(path.name for path in folder.iterdir()) == ["hints.csv", "hints.html", "hints.json", "points"]
-    assert run(*base, "-q") == 0
+    assert exit_code(*base, "-q") == 0
     assert capsys.readouterr() == ("", "")
-    assert run(*base, "--no-timing", "-o", "quick") == 0
+    assert exit_code(*base, "--no-timing", "-o", "quick") == 0
     out, err = capsys.readouterr()
     assert "longest match, no time" in out
     *_, last = [line for line in err.splitlines() if line.endswith("judged")]
@@ -65,17 +58,18 @@ def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 def test_what_makes_no_sense(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("hints", CONVERSATION, "-o", tmp_path / "x", *arguments) == 2
+    assert exit_code("hints", CONVERSATION, "-o", tmp_path / "x", *arguments) == 2
     assert words in capsys.readouterr().err
 
 
 def test_a_trace_with_hints_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "hinted.jsonl"
     assert (
-        run("trace", "hint", CONVERSATION, out, "--limit", 500, "--hints", "session-end:recall=0.5", "--seed", 3) == 0
+        exit_code("trace", "hint", CONVERSATION, out, "--limit", 500, "--hints", "session-end:recall=0.5", "--seed", 3)
+        == 0
     )
     assert "hints are read by kvyard only" in capsys.readouterr().err
-    assert run("trace", "info", out, "--limit", 500, "--capacity", 1000) == 0
+    assert exit_code("trace", "info", out, "--limit", 500, "--capacity", 1000) == 0
     assert "of session end" in capsys.readouterr().out
-    assert run("trace", "hint", CONVERSATION, tmp_path / "b.jsonl", "--limit", 5, "--hints", "nothing") == 2
+    assert exit_code("trace", "hint", CONVERSATION, tmp_path / "b.jsonl", "--limit", 5, "--hints", "nothing") == 2
     assert "choose session-end or ttl" in capsys.readouterr().err

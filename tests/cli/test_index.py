@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import httpx
 import pytest
+from tests.cli.support import exit_code
 from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
@@ -20,17 +22,12 @@ from tests.server.indexer.test_routes import word_tokenizer
 from tests.server.support import LiveRank, Served
 from tests.server.wire import Wire
 
-from kvyard.cli.app import main
-
 pytestmark = pytest.mark.zmq
 
 TEXT = list(range(1, 17))
 
 
-def run(*argv: str) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["index", *argv])
-    return exit_.value.code
+run = partial(exit_code, "index")
 
 
 class Process:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 from tests.replay.traces.support import CONVERSATION
 
-from kvyard.cli.app import main
-
-
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["league", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "league")
 
 
 def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import msgspec
 import pytest
+from tests.cli.support import exit_code
 
-from kvyard.cli.app import main
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.models import plan, preset, presets
 
-
-def run(*argv: str) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["model", *argv])
-    return exit_.value.code
+run = partial(exit_code, "model")
 
 
 def test_a_preset(capsys):

@@ -11,8 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from kvyard.cli.app import main
+from tests.cli.support import exit_code
 
 ROWS = [
     {"timestamp": 100 * at, "input_length": 600, "output_length": 8, "hash_ids": [at % 3, at % 3 + 9]}
@@ -25,12 +24,6 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return path
-
-
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main([str(one) for one in argv])
-    return exit_.value.code
 
 
 def shell(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -51,28 +44,28 @@ def shell(command: str, folder: Path, **environment: str) -> subprocess.Complete
 def test_the_report_on_stdout_is_all_there_is_on_stdout(
     trace: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    assert run("replay", trace, "--report", "-") == 0
+    assert exit_code("replay", trace, "--report", "-") == 0
     streams = capsysbinary.readouterr()
     written = streams.out
     assert json.loads(written)["requests"]
     assert b"Time to first token" in streams.err
-    assert run("replay", trace, "--json") == 0
+    assert exit_code("replay", trace, "--json") == 0
     streams = capsysbinary.readouterr()
     assert streams.out == written
     assert b"Time to first token" not in streams.err
-    assert run("replay", trace, "-q", "--per-request", "-") == 0
+    assert exit_code("replay", trace, "-q", "--per-request", "-") == 0
     assert len([json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]) == len(ROWS)
 
 
 def test_one_stdout_for_one_result(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("replay", trace, "--json", "--html", "-") == 2
+    assert exit_code("replay", trace, "--json", "--html", "-") == 2
     assert "stdout" in capsys.readouterr().err
-    assert run("replay", trace, "--json", "--report", "x") == 2
-    assert run("trace", "info", trace, "--json", "--html", "/dev/stdout") == 2
+    assert exit_code("replay", trace, "--json", "--report", "x") == 2
+    assert exit_code("trace", "info", trace, "--json", "--html", "/dev/stdout") == 2
 
 
 def test_a_trace_goes_through_a_pipe(trace: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert run("trace", "slice", trace, "-", "--first", 3) == 0
+    assert exit_code("trace", "slice", trace, "-", "--first", 3) == 0
     assert len(capsysbinary.readouterr().out.splitlines()) == 3
 
 
@@ -81,9 +74,9 @@ def test_no_command_overwrites_what_it_reads(trace: Path, command: str, capsys: 
     before = trace.read_bytes()
     link = trace.with_name("link.jsonl")
     link.symlink_to(trace)
-    assert run("trace", command, trace, link, *(["--speedup", 2] if command == "scale" else [])) == 2
+    assert exit_code("trace", command, trace, link, *(["--speedup", 2] if command == "scale" else [])) == 2
     assert "what is read" in capsys.readouterr().err
-    assert run("replay", trace, "--report", link) == 2
+    assert exit_code("replay", trace, "--report", link) == 2
     assert trace.read_bytes() == before
 
 
@@ -91,13 +84,13 @@ def test_all_commands_overwrite_alike(trace: Path, tmp_path: Path) -> None:
     report, page, out = tmp_path / "r.json", tmp_path / "p.html", tmp_path / "o.jsonl"
     for path in (report, page, out):
         path.write_text("older")
-    assert run("replay", trace, "-q", "--report", report, "--html", page) == 0
+    assert exit_code("replay", trace, "-q", "--report", report, "--html", page) == 0
     assert json.loads(report.read_text()) and "<html" in page.read_text()
     for command in (("compare", report, report), ("trace", "info", trace), ("profile", "show", "h200-llama3-8b")):
         page.write_text("older")
-        assert run(*command, "--html", page) == 0, command
+        assert exit_code(*command, "--html", page) == 0, command
         assert "<html" in page.read_text()
-    assert run("trace", "convert", trace, out) == 0
+    assert exit_code("trace", "convert", trace, out) == 0
     assert len(out.read_text().splitlines()) == len(ROWS)
 
 
@@ -106,7 +99,7 @@ def test_all_commands_overwrite_alike(trace: Path, tmp_path: Path) -> None:
 def test_results_to_a_device_leave_it_a_device(trace: Path, tmp_path: Path, flag: str) -> None:
     node = tmp_path / "null"
     os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    assert run("replay", trace, "-q", flag, node) == 0
+    assert exit_code("replay", trace, "-q", flag, node) == 0
     assert stat.S_ISCHR(node.stat().st_mode)
 
 
@@ -152,7 +145,7 @@ def test_numbers_beyond_measure_are_refused(
 ) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps({**ROWS[1], **row}) + "\n")
-    assert run(*command, path) == 2
+    assert exit_code(*command, path) == 2
     assert words in capsys.readouterr().err
 
 
@@ -162,34 +155,34 @@ def test_advice_names_flags_that_work(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(json.dumps(row) + "\n")
     for command in (("replay",), ("trace", "info"), ("sweep",)):
         more = ["--vary", "workers=1", "-o", tmp_path / "out"] if command == ("sweep",) else []
-        assert run(*command, path, *more) == 2
+        assert exit_code(*command, path, *more) == 2
         assert "pass --trace-block-size 1024" in capsys.readouterr().err
-        assert run(*command, path, *more, "--trace-block-size", 1024) == 0
+        assert exit_code(*command, path, *more, "--trace-block-size", 1024) == 0
         capsys.readouterr()
 
 
 def test_a_mistyped_flag_is_answered_with_flags_that_the_help_shows(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("replay", trace, "--wokers", 3) == 2
+    assert exit_code("replay", trace, "--wokers", 3) == 2
     assert "--workers" in capsys.readouterr().err
-    assert run("replay", "--help") == 0
+    assert exit_code("replay", "--help") == 0
     shown = capsys.readouterr().out
     for wrong in ("--wokers", "--speeed", "--prefil-workers", "--dp-sze", "--topicc", "--event-lags"):
-        assert run("replay", trace, wrong, 3) == 2
+        assert exit_code("replay", trace, wrong, 3) == 2
         said = capsys.readouterr().err.partition("Did you mean ")[2]
         for name in said.strip().rstrip("?").split(" or "):
             assert name in shown, (wrong, said)
 
 
 def test_an_unknown_model_is_answered_with_presets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("model", "nope") == 2
+    assert exit_code("model", "nope") == 2
     assert "llama-3.1-8b" in capsys.readouterr().err
 
 
 def test_sweep_and_league_for_programs(trace: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     for command in (("sweep", trace, "--vary", "workers=1,2"), ("league", trace, "--policies", "kv,random")):
-        assert run(*command, "--jobs", 1, "-o", tmp_path / command[0], "--json") == 0
+        assert exit_code(*command, "--jobs", 1, "-o", tmp_path / command[0], "--json") == 0
         written = (tmp_path / command[0] / f"{command[0]}.json").read_bytes()
         assert json.loads(written) and capsysbinary.readouterr().out == written
 
@@ -204,7 +197,7 @@ def test_a_large_output_is_announced_before_it_is_written(
     code, said = [], []
 
     def convert() -> None:
-        code.append(run("trace", "convert", path, out, "--to", "vllm-custom"))
+        code.append(exit_code("trace", "convert", path, out, "--to", "vllm-custom"))
 
     thread = threading.Thread(target=convert)
     thread.start()
@@ -218,22 +211,22 @@ def test_a_large_output_is_announced_before_it_is_written(
 
 
 def test_help_in_groups_and_by_its_short_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("replay", "-h") == 0
+    assert exit_code("replay", "-h") == 0
     out = capsys.readouterr().out
     headings = [line.rstrip(":") for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings[:5] == ["Arguments", "Fleet", "Load", "Router", "Engine"]
     assert headings[-2:] == ["Output", "Options"]
     assert "Memory below the device" in headings
-    assert run("trace", "info", "-h") == 0
-    assert run("-h") == 0
+    assert exit_code("trace", "info", "-h") == 0
+    assert exit_code("-h") == 0
 
 
 def test_a_shell_completes_commands_and_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--completion", "bash") == 0
+    assert exit_code("--completion", "bash") == 0
     assert "complete -o default -F" in capsys.readouterr().out
-    assert run("--completion", "nope") == 2
+    assert exit_code("--completion", "nope") == 2
     monkeypatch.setenv("_KVYARD_COMPLETE", "complete_bash")
     for words, found in (
         ("kvyard re", "replay"),
@@ -243,17 +236,17 @@ def test_a_shell_completes_commands_and_flags(
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
         capsys.readouterr()
-        assert run() == 0
+        assert exit_code() == 0
         assert found in capsys.readouterr().out.split(), words
 
 
 def test_an_unknown_setting_is_answered_with_three_names_at_most(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("replay", trace, "--set", "num_gpu_blockz=3") == 2
+    assert exit_code("replay", trace, "--set", "num_gpu_blockz=3") == 2
     err = capsys.readouterr().err
     assert "did you mean num_gpu_blocks" in err and len(err) < 160
-    assert run("replay", trace, "--set", "zzz=3") == 2
+    assert exit_code("replay", trace, "--set", "zzz=3") == 2
     assert len(capsys.readouterr().err) < 160
 
 
@@ -261,7 +254,7 @@ def test_a_trace_in_sixty_columns(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    assert run("trace", "info", trace) == 0
+    assert exit_code("trace", "info", trace) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = (line for line in lines if "input tokens" in line)
     assert len(row) <= 60

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 from tests.replay.traces.support import CONVERSATION
-
-from kvyard.cli.app import main
 
 SMALL = [CONVERSATION, "--limit", 40, "--model", "llama-3.1-8b", "--max-num-seqs", 64, "--no-split", "-tp", 1]
 FIXED = ["--router", "kv", "--kv-cache-dtype", "auto", "--host-bytes", 0]
 
 
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["plan", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "plan")
 
 
 def test_an_answer_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +25,7 @@ def test_an_answer_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "Route with kv, no prefill/decode split; a worker has room for" in said
     assert "The traffic: 39 of the first 40 requests (--limit), 3.25 a second" in said
     assert "mostly 3 s apart" in said and "plan with --jitter 3s" in said
+    assert "and no host memory." in said
     assert "Left out as longer than --max-tokens: 1." in said and "# start 4 engines with" in said
     assert "Take " in out and "vllm serve meta-llama/Llama-3.1-8B" in out
     command = next(line for line in out.splitlines() if line.startswith("vllm serve"))

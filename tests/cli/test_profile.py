@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 
-from kvyard.cli.app import main
 from kvyard.engine.timing import make_timing
 from kvyard.engine.timing.profile import load_profile, shipped
 
 DATA = Path(__file__).parents[1] / "engine" / "timing" / "data" / "h200.jsonl"
 
 
-def run(*argv: str) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["profile", *argv])
-    return exit_.value.code
+run = partial(exit_code, "profile")
 
 
 def test_fit_prints_errors_and_writes_a_profile_that_an_engine_takes(capsys, tmp_path):

@@ -8,9 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
 from tests.waiting import eventually
@@ -20,11 +22,7 @@ from kvyard.cli.replay import patient
 from kvyard.replay.report.files import read_report
 from kvyard.replay.traces.writing import write_trace
 
-
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["replay", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "replay")
 
 
 def test_ends_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,10 +246,10 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
     rows.write_text("of an earlier run")
     # The bar isn't drawn without a terminal, so a file says when the run is under way.
     watch = (
-        "import kvyard.replay.progress as p, pathlib; told = p.Bar.update\n"
+        "import kvyard.replay.progress as p, pathlib; told = p.ProgressBar.update\n"
         "def say(self, came, through, now):\n"
         f"    told(self, came, through, now); through > 20 and pathlib.Path({str(seen)!r}).touch()\n"
-        "p.Bar.update = say\n"
+        "p.ProgressBar.update = say\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", watch + code, *argv, "--report", str(report), "--per-request", str(rows)],

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import typer
+from tests.cli.support import exit_code
 from tests.waiting import eventually
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
@@ -22,7 +24,6 @@ from tests.replay.traces.support import CONVERSATION
 from tests.server.mock.support import Served
 from tests.server.support import PATIENCE
 
-from kvyard.cli.app import main
 from kvyard.cli.replay import say_proof
 from kvyard.engine.timing import FixedTiming
 from kvyard.lab.rehearsal.run import Proof, Tolerance
@@ -34,10 +35,7 @@ SIXTEEN = ["--trace-block-size", 16]
 SMALL = ["--block-size", 16, "--num-gpu-blocks", 400, "--max-model-len", 6000, "--timing", "fixed:20,10"]
 
 
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["replay", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "replay")
 
 
 @pytest.fixture

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION
 from tests.waiting import eventually
 
 from kvyard.cli.app import main
+from kvyard.replay.traces import open_trace
 from kvyard.replay.traces.writing import write_trace
 
-
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["sweep", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "sweep")
 
 
 @pytest.mark.timeout(400)
@@ -119,3 +119,31 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(tmp_path: Path) -> Non
     with (tmp_path / "s" / "sweep.csv").open() as file:
         assert [row["error"] for row in csv.DictReader(file)] == ["", "not run yet", "not run yet"]
     assert "20000" in out
+
+
+def test_the_answer_is_no_if_no_point_meets_the_slo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["sweep", CONVERSATION, "--limit", 20, "--vary", "workers=1,2", "-j", 1, "-q", "-o", tmp_path / "out"]
+    assert exit_code(*argv, "--slo", "ttft_p99<1ms") == 1
+    assert "ttft_p99" in capsys.readouterr().err
+    assert exit_code(*argv, "--slo", "ttft_p99<1h") == 0
+
+
+def test_a_log_file_gets_lines_of_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["sweep", CONVERSATION, "--limit", 20, "--vary", "workers=1,2", "-j", 1, "-o", tmp_path / "out"]
+    assert exit_code(*argv) == 0
+    assert " points, " not in capsys.readouterr().err
+    monkeypatch.setattr("kvyard.replay.progress.EVERY", 0)
+    argv[-1] = tmp_path / "more"
+    assert exit_code(*argv) == 0
+    said = capsys.readouterr().err
+    assert "1 of 2 points, " in said and ", after 0:0" in said and "\r" not in said and "\x1b" not in said
+
+
+def test_long_requests_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["sweep", CONVERSATION, "--limit", 20, "--max-tokens", 8000, "--vary", "workers=1", "-j", 1]
+    assert exit_code(*argv, "-o", tmp_path / "out") == 0
+    report = json.loads(next((tmp_path / "out" / "points").glob("*.json")).read_text())
+    lengths = [request.input_length + request.output_length for request in open_trace(CONVERSATION, limit=20)]
+    assert report["requests"]["finished"] == sum(tokens <= 8000 for tokens in lengths) < 20

@@ -10,20 +10,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 from tests.replay.traces.support import CONVERSATION, SAMPLES, jsonl, mooncake
 
-from kvyard.cli.app import main
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import open_trace
 
-
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["trace", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "trace")
 
 
 def test_info_prints_the_published_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,23 +10,20 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.support import exit_code
 from tests.cli.test_app import modules_loaded_by
 from tests.replay.traces.support import CONVERSATION, ROOT
 from tests.waiting import eventually
 
-from kvyard.cli.app import main
-
 SMALL = ["--limit", 60, "--block-size", 512, "--num-gpu-blocks", 512, "--trials", 4]
 
 
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["tune", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "tune")
 
 
 def test_an_answer_and_its_files(

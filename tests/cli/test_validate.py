@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 from tests.lab.test_validate import ENGINE, engine_log, records, vllm_bench, workload
-from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.browser import BINARY, Tab
 from tests.replay.report.test_page import sound, titled
 
-from kvyard.cli.app import main
 from kvyard.replay.traces.writing import write_trace
 
 SETTINGS = ["--block-size", "16", "--num-gpu-blocks", "400", "--set", "max_num_seqs=8"]
@@ -20,10 +20,7 @@ RIGHT = [*SETTINGS, "--timing", "fixed:18,6"]
 SLOW = [*SETTINGS, "--timing", "fixed:36,6"]
 
 
-def run(*argv: object) -> int | str | None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["validate", *map(str, argv)])
-    return exit_.value.code
+run = partial(exit_code, "validate")
 
 
 @pytest.fixture
@@ -84,12 +81,6 @@ def test_refusals(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         err = capsys.readouterr().err
         assert words in err and "Traceback" not in err
     assert run() == 2
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
 
 
 @pytest.mark.browser

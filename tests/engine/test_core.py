@@ -138,12 +138,17 @@ def test_it_is_on_where_timing_is_a_real_engines():
     assert replace(real, backend="trtllm").decides_ahead and replace(real, backend="sglang").decides_ahead
     assert not replace(real, backend="trtllm", trtllm=TrtllmSettings(mocker=True)).decides_ahead
     assert not replace(real, speculative=SpeculativeConfig(num_speculative_tokens=1)).decides_ahead
+    assert replace(real, role="prefill").decides_ahead and replace(real, role="decode").decides_ahead
 
 
 def test_the_host_overlaps_with_roles_and_tiers_too():
     real = EngineConfig(timing=ProfileTiming(name="h200-llama3-8b"))
     tiers = OffloadConfig(tiers=(TierConfig(num_blocks=10),))
-    for config in (replace(real, role="prefill"), replace(real, role="decode"), replace(real, tiers=tiers)):
+    for config in (
+        replace(real, role="prefill", backend="trtllm"),
+        replace(real, role="decode", backend="sglang"),
+        replace(real, tiers=tiers),
+    ):
         assert config.overlaps_host and not config.decides_ahead
         assert not replace(config, async_scheduling=False).overlaps_host
     assert real.overlaps_host and not SMALL.overlaps_host

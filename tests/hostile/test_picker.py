@@ -95,6 +95,7 @@ def test_what_is_handed_back_counts_until_it_is_read(picker: PickerServed) -> No
     with begin(picker.target) as stream:
         for _ in range(20):
             stream.send(request_body=HttpBody(body=b" " * (MIB // 8)))
+        eventually(lambda: picker.picker.held > 20 * MIB // 8, lambda: picker.picker.held)
         stream.send(request_body=HttpBody(body=b"{}", end_of_stream=True))
         stream.receive()
         assert picker.picker.held > MIB, "gRPC takes some of it from us"

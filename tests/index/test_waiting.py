@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.index.support import Bench, hashes_of, removed, stored
 
 from kvyard.events.types import Removed, Stored
-from kvyard.index.waiting import Waiting
+from kvyard.index.waiting import WaitingStores
 
 TEXT = list(range(1000, 1128))
 
@@ -63,7 +63,7 @@ def test_an_orphan_that_found_its_parent_leaves_the_other_to_its_removal() -> No
 
 
 def test_nothing_waits_once_all_is_cleared() -> None:
-    waiting = Waiting(100)
+    waiting = WaitingStores(100)
     waiting.add_nameless(0, [7, 8])
     waiting.add_orphan(0, Stored(hashes=[1], parent=2, tokens=None, block_size=4))
     assert waiting

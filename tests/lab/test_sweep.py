@@ -6,11 +6,10 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.browser import BINARY, Tab
 from tests.replay.report.test_page import sound, titled
 from tests.replay.support import sessions
 from tests.replay.traces.support import CONVERSATION
@@ -184,12 +183,6 @@ def test_refused_before_anything_runs(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(KvyardError, match="can't make the folder"):
         sweep(trace, {"router": ["kv"]}, folder=tmp_path / "file", trace_block_size=16)
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
 
 
 @pytest.mark.browser

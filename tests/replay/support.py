@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvyard.replay.arrivals import TraceArrivals
+from kvyard.replay.record import Record
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.generate import Workload, generate
 
@@ -20,6 +22,14 @@ def request(
     fields = {"input_length": 100, "output_length": 10, "ids": None, **more}
     wait = None if delay is None else round(delay * SECOND)
     return TraceRequest(id=name, arrival=round(arrival * SECOND), session=session, delay=wait, **fields)  # type: ignore[arg-type]
+
+
+def record_of(
+    name: str, arrival: int = 0, *, tokens: int = 1, wanted: int = 1, session: str | None = None, **more: Any
+) -> Record:
+    """The record of a request that came at ``arrival`` nanoseconds."""
+    row = TraceRequest(id=name, arrival=arrival, input_length=tokens, output_length=wanted, session=session)
+    return Record(request=row, arrival=arrival, **more)
 
 
 def sessions(requests: int = 120, seed: int = 1, **more: object) -> Trace:

@@ -58,7 +58,8 @@ def test_commands(page: Path, here: Path, capsys: pytest.CaptureFixture[str]) ->
             argv += ["-j", "1"]
         with pytest.raises(SystemExit) as exit_:
             main(argv)
-        assert exit_.value.code == 0, (command, capsys.readouterr().err)
+        # Of eight requests a sweep may find no point that meets its SLO, which ends with 1.
+        assert exit_.value.code in ({0, 1} if "--slo" in argv else {0}), (command, capsys.readouterr().err)
     assert "TTFT" in capsys.readouterr().out or page.stem == "replay"
 
 

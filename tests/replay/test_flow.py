@@ -15,7 +15,7 @@ from kvyard.engine.timing import FixedTiming
 from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.report.files import to_json
-from kvyard.replay.report.report import FlowReport
+from kvyard.replay.report.fleet_report import FlowReport
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import SimulatedRun
 from kvyard.replay.traces import TraceRequest

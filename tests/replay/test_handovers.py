@@ -273,6 +273,41 @@ def test_a_handover_shares_the_bus_with_what_its_worker_offloads(host, spent):
     assert made is not None and made.network["out of devices"].bytes == 2 * made.bytes
 
 
+CARD: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "front_end_us": 5000.0, "front_end_token_us": 2.0}
+
+
+def test_a_computed_prompt_goes_through_the_decode_workers_front_end():
+    rows = [TraceRequest(id="a", arrival=0, input_length=1000, output_length=5)]
+    once, twice = (replay(rows, prefill=1, decode=1, second_front_end=again, **CARD) for again in (False, True))
+    before, after = (done.fleet.records["a"] for done in (once, twice))
+    assert before.stages is not None and after.stages is not None
+    assert after.stages.held == before.stages.held
+    assert after.stages.reserved - before.stages.reserved == 7_000_000
+    assert after.first_token - before.first_token == 7_000_000
+
+
+def test_with_room_first_both_front_ends_are_passed_together():
+    rows = [TraceRequest(id=str(at), arrival=at * 10**8, input_length=1000, output_length=5) for at in range(4)]
+    given = {"prefill": 1, "decode": 1, "protocol": "destination-first"}
+    once, twice = (replay(rows, second_front_end=again, **given, **CARD) for again in (False, True))
+    assert once.records == twice.records
+
+
+@pytest.mark.parametrize("ms", range(1, 60, 3))
+def test_a_prompt_in_the_second_front_end_survives_its_prefill_worker(ms):
+    kinds = [
+        {"role": "prefill", "name": "p", "count": 1, "fail": f"{ms}ms"},
+        {"role": "prefill", "name": "q", "count": 1, "start": "100ms"},
+        {"role": "decode", "name": "d", "count": 1},
+    ]
+    rows = [TraceRequest(id=str(at), arrival=at * 10**6, input_length=1000, output_length=5) for at in range(3)]
+    done = replay(rows, workers=kinds, **CARD)
+    assert {record.status for record in done.records} == {"finished"}
+    handovers = handovers_of(done.fleet)
+    handovers.check_integrity()
+    assert not handovers.in_flight and not handovers.network.in_flight
+
+
 def test_requests_wait_for_a_decode_worker_that_comes_later():
     kinds = [
         {"role": "prefill", "name": "p", "count": 1},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.replay.support import record_of
+
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.core import EngineCore
@@ -9,7 +11,7 @@ from kvyard.engine.job import Job
 from kvyard.hashing import TraceChain
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.jobs import PREFILL
-from kvyard.replay.listeners import Listener, RankWatcher
+from kvyard.replay.listeners import RankWatcher, RequestListener
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder
 from kvyard.replay.seen import Seen
@@ -17,7 +19,7 @@ from kvyard.replay.seen import Seen
 WORKER = 3
 
 
-class Log(Listener):
+class Log(RequestListener):
     """Keeps what it received: its own name, the event, the request, and what the record says by then."""
 
     def __init__(self, name: str, entries: list[tuple[object, ...]]) -> None:
@@ -51,7 +53,7 @@ class Rank:
         chain.grow(tokens)
         job = Job(name + suffix, chain, output)
         job.handed_over = bool(suffix)
-        self.records[name] = Record(id=name, arrival=0, input=tokens, wanted=output)
+        self.records[name] = record_of(name, tokens=tokens, wanted=output)
         self.jobs[job.id] = job
         self.core.submit(job, 0)
         return job

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.engine.driving import Row, drive
+from tests.replay.support import record_of
 
 from kvyard.engine.build import make_core
 from kvyard.engine.config import EngineConfig
 from kvyard.replay.gaps import Gaps
-from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder
 from kvyard.replay.seen import Seen
 
@@ -18,8 +18,7 @@ from kvyard.replay.seen import Seen
 def test_gaps_add_up_to_the_time_between_first_and_last_token(backend):
     rows = [Row(at * 23_000_000, 300 + 100 * at, 20 + at, (at, 100 + at, 200 + at, 300 + at)) for at in range(12)]
     records = {
-        f"r{at}": Record(id=f"r{at}", arrival=row.arrival, input=row.length, wanted=row.output)
-        for at, row in enumerate(rows)
+        f"r{at}": record_of(f"r{at}", row.arrival, tokens=row.length, wanted=row.output) for at, row in enumerate(rows)
     }
     recorder = Recorder(0, records, Seen(), Gaps(), 64)
     core = make_core(EngineConfig(backend=backend, block_size=64), watcher=recorder)

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.replay.support import record_of
 
 from kvyard.errors import KvyardError
 from kvyard.replay import records as module
@@ -19,8 +20,8 @@ STAGES = st.builds(
     Stages, prefill_worker=st.sampled_from(["", "p0", "p1@1"]), held=TIMES, reserved=TIMES, released=TIMES, sent=TIMES
 )
 RECORDS = st.builds(
-    Record,
-    id=st.text(max_size=8),
+    record_of,
+    name=st.text(max_size=8),
     worker=st.sampled_from(["", "w0", "w1@3"]),
     session=st.none() | st.text(max_size=4),
     arrival=TIMES,
@@ -28,7 +29,7 @@ RECORDS = st.builds(
     first_token=TIMES,
     ended=TIMES,
     loading=TIMES,
-    input=TOKENS,
+    tokens=TOKENS,
     wanted=TOKENS,
     output=TOKENS,
     cached=TOKENS,
@@ -61,9 +62,7 @@ def test_any_order_of_ends_with_a_file_below(seed: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "CHUNK", 8)
     monkeypatch.setattr(module, "BATCH", 5)
     random = Random(seed)
-    expected = [
-        Record(id=f"r{at}", arrival=at, input=at, wanted=1, session="s" * (at % 3) or None) for at in range(300)
-    ]
+    expected = [record_of(f"r{at}", at, tokens=at, session="s" * (at % 3) or None) for at in range(300)]
     made = Records(resident=16)
     given: list[Record] = []
     made.stream(given.extend)
@@ -99,5 +98,5 @@ def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KvyardError, match="No space left on device; let TMPDIR name a directory with room"):
         made = Records(resident=1)
         for at in range(3):
-            made.begin(Record(id=str(at), arrival=0, input=1, wanted=1))
+            made.begin(record_of(str(at)))
             made.close(str(at))

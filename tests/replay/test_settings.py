@@ -152,7 +152,7 @@ class TestTimingOfAModelOnACard:
     def test_kernels_and_host_are_those_of_the_engine(self) -> None:
         timing = engine(**self.CARD, backend="sglang").timing
         assert isinstance(timing, RooflineTiming) and timing.engine == "sglang"
-        assert timing.host().exposed_us == 200
+        assert timing.host(timing.deployment.operators()).exposed_us == 200
 
     def test_two_measured_numbers_tighten_a_roofline(self) -> None:
         timing = engine(**self.CARD, calibrate="ttft=120@2048,itl=14@32").timing

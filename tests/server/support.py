@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import httpx
 from tests.index.fleet import Engine
+from tests.server.threaded import PATIENCE, ThreadedServer
 from tests.waiting import retried
 
 from kvyard.blocks import GroupSpec
@@ -24,7 +23,6 @@ from kvyard.server.indexer.service import Service
 from kvyard.server.running import Running, listen
 
 LOOPBACK = "tcp://127.0.0.1:0"
-PATIENCE = 40.0
 """Seconds that anything may take; the machine may be busy."""
 QUICK = {"reply_ms": 500, "cooldown_ms": 300, "probe_ms": 100, "probe_most_ms": 400}
 """Recovery without the pauses that are good manners in production."""
@@ -41,7 +39,7 @@ def asking(url: str, path: str, headers: str = "", **body: Any) -> Iterator[sock
         yield line
 
 
-class Served:
+class Served(ThreadedServer):
     """A service over HTTP, in a thread."""
 
     def __init__(self, token: str | None = None, **settings: Any) -> None:
@@ -50,44 +48,18 @@ class Served:
         app, self.service = build(config, token)
         assert isinstance(self.service, Service)
         self._bound = listen("127.0.0.1", 0)
-        self._ready = threading.Event()
         self._running = Running(app, self._bound, around=self.service, ready=lambda _: self._ready.set())
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.client = httpx.Client(base_url=self._running.url, headers=headers, timeout=30.0, trust_env=False)
-        self.url = self._running.url
+        super().__init__(self._running.url, token)
 
-    def _run(self) -> None:
-        try:
+    def run(self, ready: Callable[[], None]) -> None:
+        with self._bound:
             self._running.run()
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._ready.set()
 
-    def __enter__(self) -> Served:
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-        if self._failure is not None:
-            self.__exit__()
-            raise self._failure
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
         self._running.stop()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        self.client.close()
-        self._bound.close()
 
     def post(self, path: str, status: int = 200, **body: Any) -> Any:
         reply = self.client.post(path, json=body)
-        assert reply.status_code == status, (reply.status_code, reply.text)
-        return reply.json()
-
-    def get(self, path: str, status: int = 200) -> Any:
-        reply = self.client.get(path)
         assert reply.status_code == status, (reply.status_code, reply.text)
         return reply.json()
 
@@ -98,10 +70,6 @@ class Served:
         """Per (instance, rank) its answer."""
         found = self.post("/score", token_ids=list(tokens), **{"model_name": "m", **fields})
         return {(str(one["instance_id"]), one["dp_rank"]): one for one in found["results"][0]["workers"]}
-
-    def metrics(self) -> dict[str, float]:
-        lines = self.client.get("/metrics").text.splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
 class LiveRank:

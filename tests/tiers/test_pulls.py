@@ -15,12 +15,12 @@ from tests.tiers.test_store_content import NARROW, loose, spec
 
 from kvyard.blocks import GroupSpec, Request
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.events.types import Tier
 from kvyard.tiers import LoadStep, offload
 from kvyard.tiers.fabric import Fabric
 from kvyard.tiers.network import Network
-from kvyard.tiers.pulls import Expectation, PeerPages, Pull, Pulls
+from kvyard.tiers.pulls import PeerPages, Pull, Pulls, PullSource
 from kvyard.tiers.store import PageRange
 
 
@@ -46,7 +46,7 @@ class Pair:
     def ask(self, now: int, tokens: int = 44, expected: int = 40, name: str = "r", **keys: Any) -> tuple[Request, Any]:
         """A request whose prompt begins with what the source has, and what comes of asking."""
         request = self.target.make(name, range(tokens))
-        self.pulls.expect(name, Expectation("a", expected))
+        self.pulls.expect(name, PullSource("a", expected))
         return request, self.target.offload.onboard(request, self.target.manager.lookup(request), now, **keys)
 
     def again(self, request: Request, now: int) -> Any:
@@ -90,7 +90,7 @@ def test_two_pulls_from_one_worker_share_its_way_out():
     third.offload.join(pulls, 2)
     pair.ask(20_000)
     other = third.make("s", range(44))
-    pulls.expect("s", Expectation("a", 40))
+    pulls.expect("s", PullSource("a", 40))
     third.offload.onboard(other, third.manager.lookup(other), 25_000)
     # Five blocks of the first have gone. Both share the way then: ten more microseconds for its other five, and the second
     # has five left, which it sends alone.
@@ -165,7 +165,7 @@ def test_a_source_that_has_failed_is_not_read_any_more():
 
 def test_a_forecast_is_when_a_pull_lands_if_nothing_else_comes():
     pair = Pair(make_pulls(latency=500))
-    pair.pulls.expect("r", Expectation("a", 40))
+    pair.pulls.expect("r", PullSource("a", 40))
     request = pair.target.make("r", range(44))
     foreseen = pair.pulls.members["b"].foresee(request, 10 * BLOCK, 20_000)
     _, answer = pair.ask(20_000)
@@ -254,7 +254,7 @@ class Fleet:
                     self.asked.add(name)
                     source = max((other for other in range(3) if other != at), key=lambda one: self.has(one, job))
                     if self.has(source, job) or rng.random() < 0.05:
-                        self.pulls.expect(name, Expectation(str(source), len(job.tokens)))
+                        self.pulls.expect(name, PullSource(str(source), len(job.tokens)))
             engine.manager.begin_step()
             engine.tick(self.now)
             self.traffic[at].act()
@@ -349,11 +349,11 @@ def test_a_source_that_lets_go_too_early_is_noticed(monkeypatch, device):
     end_hold = Pool.end_hold
     hold = PeerPages.hold
 
-    def end_hold_if_held(self: Pool, held: Table) -> None:
+    def end_hold_if_held(self: Pool, held: BlockTable) -> None:
         if held in self.holds:
             end_hold(self, held)
 
-    def hasty(self: PeerPages, piece: PageRange) -> Table:
+    def hasty(self: PeerPages, piece: PageRange) -> BlockTable:
         return loose(self.pool, hold(self, piece))
 
     monkeypatch.setattr(Pool, "end_hold", end_hold_if_held)

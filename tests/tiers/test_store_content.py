@@ -13,7 +13,7 @@ from tests.tiers.support import link, tiers
 from kvyard.blocks import GroupSpec
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.tiers.layout import PageLayout
 from kvyard.tiers.store import TierStore
 from kvyard.tiers.storer import Storer
@@ -128,9 +128,9 @@ def test_the_traps_are_traps_only_for_the_broken(host: int, pace: int) -> None:
     provoke(host, pace)
 
 
-def loose(pool: Pool, held: Table) -> Table:
+def loose(pool: Pool, held: BlockTable) -> BlockTable:
     """Let go of ``held`` now, and return what still knows its blocks."""
-    ghost = Table()
+    ghost = BlockTable()
     for extent in held:
         ghost.append(Extent(list(extent.ids), extent.start))
     pool.end_hold(held)
@@ -142,7 +142,7 @@ def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that doesn't mind being given back what isn't held."""
     end_hold = Pool.end_hold
 
-    def end_hold_if_held(self: Pool, held: Table) -> None:
+    def end_hold_if_held(self: Pool, held: BlockTable) -> None:
         if held in self.holds:
             end_hold(self, held)
 
@@ -154,7 +154,9 @@ def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_that_is_given_up_before_the_copy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Storer.send
 
-    def hasty(self: Storer, level: int, batches: Any, near: list[list[Table]], *arguments: Any, **options: Any) -> None:
+    def hasty(
+        self: Storer, level: int, batches: Any, near: list[list[BlockTable]], *arguments: Any, **options: Any
+    ) -> None:
         pool = self.state.tiers[level - 1].store.pool if level else self.state.layout.pool
         send(self, level, batches, [[loose(pool, held) for held in tables] for tables in near], *arguments, **options)
 
@@ -182,7 +184,7 @@ def test_a_store_that_is_found_before_it_has_landed(monkeypatch: pytest.MonkeyPa
             land(self, piece, held, keep=True)
         return tables
 
-    def landed(self: TierStore, piece: Any, held: Table, keep: bool = False, use: Any = None) -> None:
+    def landed(self: TierStore, piece: Any, held: BlockTable, keep: bool = False, use: Any = None) -> None:
         if not keep:
             self.pool.end_hold(held)
 

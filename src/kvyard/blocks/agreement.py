@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 from mypy_extensions import mypyc_attr
 
-from kvyard.blocks.rule import NO_MATCH, Match
+from kvyard.blocks.rule import NO_MATCH, RuleMatch
 from kvyard.blocks.spans import Spans, intersect
 from kvyard.blocks.spec import GroupSpec
 from kvyard.hashing import Keys
@@ -34,11 +34,11 @@ class EqualGroups:
     def common(self, spans: Sequence[Spans]) -> Spans:
         """The intervals that every member has, given those of all groups."""
         both = spans[self.members[0]]
-        for at in self.members[1:]:
-            both = intersect(both, spans[at])
+        for member in self.members[1:]:
+            both = intersect(both, spans[member])
         return both
 
-    def match(self, spans: Spans, limit: int, drop: bool, keys: Keys | None) -> Match:
+    def match(self, spans: Spans, limit: int, drop: bool, keys: Keys | None) -> RuleMatch:
         """The longest prefix of at most ``limit`` tokens that every member can use; ``spans`` are what all of them have.
 
         ``keys`` are the prompt's hashes, for groups that can be hit inside a block.
@@ -50,7 +50,7 @@ class Agreed(NamedTuple):
     """Agreement of all groups."""
 
     tokens: int
-    matches: list[Match]
+    matches: list[RuleMatch]
     """Match of each of the ``EqualGroups`` at the time of agreement; full attention may have matched more than ``tokens``."""
     longest: int
     """The longest prefix that any of them offered on the way."""
@@ -58,10 +58,10 @@ class Agreed(NamedTuple):
 
 def equal_groups(specs: Sequence[GroupSpec]) -> list[list[int]]:
     """Return the indices of equal groups; full attention first, since its answer bounds the others at little cost."""
-    found: dict[GroupSpec, list[int]] = {}
-    for at, spec in enumerate(specs):
-        found.setdefault(replace(spec, eagle=False), []).append(at)
-    return sorted(found.values(), key=lambda members: not specs[members[0]].is_full)
+    members_of: dict[GroupSpec, list[int]] = {}
+    for group, spec in enumerate(specs):
+        members_of.setdefault(replace(spec, eagle=False), []).append(group)
+    return sorted(members_of.values(), key=lambda members: not specs[members[0]].is_full)
 
 
 def agree(parts: Sequence[EqualGroups], spans: Sequence[Spans], limit: int, end: int, keys: Keys | None) -> Agreed:
@@ -107,7 +107,7 @@ class Agreement:
     def __init__(self, specs: Sequence[GroupSpec], drops: Sequence[bool], alignment: int) -> None:
         """``drops``: which groups give up the last block found, for a draft head. A hit ends on ``alignment`` tokens."""
         self.parts = [
-            EqualGroups(specs[members[0]], members, any(drops[at] for at in members), alignment)
+            EqualGroups(specs[members[0]], members, any(drops[group] for group in members), alignment)
             for members in equal_groups(specs)
         ]
 

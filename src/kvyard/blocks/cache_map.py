@@ -55,8 +55,8 @@ class CacheMap:
 
     def spans(self, keys: Keys, limit: int) -> tuple[Spans, list[Node]]:
         """The intervals of a chain's first ``limit`` blocks that have copies, and the nodes along it, holes included."""
-        nodes, at = self.walk(keys, limit)
-        return covered(nodes, at), nodes
+        nodes, end = self.walk(keys, limit)
+        return covered(nodes, end), nodes
 
     def enter(self, chain: Chain, extent: Extent, before: Extent | None = None) -> list[Extent]:
         """Register ``extent``, whose content is now that of ``chain`` at its positions.

@@ -13,7 +13,7 @@ from kvyard.blocks.fine import match_prefix_inside, match_state_inside
 from kvyard.blocks.geometry import Geometry
 from kvyard.blocks.group import NO_HIT, Demand, Group, GroupHit
 from kvyard.blocks.request import Request
-from kvyard.blocks.rule import Match
+from kvyard.blocks.rule import RuleMatch
 from kvyard.blocks.spans import Spans, intersect
 from kvyard.hashing import Keys
 from kvyard.integers import ceil_div
@@ -65,14 +65,14 @@ class _Members(EqualGroups):
             all_nodes.append(nodes)
         return spans, all_nodes
 
-    def match(self, spans: Spans, limit: int, drop: bool, keys: Keys | None) -> Match:
+    def match(self, spans: Spans, limit: int, drop: bool, keys: Keys | None) -> RuleMatch:
         if self._inside and keys is not None:
             if self.is_full:
                 return match_prefix_inside(self.groups, keys, self.alignment, spans, limit, drop)
             return match_state_inside(self.groups, keys, self.first.hash_block_size, self.alignment, spans, limit)
         return self.rule.match(spans, limit, self.alignment, drop)
 
-    def hits(self, match: Match, all_nodes: list[list[Node]]) -> list[GroupHit]:
+    def hits(self, match: RuleMatch, all_nodes: list[list[Node]]) -> list[GroupHit]:
         """Return the match as each member's hit."""
         count = ceil_div(match.tokens, self.first.block_size)
         tails: Sequence[Extent | None] = match.tails or [None] * len(all_nodes)
@@ -139,7 +139,7 @@ class Coordinator:
             if part.is_full:
                 size = part.first.block_size
                 kept = ceil_div(tokens, size) == ceil_div(match.tokens, size)
-                match = Match(min(match.tokens, tokens), 0, match.tails if kept else None)
+                match = RuleMatch(min(match.tokens, tokens), 0, match.tails if kept else None)
             for index, group_hit in zip(part.members, part.hits(match, all_nodes)):
                 hits[index] = group_hit
         return Hit(request, tokens, hits, longest if longest > tokens else 0, version)

@@ -49,10 +49,10 @@ class UseHistory:
 
     def copy(self) -> "UseHistory":
         """For the other part of a split."""
-        made = UseHistory()
-        made.uses, made.use, made.size = self.uses, self.use, self.size
-        made.worth, made.score, made.serial, made.label = self.worth, self.score, self.serial, self.label
-        return made
+        copied = UseHistory()
+        copied.uses, copied.use, copied.size = self.uses, self.use, self.size
+        copied.worth, copied.score, copied.serial, copied.label = self.worth, self.score, self.serial, self.label
+        return copied
 
 
 class Extent:

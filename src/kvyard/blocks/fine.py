@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.request import Request
-from kvyard.blocks.rule import NO_MATCH, Match
+from kvyard.blocks.rule import NO_MATCH, RuleMatch
 from kvyard.blocks.spans import Spans
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.hashing import Key, Keys, Run
 from kvyard.integers import ceil_div
 
 
-def match_prefix_inside(members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int, drop: bool) -> Match:
+def match_prefix_inside(
+    members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int, drop: bool
+) -> RuleMatch:
     """The longest prefix of full attention, continued into the first block that isn't whole.
 
     ``keys`` are the fine hashes, ``unit`` tokens each. With ``drop`` one unit is given up.
@@ -34,12 +36,12 @@ def match_prefix_inside(members: Sequence[Group], keys: Keys, unit: int, spans: 
             break
     if drop and tokens:
         tokens -= unit
-    return Match(tokens, 0, tails if tokens > whole * size else None)
+    return RuleMatch(tokens, 0, tails if tokens > whole * size else None)
 
 
 def match_state_inside(
     members: Sequence[Group], keys: Keys, unit: int, alignment: int, spans: Spans, limit: int
-) -> Match:
+) -> RuleMatch:
     """The last state at a boundary of ``alignment`` tokens, at a block's end or inside it.
 
     ``keys`` are the fine hashes, ``unit`` tokens each. A state at a block's end may be known by a mark too, where it was
@@ -50,23 +52,23 @@ def match_state_inside(
     for tokens in range(min(limit, len(keys) * unit) // alignment * alignment, 0, -alignment):
         block = ceil_div(tokens, size) - 1
         if tokens % size == 0 and block in present:
-            return Match(tokens, block)
+            return RuleMatch(tokens, block)
         tails = _marked(members, keys[tokens // unit - 1])
         if tails is not None:
-            return Match(tokens, block, tails)
+            return RuleMatch(tokens, block, tails)
     return NO_MATCH
 
 
 def _marked(members: Sequence[Group], key: Key) -> list[Extent] | None:
     """The first block that each member finds by ``key``; ``None`` unless all do."""
-    found = [group.map.marks.get(key) for group in members]
-    return [holders[0] for holders in found if holders] if all(found) else None
+    marks = [group.map.marks.get(key) for group in members]
+    return [holders[0] for holders in marks if holders] if all(marks) else None
 
 
 def mark_of(request: Request, tokens: int, unit: int) -> Run:
     """The hash unit that ends at ``tokens``, as a run that keeps nothing else of the request."""
-    at = tokens // unit - 1
-    return Run(request.chain.cut(at, at + 1), at, at + 1)
+    index = tokens // unit - 1
+    return Run(request.chain.cut(index, index + 1), index, index + 1)
 
 
 class FineGroup(Group):
@@ -74,14 +76,14 @@ class FineGroup(Group):
 
     registers_always = True
 
-    def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+    def need(self, request: Request, table: BlockTable, hit: GroupHit, demand: Demand) -> int:
         need = super().need(request, table, hit, demand)
         return need + (1 if hit.blocks and demand.local % self.block_size else 0)
 
-    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+    def adopt(self, table: BlockTable, hit: GroupHit, local: int, external: int) -> None:
         table.state = adopt_inside(self, table, hit, local, external)
 
-    def take_new(self, table: Table, demand: Demand) -> list[int]:
+    def take_new(self, table: BlockTable, demand: Demand) -> list[int]:
         copied: list[int] = []
         if isinstance(table.state, Extent):
             source = table.state
@@ -89,7 +91,7 @@ class FineGroup(Group):
             table.state = None
         return copied + super().take_new(table, demand)
 
-    def register(self, request: Request, table: Table, tokens: int) -> None:
+    def register(self, request: Request, table: BlockTable, tokens: int) -> None:
         super().register(request, table, tokens)
         # A resend computes at least its last token again; with a draft head the drop sees to that.
         unit = self.hash_block_size
@@ -101,7 +103,7 @@ class FineGroup(Group):
             self.map.mark(block, mark_of(request, boundary, unit))
 
 
-def adopt_inside(group: Group, table: Table, hit: GroupHit, local: int, external: int) -> Extent | None:
+def adopt_inside(group: Group, table: BlockTable, hit: GroupHit, local: int, external: int) -> Extent | None:
     """Adopt a hit that may end inside its last block, and return that block, an extent of its own, if it does.
 
     It counts as not registered. A state that lies before what will be loaded is of no use and not adopted.
@@ -140,7 +142,7 @@ def place_mark(block: Extent, position: int) -> bool:
     return True
 
 
-def continue_on_copy(group: Group, table: Table, source: Extent, position: int, fresh: list[int]) -> list[int]:
+def continue_on_copy(group: Group, table: BlockTable, source: Extent, position: int, fresh: list[int]) -> list[int]:
     """Put a private block at ``position``, in the place of ``source``, which is shared, and ask for a copy of its content.
 
     Both are held until the copy has run; returns the new block's id.

@@ -17,7 +17,7 @@ from kvyard.blocks.registration import register_kept, register_tail, resume_poin
 from kvyard.blocks.request import Request
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import ConfigError, GroupSpec
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.use import Use
 from kvyard.hashing import Chain
 from kvyard.integers import ceil_div
@@ -173,24 +173,24 @@ class Group:
         keys = self.chain_of(request).keys
         blocks = min(limit // self.block_size, len(keys))
         if self.is_full:
-            nodes, at = self.map.walk(keys, blocks, through_holes=False)
-            return ([(0, at)] if at else []), nodes
+            nodes, end = self.map.walk(keys, blocks, through_holes=False)
+            return ([(0, end)] if end else []), nodes
         return self.map.spans(keys, blocks)
 
     def cached_extents(self, request: Request) -> list[Extent]:
         """Return the extents that a lookup of ``request`` would find here, without the last token, split where it ends."""
         keys = self.chain_of(request).keys
         blocks = min((request.num_tokens - 1) // self.block_size, len(keys))
-        nodes, at = self.map.walk(keys, blocks, through_holes=not self.is_full)
-        if nodes and nodes[-1].stop > at:
-            nodes[-1] = self.map.split(nodes[-1], at)
+        nodes, end = self.map.walk(keys, blocks, through_holes=not self.is_full)
+        if nodes and nodes[-1].stop > end:
+            nodes[-1] = self.map.split(nodes[-1], end)
         return [node.copies[0] for node in nodes if node.copies]
 
     def required(self, demand: Demand) -> int:
         """Return the length of the table that meets ``demand``."""
         return ceil_div(demand.slots, self.block_size)
 
-    def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+    def need(self, request: Request, table: BlockTable, hit: GroupHit, demand: Demand) -> int:
         """Return the number of free blocks that it takes to meet ``demand``, as counted for admission."""
         required = self.required(demand)
         if demand.whole and self.cap is not None:
@@ -207,11 +207,11 @@ class Group:
         # A cached block without a reference stands in the line of free ones, and pinning takes it out.
         return fresh + hit.free_blocks(max(0, skipped - table.length))
 
-    def uses(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+    def uses(self, request: Request, table: BlockTable, hit: GroupHit, demand: Demand) -> int:
         """Return the number of free blocks that are gone once ``demand`` is met."""
         return self.need(request, table, hit, demand)
 
-    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+    def adopt(self, table: BlockTable, hit: GroupHit, local: int, external: int) -> None:
         """Pin the hit's blocks that will still be read and put them into the (empty) table; the rest become null.
 
         ``local`` tokens are hit, ``external`` ones will be loaded after them.
@@ -226,16 +226,16 @@ class Group:
         table.length = max(skipped, high)
         table.registered = table.length
 
-    def take_external(self, table: Table, total: int, external: int) -> None:
+    def take_external(self, table: BlockTable, total: int, external: int) -> None:
         """Take blocks for tokens that will be loaded from elsewhere, as far as they will still be read."""
         if min(total - self.rule.stale(total), external) > 0:
             self.take(table, max(0, ceil_div(total, self.block_size) - table.length))
 
-    def take_new(self, table: Table, demand: Demand) -> list[int]:
+    def take_new(self, table: BlockTable, demand: Demand) -> list[int]:
         """Take blocks until the table meets ``demand``; returns the new ids."""
         return self.take(table, self.required(demand) - table.length)
 
-    def take(self, table: Table, count: int) -> list[int]:
+    def take(self, table: BlockTable, count: int) -> list[int]:
         """Take ``count`` blocks, if that is more than none, to the table's end; returns their ids."""
         if count <= 0:
             return []
@@ -243,7 +243,7 @@ class Group:
         table.add_blocks(ids.copy())
         return ids
 
-    def drop_stale(self, request: Request, table: Table, processed: int) -> None:
+    def drop_stale(self, request: Request, table: BlockTable, processed: int) -> None:
         """Release the blocks that are never read again after ``processed`` tokens."""
         starts = table.starts
         position = min(self.rule.stale(processed) // self.block_size, table.length)
@@ -259,7 +259,7 @@ class Group:
         self.pool.cut(table, 0, position)
         self.release_extents(request, table.drop_before(position))
 
-    def register(self, request: Request, table: Table, tokens: int) -> None:
+    def register(self, request: Request, table: BlockTable, tokens: int) -> None:
         """Offer the full blocks of the first ``tokens`` tokens to the map, as far as they can ever serve a hit."""
         first = table.registered or 0
         last = tokens // self.block_size
@@ -279,7 +279,7 @@ class Group:
             kept = [(first, last)] if worth is None else worth
         register_kept(self.map, chain, request, table, kept)
 
-    def _block_at(self, table: Table, position: int) -> Extent | None:
+    def _block_at(self, table: BlockTable, position: int) -> Extent | None:
         """The block at ``position`` as an extent of its own, split off if need be; ``None`` where the table is null."""
         for extent in table:
             if extent.start <= position < extent.stop:
@@ -288,7 +288,7 @@ class Group:
                 return block
         return None
 
-    def release(self, request: Request, table: Table) -> None:
+    def release(self, request: Request, table: BlockTable) -> None:
         """Give all blocks back, last position first."""
         extents = self.let_chain_go(request, table)
         self.pool.release(extents if self.pool.learner is None else self.note_use(request, extents))
@@ -305,7 +305,7 @@ class Group:
         use = Use(request.id, request.num_tokens, request.facts)
         return learner.used(extents, use, self.block_size, self.spec.is_state)
 
-    def let_chain_go(self, request: Request, table: Table) -> list[Extent]:
+    def let_chain_go(self, request: Request, table: BlockTable) -> list[Extent]:
         """Keep no more of the request's chain than what is cached of it, now that the request ends. Returns its extents.
 
         What stays cached must not keep the whole request in memory: neither what it held last nor what it gave back before.
@@ -323,7 +323,7 @@ class Group:
                 self.map.detach(node, chain)
         return extents
 
-    def claim(self, request: Request, table: Table, session: str, hints: Hints) -> None:
+    def claim(self, request: Request, table: BlockTable, session: str, hints: Hints) -> None:
         """``request`` of ``session`` is about to give its blocks back: note that, and what ``hints`` say of them."""
         extents = table.settle()
         if self.forgets and self.shares:
@@ -342,7 +342,7 @@ class Group:
 def group_class(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
     """The class that serves ``spec``. Raises ``ConfigError`` where its kind names something else than a group."""
     choose = spec.attention.group_class
-    found: type[object] = Group if choose is None else choose(spec, caching, hash_block_size)
-    if not issubclass(found, Group):
-        raise ConfigError(f"attention kind {spec.kind} is served by {found.__name__}, which is no Group")
-    return found
+    kind: type[object] = Group if choose is None else choose(spec, caching, hash_block_size)
+    if not issubclass(kind, Group):
+        raise ConfigError(f"attention kind {spec.kind} is served by {kind.__name__}, which is no Group")
+    return kind

@@ -13,7 +13,7 @@ from kvyard.blocks.eviction.radix import RadixOrder, use_of
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_windows import HostWindows
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.window_pages import WindowPages, part_of
 from kvyard.hashing import Keys
 
@@ -24,12 +24,12 @@ HOST_TICKETS = 1 << 60
 class PageCopy(NamedTuple):
     """A copy between device and host that is wanted or in flight, and what it holds of both."""
 
-    device: Table
+    device: BlockTable
     """From the root to the last page."""
-    host: Table
+    host: BlockTable
     pages: int
     """Of full and window layers together."""
-    again: Table | None = None
+    again: BlockTable | None = None
     """Nodes that the host had, and whose window pages it gets."""
     window: tuple[Node, int] | None = None
     """End and first position of the window that it has locked on the device."""
@@ -127,7 +127,7 @@ class HostPages:
         if missing and self._window_room_for(missing):
             self._write(node, None, self._hold_path(node), missing)
 
-    def _hold_path(self, node: Node) -> Table:
+    def _hold_path(self, node: Node) -> BlockTable:
         return self.device.hold([step.copies[0] for step in path_to(node)])
 
     def _window_room_for(self, nodes: list[Node]) -> bool:
@@ -149,7 +149,7 @@ class HostPages:
         extent.history = use_of(node.copies[0])
         return extent
 
-    def _write(self, node: Node, extent: Extent | None, held: Table, windows: list[Node]) -> None:
+    def _write(self, node: Node, extent: Extent | None, held: BlockTable, windows: list[Node]) -> None:
         """Have ``node``, which ``extent`` is a copy of if that is new, and the window pages of ``windows`` copied to the host
         while ``held`` is.
         """

@@ -28,7 +28,7 @@ from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
 from kvyard.blocks.state_slots import StateSlots
 from kvyard.blocks.step import Stepper
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.events.types import Sink, Tier
 
@@ -87,6 +87,9 @@ class BlockManager:
             max_in_flight_tokens=in_flight,
             num_prefill_lookahead=num_prefill_lookahead,
         )
+        pairs = use_eagle and radix is not None and states is None
+        if radix is not None:
+            use_eagle = False  # the tree is of pairs, and hits are whole
         if use_eagle or any(spec.eagle for spec in groups):
             check_drafts(groups, self.geometry, caching, num_prefill_lookahead)
         order = eviction_with_hints(eviction) if hints else eviction
@@ -133,6 +136,7 @@ class BlockManager:
         """The radix tree, where there is one."""
         if self.tree is not None:
             self.tree.caches = caching
+            self.tree.pairs = int(pairs)
         self.max_model_len = max_model_len
         self.watermark_blocks = int(watermark * num_blocks)
         self.requests: dict[str, Request] = {}
@@ -333,9 +337,9 @@ class BlockManager:
             request.tables = self._tables(request)
         return hits
 
-    def _tables(self, request: Request) -> list[Table]:
+    def _tables(self, request: Request) -> list[BlockTable]:
         """Return empty tables for ``request``, charged to its tenant."""
-        tables = [Table() for _ in self.groups]
+        tables = [BlockTable() for _ in self.groups]
         if request.facts.tenant:
             account = self.pool.open_ledger().account(request.facts.tenant)
             for table in tables:
@@ -436,7 +440,7 @@ class BlockManager:
         """
         return end_session(self.pool.order, session) if self.hints else 0
 
-    def detach(self, request: Request) -> list[Table]:
+    def detach(self, request: Request) -> list[BlockTable]:
         """Remove the request as ``free`` does, but keep its blocks held until ``release_detached`` receives the result.
 
         For an engine that has a step in flight which still writes to them. Raises ``RequestError`` if the request holds
@@ -455,7 +459,7 @@ class BlockManager:
         request.forget_limits()
         return tables
 
-    def release_detached(self, tables: Sequence[Table]) -> None:
+    def release_detached(self, tables: Sequence[BlockTable]) -> None:
         """Give blocks back that ``detach`` kept: all groups at once, so the last group's go before the first's."""
         self.pool.holds.difference_update(tables)
         self.pool.release([extent for table in tables for extent in table.settle()])

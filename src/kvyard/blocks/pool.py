@@ -20,7 +20,7 @@ from kvyard.blocks.ledger import NOBODY, Ledger
 from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spec import ConfigError
 from kvyard.blocks.state_slots import StateSlots
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Key, Run
@@ -86,7 +86,7 @@ class Pool:
         """Number of blocks that can be taken: unnamed ones and cached ones without a reference."""
         self.pinned: Counter[Extent] = Counter()
         """References of pending copies."""
-        self.holds: set[Table] = set()
+        self.holds: set[BlockTable] = set()
         """Blocks held by transfers, each transfer as a table, since others may split an extent while it is held."""
         self.evicted = 0
         """Cached blocks evicted so far."""
@@ -360,18 +360,18 @@ class Pool:
         for extent in reversed(later):
             self._enqueue(extent)
 
-    def hold(self, extents: Iterable[Extent]) -> Table:
+    def hold(self, extents: Iterable[Extent]) -> BlockTable:
         """Pin ``extents`` for a transfer, until ``end_hold`` or ``cancel_hold``."""
-        held = Table()
+        held = BlockTable()
         for extent in extents:
             self.pin(extent)
             held.append(extent)
         self.holds.add(held)
         return held
 
-    def hold_new(self, count: int, start: int, account: int = NOBODY) -> Table:
+    def hold_new(self, count: int, start: int, account: int = NOBODY) -> BlockTable:
         """Take ``count`` blocks for what a transfer will bring to positions from ``start`` on. Raises as ``take`` does."""
-        held = Table()
+        held = BlockTable()
         extent = Extent(self.take(count, account), start)
         extent.account = account
         held.append(extent)
@@ -392,12 +392,12 @@ class Pool:
                 inside.append(self.split(extent, high - extent.start) if stop > high else extent)
         return inside
 
-    def end_hold(self, held: Table) -> None:
+    def end_hold(self, held: BlockTable) -> None:
         """End a transfer: drop its references."""
         self.holds.remove(held)
         self.release(held.settle())
 
-    def cancel_hold(self, held: Table) -> None:
+    def cancel_hold(self, held: BlockTable) -> None:
         """End a transfer that took ``held`` from the head of the eviction order: extents without a reference go back there."""
         self.holds.remove(held)
         for extent in held.settle():
@@ -412,7 +412,7 @@ class Pool:
                     if self.ledger is not None:
                         self.ledger.charge(extent.account, -len(extent.ids))
 
-    def end_move(self, held: Table) -> None:
+    def end_move(self, held: BlockTable) -> None:
         """End a transfer that moved ``held`` elsewhere: free blocks without another reference."""
         self.holds.remove(held)
         for extent in held.settle():

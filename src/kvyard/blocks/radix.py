@@ -15,8 +15,9 @@ from kvyard.blocks.group import Group, GroupHit
 from kvyard.blocks.host_pages import HostPages, PageCopy
 from kvyard.blocks.request import Request
 from kvyard.blocks.state_slots import StateSlots
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.window_pages import WindowPages, part_of
+from kvyard.hashing import Chain
 from kvyard.hashing.prefix_tree import agree_until
 
 
@@ -26,6 +27,8 @@ class RadixGroup(Group):
     inserts: ClassVar[bool] = True
     caches = True
     """True if requests are inserted."""
+    pairs = 0
+    """1 if pages are of token pairs, as for EAGLE, so that a page is known with the token after it; else 0."""
     host: HostPages | None = None
     """Pages of host memory, where there is any."""
     beyond: "Beyond"
@@ -43,7 +46,12 @@ class RadixGroup(Group):
         assert radix is not None
         return radix
 
-    def register(self, request: Request, table: Table, tokens: int) -> None:
+    def chain_of(self, request: Request) -> Chain:
+        if self.pairs:
+            return request.pairs()
+        return request.chain if self._native else request.view(self.block_size)
+
+    def register(self, request: Request, table: BlockTable, tokens: int) -> None:
         """Pages get into the tree by an insert only."""
 
     def order_by_weight(self, ends: list[Node | None]) -> list[int]:
@@ -76,7 +84,7 @@ class RadixGroup(Group):
 
     def match(self, request: Request, tokens: int) -> Hit:
         """Return the longest prefix of the request's first ``tokens`` tokens in the tree, which counts as a use of it."""
-        nodes, found = self._find(request, tokens // self.block_size)
+        nodes, found = self._find(request, max(0, tokens - self.pairs) // self.block_size)
         stop = nodes[-1].stop if nodes else 0
         reached = stop + (self.beyond.tokens // self.block_size if self.host is not None else 0)
         boundary = found * self.block_size if found > reached else 0
@@ -142,6 +150,7 @@ class RadixGroup(Group):
         """
         table = request.tables[0]
         held = held_of(table)
+        tokens -= self.pairs
         known, branch = tokens, held.branch
         states = self.pool.states
         if states is not None:
@@ -173,7 +182,7 @@ class RadixGroup(Group):
             held.end = path[-1]
             states.lock(held.end)
         elif windows is None:
-            prompt = request.num_prompt_tokens // self.block_size
+            prompt = (request.num_prompt_tokens - self.pairs) // self.block_size
             if 0 < prompt < last:
                 self._use_prompt(path, prompt, priority + 1)
         else:
@@ -254,11 +263,13 @@ class RadixGroup(Group):
         """
         host, pool, windows, beyond = self.host, self.pool, self.pool.windows, self.beyond
         assert host is not None
-        nodes = [*hit.groups[0].parts(), *beyond.through]
+        found = hit.groups[0].parts()
+        nodes = [*found, *beyond.through]
         pages = sum([node.stop - node.start for node in beyond.nodes])
         held = pool.hold([node.copies[0] for node in nodes])
         on_host = host.pool.hold([node.copies[0] for node in beyond.nodes])
-        locked = windows.hold([*nodes, *beyond.nodes]) if windows is not None else []
+        # Where the hit ends, and where it will end.
+        locked = [*windows.hold(found), *windows.hold([*nodes, *beyond.nodes])] if windows is not None else []
         pool.make_full_room(pages)
         fits = pool.unnamed >= pages
         window_pages = sum([node.stop - node.start for node in beyond.windows])
@@ -365,7 +376,7 @@ class RadixGroup(Group):
             path.append(self._split(node, live))
         windows.enter(node.copies[0])
 
-    def _adopt(self, table: Table, path: list[Node], matched: int) -> None:
+    def _adopt(self, table: BlockTable, path: list[Node], matched: int) -> None:
         """Hold the tree's copy of the first ``matched`` pages in place of the request's own."""
         extents = table.extents
         if not extents or extents[-1].start >= matched:
@@ -438,7 +449,6 @@ class RadixGroup(Group):
             return tokens
         kept, held.track = held.track, 0
         if not finished:
-            held.prefilled = tokens
             return kept
         return kept or tracking.in_answer(held.prefilled, tokens, held.missed)
 
@@ -453,7 +463,7 @@ class RadixGroup(Group):
 
     # -- windows ----------------------------------------------------------------------------------------------------
 
-    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+    def adopt(self, table: BlockTable, hit: GroupHit, local: int, external: int) -> None:
         super().adopt(table, hit, local, external)
         if self.windows is not None and hit.nodes:
             self._lock(held_of(table), hit.nodes[-1])
@@ -469,7 +479,7 @@ class RadixGroup(Group):
             self.windows.unlock(held.end, held.low)
         held.end, held.low = node, self.windows.lock(node)
 
-    def slide(self, table: Table, tokens: int) -> None:
+    def slide(self, table: BlockTable, tokens: int) -> None:
         """Free window pages of the request's own that are out of the window once ``tokens`` tokens are computed. As long as it
         may still be inserted a whole window in whole pages is kept.
         """
@@ -484,7 +494,7 @@ class RadixGroup(Group):
         held.evicted = max(evicted, (tokens - kept) // page)
         windows.free += held.evicted - evicted
 
-    def release(self, request: Request, table: Table) -> None:
+    def release(self, request: Request, table: BlockTable) -> None:
         windows = self.windows
         if windows is not None:
             held = held_of(table)
@@ -519,7 +529,19 @@ NOTHING = Beyond([], [], 0, [])
 class Held:
     """Relation of a request to the tree, besides the pages in its table."""
 
-    __slots__ = ("branch", "decodes", "end", "evicted", "inserted", "low", "missed", "prefilled", "slots", "track")
+    __slots__ = (
+        "branch",
+        "decodes",
+        "drafts",
+        "end",
+        "evicted",
+        "inserted",
+        "low",
+        "missed",
+        "prefilled",
+        "slots",
+        "track",
+    )
 
     def __init__(self) -> None:
         self.inserted = 0
@@ -528,6 +550,8 @@ class Held:
         """Tokens of it that the tree has, though not with a window to go on from; 0 for none. They are inserted first."""
         self.decodes = False
         """True if it has taken part in a decode pass."""
+        self.drafts = False
+        """True if it has slots for drafts, in whole pages."""
         self.evicted = 0
         """Position where its own window pages begin, if not with its own pages."""
         self.end: Node | None = None
@@ -539,12 +563,12 @@ class Held:
         self.track = 0
         """Tokens up to the state that is kept of its latest chunk, until it is inserted; 0 for none."""
         self.prefilled = 0
-        """Tokens of it that were computed when it was last inserted, unless it has ended."""
+        """Tokens of it that are computed as a prompt."""
         self.missed: list[int] = []
         """Positions in its answer whose states were not kept."""
 
 
-def held_of(table: Table) -> Held:
+def held_of(table: BlockTable) -> Held:
     """Return the relation of the request with this table to the tree."""
     held = table.state
     if not isinstance(held, Held):
@@ -552,6 +576,6 @@ def held_of(table: Table) -> Held:
     return held
 
 
-def own_window_pages(table: Table) -> int:
+def own_window_pages(table: BlockTable) -> int:
     """Window pages of a request that the tree doesn't have."""
     return max(0, table.length - max(held_of(table).evicted, table.registered or 0))

@@ -7,12 +7,14 @@ keeping, and for wishes to keep some longer than others.
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.request import Request
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.hashing import Chain
 from kvyard.integers import ceil_div
 
 
-def register_tail(cache_map: CacheMap, chain: Chain, request: Request, table: Table, first: int, last: int) -> bool:
+def register_tail(
+    cache_map: CacheMap, chain: Chain, request: Request, table: BlockTable, first: int, last: int
+) -> bool:
     """Register blocks from the start of the table's unnamed tail, if that is where they are; returns whether it did.
 
     A request's own last extent is lengthened where possible, so that its chain stays in one piece as it grows.
@@ -64,7 +66,7 @@ def _keep_as_wished(
 
 
 def register_kept(
-    cache_map: CacheMap, chain: Chain, request: Request, table: Table, kept: list[tuple[int, int]]
+    cache_map: CacheMap, chain: Chain, request: Request, table: BlockTable, kept: list[tuple[int, int]]
 ) -> None:
     """Register the unnamed blocks inside the (sorted, disjoint) intervals ``kept``, wherever they are in the table."""
     if not kept:

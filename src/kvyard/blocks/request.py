@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from kvyard.blocks.extent import DEFAULT_PRIORITY
 from kvyard.blocks.hints import NO_HINTS, Hints, Retention
 from kvyard.blocks.rule import NEVER
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.use import NO_FACTS, RequestFacts
 from kvyard.errors import KvyardError
-from kvyard.hashing import Chain, TokenChain, TraceChain
+from kvyard.hashing import Chain, PairChain, TokenChain, TraceChain
+
+PAIRS = 0
+"""Key of the view in pairs: no block size."""
 
 
 class RequestError(KvyardError, ValueError):
@@ -46,7 +49,7 @@ class Request:
         self.facts = facts
         """Facts for eviction policies that learn."""
         # Below: the manager's own.
-        self.tables: list[Table] = []
+        self.tables: list[BlockTable] = []
         self.views: dict[int, Chain] = {}
         self.forget_limits()
 
@@ -72,6 +75,13 @@ class Request:
         chain = self.views.get(block_size)
         if chain is None:
             chain = self.views[block_size] = self.chain.coarser(block_size)
+        return chain
+
+    def pairs(self) -> Chain:
+        """The chain in blocks of token pairs."""
+        chain = self.views.get(PAIRS)
+        if chain is None:
+            chain = self.views[PAIRS] = PairChain(self.chain)
         return chain
 
     def forget_limits(self) -> None:

@@ -20,7 +20,7 @@ NEVER: Final = -1
 """Not even one token."""
 
 
-class Match(NamedTuple):
+class RuleMatch(NamedTuple):
     """Match of a rule: ``tokens`` can be skipped, and blocks ``low`` to ceil(tokens / block size) must be kept."""
 
     tokens: int
@@ -29,7 +29,7 @@ class Match(NamedTuple):
     """Per group looked up the last block, where the match ends inside it."""
 
 
-NO_MATCH = Match(0, 0)
+NO_MATCH = RuleMatch(0, 0)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # kinds from outside derive from it
@@ -50,7 +50,7 @@ class Rule:
         """The largest number of computed tokens that leaves the block at ``position`` in use."""
         return ENDLESS
 
-    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
+    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> RuleMatch:
         """The longest usable prefix of at most ``limit`` tokens, a multiple of ``alignment`` tokens.
 
         With ``drop`` the last block found is given up (a draft head needs it computed again).
@@ -61,7 +61,7 @@ class Rule:
         tokens = min(spans[0][1], limit // size) * size
         if drop and tokens:
             tokens -= min(alignment, size)
-        return Match(tokens - tokens % alignment, 0)
+        return RuleMatch(tokens - tokens % alignment, 0)
 
     def cap(self, in_flight: int, max_tokens: int) -> int | None:
         """The most blocks a request ever holds at once, where the kind gives blocks back as it goes."""

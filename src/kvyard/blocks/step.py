@@ -17,7 +17,7 @@ from kvyard.blocks.coordinator import Coordinator
 from kvyard.blocks.group import Group
 from kvyard.blocks.request import Request
 from kvyard.blocks.rule import ENDLESS
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.integers import ceil_div
 
 
@@ -65,7 +65,7 @@ class Stepper:
         _note_quiet(request)
         return taken
 
-    def _take(self, tables: list[Table], counts: list[int], need: int) -> tuple[Sequence[int], ...]:
+    def _take(self, tables: list[BlockTable], counts: list[int], need: int) -> tuple[Sequence[int], ...]:
         """Take all blocks at once: which group gets which is the same as one group after the other."""
         ids = self.pool.take(need, tables[0].account)
         taken: list[Sequence[int]] = []
@@ -91,7 +91,7 @@ class Stepper:
         request.registered_until = self._registered_until(tables)
         _note_quiet(request)
 
-    def _fits_until(self, tables: list[Table]) -> int:
+    def _fits_until(self, tables: list[BlockTable]) -> int:
         fits = self.max_model_len
         for group, table in zip(self.groups, tables):
             room = table.length * group.block_size - group.spare
@@ -99,7 +99,7 @@ class Stepper:
                 fits = room
         return fits
 
-    def _settled_until(self, tables: list[Table]) -> int:
+    def _settled_until(self, tables: list[BlockTable]) -> int:
         settled = ENDLESS
         for index, group in self._forgetful:
             table = tables[index]
@@ -108,7 +108,7 @@ class Stepper:
                 settled = fresh
         return settled
 
-    def _registered_until(self, tables: list[Table]) -> int:
+    def _registered_until(self, tables: list[BlockTable]) -> int:
         if not self.caching:
             return ENDLESS
         registered = ENDLESS

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from kvyard.blocks.extent import Extent
 
 
-class Table:
+class BlockTable:
     """The blocks of one request in one group."""
 
     __slots__ = ("account", "extents", "length", "registered", "starts", "state")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvyard.lab.conform import Difference, LogError, Verdict
+from kvyard.lab.conform import LogDifference, LogError, LogVerdict
 from kvyard.lab.conform import conform as compare_blocks
 from kvyard.lab.conform.scheduler import conform as compare_steps
 from kvyard.lab.conform.scheduler import is_scheduler_log
@@ -62,7 +62,7 @@ def conform(
         raise typer.Exit(2)
 
 
-def _compare(path: Path) -> Callable[[Path], Verdict]:
+def _compare(path: Path) -> Callable[[Path], LogVerdict]:
     """The comparison for the kind of log that ``path`` is."""
     if is_sglang_log(path):
         return compare_batches
@@ -71,13 +71,13 @@ def _compare(path: Path) -> Callable[[Path], Verdict]:
     return compare_steps if is_scheduler_log(path) else compare_blocks
 
 
-def _line(verdict: Verdict) -> str:
+def _line(verdict: LogVerdict) -> str:
     if verdict.difference is None:
         return f"{verdict.name}: {verdict.operations} {verdict.unit}, identical"
     return f"{verdict.name}: differs at {verdict.unit[:-1]} {verdict.operations}, in {verdict.difference.field}"
 
 
-def _show(difference: Difference) -> None:
+def _show(difference: LogDifference) -> None:
     typer.echo(f"  operation  {_short(difference.op)}")
     typer.echo(f"  recorded   {difference.field} = {_short(difference.recorded)}")
     typer.echo(f"  ours       {difference.field} = {_short(difference.ours)}")

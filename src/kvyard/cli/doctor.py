@@ -165,8 +165,8 @@ def _questions(
 
 def _messages(path: Path) -> list[dict[str, Any]]:
     try:
-        found = msgspec.json.decode(path.read_bytes())
-        return msgspec.convert(found["messages"] if isinstance(found, dict) else found, list[dict[str, Any]])
+        content = msgspec.json.decode(path.read_bytes())
+        return msgspec.convert(content["messages"] if isinstance(content, dict) else content, list[dict[str, Any]])
     except OSError as error:
         raise KvyardError(f"can't read {path}: {error.strerror}") from None
     except (LookupError, *DECODE_ERRORS):

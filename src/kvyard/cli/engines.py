@@ -123,8 +123,8 @@ def _described(kind: type[msgspec.Struct], text: str, flag: str, first: str) -> 
 
 
 def _name(text: str) -> dict[str, Any]:
-    found = _described(NameConfig, text, "--dns", "host")
-    host, colon, port = found["host"].rpartition(":")
+    described = _described(NameConfig, text, "--dns", "host")
+    host, colon, port = described["host"].rpartition(":")
     if not colon or not port.isdecimal():
         raise KvyardError(f"--dns {text}: write HOST:PORT first")
-    return {**found, "host": host.strip("[]"), "port": int(port)}
+    return {**described, "host": host.strip("[]"), "port": int(port)}

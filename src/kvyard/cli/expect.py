@@ -140,7 +140,7 @@ def expect(
         return
     if gateway is not None:
         raise KvyardError("--gateway goes with --watch: without it, name the gateway's recording alone")
-    traffic = read_traffic(read_trace(trace, reading), _limit(merged))
+    traffic = read_traffic(read_trace(trace, reading), **_part(merged))
     traffic.notes += notes
     counted = _counted(traffic, metrics, metrics_before, answers, page)
     with patient() as obey:
@@ -215,9 +215,11 @@ def _watch(
         Running(watcher.application(), bound, around=watcher, ready=ready).run()
 
 
-def _limit(settings: Mapping[str, object]) -> int | None:
-    limit = SETTINGS.parse({"limit": settings["limit"]})["limit"] if settings.get("limit") is not None else None
-    return limit if limit is None else int(limit)
+def _part(settings: Mapping[str, object]) -> dict[str, int | None]:
+    """Return which requests are asked about, as ``read_traffic`` takes it."""
+    names = ("limit", "max_tokens")
+    given = SETTINGS.parse({name: settings.get(name) for name in names})
+    return {name: given.get(name) for name in names}
 
 
 def _counted(

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import typer
 
-from kvyard.cli.outputs import say_written, words_beside
-from kvyard.cli.tables import print_table
+from kvyard.cli.outputs import print_table, say_written, words_beside
 from kvyard.engine.timing.fitting import errors_by_kind
 from kvyard.engine.timing.measurements import Measurement
 from kvyard.files import write_whole

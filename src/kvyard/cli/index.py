@@ -156,11 +156,11 @@ def query(
 
 def _over(config: Config, **over: Any) -> Config:
     """The configuration with what the command line says put over it."""
-    found = msgspec.to_builtins(config)
+    options = msgspec.to_builtins(config)
     for name, value in over.items():
         if value is not None:
-            found[name] = {**found[name], **value} if isinstance(value, dict) else value
-    return convert(found, "the command line")
+            options[name] = {**options[name], **value} if isinstance(value, dict) else value
+    return convert(options, "the command line")
 
 
 def _post(url: str, path: str, body: dict[str, Any], token: str | None) -> Any:
@@ -237,8 +237,8 @@ def _cells(explanation: dict[str, Any], tiers: Sequence[str]) -> list[str]:
     ]
 
 
-def _name(one: dict[str, Any]) -> str:
-    return f"{one['instance_id']}@{one['dp_rank']}"
+def _name(worker: dict[str, Any]) -> str:
+    return f"{worker['instance_id']}@{worker['dp_rank']}"
 
 
 def _age(ms: float) -> str:

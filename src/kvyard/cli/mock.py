@@ -115,7 +115,8 @@ def mock(
 
 def _described(state: WorkerState) -> dict[str, object]:
     streams = [
-        {"rank": one.rank, "endpoint": one.endpoint, "replay_endpoint": one.replay_endpoint} for one in state.streams
+        {"rank": stream.rank, "endpoint": stream.endpoint, "replay_endpoint": stream.replay_endpoint}
+        for stream in state.streams
     ]
     return {"name": state.name, "url": state.url, "streams": streams}
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvyard.cli.outputs import print_json
+from kvyard.cli.outputs import print_json, print_table
 from kvyard.cli.settings import with_flags
-from kvyard.cli.tables import print_table
 from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.models import ModelPlan, find_config, plan, preset, presets
 from kvyard.engine.models.planning import PlanOptions
@@ -59,8 +58,8 @@ def _list() -> None:
     rows = [("preset", "parameters", "architecture", "source")]
     for name in presets():
         config = preset(name)
-        made = plan(config, 2**50, tensor_parallel_size=1)
-        rows.append((name, f"{made.parameters / 1e9:.1f} B", made.architecture, str(config["source"])))
+        planned = plan(config, 2**50, tensor_parallel_size=1)
+        rows.append((name, f"{planned.parameters / 1e9:.1f} B", planned.architecture, str(config["source"])))
     print_table(rows, left=(0, 2, 3))
 
 

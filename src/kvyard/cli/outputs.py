@@ -1,7 +1,7 @@
-"""Output of commands: JSON on stdout, messages that keep out of a result's way, and paths of results."""
+"""Output of commands: JSON on stdout, plain tables, messages that keep out of a result's way, and paths of results."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
@@ -31,3 +31,11 @@ def say_written(paths: Iterable[Path | None]) -> None:
     for path in paths:
         if path is not None and not is_stdout(path):
             typer.echo(f"written: {path}", err=True)
+
+
+def print_table(rows: Sequence[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> None:
+    """Print rows of cells in columns: those numbered in ``left`` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        typer.echo("  ".join(cells).rstrip())

@@ -40,12 +40,6 @@ def plan(
             metavar="PRICE/h", help="What the fleet may cost per hour, such as 60/h.", rich_help_panel=QUESTION
         ),
     ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Leave out requests with more tokens, prompt and answer together.", rich_help_panel=QUESTION
-        ),
-    ] = None,
     split: Annotated[
         bool,
         typer.Option(
@@ -100,7 +94,6 @@ def plan(
             price_list=price_list,
             budget=None if budget is None else _per_hour(budget),
             split=split,
-            max_tokens=max_tokens,
             config=base,
             executor=crew,
             **reading,

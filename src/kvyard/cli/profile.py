@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from kvyard.cli.fits import show_fit, show_worst
-from kvyard.cli.outputs import print_json, say_written, words_beside
-from kvyard.cli.tables import print_table
+from kvyard.cli.outputs import print_json, print_table, say_written, words_beside
 from kvyard.engine.timing.fitting import errors_by_kind, row_errors
 from kvyard.engine.timing.measurements import Measurements
 from kvyard.engine.timing.profile import Profile, load_profile, pass_ms, shipped

@@ -148,7 +148,7 @@ def replay(
     With --live URL the trace drives a real endpoint instead, in real time: prompts are made up so that they share what the
     trace says they share. With --live self a mock fleet and a gateway are started for it.
     """
-    from kvyard.replay.progress import Bar
+    from kvyard.replay.progress import ProgressBar
     from kvyard.replay.report.slo import read_slo
     from kvyard.replay.settings import make_config
 
@@ -174,7 +174,7 @@ def replay(
         )
     label = results.label
     passed = "simulated in" if live is None else "passed, in"
-    with nullcontext() if results.quiet else Bar(source, replay_config.limit, passed=passed) as bar:
+    with nullcontext() if results.quiet else ProgressBar(source, replay_config.limit, passed=passed) as bar:
         if live is None:
             from kvyard.replay.run import replay as run
 
@@ -226,10 +226,10 @@ def _replay_pools(
     at_a_time: PoolFlags,
 ) -> PooledRun:
     """Replay a fleet of pools; exits with ``INTERRUPTED`` on Ctrl-C, with nothing written."""
-    from kvyard.lab.pools import common_limit, replay_pools
-    from kvyard.replay.progress import Bar
+    from kvyard.lab.pools import of_all, replay_pools
+    from kvyard.replay.progress import ProgressBar
 
-    bar = nullcontext() if results.quiet else Bar(read_trace(trace, reading), common_limit(settings))
+    bar = nullcontext() if results.quiet else ProgressBar(read_trace(trace, reading), of_all(settings, "limit"))
     try:
         with _ended_by(signal.default_int_handler), executor(at_a_time.jobs, at_a_time.ray) as crew, bar as shown:
             report_progress = None if shown is None else shown.update

@@ -104,11 +104,13 @@ def finish(study: Study, quiet: bool, what: str) -> None:
 
 
 class Bars:
-    """One progress bar for all replays of a study, shown only on a terminal."""
+    """Progress of all replays of a study: a bar on a terminal, lines elsewhere, nothing if ``quiet``."""
 
     def __init__(self, quiet: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from kvyard.replay.progress import ProgressLines
 
         self._progress = Progress(
             TextColumn("points"),
@@ -120,6 +122,7 @@ class Bars:
             transient=True,
         )
         self._shown = not quiet and self._progress.console.is_terminal
+        self._lines = None if quiet or self._shown else ProgressLines()
         fields: dict[str, Any] = {"in_flight": ""}
         self._task = self._progress.add_task("sweep", total=None, **fields)
         self._through: dict[str, int] = {}
@@ -127,12 +130,22 @@ class Bars:
     def counted(self, total: int, through: int) -> None:
         """Update the number of points, and how many are done."""
         self._progress.update(self._task, total=total, completed=through)
+        self._say()
 
     def told(self, key: str, through: int, now: int) -> None:
         """Update the number of requests replayed of one point."""
         self._through[key] = through
         text = f"{sum(self._through.values()):,} requests replayed"
         self._progress.update(self._task, in_flight=text)
+        self._say()
+
+    def _say(self) -> None:
+        if self._lines is not None:
+            task = self._progress.tasks[0]
+            total = "?" if task.total is None else f"{task.total:.0f}"
+            self._lines.say(
+                lambda: f"{task.completed:.0f} of {total} points, {task.fields['in_flight'] or 'none replayed'}"
+            )
 
     def __enter__(self) -> Bars:
         if self._shown:

@@ -11,6 +11,9 @@ from kvyard.cli.settings import with_settings
 from kvyard.cli.study import Bars, Jobs, Out, Ray, executor, finish, folder_of, present
 from kvyard.replay.settings import SETTINGS
 
+UNMET = 1
+"""The exit code where no point keeps the SLO."""
+
 
 @with_settings(SETTINGS)
 @with_reading(CHAIN_IDS, block_size="--trace-block-size")
@@ -35,7 +38,7 @@ def sweep(
 
     Finished points are kept as files: the same command goes on where it was interrupted, and a larger grid only runs what
     is new. Results are a table (sweep.csv, sweep.json), a page of curves (sweep.html) and a report per point, which kvyard
-    compare reads. Exit code 1 if a point failed, 130 if interrupted.
+    compare reads. Exit code 1 if a point failed or none meets the SLO, 130 if interrupted.
     """
     from kvyard.lab.study import parse_vary
     from kvyard.lab.sweep import sweep as run
@@ -54,5 +57,10 @@ def sweep(
             progress=bars.told,
         )
     earlier = f"{study.found} of {len(study.points)} points were there from an earlier run" if study.found else ""
-    present(study.result(), folder, quiet, as_json, earlier)
+    result = study.result()
+    present(result, folder, quiet, as_json, earlier)
     finish(study, quiet, "points")
+    if result.met is False:
+        if quiet:
+            typer.echo(result.advice[0], err=True)
+        raise typer.Exit(UNMET)

@@ -214,11 +214,11 @@ def generate_agent(
         typer.echo(line, err=True)
 
 
-def figure_lines(wanted: AgentFigures, made: AgentFigures) -> Iterator[str]:
+def figure_lines(wanted: AgentFigures, generated: AgentFigures) -> Iterator[str]:
     """The figures of two traces side by side, for people."""
     yield f"  {'':<14}{'given':>12}{'generated':>12}"
     for name in AgentFigures.__struct_fields__:
-        given, generated_ = getattr(wanted, name), getattr(made, name)
+        given, generated_ = getattr(wanted, name), getattr(generated, name)
         far = given and abs(generated_ / given - 1) > FAR and name not in ("requests", "sessions")
         note = f"   {generated_ / given - 1:+.0%}" if far else ""
         yield f"  {name:<14}{given:>12,.6g}{generated_:>12,.6g}{note}"

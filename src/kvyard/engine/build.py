@@ -21,7 +21,7 @@ from kvyard.engine.loads import Loads, TreeLoads
 from kvyard.engine.policies.backend import TreeSettings
 from kvyard.engine.queue import ArrivalQueue, Queue
 from kvyard.engine.scheduler import Scheduler
-from kvyard.engine.speculative import SpeculativeBatch
+from kvyard.engine.speculative import ReservedDrafts, SpeculativeBatch
 from kvyard.engine.stores import Stores
 from kvyard.engine.timing import TimingModel, make_timing
 from kvyard.engine.timing.host import HostTiming
@@ -165,7 +165,9 @@ def make_manager(
         max_in_flight_tokens=config.max_num_batched_tokens * (2 if config.decides_ahead else 1),
         watermark=config.watermark,
         retention_interval=config.retention_interval,
-        use_eagle=config.speculative is not None and config.speculative.eagle,
+        use_eagle=config.speculative is not None
+        and config.speculative.eagle
+        and (tree is not None or BACKENDS.get(config.backend).reserved_drafts is None),
         eviction=config.eviction,
         eviction_options=config.eviction_options,
         hints=config.heed_hints,
@@ -199,7 +201,7 @@ def _scheduler(
     *,
     bulk: bool,
 ) -> Scheduler:
-    stores = transfers.stores
+    stores, backend = transfers.stores, BACKENDS.get(config.backend)
     # Whether lower tiers must see each pass of a decode batch by itself.
     exacting = stores is not None and (stores.cleans or stores.stores_output)
     speculative: SpeculativeBatch | None = None
@@ -207,7 +209,11 @@ def _scheduler(
         rates = config.speculative.acceptance_rates[: config.speculative.num_speculative_tokens]
         # Its own drafts are where a drafter that needs hidden states writes to: vLLM's num_lookahead_tokens.
         lookahead = len(rates) if config.speculative.eagle else 0
-        speculative = SpeculativeBatch(manager, rates, config.seed, lookahead=lookahead)
+        slots = backend.reserved_drafts(config) if backend.reserved_drafts is not None else None
+        if slots is not None:
+            speculative = ReservedDrafts(manager, rates, config.seed, width=slots.width, reserve=slots.reserve)
+        else:
+            speculative = SpeculativeBatch(manager, rates, config.seed, lookahead=lookahead)
     blocks = DecodeBlocks(
         manager,
         batch,
@@ -217,7 +223,6 @@ def _scheduler(
         and not any(group.acts_every_step or group.forgets for group in manager.groups)
         and not (stores is not None and stores.stores_output),
     )
-    backend = BACKENDS.get(config.backend)
     jobs = Lifecycle(manager, waiting, batch, blocks, transfers, speculative=speculative, watcher=watcher)
     policy = backend.policy(jobs, config)
     limits: list[tuple[int, int, str]] = []

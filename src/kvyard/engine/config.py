@@ -153,7 +153,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return true if passes are decided on while the ones before them run."""
         if self.async_scheduling is not None:
             return self.async_scheduling
-        return self.overlaps_host and self.role == "both" and (self.tiers is None or self.backend == "sglang")
+        modelled = self.backend == "vllm" if self.role != "both" else True
+        return self.overlaps_host and modelled and (self.tiers is None or self.backend == "sglang")
 
     @property
     def overlaps_host(self) -> bool:
@@ -167,7 +168,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.backend == "trtllm" and not (self.trtllm and self.trtllm.mocker)
         )
         real = type(self.timing).__struct_config__.tag in REAL_TIMINGS
-        return real and usual and self.speculative is None
+        return real and usual and (self.speculative is None or self.backend == "sglang")
 
     @property
     def capacity_tokens(self) -> int:
@@ -259,9 +260,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in BACKENDS.ours:
             if name != self.backend and getattr(self, name, None) is not None:
                 raise ConfigError(f"{name} settings are for backend {name}, not for {self.backend}")
-        if self.async_scheduling:
+        if self.async_scheduling and self.backend != "sglang":
             for name, reason in (("tiers", "lower tiers"), ("speculative", "draft tokens")):
-                if getattr(self, name) is not None and not (name == "tiers" and self.backend == "sglang"):
+                if getattr(self, name) is not None:
                     raise ConfigError(f"async_scheduling is not modelled with {reason}: turn one of them off")
         BACKENDS.get(self.backend).check(self)
         self.timing.check()

@@ -283,12 +283,12 @@ class EngineCore:
     @property
     def tokens(self) -> int:
         """Return the tokens that the pass in flight, or the proposed one, computes here; 0 without one."""
-        made = self._batch
-        if made is None:
+        batch = self._batch
+        if batch is None:
             if not self._decided:
                 return 0
-            made = self._decided[0]
-        return made.decoding + sum([new for _, new, _ in made.chunks])
+            batch = self._decided[0]
+        return batch.decoding + sum([new for _, new, _ in batch.chunks])
 
     def decide_ahead(self, now: int) -> None:
         """With passes decided ahead: decide on the pass after the one that the ranks start at ``now``, be it one in which this
@@ -583,12 +583,12 @@ class EngineCore:
             self.scheduler.jobs.cancel(job, end)
         self._cancelled.clear()
 
-    def _take_blocks(self, at: int, count: int) -> int:
-        """Take the blocks of the plan's pass ``at``, or of all passes before ``count``; returns the next that needs any."""
-        if at:
-            self._set_time(self._ends[at - 1])
+    def _take_blocks(self, done: int, count: int) -> int:
+        """Take the blocks of the plan's pass ``done``, or of all passes before ``count``; returns the next that needs any."""
+        if done:
+            self._set_time(self._ends[done - 1])
         first = self._first
-        return self.scheduler.blocks.carry_out(first + at, first + count) - first
+        return self.scheduler.blocks.carry_out(first + done, first + count) - first
 
     def occupy(self) -> None:
         """Give the pass in flight its blocks now, which it has had since it started: passes of a plan get theirs late, when
@@ -658,10 +658,10 @@ class EngineCore:
 
     def snapshot(self) -> list[tuple[int, Tier, list[Run]]]:
         """Return the contents of the device and of private lower tiers, per (group, tier)."""
-        found = list(self.scheduler.manager.pool.snapshot())
+        events = list(self.scheduler.manager.pool.snapshot())
         if self.offload is not None:
-            found += self.offload.snapshot()
-        return found
+            events += self.offload.snapshot()
+        return events
 
     def check_integrity(self, alone: bool = True) -> None:
         """Raise ``AssertionError``, saying what is wrong, unless invariants I1 to I4 and I6 to I9 hold here.

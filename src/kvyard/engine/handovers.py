@@ -101,10 +101,10 @@ class EngineHandovers:
     def _blocks_of(self, job: Job, hit: Hit) -> int:
         """Return the number of blocks that ``hit`` lacks: windows and states need less than full attention."""
         count = 0
-        for group, found in zip(self._manager.groups, hit.groups):
+        for group, match in zip(self._manager.groups, hit.groups):
             size = group.block_size
             read_from = group.rule.stale(job.num_tokens) // size
-            count += max(0, ceil_div(job.num_tokens, size) - max(found.blocks, read_from))
+            count += max(0, ceil_div(job.num_tokens, size) - max(match.blocks, read_from))
         return count
 
     def land(self) -> list[Job]:

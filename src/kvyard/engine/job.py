@@ -142,6 +142,11 @@ class Job(Request):
         self.output += count
 
     @property
+    def wanted(self) -> int:
+        """Return the number of tokens that it asked for, also once it is aborted."""
+        return self.max_tokens + self.forgone
+
+    @property
     def remaining(self) -> int:
         """Return the number of tokens it has still to produce."""
         return self.max_tokens - self.output

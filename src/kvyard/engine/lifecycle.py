@@ -189,12 +189,12 @@ class Lifecycle:
         """
         self.preemptions += 1
         job.preemptions += 1
-        if job.end >= 0 and self.batch.in_flight(job):
+        if self.in_flight:
             launched = self.in_flight[-1]
-            if keeps_in_flight:
+            if not keeps_in_flight:
+                launched.forget(job)
+            elif job.end >= 0 and self.batch.in_flight(job):
                 launched.owed.append(job)
-            elif job in launched.first:
-                launched.first.remove(job)
         self._stop(job)
         job.awaits = 0
         if self.loads is not None:
@@ -208,9 +208,13 @@ class Lifecycle:
         self.watcher.preempted(job, now)
 
     def renumber(self, jobs: Sequence[Job]) -> None:
-        """Have ``jobs``, all of those that decode in lockstep, stand in this order behind all others that run."""
+        """Have ``jobs``, all of those that decode, stand in this order behind all others that run."""
+        speculative = self.speculative
         for job in jobs:
             del self.running[job.serial]
+            if speculative is not None:
+                del speculative.jobs[job.serial]
+                continue
             job.awaits = self.batch.in_flight(job)
             self.blocks.settle((job,))
             self.batch.leave(job)
@@ -218,7 +222,10 @@ class Lifecycle:
             self._serial += 1
             job.serial = self._serial
             self.running[job.serial] = job
-            self.blocks.join(job)
+            if speculative is not None:
+                speculative.join(job)
+            else:
+                self.blocks.join(job)
 
     def resolve_deadlock(self, now: int) -> bool:
         """Resolve a deadlock: nothing runs and no job could be admitted. If waiting jobs hold loaded blocks, and no
@@ -300,7 +307,7 @@ class Lifecycle:
                 if stores is not None:
                     stores.store(job, end)
                 watcher.produced(job, produced, end)
-                if job.output >= job.max_tokens:
+                if speculative.ends(job):
                     del speculative.jobs[job.serial]
                     finished.append(job)
         if stores is not None and stores.stores_output:
@@ -336,7 +343,9 @@ class Lifecycle:
             if past + new == job.num_tokens:
                 del self.prefilling[job.serial]
                 first.append(job)
-                if job.output + 1 >= job.max_tokens:
+                if self.speculative is not None:
+                    self.speculative.join(job)
+                elif job.output + 1 >= job.max_tokens:
                     job.state = JobState.DECODE
                     ending.append(job)
                 else:
@@ -356,6 +365,9 @@ class Lifecycle:
         self.batch.num_in_flight -= 1
         for job, new, _ in launched.decided.chunks:
             job.num_in_flight_tokens = max(0, job.num_in_flight_tokens - new)
+        if self.speculative is not None:
+            self._verify(launched, self.speculative, end)
+            return
         for job in launched.first:
             if not job.state.ended:
                 self.watcher.produced(job, 1, end)
@@ -376,6 +388,25 @@ class Lifecycle:
                 elif self.manager.caching:
                     self.manager.cache(job, job.num_computed_tokens)
                 self._finish(job, end)
+
+    def _verify(self, done: InFlightPass, speculative: SpeculativeBatch, end: int) -> None:
+        """End a pass of jobs that decode with drafts. Jobs that have ended or gone back to the queue have no token of it."""
+        finished: list[Job] = []
+        for job in done.first:
+            if not job.state.ended:
+                job.emit(1)
+                self.watcher.produced(job, 1, end)
+                if speculative.ends(job):
+                    finished.append(job)
+        for job, tokens in done.decided.drafted:
+            if job.state is JobState.DECODE and job not in done.gone:
+                self.watcher.produced(job, speculative.verify(job, tokens), end)
+                if speculative.ends(job):
+                    finished.append(job)
+        finished.sort(key=_serial)
+        for job in finished:
+            del speculative.jobs[job.serial]
+            self._finish(job, end)
 
     def _part(self, done: InFlightPass) -> list[Job]:
         """Return cancelled jobs that have their last token of the pass ``done`` though the pass in flight may compute another.

@@ -60,7 +60,7 @@ class Pass:
 class InFlightPass:
     """A pass that is decided on, whose tokens are not known yet: with asynchronous scheduling."""
 
-    __slots__ = ("decided", "decoding", "ending", "first", "owed")
+    __slots__ = ("decided", "decoding", "ending", "first", "gone", "owed")
 
     def __init__(self, decided: Pass, first: list[Job], ending: list[Job], decoding: Sequence[Job]) -> None:
         self.decided = decided
@@ -72,3 +72,12 @@ class InFlightPass:
         """Jobs that decode in it, if anyone wants to know."""
         self.owed: list[Job] = []
         """Jobs that stopped decoding since it was decided on: they have a token of it too."""
+        self.gone: list[Job] = []
+        """Jobs that went back to the queue since then, and have no token of it."""
+
+    def forget(self, job: Job) -> None:
+        """``job`` goes back to the queue, and has no token of it."""
+        self.gone.append(job)
+        for jobs in (self.first, self.ending):
+            if job in jobs:
+                jobs.remove(job)

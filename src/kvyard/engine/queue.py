@@ -82,9 +82,9 @@ class PriorityQueue:
         return self._jobs.pop(0)[3]
 
     def remove(self, job: Job) -> None:
-        for at, entry in enumerate(self._jobs):
+        for index, entry in enumerate(self._jobs):
             if entry[3] is job:
-                del self._jobs[at]
+                del self._jobs[index]
                 return
         raise ValueError(f"{job} does not wait")
 

@@ -62,6 +62,11 @@ class SpeculativeBatch:
         """``job`` has ended, wherever it was."""
         self._chances.forget(job)
 
+    @staticmethod
+    def ends(job: Job) -> bool:
+        """Return true if ``job`` has its last token."""
+        return job.aborted or job.output >= job.max_tokens
+
     def tokens(self, job: Job) -> int:
         """Return the number of tokens that ``job`` computes in a pass: its last one and the drafts, of which more than it
         may still produce are computed for nothing; none beyond the model's length.
@@ -83,4 +88,30 @@ class SpeculativeBatch:
         job.emit(produced)
         if tokens > produced:
             self._manager.rollback(job, tokens - produced)
+        return produced
+
+
+class ReservedDrafts(SpeculativeBatch):
+    """Jobs that decode with drafts as SGLang's do: slots for the next passes are reserved, and stay a job's whatever is
+    accepted.
+    """
+
+    def __init__(self, manager: BlockManager, rates: Sequence[float], seed: int, *, width: int, reserve: int) -> None:
+        """``width``: tokens that a job verifies in a pass; ``reserve``: slots that it has beyond its computed tokens."""
+        super().__init__(manager, rates, seed)
+        self.width = width
+        self.reserve = reserve
+
+    def tokens(self, job: Job) -> int:
+        return self.width
+
+    def verify(self, job: Job, tokens: int) -> int:
+        """``job`` verified ``tokens`` tokens, or computed one together with prompts. One that is aborted has all that were
+        accepted. Returns how many it has produced.
+        """
+        accepted = 1 + self.holding(job, tokens - 1)
+        produced = accepted if job.aborted else min(accepted, job.remaining)
+        job.emit(produced)
+        if tokens > 1 or not self.ends(job):
+            job.num_computed_tokens = min(job.num_computed_tokens + accepted, job.num_tokens)
         return produced

@@ -27,8 +27,8 @@ class Watcher:
         ``external`` ones loaded before. Also called on every return after a preemption.
         """
 
-    def decided(self, made: Pass, now: int) -> None:
-        """``made`` was decided at ``now``, and its jobs have their blocks. Called once for a plan."""
+    def decided(self, batch: Pass, now: int) -> None:
+        """``batch`` was decided at ``now``, and its jobs have their blocks. Called once for a plan."""
 
     def passed(self, start: int, end: int, chunks: Sequence[tuple[Job, int, int]], decoding: int) -> None:
         """A pass from ``start`` to ``end`` computed prompt ``chunks`` (job, new, past) and one step of ``decoding`` jobs."""

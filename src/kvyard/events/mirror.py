@@ -47,7 +47,7 @@ class Mirror:
     @property
     def held(self) -> dict[Place, set[Key]]:
         """The hashes per place, made now; places with nothing in them are left out."""
-        return {place: set(found) for place, found in self._held.items()}
+        return {place: set(hashes) for place, hashes in self._held.items()}
 
     def clear(self) -> None:
         """Remove everything, as a restarted engine has nothing."""

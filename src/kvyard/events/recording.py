@@ -69,9 +69,9 @@ class RecordingWriter:
         )
         self._out.write(MAGIC + msgspec.json.encode(about) + b"\n")
 
-    def write(self, at: int, parts: Sequence[bytes]) -> None:
+    def write(self, time: int, parts: Sequence[bytes]) -> None:
         """Add a message."""
-        body = _pack((at, list(parts)))
+        body = _pack((time, list(parts)))
         self._out.write(len(body).to_bytes(4, "big") + body)
         self.messages += 1
         self.bytes += len(body)

@@ -5,7 +5,7 @@
 """
 
 from kvyard.hashing.algorithms import ALGORITHMS, Algorithm, HashingError, Key, algorithm, wire_hash
-from kvyard.hashing.chain import Chain, Run, TokenChain, TraceChain
+from kvyard.hashing.chain import Chain, PairChain, Run, TokenChain, TraceChain
 from kvyard.hashing.digest_keys import DigestKeys
 from kvyard.hashing.keys import Keys
 from kvyard.hashing.namespace import PLAIN, Embeds, ExtraKeys, Media, Namespace, NamespaceError
@@ -24,6 +24,7 @@ __all__ = [
     "Media",
     "Namespace",
     "NamespaceError",
+    "PairChain",
     "Run",
     "TokenChain",
     "TraceChain",

@@ -36,6 +36,8 @@ XXH3_SEED = "kvyard-root"
 
 _U64 = (1 << 64) - 1
 _MAX_TABLE = 1 << 19
+_GROUP = 64
+"""Pieces that are cut off at once."""
 
 
 class HashingError(KvyardError, ValueError):
@@ -170,13 +172,12 @@ class _Xxh3:
             all_words = packed("I", tokens)
         except OverflowError:
             return [key := digest(data, key) for data in _with_wide_tokens(tokens, block_size, extras)]
-        block = struct.Struct(f"{4 * block_size}s")
-        blocks = block.iter_unpack(all_words[: len(all_words) - len(all_words) % block.size])
+        blocks = pieces(all_words, 4 * block_size)
         if extras is None:
-            return [key := digest(words, key) for (words,) in blocks]
+            return [key := digest(words, key) for words in blocks]
         return [
             key := digest(words if extra is None else b"I" + words + _cbor_of_extra(extra), key)
-            for (words,), extra in zip(blocks, extras, strict=True)
+            for words, extra in zip(blocks, extras, strict=True)
         ]
 
     def _parent(self, parent: Key | None) -> int:
@@ -203,10 +204,31 @@ def _with_wide_tokens(tokens: Sequence[int], block_size: int, extras: Extras) ->
 
 def packed(width: str, numbers: Iterable[int]) -> bytes:
     """Numbers as words of ``array``'s type ``width``, the same everywhere. Raises ``OverflowError`` for what doesn't fit."""
+    if width == "I" and isinstance(numbers, memoryview) and numbers.format == "B":
+        # Where bytes are tokens: this widens each to a word without making a number of it.
+        return bytes(numbers).decode("latin-1").encode("utf-32-le")
     words = array(width, numbers)
     if sys.byteorder == "big":
         words.byteswap()
     return words.tobytes()
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    """Return the whole pieces of ``size`` bytes, cut in C: a long prompt has thousands of blocks."""
+    count = len(data) // size
+    if count <= _GROUP:
+        return list(_cutter(size, count).unpack_from(data))
+    whole = count // _GROUP * _GROUP * size
+    cut: list[bytes] = []
+    for group in _cutter(size, _GROUP).iter_unpack(memoryview(data)[:whole]):
+        cut += group
+    return cut + list(_cutter(size, count % _GROUP).unpack_from(data, whole))
+
+
+@lru_cache(maxsize=256)
+def _cutter(size: int, count: int) -> struct.Struct:
+    """Cuts bytes into ``count`` pieces of ``size``."""
+    return struct.Struct(f"{size}s" * count)
 
 
 def _check(tokens: Sequence[int], block_size: int, extras: Extras) -> None:

@@ -265,6 +265,48 @@ class _CutKeys:
         return self.keys[self._within(index, index + 1)]
 
 
+class PairChain(Chain):
+    """A chain of blocks of token pairs: each token with the one after it. A block is known once the token after it is.
+
+    SGLang caches text in this way for EAGLE, whose drafter computes a position from its token and the next.
+    """
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: "TokenChain | TraceChain") -> None:
+        self._whole = whole
+        self.block_size = whole.block_size
+        self.namespace = whole.namespace
+        self.keys = _PairKeys(whole)
+
+    def words_of(self, start: int, stop: int) -> Sequence[int] | None:
+        """Return the tokens of the blocks and the one after them."""
+        whole = self._whole
+        if not isinstance(whole, TokenChain):
+            return None
+        return whole.tokens[start * self.block_size : stop * self.block_size + 1]
+
+
+class _PairKeys:
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: "TokenChain | TraceChain") -> None:
+        self._whole = whole
+
+    def __len__(self) -> int:
+        return max(0, self._whole.num_tokens - 1) // self._whole.block_size
+
+    def __getitem__(self, index: int) -> Key:
+        whole = self._whole
+        key = whole.keys[index]
+        if not isinstance(whole, TokenChain):
+            return key  # a trace doesn't name the token after a block: most likely it is the same, too
+        following = whole.tokens[(index + 1) * whole.block_size]
+        if isinstance(key, bytes):
+            return xxhash.xxh3_128_digest(key, following)
+        return xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), following)
+
+
 class TraceChain(Chain):
     """The chain of a trace row: cumulative block ids for the prompt, private keys for what is generated after it."""
 
@@ -413,11 +455,11 @@ class Run:
     def __iter__(self) -> Iterator[Key]:
         return iter(self.hashes)
 
-    def split(self, at: int) -> "tuple[Run, Run]":
-        """The first ``at`` blocks and the rest, both views of the same chain."""
-        if not 0 <= at <= len(self):
-            raise ValueError(f"cannot split a run of {len(self)} blocks at {at}")
-        middle = self.start + at
+    def split(self, offset: int) -> "tuple[Run, Run]":
+        """The first ``offset`` blocks and the rest, both views of the same chain."""
+        if not 0 <= offset <= len(self):
+            raise ValueError(f"cannot split a run of {len(self)} blocks at {offset}")
+        middle = self.start + offset
         return Run(self.chain, self.start, middle), Run(self.chain, middle, self.stop)
 
     @property

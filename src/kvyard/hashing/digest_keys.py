@@ -49,10 +49,10 @@ class DigestKeys(DigestSequence):
     def between(self, start: int, stop: int) -> list[Key]:
         """The digests at positions ``start`` to ``stop``."""
         size, packed = self._size, self._packed
-        found: list[Key] = list(chain.from_iterable(self._record.iter_unpack(self._blob[start * size : stop * size])))
+        keys: list[Key] = list(chain.from_iterable(self._record.iter_unpack(self._blob[start * size : stop * size])))
         if stop > packed:
-            found += self._tail[max(0, start - packed) : stop - packed]
-        return found
+            keys += self._tail[max(0, start - packed) : stop - packed]
+        return keys
 
     def cut(self, start: int, stop: int) -> "DigestKeys":
         """A copy of the digests ``start`` to ``stop``."""

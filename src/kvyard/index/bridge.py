@@ -205,8 +205,8 @@ class Bridge:
 
     def _upto(self, loc: int) -> TextSpan:
         """The text up to a hash, as a parent of what follows it."""
-        whole, at = self._spans[loc >> _BITS], loc & _OFFSET
-        return whole if at + 1 == len(whole.hashes) else self._start_of(whole, at + 1)
+        whole, offset = self._spans[loc >> _BITS], loc & _OFFSET
+        return whole if offset + 1 == len(whole.hashes) else self._start_of(whole, offset + 1)
 
     def _start_of(self, whole: TextSpan, count: int) -> TextSpan:
         """The first ``count`` blocks of ``whole`` as a parent."""

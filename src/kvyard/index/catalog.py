@@ -95,10 +95,10 @@ class Catalog:
 
     def layout(self, holder: Holder) -> GroupLayout | str:
         """The holder's groups; where nothing is known, or something isn't known well enough, a sentence that says so."""
-        found = self._fixed.get(holder) or self._cache.get(holder)
-        if found is None:
-            found = self._cache[holder] = self._work_out(holder)
-        return found
+        layout = self._fixed.get(holder) or self._cache.get(holder)
+        if layout is None:
+            layout = self._cache[holder] = self._work_out(holder)
+        return layout
 
     def _work_out(self, holder: Holder) -> GroupLayout | str:
         seen = self._seen.get(holder)

@@ -59,10 +59,10 @@ class _ChainNode:
             self.stops[-1] = stop
 
 
-def _hold(found: _ChainNode, start: int, stop: int, bit: int, repeated: list[tuple[int, int]]) -> None:
-    """Set ``bit`` for the blocks ``start`` to ``stop``, as far as they lie in ``found``; notes in ``repeated`` which had it."""
-    low = start if start > found.start else found.start
-    for begin, stopped, before in paint(found.stops, found.masks, found.start, low, stop, bit, 0):
+def _hold(node: _ChainNode, start: int, stop: int, bit: int, repeated: list[tuple[int, int]]) -> None:
+    """Set ``bit`` for the blocks ``start`` to ``stop``, as far as they lie in ``node``; notes in ``repeated`` which had it."""
+    low = start if start > node.start else node.start
+    for begin, stopped, before in paint(node.stops, node.masks, node.start, low, stop, bit, 0):
         if before & bit:
             repeated.append((begin, stopped))
 

@@ -91,11 +91,11 @@ class DigestIndex(ChainIndex):
 
     def store_run(self, place: int, chain: Chain, start: int, stop: int) -> list[tuple[int, int]]:
         repeated = super().store_run(place, chain, start, stop)
-        at = start
+        position = start
         for low, high in sorted(repeated):
-            self._enter(place, chain.keys, at, low)
-            at = high
-        self._enter(place, chain.keys, at, stop)
+            self._enter(place, chain.keys, position, low)
+            position = high
+        self._enter(place, chain.keys, position, stop)
         return repeated
 
     def remove_run(self, place: int, chain: Chain, start: int, stop: int) -> None:
@@ -171,9 +171,9 @@ class DigestIndex(ChainIndex):
                 masks[number] = mask | bit
 
 
-def _run_of(stops: list[int], at: int) -> int:
-    """Return the run that block ``at`` lies in."""
+def _run_of(stops: list[int], position: int) -> int:
+    """Return the run that block ``position`` lies in."""
     run = 0
-    while stops[run] <= at:
+    while stops[run] <= position:
         run += 1
     return run

@@ -23,7 +23,7 @@ from kvyard.index.identity import Identity, IdentityError
 from kvyard.index.parts import CoveredBlocks, HeldParts, Parts
 from kvyard.index.places import Holder, Place, Places
 from kvyard.index.tree_windows import TreeWindows, computed, tree_windows
-from kvyard.index.waiting import Nameless, Orphaned, Waiting
+from kvyard.index.waiting import Nameless, Orphaned, WaitingStores
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Feed:
         self.holder = holder
         self.counters = FeedCounters()
         self.bridge = Bridge(identity, remembered=remembered)
-        self.waiting = Waiting(waiting)
+        self.waiting = WaitingStores(waiting)
         self.mask = 0
         """The places that this feed ever stored to."""
         self._places = places

@@ -20,7 +20,7 @@ from kvyard.index.identity import Identity
 from kvyard.index.memory import MemoryIndex
 from kvyard.index.places import Holder, Places
 from kvyard.index.roster import Roster
-from kvyard.index.scorer import Explanation, Scorer, Scores, Standing, Trust
+from kvyard.index.scorer import Explanation, HolderTrust, Scorer, Scores, Trust
 from kvyard.index.stream import SEVERITY, BatchSequencer, FollowedStream, Source, in_slices
 
 
@@ -303,11 +303,11 @@ class Indexer:
                         untrusted |= feed.mask
         self.scorer.trust({holder: self._standing(streams) for holder, streams in speaking.items()}, untrusted)
 
-    def _standing(self, streams: Sequence[FollowedStream]) -> Standing:
+    def _standing(self, streams: Sequence[FollowedStream]) -> HolderTrust:
         """Return the trust in a holder that ``streams`` report for."""
         # What a stale stream fed isn't counted, so it doesn't lessen the word of the others.
         confident = [value for stream in streams if (value := self._trust.of(stream.state))]
-        return Standing(
+        return HolderTrust(
             state=max((stream.state for stream in streams), key=SEVERITY.__getitem__),
             confidence=min(confident, default=0.0),
             heard=min(stream.updated for stream in streams),

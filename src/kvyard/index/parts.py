@@ -88,10 +88,12 @@ class Parts:
 
     def restore(self, numbers: Sequence[int], held: Iterable[HeldParts], cover: Iterable[CoveredBlocks]) -> None:
         """Hold what a snapshot says, whose places have these ``numbers`` here."""
-        for at, keys in held:
-            self._held[numbers[at]] = {key: (width, count) for key, width, count in keys}
-        for at, blocks in cover:
-            self._cover[numbers[at]] = {ours: {key: (low, high) for key, low, high in parts} for ours, parts in blocks}
+        for number, keys in held:
+            self._held[numbers[number]] = {key: (width, count) for key, width, count in keys}
+        for number, blocks in cover:
+            self._cover[numbers[number]] = {
+                ours: {key: (low, high) for key, low, high in parts} for ours, parts in blocks
+            }
 
     def _overlap(self, block: int, start: int, end: int) -> tuple[int, int]:
         size = self._size

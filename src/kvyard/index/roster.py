@@ -69,8 +69,8 @@ class Roster:
     def _hybrids(self) -> list[HybridWorkers]:
         if self._alike is None:
             layouts: dict[GroupLayout, list[tuple[int, WorkerView]]] = {}
-            for at, view in self._hybrid:
-                layouts.setdefault(view.layout, []).append((at, view))
+            for slot, view in self._hybrid:
+                layouts.setdefault(view.layout, []).append((slot, view))
             self._alike = [HybridWorkers(members, len(self._folds)) for members in layouts.values()]
         return self._alike
 
@@ -152,10 +152,10 @@ def _add(levels: list[tuple[int, int]], blocks: int, workers: int) -> None:
         levels.append((blocks, workers))
 
 
-def _together(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _together(levels: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Numbers of blocks with workers, most first, each number once, and without those that have nothing."""
     out: dict[int, int] = {}
-    for blocks, workers in found:
+    for blocks, workers in levels:
         if blocks:
             out[blocks] = out.get(blocks, 0) | workers
     return [(blocks, out[blocks]) for blocks in sorted(out, reverse=True)]

@@ -23,9 +23,9 @@ from kvyard.index.dedup import DedupFilter
 from kvyard.index.identity import Identity
 from kvyard.index.places import Holder, Place, Places
 from kvyard.index.roster import Roster
-from kvyard.index.scorer import Scorer, Standing
+from kvyard.index.scorer import HolderTrust, Scorer
 
-_TRUSTED = Standing()
+_TRUSTED = HolderTrust()
 _GOLDEN = 0.6180339887
 """Multiples of it spread evenly over the unit, however many there are."""
 
@@ -218,12 +218,12 @@ class RunFeed:
         self._dedup.clear(place)
 
 
-def _meet(one: Chain, start: int, stop: int, other: Chain, low: int, high: int) -> bool:
-    """Return true if blocks ``start`` to ``stop`` of ``one`` and ``low`` to ``high`` of ``other`` overlap. They do if the
+def _meet(chain: Chain, start: int, stop: int, other: Chain, low: int, high: int) -> bool:
+    """Return true if blocks ``start`` to ``stop`` of ``chain`` and ``low`` to ``high`` of ``other`` overlap. They do if the
     first candidate is equal: a hash names its whole prefix.
     """
-    at = start if start > low else low
-    return at < stop and at < high and one.keys[at] == other.keys[at]
+    first = start if start > low else low
+    return first < stop and first < high and chain.keys[first] == other.keys[first]
 
 
 class RunIndexer:

@@ -63,10 +63,10 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
 
     def best(self) -> WorkerMatch | None:
         """The highest score, the first by name where several have it; ``None`` where no worker has any."""
-        found = max(self.workers.values(), key=lambda match: match.score, default=None)
-        if found is None or found.score <= 0:
+        top = max(self.workers.values(), key=lambda match: match.score, default=None)
+        if top is None or top.score <= 0:
             return None
-        return min((m for m in self.workers.values() if m.score == found.score), key=lambda match: match.worker)
+        return min((m for m in self.workers.values() if m.score == top.score), key=lambda match: match.worker)
 
 
 class Trust(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 if state == State.FRESH else self.catching_up if state == State.CATCHING_UP else 0.0
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class HolderTrust(msgspec.Struct, frozen=True, kw_only=True):
     """Combined trust in a holder's streams."""
 
     state: State = State.FRESH
@@ -109,7 +109,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 MOST_NAMES = 4
 _each = dict.fromkeys
-UNHEARD = Standing(state=State.STALE, confidence=0.0, reason="no stream speaks for it")
+UNHEARD = HolderTrust(state=State.STALE, confidence=0.0, reason="no stream speaks for it")
 
 
 class Scorer:
@@ -129,20 +129,20 @@ class Scorer:
         self._places = places
         self._catalog = catalog
         self.backend = backend
-        self.standings: dict[Holder, Standing] = {}
+        self.standings: dict[Holder, HolderTrust] = {}
         """Trust in every worker and pool."""
         self._untrusted = 0
         self._views: Views | None = None
         self._version = -1
 
-    def trust(self, standings: Mapping[Holder, Standing], untrusted: int) -> None:
+    def trust(self, standings: Mapping[Holder, HolderTrust], untrusted: int) -> None:
         """Answer for these workers from now on, and count nothing of the ``untrusted`` places."""
         if untrusted != self._untrusted or standings.keys() != self.standings.keys():
             self._views = None
         self.standings = dict(standings)
         self._untrusted = untrusted
 
-    def join(self, holder: Holder, standing: Standing) -> None:
+    def join(self, holder: Holder, standing: HolderTrust) -> None:
         """Answer for ``holder`` too from now on."""
         self.standings[holder] = standing
         self._views = None
@@ -289,7 +289,7 @@ class Scorer:
         masks = view.levels[level]
         if not all(masks) or not rows:
             return 0
-        return view.agreement.longest([view.spans(at, rows, mask) for at, mask in enumerate(masks)], limit, end)
+        return view.agreement.longest([view.spans(group, rows, mask) for group, mask in enumerate(masks)], limit, end)
 
     def _match(
         self,
@@ -298,7 +298,7 @@ class Scorer:
         rows: Rows,
         reach: list[int],
         limit: int,
-        standing: Standing,
+        standing: HolderTrust,
         now: int,
     ) -> WorkerMatch:
         size = self.block_size
@@ -322,7 +322,7 @@ class Scorer:
             reason=standing.reason,
         )
 
-    def _nothing(self, worker: Holder, standing: Standing, now: int) -> WorkerMatch:
+    def _nothing(self, worker: Holder, standing: HolderTrust, now: int) -> WorkerMatch:
         why = self.views.unknown.get(worker, "it isn't registered")
         return WorkerMatch(
             worker=worker,
@@ -357,5 +357,5 @@ def _summary(match: WorkerMatch, groups: list[GroupReach], limit: int) -> str:
     text = f"{match.worker} could use {match.tokens} of {limit} tokens"
     if not match.confidence:
         return f"{text}, but earns nothing: {match.reason}"
-    short = [found for found in groups if found.group == match.limited_by]
+    short = [detail for detail in groups if detail.group == match.limited_by]
     return f"{text}; {short[0].kind} group: {short[0].why}" if short and match.tokens < limit else text

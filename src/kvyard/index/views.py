@@ -72,7 +72,7 @@ class RowFold:
         return workers
 
     def _have(self, row: int) -> int:
-        return sum(1 << at for at, groups in self._members if all(row & wanted for wanted in groups))
+        return sum(1 << slot for slot, groups in self._members if all(row & wanted for wanted in groups))
 
 
 class WorkerView:
@@ -178,19 +178,19 @@ class Views:
         """Per level, rows as sets of plain workers, by position in ``plain``. A router has its own, by its own positions."""
         if self._folds is None:
             self._folds = [
-                RowFold([(at, view.levels[level]) for at, view in enumerate(self.plain)])
+                RowFold([(slot, view.levels[level]) for slot, view in enumerate(self.plain)])
                 for level in range(len(self.tiers))
             ]
         return self._folds
 
     def names(self, workers: int) -> dict[Holder, None]:
         """The workers of a fold. A dict, since that keeps their hashes: answers are made from it by the million."""
-        found = self.named.get(workers)
-        if found is None:
+        named = self.named.get(workers)
+        if named is None:
             if len(self.named) > 1 << 16:
                 self.named.clear()
-            found = self.named[workers] = {self.plain[at].worker: None for at in bits(workers)}
-        return found
+            named = self.named[workers] = {self.plain[slot].worker: None for slot in bits(workers)}
+        return named
 
     def _fill(self, view: WorkerView, places: Places, untrusted: int) -> None:
         trusted = [*places.of.get(view.worker, ())]

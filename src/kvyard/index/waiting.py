@@ -21,7 +21,7 @@ class _Orphan(msgspec.Struct, eq=False):
     """Hashes of it that were removed meanwhile."""
 
 
-class Waiting:
+class WaitingStores:
     """Stores whose parent isn't known yet, and hashes without text. Bounded; the oldest go first.
 
     An index that starts in the middle of a stream, or whose stream reorders groups, would otherwise lose these stores for
@@ -133,11 +133,11 @@ class Waiting:
 
     def restore(self, numbers: Sequence[int], orphans: Iterable[Orphaned], nameless: Iterable[Nameless]) -> None:
         """Let wait what a snapshot says, whose places have these ``numbers`` here."""
-        for at, event, gone in orphans:
-            self._add(_Orphan(numbers[at], event))
-            self.undo(numbers[at], gone)
+        for number, event, gone in orphans:
+            self._add(_Orphan(numbers[number], event))
+            self.undo(numbers[number], gone)
         for key, places in nameless:
-            self._nameless[key] = {numbers[at]: count for at, count in places}
+            self._nameless[key] = {numbers[number]: count for number, count in places}
         self._bound()
 
     def _add(self, orphan: _Orphan) -> None:

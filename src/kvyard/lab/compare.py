@@ -8,7 +8,7 @@ from typing import Any
 from kvyard.errors import KvyardError
 from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
-from kvyard.lab.study.advice import Candidate, compared
+from kvyard.lab.study.advice import AdviceOption, compared
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.metrics import Metric, read_metrics
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
@@ -35,7 +35,7 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
     table = Table(rows=rows, runs=runs)
     notes, timing = _notes(reports, runs), common_times(runs, reports)
     settings = differences([report.config for report in reports])
-    sentences = compared([Candidate(run, row.values) for run, row in zip(runs, rows, strict=True)]).sentences
+    sentences = compared([AdviceOption(run, row.values) for run, row in zip(runs, rows, strict=True)]).sentences
     met, verdict, missed = _slo(reports, runs)
     changes = f"changes are against {runs[0]}, the yardstick, of shares in points of a percent."
     differ = "All else is the same in every run." if settings else "There is no difference."
@@ -104,18 +104,20 @@ def unique(names: Sequence[str]) -> list[str]:
 
 def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
     """Return the settings that differ, by path; null where a run lacks the setting."""
-    found: dict[str, list[object]] = {}
-    _differ("", list(configs), found)
-    return found
+    different: dict[str, list[object]] = {}
+    _differ("", list(configs), different)
+    return different
 
 
-def _differ(path: str, values: list[object], found: dict[str, list[object]]) -> None:
+def _differ(path: str, values: list[object], different: dict[str, list[object]]) -> None:
     inner = [_parts(value) for value in values]
     if all(part is not None for part in inner):
         for key in dict.fromkeys(key for part in inner if part is not None for key in part):
-            _differ(f"{path}.{key}" if path else str(key), [part.get(key) for part in inner if part is not None], found)
+            _differ(
+                f"{path}.{key}" if path else str(key), [part.get(key) for part in inner if part is not None], different
+            )
     elif any(value != values[0] for value in values):
-        found[path] = values
+        different[path] = values
 
 
 def _parts(value: object) -> Mapping[object, object] | None:
@@ -235,13 +237,13 @@ def _charts(reports: Sequence[Report], runs: Sequence[str]) -> list[Section]:
 
 
 def _cumulative(reports: Sequence[Report], runs: Sequence[str], key: str) -> draw.Figure:
-    found = [
+    histograms = [
         (run, color, report.histograms.get(key))
         for report, run, color in zip(reports, runs, draw.RUN_COLORS, strict=False)
     ]
     what = "gaps" if key == "itl" else "requests"
     x, y = f"{SHORT[key]} (log)", f"share of {what}"
-    return draw.cumulative(found, x, y, LATENCIES[key]) | {"height": 260}
+    return draw.cumulative(histograms, x, y, LATENCIES[key]) | {"height": 260}
 
 
 Timeline = tuple[Sequence[float], Sequence[float | None]]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvyard.lab.study import Result, Row, Section, Study, Table, columns, own_options
-from kvyard.lab.study.advice import Advice, Candidate, front, least_behind, rejection_rule
+from kvyard.lab.study.advice import Advice, AdviceOption, front, least_behind, rejection_rule
 from kvyard.lab.study.certainty import Evidence, evidence_of
 from kvyard.lab.study.charts import Bar, bars
 from kvyard.lab.study.runs import run_page
@@ -90,7 +90,7 @@ def view(study: Study) -> Result:
     if study.slo is not None:
         recommendation = recommendation.also(
             rejection_rule(
-                [Candidate(standing.policy, standing.values) for places in cells.values() for standing in places]
+                [AdviceOption(standing.policy, standing.values) for places in cells.values() for standing in places]
             )
         )
     tables = {}
@@ -151,7 +151,7 @@ def standings(study: Study) -> dict[str, list[Standing]]:
         evidence.setdefault((cell, policy), evidence_of(report))
     cells = {}
     for cell, by_policy in runs.items():
-        candidates = [Candidate(policy, means(results)) for policy, results in by_policy.items()]
+        candidates = [AdviceOption(policy, means(results)) for policy, results in by_policy.items()]
         unbeaten = {candidate.name for candidate in front(candidates, FRONT)}
         places = []
         for candidate in candidates:
@@ -179,7 +179,7 @@ def advice(cells: Mapping[str, Sequence[Standing]]) -> Advice:
     judged = {cell: places for cell, places in cells.items() if cell not in jammed} or cells
     recommendation = least_behind(
         {
-            cell: [Candidate(place.policy, place.values, evidence=place.evidence) for place in places]
+            cell: [AdviceOption(place.policy, place.values, evidence=place.evidence) for place in places]
             for cell, places in judged.items()
         }
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kvyard.engine.price_list import default_prices
 from kvyard.lab.study import Chart, Result, Row, Section, Study, Table, columns, own_options
-from kvyard.lab.study.advice import Advice, Candidate, answer, at_edges, lowest_ttft, with_foresight
+from kvyard.lab.study.advice import Advice, AdviceOption, answer, at_edges, lowest_ttft, with_foresight
 from kvyard.lab.study.axes import axis, axis_title, number_of, setting_text, words
 from kvyard.lab.study.certainty import evidence_of
 from kvyard.lab.study.charts import MOST_LINES, STANDINGS, Bar, Dots, Lines, bars, curves, dots
@@ -100,13 +100,13 @@ def advice(study: Study) -> Advice:
     card, a fleet's cost is its size.
     """
     limits = limits_of(study.slo) if study.slo is not None else []
-    fleets: dict[bool, list[Candidate]] = {False: [], True: []}
+    fleets: dict[bool, list[AdviceOption]] = {False: [], True: []}
     costs = fleet_costs(study)
     for point, report in study.done:
         values = read_metrics(report)
         if values["ttft_mean"] is not None:
             price = costs[point.key].price
-            fleet = Candidate(
+            fleet = AdviceOption(
                 point.label,
                 values,
                 fleet_size(point.config) if price is None else price,
@@ -131,7 +131,7 @@ def wanted(study: Study) -> str:
     return " and ".join(pieces)
 
 
-def _edges(study: Study, fleets: Sequence[Candidate]) -> dict[str, str]:
+def _edges(study: Study, fleets: Sequence[AdviceOption]) -> dict[str, str]:
     """Axes with three values or more at whose last one the lowest TTFT is."""
     best = min(fleets, key=lambda fleet: (fleet.values["ttft_mean"] or 0.0, fleet.cost)).name
     varied = next(point.varied for point in study.points if point.label == best)

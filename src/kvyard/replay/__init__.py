@@ -22,8 +22,8 @@ class _Package(ModuleType):
 
     def __call__(self, *args: Any, **settings: Any) -> SimulatedRun:
         """Replay a trace: see ``kvyard.replay.run.replay``."""
-        made: SimulatedRun = import_module("kvyard.replay.run").replay(*args, **settings)
-        return made
+        run: SimulatedRun = import_module("kvyard.replay.run").replay(*args, **settings)
+        return run
 
 
 def __getattr__(name: str) -> Any:

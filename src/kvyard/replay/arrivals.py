@@ -21,8 +21,42 @@ from kvyard.replay.traces.changes import spread
 from kvyard.replay.traces.identity import cumulative
 
 
-class TraceArrivals:
+class Arrivals:
     """Requests as they become due. ``take`` hands them out, ``ended`` reports that a request has ended."""
+
+    @property
+    def exhausted(self) -> bool:
+        """True if nothing will come any more."""
+        raise NotImplementedError
+
+    def peek(self) -> int | None:
+        """Return the time of the next request; ``None`` if that depends on others that haven't ended, or nothing comes."""
+        raise NotImplementedError
+
+    def take(self, now: int) -> list[TraceRequest]:
+        """The requests that come at or before ``now``, in order."""
+        raise NotImplementedError
+
+    def ended(self, request: TraceRequest, now: int) -> None:
+        """``request`` ended, in any way: requests that wait for it may arrive."""
+        raise NotImplementedError
+
+    def observed(self, request: TraceRequest, instant: int) -> int:
+        """Return the time at which the client sees what of ``request`` reaches it at ``instant``."""
+        return instant
+
+    def recorded(self, request: TraceRequest) -> int:
+        """Return the arrival of ``request`` unless an earlier one delays it; -1 if it follows others, or a slot of the
+        closed loop."""
+        raise NotImplementedError
+
+    def check_empty(self) -> None:
+        """Raise ``KvyardError`` if requests still wait for others that never came."""
+        raise NotImplementedError
+
+
+class TraceArrivals(Arrivals):
+    """Requests at recorded times, or in a closed loop of sessions."""
 
     def __init__(
         self,
@@ -92,11 +126,9 @@ class TraceArrivals:
 
     @property
     def exhausted(self) -> bool:
-        """True if nothing will come any more."""
         return self._exhausted and not (self._heap or self._waiting)
 
     def peek(self) -> int | None:
-        """Return the time of the next request; ``None`` if that depends on others that haven't ended, or nothing comes."""
         if not self._heap:
             return None
         if self._most is None:
@@ -104,7 +136,6 @@ class TraceArrivals:
         return max(self._heap[0][0], self._now) if self._in_flight < self._most else None
 
     def take(self, now: int) -> list[TraceRequest]:
-        """The requests that come at or before ``now``, in order."""
         out: list[TraceRequest] = []
         heap, most = self._heap, self._most
         while heap and heap[0][0] <= now and (most is None or self._in_flight < most):
@@ -117,7 +148,6 @@ class TraceArrivals:
         return out
 
     def ended(self, request: TraceRequest, now: int) -> None:
-        """``request`` ended, in any way: requests that wait for it may arrive."""
         self._in_flight -= 1
         self._now = now
         # Those that name it may not have been read yet.
@@ -137,14 +167,11 @@ class TraceArrivals:
             self._free_slot(request, now)
 
     def recorded(self, request: TraceRequest) -> int:
-        """Return the arrival of ``request`` unless an earlier one delays it; -1 if it follows others, or a slot of the
-        closed loop."""
         if request.delay is not None or self._free is not None or self._pacing.join is not None:
             return -1
         return self._start + self._scaled(request.arrival)
 
     def check_empty(self) -> None:
-        """Raise ``KvyardError`` if requests still wait for others that never came."""
         for name, waiting in self._waiting.items():
             raise KvyardError(
                 f"{len(self._missing)} requests wait for others that are not in the trace: "

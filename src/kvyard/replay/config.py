@@ -140,6 +140,13 @@ class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fi
             "Whether a decode worker is chosen, and keeps room, after the prompt is computed or before: {choices}."
         ),
     ] = "source-first"
+    second_front_end: Annotated[
+        bool,
+        Setting(
+            "Whether a computed prompt goes to its decode worker as a request of its own, through that worker's front end, as "
+            "by llm-d's sidecar and vLLM's router; off: as in Dynamo. With source-first."
+        ),
+    ] = True
     streamed: Annotated[float, Setting("The share of a prompt that is sent while it is computed, layer by layer.")] = (
         0.0
     )
@@ -162,6 +169,11 @@ class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fi
         super().check()
         if not 0 <= self.streamed <= 1:
             raise KvyardError(f"streamed is a share from 0 to 1, got {self.streamed}")
+
+    def sent_bytes(self, tokens: int, blocks: int, block_bytes: int, block_size: int) -> int:
+        """Return the bytes that are sent when a prompt is computed, of ``tokens`` that fill ``blocks``."""
+        whole = tokens * block_bytes // block_size if self.sends == "prompt" else blocks * block_bytes
+        return whole - int(whole * self.streamed)
 
 
 class PullConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -318,11 +330,15 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 0
     """What lower tiers have of it is on the device when the next turn comes. These requests aren't counted."""
     limit: Annotated[int | None, Setting("Replay at most this many requests.", flag=True)] = None
+    max_tokens: Annotated[
+        int | None, Setting("Leave out requests with more tokens, prompt and answer together.", flag=True)
+    ] = None
+    """Of the requests that ``limit`` takes."""
     seed: Annotated[int, Setting("Seed of random draws.", flag=True)] = 0
 
     def check(self) -> None:
         """Raise ``KvyardError`` for invalid settings."""
-        for key, most in (("limit", self.limit), ("concurrency", self.concurrency)):
+        for key, most in (("limit", self.limit), ("max_tokens", self.max_tokens), ("concurrency", self.concurrency)):
             if most is not None and most < 1:
                 raise KvyardError(f"{key} must be at least 1, got {most}")
         if not 0 < self.speedup < math.inf:
@@ -405,6 +421,11 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             choices=SCALERS.names,
         ),
     ] = None
+    render_token_us: Annotated[
+        float,
+        Setting("Microseconds for each token of a prompt that is tokenized before it is routed, by a render service."),
+    ] = 0.0
+    renderers: Annotated[int, Setting("Prompts that the render service tokenizes at a time; 0: any number.")] = 0
     event_lag: Annotated[
         int, Setting("Time until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
     ] = 0
@@ -560,6 +581,8 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             raise KvyardError(f"a fleet has at most {MOST_RANKS:,} ranks in all, not {ranks:,}: give fewer workers")
         if self.samples < 2:
             raise KvyardError(f"samples must be at least 2, got {self.samples}")
+        if self.render_token_us < 0 or self.renderers < 0:
+            raise KvyardError("render_token_us and renderers must not be negative")
         if self.event_lag < 0:
             raise KvyardError(f"event_lag must not be negative, got {self.event_lag}")
         if self.digest_every < 0:

@@ -1,4 +1,4 @@
-"""Facts of a trace about a request besides its tokens, for eviction policies that use them.
+"""Facts of a trace about a request besides its tokens, for eviction policies that use them; and the hints that engines heed.
 
 Its category is made of model, adapter and priority; its turn is counted where the trace has sessions. For the oracle there
 is also the future: which request uses each part of the prompt next. That takes the whole trace at once.
@@ -7,6 +7,9 @@ is also the future: which request uses each part of the prompt next. That takes 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
+from msgspec.structs import replace
+
+from kvyard.blocks import NO_HINTS, BlockManager, Hints
 from kvyard.blocks.use import RequestFacts
 from kvyard.replay.traces.identity import prefix_ids, token_ids
 from kvyard.replay.traces.request import TraceRequest
@@ -69,3 +72,19 @@ def next_uses(rows: Sequence[TraceRequest], block_size: int) -> dict[str, NextUs
 
 def _named(space: Hashable, ids: Iterable[int], number: int) -> Iterable[tuple[Hashable, int]]:
     return (((space, name), number) for name in ids)
+
+
+def hints_of(row: TraceRequest) -> Hints:
+    """The hints of a row, with the name of its session in any case: engines note whose blocks are whose."""
+    if row.session is None or row.hints.session:
+        return row.hints
+    return replace(row.hints, session=row.session)
+
+
+def heeded(hints: Hints, manager: BlockManager) -> Hints:
+    """The part of ``hints`` that the engine of ``manager`` heeds."""
+    if hints is NO_HINTS or manager.hints:
+        return hints
+    if manager.keeps_by_priority and hints.retention:
+        return Hints(retention=hints.retention)
+    return NO_HINTS

@@ -5,6 +5,7 @@ fleet only through events and their own bookkeeping.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -18,8 +19,8 @@ from kvyard.index import Holder
 from kvyard.index.digests import DigestIndex
 from kvyard.index.runs import RunFeed, RunIndexer
 from kvyard.replay.agenda import Agenda
-from kvyard.replay.arrivals import TraceArrivals
-from kvyard.replay.config import ReplayConfig, WorkerConfig
+from kvyard.replay.arrivals import Arrivals, TraceArrivals
+from kvyard.replay.config import NetworkConfig, ReplayConfig, WorkerConfig
 from kvyard.replay.facts import TraceFacts
 from kvyard.replay.flow import FleetFlow
 from kvyard.replay.gaps import Gaps
@@ -28,15 +29,16 @@ from kvyard.replay.handovers import Handovers
 from kvyard.replay.index_sync import IndexSync
 from kvyard.replay.intake import Intake
 from kvyard.replay.jobs import JobMaker
-from kvyard.replay.listeners import Listener, RankWatcher
+from kvyard.replay.listeners import RankWatcher, RequestListener
 from kvyard.replay.loop import Loop
-from kvyard.replay.network import make_fabric
 from kvyard.replay.passes import Passes
 from kvyard.replay.placement import WholePlacement
+from kvyard.replay.process_arrivals import ProcessArrivals
 from kvyard.replay.pulls import FleetPulls
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder
 from kvyard.replay.records import Records
+from kvyard.replay.rendering import Rendering
 from kvyard.replay.scaling.autoscaler import Autoscaler
 from kvyard.replay.seen import Seen
 from kvyard.replay.shared import SharedTiers
@@ -55,6 +57,7 @@ from kvyard.tiers.bus import BusLink
 from kvyard.tiers.copies import LinkMaker
 from kvyard.tiers.fabric import Fabric
 from kvyard.tiers.links import make_link
+from kvyard.tiers.network import Network
 
 
 class Fleet:
@@ -78,7 +81,10 @@ class Fleet:
         self._block_size = min(spec.block_size for spec in config.workers[0].engine.specs)
         policies = [make_policy(router) for router in config.routers]
         pulling = config.peer_pull is not None
-        split = SplitRules(config) if config.disaggregated else None
+        split = None
+        if config.disaggregated:
+            decoding = [kind.engine.timing for kind in config.workers if kind.engine.role != "prefill"]
+            split = SplitRules(config, _front_end(decoding))
         self.indexer: RunIndexer | None = None
         if pulling or any(policy.needs_index for policy in policies):
             self.indexer = _make_indexer(config, self._block_size)
@@ -88,7 +94,7 @@ class Fleet:
         self.pulls = self._make_pulls()
         handovers = self._make_handovers()
 
-        self.listeners: list[Listener] = []
+        self.listeners: list[RequestListener] = []
         """Receivers of reports about requests, in this order; see ``listeners``."""
         reads_pace = any(policy.needs_pace for policy in policies) or (split is not None and split.decider.looks)
         self.workers: list[Worker] = []
@@ -169,14 +175,7 @@ class Fleet:
     ) -> None:
         """Run ``requests`` from now on."""
         config = self.config
-        arrivals = TraceArrivals(
-            requests,
-            speedup=config.speedup,
-            concurrency=config.concurrency,
-            jitter=config.jitter,
-            pacing=config.pacing,
-            start=self.now,
-        )
+        arrivals = self._make_arrivals(requests)
         intake = Intake(
             self._agenda,
             arrivals,
@@ -189,6 +188,7 @@ class Fleet:
             None if warm_up is None else self._begin_window,
             _front_end(kind.engine.timing for kind in config.workers),
             self.flow,
+            Rendering(config.render_token_us * 1e3, config.renderers) if config.render_token_us else None,
         )
         self.listeners.append(intake)
         loop = Loop(
@@ -212,6 +212,23 @@ class Fleet:
             finally:
                 self.now = loop.now
         self.listeners.remove(intake)
+
+    def _make_arrivals(self, requests: Iterable[TraceRequest]) -> Arrivals:
+        config, pacing = self.config, self.config.pacing
+        if pacing.processes and config.concurrency is not None:
+            rows = iter(requests)
+            first = next(rows, None)
+            requests = chain(() if first is None else (first,), rows)
+            if first is not None and first.session is not None:
+                return ProcessArrivals(requests, concurrency=config.concurrency, pacing=pacing, start=self.now)
+        return TraceArrivals(
+            requests,
+            speedup=config.speedup,
+            concurrency=config.concurrency,
+            jitter=config.jitter,
+            pacing=pacing,
+            start=self.now,
+        )
 
     def _begin_window(self, now: int) -> None:
         """The warm-up is over: count from now on."""
@@ -376,3 +393,9 @@ def _front_end(timings: Iterable[TimingConfig]) -> Callable[[int], int] | None:
     """Nanoseconds outside of engines by tokens of a prompt, the longest of ``timings``; ``None`` if none has any."""
     known = [timing for timing in timings if timing.front_end_ns(1 << 20)]
     return (lambda tokens: max(timing.front_end_ns(tokens) for timing in known)) if known else None
+
+
+def make_fabric(config: NetworkConfig) -> Fabric:
+    """Return a network that no worker has joined yet. Raises ``ConfigError`` for a latency that can't be."""
+    network = Network(config.latency, shared=config.contention)
+    return Fabric(network, config.bandwidth, config.node_bandwidth, config.workers_per_node, config.bus_bandwidth)

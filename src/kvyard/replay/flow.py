@@ -34,14 +34,15 @@ class FleetFlow:
 
     def arrive(self, record: Record, now: int) -> str:
         """Place a request or let it wait; returns why it is refused, or nothing."""
+        traced = record.request
         request = FlowRequest(
-            record.id,
+            traced.id,
             record.arrival,
-            record.input,
+            traced.input_length,
             None,  # nobody knows beforehand how long an answer gets
-            record.root or record.session,
+            traced.root or traced.session,
             record.tenant,
-            record.request.priority,
+            traced.priority,
         )
         self._requests[record.id] = request
         capped = self.queue.capped(request)
@@ -65,8 +66,8 @@ class FleetFlow:
         """A request ended at ``worker``; returns True if others may go."""
         request = self._requests.pop(record.id, None)
         if request is not None:
-            found = record.cached + sum(record.loaded) if record.admitted >= 0 else record.input
-            self.queue.ended(request, record.input - found, record.output, now)
+            reused = record.cached + sum(record.loaded) if record.admitted >= 0 else record.input
+            self.queue.ended(request, record.input - reused, record.output, now)
         self._update(self._workers[worker])
         return len(self.queue) > 0
 

@@ -59,12 +59,12 @@ class Gaps:
         self._settle()
         near = np.flatnonzero(self._table)
         far = np.array(sorted(self._longer), dtype=np.int64)
-        often = np.array([self._longer[one] for one in far.tolist()], dtype=np.int64)
+        often = np.array([self._longer[gap] for gap in far.tolist()], dtype=np.int64)
         return np.concatenate((near, far)) * US, np.concatenate((self._table[near], often))
 
     def _settle(self) -> None:
         if self._plans:
-            weights = np.repeat(np.array(self._weights, dtype=np.int64), [len(one) for one in self._plans])
+            weights = np.repeat(np.array(self._weights, dtype=np.int64), [len(plan) for plan in self._plans])
             self._count(np.concatenate(self._plans), weights)
             self._plans, self._weights = [], []
         if self._singles:

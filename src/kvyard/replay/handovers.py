@@ -79,11 +79,7 @@ class Handovers:
         return self.fabric.alone_ms(self._bytes(tokens, ceil_div(tokens, self._block_size)))
 
     def _bytes(self, tokens: int, blocks: int) -> int:
-        """Bytes that are sent when the prompt is done."""
-        whole = blocks * self._block_bytes
-        if self.config.sends == "prompt":
-            whole = tokens * self._block_bytes // self._block_size
-        return whole - int(whole * self.config.streamed)
+        return self.config.sent_bytes(tokens, blocks, self._block_bytes, self._block_size)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,7 @@ from kvyard.blocks.use import NO_FACTS, RequestFacts
 from kvyard.engine.job import Job
 from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
 from kvyard.index.chains import WholeChain
-from kvyard.replay.facts import TraceFacts
-from kvyard.replay.heeding import hints_of
+from kvyard.replay.facts import TraceFacts, hints_of
 from kvyard.replay.record import Record
 from kvyard.router import RouteRequest
 
@@ -64,10 +63,11 @@ class JobMaker:
 
     def route_request(self, record: Record, job: Job) -> RouteRequest:
         """The request as a router takes it; ``job`` has its keys."""
+        request = record.request
         return RouteRequest(
-            id=record.id,
+            id=request.id,
             keys=job.chain.keys if self._reads_keys else (),  # type: ignore[arg-type]  # trace keys are integers
-            num_tokens=record.input,
-            session=record.session,
-            expected_output=record.wanted,
+            num_tokens=request.input_length,
+            session=request.session,
+            expected_output=request.output_length,
         )

@@ -23,7 +23,7 @@ from kvyard.replay.recorder import Recorder
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the autoscaler isn't compiled
-class Listener:
+class RequestListener:
     """Ignores everything; a listener has the verbs that it needs. Workers are given by their numbers."""
 
     def first_token(self, record: Record, now: int) -> None:
@@ -44,7 +44,7 @@ class RankWatcher(Watcher):
         worker: int,
         jobs: dict[str, Job],
         recorder: Recorder,
-        listeners: Sequence[Listener],
+        listeners: Sequence[RequestListener],
         first_tokens_at_once: bool = True,
     ) -> None:
         """``jobs`` are those of the worker. A job that isn't among them any more was withdrawn: its request goes on elsewhere,

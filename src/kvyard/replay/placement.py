@@ -11,7 +11,7 @@ from kvyard.blocks.use import NO_FACTS
 from kvyard.engine.job import Job
 from kvyard.index import Holder
 from kvyard.replay.jobs import JobMaker
-from kvyard.replay.listeners import Listener
+from kvyard.replay.listeners import RequestListener
 from kvyard.replay.pulls import FleetPulls
 from kvyard.replay.record import Record
 from kvyard.replay.worker import Worker
@@ -20,7 +20,7 @@ from kvyard.router.request import Hold
 
 
 class Placement(Protocol):
-    """Interface of a placement, which is also a ``Listener``."""
+    """Interface of a placement, which is also a ``RequestListener``."""
 
     pools: Sequence[WorkerPool]
     """The pools that workers are added to."""
@@ -48,7 +48,7 @@ class Placement(Protocol):
         """``worker`` has failed: give up the requests that can't go on without it; returns their ids."""
 
 
-class WholePlacement(Listener):
+class WholePlacement(RequestListener):
     """One worker computes a request's prompt and its answer."""
 
     def __init__(self, pool: WorkerPool, jobs: JobMaker, block_size: int, pulls: FleetPulls | None) -> None:
@@ -88,10 +88,10 @@ class WholePlacement(Listener):
         return worker
 
     def first_token(self, record: Record, now: int) -> None:
-        self.pool.router.prefill_done(record.id, now)
+        self.pool.router.prefill_done(record.request.id, now)
 
     def ended(self, worker: int, job: Job, record: Record, now: int) -> None:
-        self.pool.router.finished(record.id, now)
+        self.pool.router.finished(record.request.id, now)
 
     def passes_started(self, now: int) -> None:
         pass

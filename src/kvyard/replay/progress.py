@@ -1,12 +1,15 @@
-"""The bar of a replay on a terminal: requests through, their rate, and how much time passed in there and out here."""
+"""Progress of a replay: requests through, their rate, and how much time passed in there and out here. A bar on a terminal, now
+and then a line elsewhere.
+"""
 
 import lzma
+import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kvyard.clock import SECOND
+from kvyard.clock import SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.files import PACKED, open_bytes
@@ -17,8 +20,27 @@ COUNTED_PACKED = 200 * 2**20
 """``COUNTED`` for compressed files, which take longer."""
 
 
-class Bar:
-    """A progress bar on stderr while its ``with`` lasts; ``told`` receives the fleet's progress. Nothing without a terminal."""
+EVERY = 30 * SECOND
+"""Time between two lines of progress."""
+
+
+class ProgressLines:
+    """Progress where there is no terminal, such as in a log file: a line on stderr every ``EVERY`` seconds at most."""
+
+    def __init__(self) -> None:
+        self._clock = WallClock()
+        self._started = self._written = self._clock.now()
+
+    def say(self, text: Callable[[], str]) -> None:
+        """Write a line with what ``text`` returns and the time since the start, if it is time for one."""
+        now = self._clock.now()
+        if now - self._written >= EVERY:
+            self._written = now
+            print(f"{text()}, after {clock(now - self._started)}", file=sys.stderr, flush=True)
+
+
+class ProgressBar:
+    """A progress bar on stderr while its ``with`` lasts; lines without a terminal."""
 
     def __init__(self, source: Trace | Iterable[TraceRequest], limit: int | None, passed: str = "simulated in") -> None:
         """``passed`` stands between the run's own time and the real one."""
@@ -35,6 +57,7 @@ class Bar:
             transient=True,
         )
         self.shown = self._progress.console.is_terminal
+        self._lines = ProgressLines()
         total = count_requests(source) if self.shown else None
         if limit is not None:
             total = limit if total is None else min(total, limit)
@@ -43,11 +66,14 @@ class Bar:
 
     def update(self, came: int, through: int, now: int) -> None:
         """Draw where the run is."""
+        if not self.shown:
+            self._lines.say(lambda: f"{through:,} requests replayed, {clock(now)} of their time")
+            return
         elapsed = self._progress.tasks[self._task].elapsed or 0.0
         rate = f"{through / elapsed:,.0f} requests/s" if elapsed > 0.2 else ""
         self._progress.update(self._task, completed=through, simulated=clock(now), rate=rate)
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "ProgressBar":
         if self.shown:
             self._progress.start()
         return self

@@ -16,7 +16,7 @@ from kvyard.router import Decision
 from kvyard.router.sources import PeerSources
 from kvyard.router.worker import WorkerLoad
 from kvyard.tiers.fabric import Fabric
-from kvyard.tiers.pulls import Expectation, Pulls
+from kvyard.tiers.pulls import Pulls, PullSource
 
 
 class FleetPulls:
@@ -82,7 +82,7 @@ class FleetPulls:
             decision.overlap,
             load_of,
         )
-        self.pulls.expect(job.id, None if source is None else Expectation(str(source.holder), source.tokens))
+        self.pulls.expect(job.id, None if source is None else PullSource(str(source.holder), source.tokens))
 
     def _settle(self, number: int, now: int) -> None:
         worker = self._workers[number]

@@ -1,4 +1,4 @@
-"""The record of one request: what a replay found out about it. Plain values, integer nanoseconds and tokens."""
+"""The record of one request: what became of it in a replay. Plain values, integer nanoseconds and tokens."""
 
 import msgspec
 
@@ -15,10 +15,6 @@ MISSES = ("none", "partial_block", "never_seen", "evicted", "left", "other_worke
 - ``other_worker``: another worker has computed it, this one never.
 - ``unknown``: the trace doesn't say what prompts share.
 """
-
-
-NO_REQUEST = TraceRequest(id="", arrival=0, input_length=0, output_length=0)
-"""Stands for the request of a record that was read back, or that no trace is behind."""
 
 
 class Stages(msgspec.Struct, gc=False, kw_only=True):
@@ -44,22 +40,12 @@ class Stages(msgspec.Struct, gc=False, kw_only=True):
 class Record(msgspec.Struct, gc=False, kw_only=True):
     """One request. Times are nanoseconds of the replay's clock, -1 where it never came to that."""
 
-    id: str
+    request: TraceRequest
+    """The request itself; of a record that was read back, as far as a row has it."""
     worker: str = ""
-    session: str | None = None
-    root: str | None = None
-    """Top session of those that called a sub-agent."""
-    tenant: str = ""
-    """Tenant; empty if the trace has none."""
     arrival: int
     due: int = -1
     """Recorded time of a session's request that comes at one. Earlier requests of the session may delay it."""
-    tool_call: bool = False
-    """True if its answer called a tool: until the session's next request a tool runs, and no person thinks."""
-    input: int
-    """Prompt tokens."""
-    wanted: int
-    """Output tokens the trace asks for."""
     output: int = 0
     """Output tokens it got."""
     admitted: int = -1
@@ -100,14 +86,32 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     """Number of times that it was routed again because its worker failed."""
     stages: Stages | None = None
     """Stages, if another worker computed its prompt."""
-    request: TraceRequest = NO_REQUEST
-    """The request itself, while it is in flight in a simulated fleet."""
 
     def start_over(self) -> None:
         """Reset it: its worker failed, it is routed again, and none of its tokens count."""
         self.retries += 1
         self.admitted = self.first_token = -1
         self.stages = None
+
+    @property
+    def id(self) -> str:
+        """Id of the request, unique in its trace."""
+        return self.request.id
+
+    @property
+    def input(self) -> int:
+        """Prompt tokens."""
+        return self.request.input_length
+
+    @property
+    def wanted(self) -> int:
+        """Output tokens the trace asks for."""
+        return self.request.output_length
+
+    @property
+    def tenant(self) -> str:
+        """Tenant; empty if the trace has none."""
+        return self.request.tenant or self.request.salt or ""
 
     @property
     def prefilled_by(self) -> str:

@@ -52,9 +52,10 @@ class Recorder(Watcher):
             record.cached = cached
             record.loaded = job.tier_tokens
             record.pulled = job.pulled
+            request = record.request
             record.gone = self.seen.gone(job, cached + external, self.number)
             record.miss, record.lost, record.elsewhere, record.own = self.seen.reason(
-                job, cached + external, self.number, self.block_size, record.root or record.session
+                job, cached + external, self.number, self.block_size, request.root or request.session
             )
             if job.left:
                 _note_left(record, job.left)

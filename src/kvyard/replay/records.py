@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from kvyard.errors import KvyardError
 from kvyard.replay.record import MISSES, Record, Stages
+from kvyard.replay.traces.request import TraceRequest
 
 Rows = npt.NDArray[np.void]
 Sink = Callable[[list[Record]], object]
@@ -33,12 +34,11 @@ BATCH: Final = 20_000
 CALLED_TOOL: Final = 2
 STATUSES = ("", "finished", "rejected", "cancelled", "failed")
 _TIMES = ("arrival", "due", "admitted", "first_token", "ended", "loading", "waited")
-_COUNTS = (
-    *("input", "wanted", "output", "cached", "pulled", "lost", "left", "elsewhere", "own", "gone"),
+_RESULTS = (
+    *("output", "cached", "pulled", "lost", "left", "elsewhere", "own", "gone"),
     *("preemptions", "overlap", "best_overlap", "retries"),
 )
-_NUMBERS = (*_TIMES, *_COUNTS)
-"""Fields that a row has as they are in a record."""
+_COUNTS = ("input", "wanted", *_RESULTS)
 _STAMPS = ("held", "reserved", "activated", "entered", "released", "sent", "queued")
 STAGE_ROW = np.dtype([("prefill_worker", "<i4")] + [(name, "<i8") for name in _STAMPS])
 """Stages from a prefill worker to a decode worker; ``prefill_worker`` is -1 if there was none."""
@@ -76,7 +76,9 @@ class RowLayout:
 
 
 _PACK_STAGES: Final = _packing(STAGE_ROW)
-_numbers_of: Final[Callable[[Record], tuple[int, ...]]] = attrgetter(*_NUMBERS)
+_numbers_of: Final[Callable[[Record], tuple[int, ...]]] = attrgetter(
+    *_TIMES, "request.input_length", "request.output_length", *_RESULTS
+)
 _stamps_of: Final[Callable[[Stages], tuple[int, ...]]] = attrgetter(*_STAMPS)
 _STATUS: Final = {name: number for number, name in enumerate(STATUSES)}
 MISS_NAMES = ("", *MISSES)
@@ -146,7 +148,7 @@ class RecordPart:
         """The requests' ids, UTF-8."""
         names = bytes(self.names)
         ends = self.rows["name_at"] + self.rows["name_size"]
-        return [names[at:end] for at, end in zip(self.rows["name_at"].tolist(), ends.tolist(), strict=True)]
+        return [names[start:end] for start, end in zip(self.rows["name_at"].tolist(), ends.tolist(), strict=True)]
 
 
 class PackedRecords(msgspec.Struct, frozen=True):
@@ -268,10 +270,11 @@ class Records(Mapping[str, Record]):
         if number % CHUNK == 0:
             self._chunks.append(_RowBlock(self._layout.size))
         self._count = number + 1
-        self.open[record.id] = record
-        self._numbers[record.id] = number
-        if record.session is not None:
-            self.sessions.number(record.session, record.root)
+        request = record.request
+        self.open[request.id] = record
+        self._numbers[request.id] = number
+        if request.session is not None:
+            self.sessions.number(request.session, request.root)
 
     def close(self, name: str) -> None:
         """A request ended: its record doesn't change any more. Raises ``KvyardError`` where a disk is full."""
@@ -305,7 +308,7 @@ class Records(Mapping[str, Record]):
         if name in self.open:
             return self.open[name]
         if self._index is None:
-            self._index = {one: number for number, one in enumerate(self, self._first) if one not in self.open}
+            self._index = {id_: number for number, id_ in enumerate(self, self._first) if id_ not in self.open}
         number = self._index[name]
         return next(self.read(number, number + 1))
 
@@ -359,7 +362,8 @@ class Records(Mapping[str, Record]):
         chunk = self._chunks[number // CHUNK]
         row = number % CHUNK
         layout, loaded = self._layout, record.loaded
-        name, session = record.id.encode("utf-8", "surrogatepass"), record.session
+        request = record.request
+        name, session, tenant = request.id.encode("utf-8", "surrogatepass"), request.session, record.tenant
         names = chunk.names
         place = len(names)
         names += name
@@ -370,8 +374,8 @@ class Records(Mapping[str, Record]):
                 *_numbers_of(record),
                 self.workers.number(record.worker),
                 self.reasons.number(record.reason) if record.reason else 0,
-                self.tenants.number(record.tenant) if record.tenant else 0,
-                -1 if session is None else self.sessions.number(session, record.root),
+                self.tenants.number(tenant) if tenant else 0,
+                -1 if session is None else self.sessions.number(session, request.root),
                 *loaded,
                 *(0,) * (self.levels - len(loaded)),
                 place,
@@ -379,7 +383,7 @@ class Records(Mapping[str, Record]):
                 len(loaded),
                 _STATUS[record.status],
                 _MISS[record.miss],
-                CALLED_TOOL if record.tool_call else 1,
+                CALLED_TOOL if request.tool_call else 1,
             )
         except struct.error as error:
             raise KvyardError(f"request {record.id[:60]!r} has a number too large for a record: {error}") from None
@@ -392,30 +396,37 @@ class Records(Mapping[str, Record]):
                 if len(self._complete) > self._resident:
                     self._spill(self._complete.pop(0))
 
-    def _pack_stages(self, chunk: _RowBlock, at: int, stages: Stages) -> None:
+    def _pack_stages(self, chunk: _RowBlock, row: int, stages: Stages) -> None:
         if chunk.stages is None:
             chunk.stages = bytearray(_NO_STAGES * CHUNK)
         worker = self.workers.number(stages.prefill_worker)
-        _PACK_STAGES.pack_into(chunk.stages, at * _PACK_STAGES.size, worker, *_stamps_of(stages))
+        _PACK_STAGES.pack_into(chunk.stages, row * _PACK_STAGES.size, worker, *_stamps_of(stages))
 
     def _unpack(self, row: tuple[Any, ...], stage: tuple[int, ...] | None, names: bytes) -> Record:
         *numbers, worker, reason, tenant, session, loaded, name_at, size, levels, status, miss, filled = row
+        values = dict(zip((*_TIMES, *_COUNTS), numbers, strict=True))
         stages = None
         if stage is not None and stage[0] >= 0:
             stages = Stages(prefill_worker=self.workers.names[stage[0]], **dict(zip(_STAMPS, stage[1:], strict=False)))
-        return Record(
+        request = TraceRequest(
             id=names[name_at : name_at + size].decode("utf-8", "surrogatepass"),
+            arrival=values["arrival"],
+            input_length=values.pop("input"),
+            output_length=values.pop("wanted"),
             session=None if session < 0 else self.sessions.names[session],
             root=None if session < 0 else self.sessions.root(session),
             tool_call=filled == CALLED_TOOL,
+            tenant=self.tenants.names[tenant] or None,
+        )
+        return Record(
+            request=request,
             worker=self.workers.names[worker],
             reason=self.reasons.names[reason],
-            tenant=self.tenants.names[tenant],
             status=STATUSES[status],
             miss=MISS_NAMES[miss],
             loaded=tuple(loaded[:levels].tolist()),
             stages=stages,
-            **dict(zip(_NUMBERS, numbers, strict=False)),
+            **values,
         )
 
     def _part(self, number: int) -> RecordPart:

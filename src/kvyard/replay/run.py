@@ -17,7 +17,7 @@ from kvyard.replay.report import Report, Slo, make_report
 from kvyard.replay.report.slo import read_slo
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import Trace, TraceRequest, open_trace
-from kvyard.replay.traces.changes import prefetched
+from kvyard.replay.traces.changes import prefetched, without_long
 from kvyard.replay.traces.hinting import with_hints
 
 Progress = Callable[[int, int, int], None]
@@ -111,7 +111,7 @@ def replay(
     replay_config = as_config(config, settings)
     wanted = read_slo(slo)
     reading = {"format": format, "skip_bad": skip_bad, "sort": sort, "chain_ids": chain_ids}
-    source = limited(trace, replay_config.limit, trace_block_size=trace_block_size, **reading)
+    source = limited(trace, replay_config.limit, replay_config.max_tokens, trace_block_size=trace_block_size, **reading)
     source = hinted(source, replay_config)
     rows, before = as_sent(source, replay_config, reading)
     if bounds and replay_config.warm_up is not None:
@@ -123,9 +123,9 @@ def replay(
     fleet = Fleet(replay_config)
     with streamed(fleet, per_request), _within_time():
         if progress is True:
-            from kvyard.replay.progress import Bar
+            from kvyard.replay.progress import ProgressBar
 
-            with Bar(source, replay_config.limit) as bar:
+            with ProgressBar(source, replay_config.limit) as bar:
                 fleet.run(rows, bar.update, before)
         else:
             fleet.run(rows, progress or None, before)
@@ -224,13 +224,16 @@ def as_config(
 
 
 def limited(
-    trace: str | Path | Trace | Iterable[TraceRequest], limit: int | None, **reading: Any
+    trace: str | Path | Trace | Iterable[TraceRequest],
+    limit: int | None,
+    max_tokens: int | None = None,
+    **reading: Any,
 ) -> Trace | Iterable[TraceRequest]:
-    """The first ``limit`` requests of ``trace``; ``reading`` is how a file is read, as in ``open_trace``. Raises
-    ``KvyardError`` where there are none.
+    """Return the first ``limit`` requests of ``trace`` without those of more than ``max_tokens``; ``reading`` is how a file is
+    read, as in ``open_trace``. Raises ``KvyardError`` where there are none.
     """
     if isinstance(trace, str | Path):
-        opened = open_trace(trace, limit=limit, **reading)
+        opened = without_long(open_trace(trace, limit=limit, **reading), max_tokens)
         opened.first  # noqa: B018 - refuses an empty one before anything is built
         return opened
     if any(reading.values()):
@@ -238,10 +241,16 @@ def limited(
             "format, skip_bad, sort, chain_ids and trace_block_size are for files: pass a path, or open_trace(...) itself"
         )
     if isinstance(trace, Trace):
-        if limit is None:
-            return trace
-        return Trace(trace.name, trace.format, lambda tally: islice(trace.rows(tally), limit), grouped=trace.grouped)
+        if limit is not None:
+            whole = trace
+            trace = Trace(
+                whole.name, whole.format, lambda tally: islice(whole.rows(tally), limit), grouped=whole.grouped
+            )
+        return without_long(trace, max_tokens)
     rows = iter(trace) if limit is None else islice(trace, limit)
+    if max_tokens is not None:
+        given = rows
+        rows = iter(without_long(Trace("requests", "", lambda tally: given), max_tokens))
     first = next(rows, None)
     if first is None:
         raise KvyardError("the trace has no requests in it")

@@ -64,16 +64,16 @@ class _Lines:
 
     def runs(self, line: int) -> tuple[list[int], list[int]]:
         """Return the ends of runs, and the workers of each."""
-        found = self.split.get(line)
-        return ([self.stop(line)], [self.masks[line]]) if found is None else found
+        runs = self.split.get(line)
+        return ([self.stop(line)], [self.masks[line]]) if runs is None else runs
 
-    def workers(self, line: int, at: int) -> int:
+    def workers(self, line: int, position: int) -> int:
         """Return the workers that have computed the id at a position."""
-        found = self.split.get(line)
-        if found is None:
+        runs = self.split.get(line)
+        if runs is None:
             return self.masks[line]
-        stops, masks = found
-        return masks[bisect_right(stops, at)]
+        stops, masks = runs
+        return masks[bisect_right(stops, position)]
 
     def upto(self, line: int, worker: int, low: int, high: int) -> int:
         """Return the position up to which a worker, given by its bit, has computed it from ``low`` on, at most ``high``."""
@@ -237,9 +237,9 @@ class Seen:
             bits.append(1 << len(bits))
         return bits[worker]
 
-    def _at(self, path: _Path, at: int) -> int:
+    def _at(self, path: _Path, position: int) -> int:
         """The workers that have computed the id at a position."""
         for line, _, high in path:
-            if at < high:
-                return self._lines.workers(line, at)
+            if position < high:
+                return self._lines.workers(line, position)
         return 0

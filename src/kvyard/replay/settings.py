@@ -112,6 +112,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting("Microseconds of a request outside of passes (HTTP, template), of roofline and tables.", flag=True),
     ] = None
     front_end_token_us: Annotated[float | None, Setting("The same for each token of its prompt.", flag=True)] = None
+    launch_us: Annotated[
+        float | None,
+        Setting(
+            "Microseconds of a pass that computes prompts, at least, of roofline and tables; the engine's by default."
+        ),
+    ] = None
     timing_speedup: Annotated[float, Setting("Divides what passes take.")] = 1.0
 
 
@@ -187,9 +193,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def _settings_of(tier: Tier) -> Settings:
     """Settings of one lower tier."""
-    found = settings_of(TierSettings, f"{tier.label}_", tier=tier.place, speed=str(tier.entry.gb_s))
+    settings = settings_of(TierSettings, f"{tier.label}_", tier=tier.place, speed=str(tier.entry.gb_s))
     scope = f"{tier.label}_scope"
-    return Settings(found, {scope: found[scope]._replace(default=tier.entry.scope)})
+    return Settings(settings, {scope: settings[scope]._replace(default=tier.entry.scope)})
 
 
 OF_TIERS = Settings(
@@ -405,7 +411,7 @@ def _timing(given: Mapping[str, Any]) -> TimingConfig:
     timing = parse_timing(asked, speedup, deployment)
     if isinstance(timing, HostTiming):
         timing = msgspec.structs.replace(timing, engine=engine)
-    for name in ("host_us", "host_sequence_us", "front_end_us", "front_end_token_us"):
+    for name in ("host_us", "host_sequence_us", "front_end_us", "front_end_token_us", "launch_us"):
         if name in given:
             if not isinstance(timing, HostTiming):
                 raise KvyardError(f"{name} is for timing roofline and tables: {asked} has host work in its own times")

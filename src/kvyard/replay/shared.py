@@ -51,9 +51,9 @@ class SharedTiers:
     def land(self, now: int) -> None:
         """Let all workers see what has landed by ``now``, each copy from its own instant on."""
         timeline = self._timeline
-        while (at := timeline.earliest()) is not None and at <= now:
-            timeline.advance(at)
-            self.settle(at)
+        while (time := timeline.earliest()) is not None and time <= now:
+            timeline.advance(time)
+            self.settle(time)
         timeline.advance(now)
         self.settle(now)
 

@@ -4,7 +4,8 @@ Each of the two worker pools has its router. A decider says which requests take 
 decode worker. What lies between the two stages is in ``handovers``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from kvyard.clock import MS
 from kvyard.engine.job import Job
@@ -14,7 +15,7 @@ from kvyard.replay.config import ReplayConfig
 from kvyard.replay.handovers import Handover, Handovers
 from kvyard.replay.index_sync import IndexSync
 from kvyard.replay.jobs import PREFILL, JobMaker
-from kvyard.replay.listeners import Listener
+from kvyard.replay.listeners import RequestListener
 from kvyard.replay.pulls import FleetPulls
 from kvyard.replay.record import Record
 from kvyard.replay.worker import Worker
@@ -28,7 +29,8 @@ from kvyard.router.worker import WorkerLoad
 class SplitRules:
     """Consequences of a config with roles that don't depend on workers."""
 
-    def __init__(self, config: ReplayConfig) -> None:
+    def __init__(self, config: ReplayConfig, front_end: Callable[[int], int] | None = None) -> None:
+        """``front_end``: nanoseconds that decode workers take outside of passes, by tokens of a prompt."""
         handover, decode = config.handover, config.routers[1]
         policy = make_policy(decode)
         self.decider: Decider = make_decider(handover.decider, handover.decider_options)
@@ -36,6 +38,9 @@ class SplitRules:
         """The split policy's answer if it holds for all requests."""
         self.reserves_first = handover.protocol == "destination-first"
         """True if a decode worker makes room before the prompt is computed."""
+        again = handover.second_front_end and not self.reserves_first
+        self.second_front_end = front_end if again else None
+        """Time between the answer of a prefill worker and the arrival at the engine of a decode worker, by tokens."""
         weighs_caches = policy.needs_index and (decode.policy != "kv" or decode.prefill_scale > 0)
         self.reads_decode_caches = weighs_caches or self.splits_all is not True or config.peer_pull is not None
         """True if anything depends on what decode workers have cached."""
@@ -43,7 +48,7 @@ class SplitRules:
         """True if anything depends on first tokens at the instant at which they come."""
 
 
-class SplitPlacement(Listener):
+class SplitPlacement(RequestListener):
     """A prefill worker computes a request's prompt and a decode worker its answer, or a decode worker both."""
 
     def __init__(
@@ -75,6 +80,9 @@ class SplitPlacement(Listener):
         self._pulls = pulls
         self._computed: list[Handover] = []
         """Prompts that were computed just now, or have no decode worker yet."""
+        self._sent_on: list[tuple[int, int, Handover]] = []
+        """Computed prompts in the front end of the decode worker, by when they are through; not yet routed there."""
+        self._serial = 0
 
     @property
     def open(self) -> bool:
@@ -155,6 +163,12 @@ class SplitPlacement(Listener):
                 self._compute(hand, now)
 
     def hand_over(self, now: int) -> None:
+        while self._sent_on and self._sent_on[0][0] <= now:
+            hand = heappop(self._sent_on)[2]
+            if self.handovers.in_flight.get(hand.record.id) is hand:  # else it was given up
+                self._computed.append(hand)
+        if self._sent_on:
+            self._agenda.put(self._sent_on[0][0], HANDOVER, COMPUTED)
         computed, self._computed = self._computed, []
         reserves_first = self._rules.reserves_first
         if computed and not reserves_first and self._rules.reads_decode_caches:
@@ -184,8 +198,16 @@ class SplitPlacement(Listener):
     def computed(self, worker: int, job: Job, record: Record, now: int) -> None:
         self.prefill_pool.router.prefill_done(record.id, now)
         self.prefill_pool.router.finished(record.id, now)
-        self._computed.append(self.handovers.in_flight[record.id])
-        self._agenda.put(now, HANDOVER, COMPUTED)
+        hand = self.handovers.in_flight[record.id]
+        front_end = self._rules.second_front_end
+        if front_end is None:
+            self._computed.append(hand)
+            self._agenda.put(now, HANDOVER, COMPUTED)
+            return
+        hand.stages.held = now
+        heappush(self._sent_on, (now + front_end(record.input), self._serial, hand))
+        self._serial += 1
+        self._agenda.put(now if self._computed else self._sent_on[0][0], HANDOVER, COMPUTED)
 
     def ended(self, worker: int, job: Job, record: Record, now: int) -> None:
         hand = self.handovers.in_flight.get(record.id)

@@ -17,7 +17,7 @@ from kvyard.engine.role import Role
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.index import Holder
 from kvyard.replay.config import WorkerConfig
-from kvyard.replay.heeding import heeded
+from kvyard.replay.facts import heeded
 from kvyard.replay.recorder import Recorder
 from kvyard.router.pace import Pace
 

@@ -16,12 +16,11 @@ class Active:
     """One request in flight."""
 
     __slots__ = (
-        "blocks",
-        "num_tokens",
         "output_blocks",
         "pairs",
         "past_ms",
         "prefill_tokens",
+        "request",
         "sent",
         "since",
         "tail",
@@ -29,12 +28,11 @@ class Active:
     )
 
     def __init__(
-        self, worker: WorkerLoad, tail: PromptNode | None, num_tokens: int, blocks: int, prefill: int, since: int
+        self, request: RouteRequest, worker: WorkerLoad, tail: PromptNode | None, prefill: int, since: int
     ) -> None:
+        self.request = request
         self.worker = worker
         self.tail = tail
-        self.num_tokens = num_tokens
-        self.blocks = blocks
         self.prefill_tokens = prefill
         """Left to compute; 0 once the prefill is done."""
         self.pairs = 0
@@ -118,7 +116,7 @@ class ActiveLoads:
             self.idle ^= 1 << slot
         worker.requests += 1
         tail = path[-1] if path else None
-        entry = Active(worker, tail, request.num_tokens, len(request.keys), prefill, now)
+        entry = Active(request, worker, tail, prefill, now)
         entry.output_blocks = reserved
         self.active[request.id] = entry
         return entry
@@ -136,7 +134,8 @@ class ActiveLoads:
 
     def grown(self, entry: Active, output_tokens: int) -> None:
         """Count the full blocks of the ``output_tokens`` that it has generated so far."""
-        blocks = (entry.num_tokens + output_tokens) // self.block_size - entry.blocks
+        request = entry.request
+        blocks = (request.num_tokens + output_tokens) // self.block_size - len(request.keys)
         if blocks > entry.output_blocks:
             worker = entry.worker
             worker.blocks += blocks - entry.output_blocks

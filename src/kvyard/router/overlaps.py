@@ -52,11 +52,20 @@ class OverlapView:
     """Cached prefixes of prompts, by slot."""
 
     def __init__(
-        self, block_size: int, indexer: PrefixIndex | None, memory: RoutedMemory | None, alone: bool = False
+        self,
+        block_size: int,
+        indexer: PrefixIndex | None,
+        memory: RoutedMemory | None,
+        alone: bool = False,
+        *,
+        plain: bool = False,
     ) -> None:
-        """``memory`` is of what was routed. It adds predictions to what an index knows, or, ``alone``, is all there is."""
+        """``memory`` is of what was routed. It adds predictions to what an index knows, or, ``alone``, is all there is.
+        ``plain``: predictions count whole, whatever blocks the groups of a hybrid model would keep of a prompt.
+        """
         self.memory = memory
         self._alone = alone
+        self._plain = plain
         self._size = block_size
         self._indexer = indexer
         self._roster: Roster | None = None
@@ -104,7 +113,7 @@ class OverlapView:
                     prefixes = CachedPrefixes(groups, int(roster.tiers[-1]), None, roster.trust)
         if memory is None or not self._path[0]:
             return prefixes
-        sent = self._sent(memory, request, steps)
+        sent = self._sent(memory, request, () if self._plain else steps)
         if prefixes is not None:
             memory.confirm(self._path, device)
         return _with_sent(prefixes, device, sent)
@@ -164,9 +173,9 @@ def _of_device(levels: Levels) -> Groups:
     return [((blocks,), slots) for blocks, slots in levels]
 
 
-def _levels(found: Levels) -> Levels:
+def _levels(levels: Levels) -> Levels:
     """Blocks with slots, most first."""
-    return sorted([level for level in found if level[0]], reverse=True)
+    return sorted([level for level in levels if level[0]], reverse=True)
 
 
 def _by_tier(tiers: Sequence[Tier], reaches: Sequence[Levels]) -> Groups:

@@ -203,7 +203,7 @@ class LearntPace:
     def observe(self, tokens: int, ms: float, pairs: int = 0) -> None:
         if tokens <= 0 or not 0 <= ms <= self._MOST_MS:
             return
-        self._sums = [self._KEPT * one for one in self._sums]
+        self._sums = [self._KEPT * part for part in self._sums]
         expected = self.prefill(tokens) + self.per_pair * pairs
         self._add(float(tokens), pairs / self._FAR, min(ms, self.OUTLIER * expected))
         fixed, slope, bend = self._plane()
@@ -211,9 +211,14 @@ class LearntPace:
 
     def copy(self) -> "LearntPace":
         """Return a pace that knows as much, and learns by itself from now on."""
-        made = LearntPace()
-        made.fixed, made.per_token, made.per_pair, made._sums = self.fixed, self.per_token, self.per_pair, self._sums[:]
-        return made
+        copied = LearntPace()
+        copied.fixed, copied.per_token, copied.per_pair, copied._sums = (
+            self.fixed,
+            self.per_token,
+            self.per_pair,
+            self._sums[:],
+        )
+        return copied
 
     def _plane(self) -> tuple[float, float, float]:
         """Least squares with no part below 0: what would be is left out."""
@@ -235,8 +240,8 @@ class LearntPace:
 
     def _add(self, tokens: float, pairs: float, ms: float) -> None:
         x, p, y = tokens, pairs, ms
-        for at, part in enumerate((1.0, x, p, y, x * x, x * p, p * p, x * y, p * y)):
-            self._sums[at] += part
+        for index, part in enumerate((1.0, x, p, y, x * x, x * p, p * p, x * y, p * y)):
+            self._sums[index] += part
 
 
 def _solved(xx: float, xp: float, pp: float, xy: float, py: float) -> tuple[float, float]:

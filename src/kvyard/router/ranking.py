@@ -131,8 +131,8 @@ def as_bytes(slots: int) -> bytes:
 
 def is_in(row: bytes, slot: int) -> bool:
     """True if ``slot`` is in the set."""
-    at = slot >> 3
-    return at < len(row) and bool(row[at] >> (slot & 7) & 1)
+    byte = slot >> 3
+    return byte < len(row) and bool(row[byte] >> (slot & 7) & 1)
 
 
 def of_slot(levels: Levels, slot: int) -> int:

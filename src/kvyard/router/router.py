@@ -80,7 +80,7 @@ class Router:
         memory, alone = self.policy.memory, self.policy.memory is not None
         if not alone and self.policy.needs_index and config.predicted_ttl_s > 0:
             memory = RoutedMemory(from_seconds(config.predicted_ttl_s), config.remembered_blocks)
-        self.overlaps = OverlapView(self.block_size, indexer, memory, alone)
+        self.overlaps = OverlapView(self.block_size, indexer, memory, alone, plain=self.policy.predicts_plainly)
         self._free: list[int] = []
         """Slots of workers that left, as a heap."""
         self._paces = PaceBook()
@@ -266,7 +266,7 @@ class Router:
             self._paces.observe(entry.worker.slot, entry.prefill_tokens, (now - began) / MS, entry.pairs)
         self.loads.prefill_done(entry, now)
         if self._indexer is not None and entry.tail is not None:
-            self._indexer.computed(entry.worker.name, entry.num_tokens, partial(last_keys, entry.tail))
+            self._indexer.computed(entry.worker.name, entry.request.num_tokens, partial(last_keys, entry.tail))
         if self._journal is not None:
             self._note(did.FirstToken, at=now, id=str(id_), seen=seen)
         return True
@@ -406,9 +406,9 @@ class Router:
             cached = round(worth * size)
         return max(0, request.num_tokens - cached)
 
-    def _begin(self, request: RouteRequest, worker: WorkerLoad, found: Path, prefill: int, now: int) -> Active:
+    def _begin(self, request: RouteRequest, worker: WorkerLoad, path: Path, prefill: int, now: int) -> Active:
         reserved = int(self.config.reserve_output * (request.expected_output or 0) / self.block_size)
-        return self.loads.begin(request, worker, found, prefill, reserved, now)
+        return self.loads.begin(request, worker, path, prefill, reserved, now)
 
     def _decision(
         self,
@@ -491,12 +491,12 @@ class Router:
 
     def _named(self, worker: Holder | str) -> Sequence[Holder]:
         if isinstance(worker, Holder):
-            found = [worker] if worker in self._slots else []
+            holders = [worker] if worker in self._slots else []
         else:
-            found = [holder for holder in self._slots if holder.name == worker]
-        if not found:
+            holders = [holder for holder in self._slots if holder.name == worker]
+        if not holders:
             raise KvyardError(f"there is no worker {worker!s} here")
-        return found
+        return holders
 
     def _settle(self) -> None:
         """See to it that all parts know who is there: workers come by the thousand, and then it is worked out once."""

@@ -199,4 +199,4 @@ def _joined_keys(node: PromptNode, child: PromptNode) -> Sequence[int]:
 def _keys(node: PromptNode) -> Sequence[int]:
     """Copy a node's own keys."""
     start, stop, keys = node.start - node.base, node.stop - node.base, node.keys
-    return keys[start:stop] if isinstance(keys, list | array) else [keys[at] for at in range(start, stop)]
+    return keys[start:stop] if isinstance(keys, list | array) else [keys[index] for index in range(start, stop)]

@@ -206,11 +206,13 @@ class Application:
     # -- routes ---------------------------------------------------------------------------------------------------------
 
     def _methods(self, path: str) -> Mapping[str, Operation] | None:
-        found = self._by_path.get(path)
-        if found is None and self._patterns:
+        by_method = self._by_path.get(path)
+        if by_method is None and self._patterns:
             matches = [methods for pattern, methods in self._patterns if pattern.fullmatch(path)]
-            found = {method: one for methods in reversed(matches) for method, one in methods.items()} or None
-        return found
+            by_method = {
+                method: operation for methods in reversed(matches) for method, operation in methods.items()
+            } or None
+        return by_method
 
     def _find(self, request: HttpRequest) -> Operation | Response:
         """The operation of a request, or why there is none."""

@@ -165,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
         self._parser = None  # it refers to us
         self._overrun = True
         self._hold(b"")
-        self._hold_head(-self._head_holds)
+        self._hold_head(0)
         self._unparsed = 0
         self._hold_unparsed()
         self._hold_unread(0)
@@ -226,7 +226,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _unread_bytes(self) -> int:
         """Bytes of answers that the system hasn't taken."""
-        return sum(one.get_write_buffer_size() for one in self._transports())
+        return sum(layer.get_write_buffer_size() for layer in self._transports())
 
     def _busy(self) -> bool:
         """True if what comes now has to wait for an answer, or for the client to read one."""
@@ -248,12 +248,10 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._unparsed = 0
-        size = len(name) + len(value) + 4
-        self._head_bytes += size
+        self._head_bytes += len(name) + len(value) + 4
         # Behind the body it is a trailer, which is no header.
-        if self._in_head and not self._head_too_long() and not self._overrun:
+        if self._in_head and self._head_bytes <= HEADER_BYTES and len(self._headers) <= HEADERS:
             self._headers.append((name.lower(), value))
-            self._hold_head(size + HEADER_OVERHEAD)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -278,19 +276,21 @@ class ClientConnection(asyncio.Protocol):
             held=self._state.held,
         )
         refusal = self._head_refusal(version)
-        holds, self._head_bytes = self._head_holds, 0
-        self._hold_head(-holds)
+        holds = self._head_size() + REQUEST_OVERHEAD
+        self._head_bytes = 0
+        if self._head_holds:
+            self._hold_head(0)
         if refusal is not None:
             self._refuse(request, *refusal)
             return
         if self.request is None and not self._queue and self.writable is None:
             self._start(request)
-        elif self._state.held.has_room(holds + REQUEST_OVERHEAD):
+        elif self._state.held.has_room(holds):
             self._queue.append(request)
         else:
             self._overrun_by("pipelined")
             return
-        request.hold(holds + REQUEST_OVERHEAD)
+        request.hold(holds)
         self._arriving = request
 
     def _head_refusal(self, version: str) -> tuple[int, str] | None:
@@ -299,14 +299,24 @@ class ClientConnection(asyncio.Protocol):
             return 431, HEAD_TOO_LONG
         if version not in ("1.0", "1.1"):
             return 505, "this server speaks HTTP/1.1"
-        if version == "1.1" and sum(name == b"host" for name, _ in self._headers) != 1:
+        hosts, coding = 0, b"chunked"
+        for name, value in self._headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding" and coding == b"chunked":
+                coding = value.lower()
+        if version == "1.1" and hosts != 1:
             return 400, "a request has one Host header"
-        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self._headers):
+        if coding != b"chunked":
             return 501, "the only transfer coding that is read is chunked"
         return None
 
     def _head_too_long(self) -> bool:
         return self._head_bytes > HEADER_BYTES or len(self._headers) > HEADERS
+
+    def _head_size(self) -> int:
+        """Bytes that a head takes so far, its objects included."""
+        return self._head_bytes + HEADER_OVERHEAD * len(self._headers)
 
     def on_body(self, data: bytes) -> None:
         self._unparsed = 0
@@ -337,6 +347,8 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._unparsed != self._parser_holds:
             self._hold_unparsed()
+        if self._in_head:
+            self._hold_head(self._head_size())
         if self._unparsed > 2 * HEADER_BYTES or self._head_bytes > 2 * HEADER_BYTES:
             self._malformed(431, HEAD_TOO_LONG)
         elif self._in_head and not self._state.held.has_room(0):
@@ -369,8 +381,8 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()
 
     def _hold_head(self, size: int) -> None:
-        self._head_holds += size
-        self._state.held.bytes += size
+        self._state.held.bytes += size - self._head_holds
+        self._head_holds = size
 
     def _hold(self, data: bytes) -> None:
         self._state.held.bytes += len(data) - len(self._held)
@@ -388,7 +400,7 @@ class ClientConnection(asyncio.Protocol):
         if self._cut_head:
             self._malformed(431, HEAD_TOO_LONG)
             return
-        self._hold_head(-self._head_holds)
+        self._hold_head(0)
         kept = [pair for pair in self._headers if pair[0] not in (b"connection", b"upgrade", b"http2-settings")]
         head = b"".join(
             [

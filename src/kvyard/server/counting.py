@@ -39,12 +39,12 @@ class BucketCounts:
 
     def buckets(self) -> list[tuple[str, float]]:
         """By bound, as Prometheus has them: each with all that is below."""
-        found: list[tuple[str, float]] = []
+        counts: list[tuple[str, float]] = []
         below = 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             below += count
-            found.append(("+Inf" if bound == float("inf") else repr(float(bound)), below))
-        return found
+            counts.append(("+Inf" if bound == float("inf") else repr(float(bound)), below))
+        return counts
 
     @property
     def sum(self) -> float:
@@ -62,8 +62,8 @@ class ByLabels(dict[tuple[str, ...], C], Generic[C]):
         self._make = make
 
     def __missing__(self, labels: tuple[str, ...]) -> C:
-        found = self[labels] = self._make()
-        return found
+        child = self[labels] = self._make()
+        return child
 
     def family(self) -> Any:
         """For Prometheus."""

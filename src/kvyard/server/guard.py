@@ -45,7 +45,7 @@ class Guard(msgspec.Struct, frozen=True):
         name = _name_of(called)
         if not name or name in self.hosts or name in ("localhost", self.host) or name.endswith(".localhost"):
             return
-        if (len(name) < LONGEST_ADDRESS and _is_address(name)) or (not self.hosts and not is_loopback(self.host)):
+        if (len(name) < LONGEST_ADDRESS and is_address(name)) or (not self.hosts and not is_loopback(self.host)):
             return
         error = f"this server isn't called {name[:200]!r}"
         raise Refusal(403, error, fix="use its address, or add the name to its setting hosts")
@@ -66,7 +66,8 @@ def _name_of(host: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _is_address(name: str) -> bool:
+def is_address(name: str) -> bool:
+    """True if a host is written as an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

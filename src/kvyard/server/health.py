@@ -45,9 +45,9 @@ class Readiness(msgspec.Struct, kw_only=True):
 
 def readiness(reasons: Iterable[HealthReason]) -> Readiness:
     """The answer that follows from ``reasons``; those that keep it from being ready come first."""
-    found = sorted(reasons, key=lambda reason: (reason.grade != "unready", reason))
-    ready = not any(reason.grade == "unready" for reason in found)
-    return Readiness(ready=ready, degraded=bool(found), reasons=found[:MOST])
+    ordered = sorted(reasons, key=lambda reason: (reason.grade != "unready", reason))
+    ready = not any(reason.grade == "unready" for reason in ordered)
+    return Readiness(ready=ready, degraded=bool(ordered), reasons=ordered[:MOST])
 
 
 async def say_health(reasons: Callable[[], Iterable[HealthReason]]) -> None:

@@ -40,15 +40,15 @@ class Metrics:
 
     def counts(self, name: str, *labels: str) -> ByLabels[Count]:
         """A counter for hot paths, of one event loop."""
-        made = ByLabels(name, self._texts[name], labels, Count)
-        self._counted.append(made)
-        return made
+        counter = ByLabels(name, self._texts[name], labels, Count)
+        self._counted.append(counter)
+        return counter
 
     def bucketed(self, name: str, buckets: Sequence[float], *labels: str) -> ByLabels[BucketCounts]:
         """A histogram for hot paths, of one event loop."""
-        made = ByLabels(name, self._texts[name], labels, partial(BucketCounts, buckets))
-        self._counted.append(made)
-        return made
+        histogram = ByLabels(name, self._texts[name], labels, partial(BucketCounts, buckets))
+        self._counted.append(histogram)
+        return histogram
 
     def counter(self, name: str, *labels: str) -> "MetricChildren":
         from prometheus_client import Counter
@@ -90,5 +90,5 @@ class MetricChildren(dict[tuple[str, ...], Any]):
         self.metric = metric
 
     def __missing__(self, labels: tuple[str, ...]) -> Any:
-        found = self[labels] = self.metric.labels(*labels)
-        return found
+        child = self[labels] = self.metric.labels(*labels)
+        return child

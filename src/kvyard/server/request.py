@@ -17,7 +17,8 @@ Pairs = Sequence[tuple[bytes, bytes]]
 _LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 _BODILESS = (204, 304)
 SMALL_PART = 4096
-"""Parts of a body below this are joined as they come: each would take more as an object than it has bytes."""
+"""Parts of a body below this, but for the first, are joined as they come: each would take more as an object than it has
+bytes."""
 
 
 class ClientGone(Exception):
@@ -131,16 +132,16 @@ class HttpRequest(Mapping[str, str]):
     # -- headers --------------------------------------------------------------------------------------------------------
 
     def _all(self) -> dict[str, str]:
-        found = self._found
-        if found is None:
-            found = self._found = {
+        headers = self._found
+        if headers is None:
+            headers = self._found = {
                 name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.raw)
             }
-        return found
+        return headers
 
     def get(self, name: str, default: Any = None) -> Any:
-        found = self._found
-        return (self._all() if found is None else found).get(name.lower(), default)
+        headers = self._found
+        return (self._all() if headers is None else headers).get(name.lower(), default)
 
     def __getitem__(self, name: str) -> str:
         return self._all()[name.lower()]
@@ -159,21 +160,8 @@ class HttpRequest(Mapping[str, str]):
 
     async def body(self, bounds: Bounds) -> bytes:
         """The whole body. Raises ``Refusal`` for one that is too long or late, and ``ClientGone``."""
-        announced = self.get("content-length", "")
-        if announced.isdecimal() and int(announced) > bounds.body_bytes:
-            raise self._too_long_refusal(bounds)
-        if announced.isdecimal() and not self._held.has_room(int(announced) - self._size):
-            self._no_room = True
         if not self._stopped():
-            if self.get("expect", "").lower() == "100-continue" and not self._old:
-                self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            try:
-                async with asyncio.timeout(bounds.body_seconds):
-                    while not self._stopped() and not self.gone:
-                        await self._more()
-            except TimeoutError:
-                self._held.refused["late"] += 1
-                raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
+            await self._all_of_body(bounds)
         if self._too_long:
             raise self._too_long_refusal(bounds)
         if self._no_room:
@@ -186,6 +174,25 @@ class HttpRequest(Mapping[str, str]):
         parts, self._body = self._body, []
         only = parts[0] if len(parts) == 1 else None
         return only if type(only) is bytes else b"".join(parts)
+
+    async def _all_of_body(self, bounds: Bounds) -> None:
+        """Wait for the rest of the body, unless it can't be taken. Raises ``Refusal`` for one that is too long or late."""
+        announced = self.get("content-length", "")
+        if announced.isdecimal():
+            if int(announced) > bounds.body_bytes:
+                raise self._too_long_refusal(bounds)
+            if not self._held.has_room(int(announced) - self._size):
+                self._no_room = True
+                return
+        if self.get("expect", "").lower() == "100-continue" and not self._old:
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        try:
+            async with asyncio.timeout(bounds.body_seconds):
+                while not self._stopped() and not self.gone:
+                    await self._more()
+        except TimeoutError:
+            self._held.refused["late"] += 1
+            raise Refusal(408, f"the body took longer than {bounds.body_seconds:g} s", Connection="close") from None
 
     def _stopped(self) -> bool:
         """True if nothing more of the body is waited for."""
@@ -219,13 +226,13 @@ class HttpRequest(Mapping[str, str]):
             self._wake()
         else:
             self.hold(len(data))
-            last = self._body[-1] if self._body else None
-            if len(data) >= SMALL_PART:
-                self._body.append(data)
-            elif type(last) is bytearray:
-                last += data
+            parts = self._body
+            if not parts or len(data) >= SMALL_PART:
+                parts.append(data)
+            elif type(parts[-1]) is bytearray:
+                parts[-1] += data
             else:
-                self._body.append(bytearray(data))
+                parts.append(bytearray(data))
 
     def hold(self, size: int) -> None:
         """Count bytes that are held for it until it is over."""

@@ -54,8 +54,8 @@ class ByteTokenizer:
     def pieces(self, ids: Sequence[int]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         last = len(ids) - 1
-        for at, token in enumerate(ids):
-            yield decoder.decode(_bytes(token), final=at == last)
+        for index, token in enumerate(ids):
+            yield decoder.decode(_bytes(token), final=index == last)
 
 
 def _bytes(token: int) -> bytes:
@@ -73,13 +73,13 @@ class FileTokenizer:
     @property
     def described(self) -> dict[str, Any]:
         """The content of its file."""
-        found: dict[str, Any] = json.loads(self._inner.to_str())
-        return found
+        description: dict[str, Any] = json.loads(self._inner.to_str())
+        return description
 
-    def splits(self, text: str, at: int) -> bool:
-        """Return true if the tokenizer's word splitting ends a word at ``at``."""
+    def splits(self, text: str, position: int) -> bool:
+        """Return true if the tokenizer's word splitting ends a word at ``position``."""
         rule = self._inner.pre_tokenizer
-        return rule is not None and any(stop == at for _, (_, stop) in rule.pre_tokenize_str(text))
+        return rule is not None and any(stop == position for _, (_, stop) in rule.pre_tokenize_str(text))
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids

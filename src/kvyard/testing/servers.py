@@ -66,8 +66,8 @@ class FleetServer(ThreadedService):
         Raises ``KvyardError`` for a fault that there isn't, and for a value that makes no sense.
         """
         workers = self.fleet.workers if worker is None else [self.fleet.workers[worker]]
-        for one, new in [(one, changed(one.faults, faults)) for one in workers]:
-            one.faults = new
+        for target, new in [(target, changed(target.faults, faults)) for target in workers]:
+            target.faults = new
 
     async def serve(self, ready: Callable[[], None]) -> None:
         async with self.fleet:
@@ -98,7 +98,7 @@ class GatewayServer(ThreadedService):
 
     def engines(self) -> list[str]:
         """The names of the engines that get requests now."""
-        return sorted(name for name, one in self.gateway.members.engines.items() if one.state == "ready")
+        return sorted(name for name, engine in self.gateway.members.engines.items() if engine.state == "ready")
 
     async def serve(self, ready: Callable[[], None]) -> None:
         with self._bound:

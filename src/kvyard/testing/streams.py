@@ -43,7 +43,9 @@ class StreamReader(ThreadedService):
     def wait_for(self, seen: Callable[[Sequence[Event]], object], seconds: float = PATIENCE) -> list[Event]:
         """The events once ``seen`` is true of them. Raises ``TimeoutError`` with the events that came instead."""
         with self._changed:
-            if not self._changed.wait_for(lambda: seen([e for one in self._updates for e in one.events]), seconds):
+            if not self._changed.wait_for(
+                lambda: seen([e for update in self._updates for e in update.events]), seconds
+            ):
                 raise TimeoutError(
                     f"not seen within {seconds:g} s; {len(self._updates)} updates came from {self.endpoint}"
                 )

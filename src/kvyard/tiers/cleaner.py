@@ -16,7 +16,7 @@ from kvyard.blocks import Hit
 from kvyard.blocks.cache_map import Node
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.spans import without
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.clock import SECOND
 from kvyard.tiers.path_chain import whole_chain
 from kvyard.tiers.policy import WriteThrough
@@ -216,9 +216,9 @@ class Cleaner:
             self._copied[item.piece.group].add(item.piece)
         items = iter(dirty)
         extent, left = dirty[0].extent, 0
-        near: list[list[Table]] = []
+        near: list[list[BlockTable]] = []
         for batch in batches:
-            tables: list[Table] = []
+            tables: list[BlockTable] = []
             for piece in batch:
                 if not left:
                     item = next(items)

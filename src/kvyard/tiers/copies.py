@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.pool import Pool
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.use import Use
 from kvyard.events.types import Sink, Tier
 from kvyard.tiers.config import TierConfig
@@ -32,8 +32,8 @@ class Copy:
         worker: str,
         inbox: "deque[Copy]",
         pieces: list[PageRange],
-        near: list[Table],
-        far: list[Table],
+        near: list[BlockTable],
+        far: list[BlockTable],
     ) -> None:
         self.level = level
         """Tier whose link it takes: 0 is the one next to the device."""
@@ -131,9 +131,9 @@ def next_landing(queues: Sequence[CopyQueue]) -> int | None:
     """When the next copy lands in any of ``queues``, if nothing changes."""
     earliest: int | None = None
     for queue in queues:
-        at = queue.earliest()
-        if at is not None and (earliest is None or at < earliest):
-            earliest = at
+        landing = queue.earliest()
+        if landing is not None and (earliest is None or landing < earliest):
+            earliest = landing
     return earliest
 
 
@@ -263,7 +263,7 @@ class WorkerLink(CopyQueue):
         self._release_copy(copy)
         copy.inbox.append(copy)
 
-    def held(self, pool: Pool) -> list[Table]:
+    def held(self, pool: Pool) -> list[BlockTable]:
         """Return the tables that copies in flight hold of ``pool``, one of the two."""
         near = pool is self.pools[0]
         return [held for copy in self.in_flight.values() for held in (copy.near if near else copy.far)]

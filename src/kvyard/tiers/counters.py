@@ -78,9 +78,9 @@ class OffloadCounters(msgspec.Struct):
 
     def flat(self) -> dict[str, int]:
         """All that is not about single copies, by name: ``hits``, ``storage_tokens``, ``no_host_room``, and so on."""
-        found = {name: value for name, value in msgspec.structs.asdict(self).items() if isinstance(value, int)}
+        counts = {name: value for name, value in msgspec.structs.asdict(self).items() if isinstance(value, int)}
         for level, tier in enumerate(reported_tiers(len(self.tiers))):
             counters = self.tiers[level] if level < len(self.tiers) else TierCounters()
-            found[f"{tier.label}_tokens"] = counters.tokens
-            found[f"no_{tier.label}_room"] = counters.no_room
-        return found
+            counts[f"{tier.label}_tokens"] = counters.tokens
+            counts[f"no_{tier.label}_room"] = counters.no_room
+        return counts

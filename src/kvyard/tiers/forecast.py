@@ -78,7 +78,11 @@ def _all_pieces(copy: Copy) -> list[PageRange]:
     return [piece for part in (copy, *copy.rest) for piece in part.pieces]
 
 
-def _same(one: PageRange, other: PageRange) -> bool:
+def _same(left: PageRange, right: PageRange) -> bool:
     """Return true if the two have a page in common."""
-    at = max(one.start, other.start)
-    return one.group == other.group and at < min(one.stop, other.stop) and one.chain.keys[at] == other.chain.keys[at]
+    first = max(left.start, right.start)
+    return (
+        left.group == right.group
+        and first < min(left.stop, right.stop)
+        and left.chain.keys[first] == right.chain.keys[first]
+    )

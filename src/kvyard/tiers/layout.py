@@ -15,7 +15,7 @@ from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import NO_HIT, Demand
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import ConfigError
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.hashing import Chain
 from kvyard.integers import ceil_div
 from kvyard.tiers.contract import Contract
@@ -68,10 +68,10 @@ class PageLayout:
     def named(self, request: Request, group: int, first: int) -> list[Extent]:
         """The registered extents of the request on the device that reach beyond page ``first``."""
         extents = request.tables[group].settle()
-        at, before = len(extents), first * self.chunk
-        while at and extents[at - 1].stop > before:
-            at -= 1
-        return [extent for extent in extents[at:] if extent.node is not None]
+        index, before = len(extents), first * self.chunk
+        while index and extents[index - 1].stop > before:
+            index -= 1
+        return [extent for extent in extents[index:] if extent.node is not None]
 
     def pages_of(self, extents: Iterable[Extent]) -> Spans:
         """The intervals of pages that ``extents``, in order of position, cover in whole."""
@@ -89,7 +89,7 @@ class PageLayout:
         inner = [(ceil_div(low, chunk), high // chunk) for low, high in spans]
         return [(low, high) for low, high in inner if low < high]
 
-    def hold_blocks(self, extents: Iterable[Extent], piece: PageRange) -> Table:
+    def hold_blocks(self, extents: Iterable[Extent], piece: PageRange) -> BlockTable:
         """Hold the device blocks behind ``piece``, out of ``extents``, for a transfer that reads them."""
         return self.pool.hold(self.pool.cut(extents, piece.start * self.chunk, piece.stop * self.chunk))
 
@@ -102,11 +102,11 @@ class PageLayout:
         demand = Demand(slots, slots, local, local + external)
         total = 0
         for index, group in enumerate(self.manager.groups):
-            table = request.tables[index] if request.tables else Table()
+            table = request.tables[index] if request.tables else BlockTable()
             group_hit = hit.groups[index] if hit is not None else NO_HIT
             total += max(0, group.uses(request, table, group_hit, demand) - group_hit.free_blocks(0))
         return total
 
-    def hold_slots(self, request: Request, group: int, low: int, high: int) -> Table:
+    def hold_slots(self, request: Request, group: int, low: int, high: int) -> BlockTable:
         """Hold the request's blocks ``low`` to ``high`` of ``group``, named or not."""
         return self.pool.hold(self.pool.cut(list(request.tables[group].settle()), low, high))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kvyard.blocks import Hit, Request
 from kvyard.blocks.spans import overlaps, without
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.tiers.cleaner import Cleaner
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.forecast import load_time
@@ -271,7 +271,7 @@ class Loader:
 
     def _bring(
         self,
-        hold: Callable[[PageRange], Table],
+        hold: Callable[[PageRange], BlockTable],
         level: int,
         target_level: int,
         lookup: PrefixLookup,

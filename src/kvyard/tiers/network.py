@@ -173,8 +173,8 @@ class Network:
     def foresee_landing(self, flow: Flow) -> int:
         """Return the landing of ``flow``, which is in flight, if nothing else is submitted. Changes nothing."""
         trial = self._trial()
-        in_flight = [*trial._moving.values(), *[one for _, _, one in trial._waiting]]
-        return trial._landing(next(one for one in in_flight if one.number == flow.number))
+        in_flight = [*trial._moving.values(), *[other for _, _, other in trial._waiting]]
+        return trial._landing(next(other for other in in_flight if other.number == flow.number))
 
     def _trial(self) -> "Network":
         """A copy to try things on."""
@@ -193,9 +193,9 @@ class Network:
 
     def _landing(self, flow: Flow) -> int:
         while flow.ended is None:
-            at = self.earliest()
-            assert at is not None, "a flow that never lands"
-            self.advance(at)
+            time = self.earliest()
+            assert time is not None, "a flow that never lands"
+            self.advance(time)
         return flow.ended
 
     @property

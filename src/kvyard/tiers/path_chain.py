@@ -34,15 +34,15 @@ class PathChain(Chain):
 
     def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
         """The chain of the run itself, where one node has it all."""
-        at = bisect_right(self._starts, start) - 1
-        if at + 1 == len(self._starts) or stop <= self._starts[at + 1]:
-            return self._chains[at]
+        index = bisect_right(self._starts, start) - 1
+        if index + 1 == len(self._starts) or stop <= self._starts[index + 1]:
+            return self._chains[index]
         return self
 
     def words_of(self, start: int, stop: int) -> Sequence[int] | None:
-        at = bisect_right(self._starts, start) - 1
-        if at + 1 == len(self._starts) or stop <= self._starts[at + 1]:
-            return self._chains[at].words_of(start, stop)
+        index = bisect_right(self._starts, start) - 1
+        if index + 1 == len(self._starts) or stop <= self._starts[index + 1]:
+            return self._chains[index].words_of(start, stop)
         return None
 
 

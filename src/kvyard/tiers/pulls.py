@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kvyard.blocks import Request
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.spans import Spans
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.hashing import Keys
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.fabric import Fabric
@@ -23,7 +23,7 @@ from kvyard.tiers.network import Flow
 from kvyard.tiers.store import PageRange, TierStore, hold_pages
 
 
-class Expectation(NamedTuple):
+class PullSource(NamedTuple):
     """Expected source of one request when its worker is chosen."""
 
     source: str
@@ -46,7 +46,7 @@ class PeerPages:
         """The intervals of a chain's first ``limit`` pages that it has."""
         return () if self._gone else self.pool.maps[group].spans(keys, min(limit, len(keys)))[0]
 
-    def hold(self, piece: PageRange) -> Table:
+    def hold(self, piece: PageRange) -> BlockTable:
         """Keep ``piece``, all of it there, while it is read."""
         return hold_pages(self.pool, piece)
 
@@ -87,7 +87,7 @@ class Pulls:
         self.settle = settle
         self.changed = changed
         self.members: dict[str, PeerTier] = {}
-        self.expected: dict[str, Expectation] = {}
+        self.expected: dict[str, PullSource] = {}
         """By request, until its pull begins or the request ends."""
         self.in_flight: dict[int, Pull] = {}
         """By the number of their flow."""
@@ -99,10 +99,10 @@ class Pulls:
         fabric. Returns its peers, as it sees them.
         """
         self.fabric.join(worker)
-        made = self.members[name] = PeerTier(self, worker, first, device if self.device else first.pool)
-        return made
+        tier = self.members[name] = PeerTier(self, worker, first, device if self.device else first.pool)
+        return tier
 
-    def expect(self, request_id: str, expectation: Expectation | None) -> None:
+    def expect(self, request_id: str, expectation: PullSource | None) -> None:
         """A request goes to a worker that may pull: from there, or from none."""
         if expectation is None:
             self.expected.pop(request_id, None)
@@ -229,10 +229,10 @@ class PeerTier:
         network = self._pulls.fabric.network
         return min([network.landing(pull.flow) for pull in self.incoming if pull.flow is not None], default=None)
 
-    def held(self, pool: Pool) -> list[Table]:
+    def held(self, pool: Pool) -> list[BlockTable]:
         """Return the tables that pulls hold in ``pool``, the device's or the first tier's: those that come in, and those
         that read here."""
-        tables: list[Table] = []
+        tables: list[BlockTable] = []
         if pool is self.first.pool:
             tables += [held for pull in self.incoming for held in pull.copy.near]
         if pool is self.pool:

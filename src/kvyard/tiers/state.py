@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.use import Use
 from kvyard.tiers.config import OffloadConfig
 from kvyard.tiers.copies import Copy, LinkedTier
@@ -83,7 +83,7 @@ class RequestState:
         """Copy in flight from one lower tier to a closer one for this request."""
         self.fetched = [0] * num_tiers
         """Per tier, how many tokens of the coming load had to be fetched from it or from one below it."""
-        self.keep: list[tuple[TierStore, Table]] = []
+        self.keep: list[tuple[TierStore, BlockTable]] = []
         """Pages kept for this request in lower tiers while the rest is fetched."""
         self.load: Copy | None = None
         self.pulled = 0
@@ -130,10 +130,10 @@ class OffloadState:
 
     def of(self, request: Request) -> RequestState:
         """The record of ``request``, made if need be."""
-        found = self.requests.get(request)
-        if found is None:
-            found = self.requests[request] = RequestState(self.layout.num_groups, len(self.tiers))
-        return found
+        state = self.requests.get(request)
+        if state is None:
+            state = self.requests[request] = RequestState(self.layout.num_groups, len(self.tiers))
+        return state
 
     def send(self, now: int, copy: Copy, blocks: int | None = None) -> None:
         """Submit ``copy``, of all its pages' blocks or of ``blocks``."""

@@ -21,7 +21,7 @@ from kvyard.blocks.pool import Pool
 from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spans import Spans, clip, overlaps, without
 from kvyard.blocks.spec import ConfigError
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.use import Use
 from kvyard.clock import VirtualClock
 from kvyard.events.types import Sink, Tier
@@ -146,9 +146,9 @@ class TierStore:
         """True if evictions depend on priorities, which pages here have from their source."""
         self.pending = [PendingPages() for _ in range(num_groups)]
         """Pages in flight to the store, which can't be found yet."""
-        self.reserved: dict[Table, PageRange] = {}
+        self.reserved: dict[BlockTable, PageRange] = {}
         """The pages that wait for it."""
-        self._behind: dict[Table, Extent] = {}
+        self._behind: dict[BlockTable, Extent] = {}
         """Extent right before them, if it was here or in flight when they were reserved: a place to look from when they
         land."""
         self._walked: tuple[Keys, int, int, int, int] | None = None
@@ -174,8 +174,8 @@ class TierStore:
 
     def resident(self, group: int, keys: Keys, limit: int) -> Spans:
         """The intervals of a chain's first ``limit`` pages that are here and whole."""
-        nodes, at = self._walk(group, keys, min(limit, len(keys)))
-        return covered(nodes, at)
+        nodes, end = self._walk(group, keys, min(limit, len(keys)))
+        return covered(nodes, end)
 
     def _walk(self, group: int, keys: Keys, limit: int) -> tuple[list[Node], int]:
         """``CacheMap.walk``, of which the latest is remembered. Nodes come and go by their number, or by the version."""
@@ -232,19 +232,19 @@ class TierStore:
                 free += len(extent.ids)
         return free
 
-    def _note_use(self, group: int, chain: Chain, held: Table, use: Use) -> None:
+    def _note_use(self, group: int, chain: Chain, held: BlockTable, use: Use) -> None:
         learner = self.pool.learner
         if learner is not None:
             learner.used(held.settle(), use, chain.block_size, group in self._states)
 
     def _first_copies(self, group: int, keys: Keys, limit: int) -> list[Extent]:
         """Return the copies of a chain's first ``limit`` pages that are here, one of each, in order of position."""
-        nodes, at = self._walk(group, keys, limit)
-        if nodes and nodes[-1].stop > at:
-            nodes = [*nodes[:-1], self.pool.maps[group].split(nodes[-1], at)]
+        nodes, end = self._walk(group, keys, limit)
+        if nodes and nodes[-1].stop > end:
+            nodes = [*nodes[:-1], self.pool.maps[group].split(nodes[-1], end)]
         return [node.copies[0] for node in nodes if node.copies]
 
-    def hold(self, piece: PageRange) -> Table:
+    def hold(self, piece: PageRange) -> BlockTable:
         """Keep ``piece``, all of it resident, for a transfer that reads it, until ``pool.end_hold``.
 
         Its pages are the most recently used then.
@@ -253,7 +253,7 @@ class TierStore:
 
     def reserve(
         self, pieces: Sequence[PageRange], use: Use | None = None, behind: Extent | None = None
-    ) -> list[Table] | None:
+    ) -> list[BlockTable] | None:
         """Make room for all of ``pieces`` at once and note them as pending; ``None``, changing nothing but recency, if they
         can't be had now. ``use``: for which request. ``behind``: what was reserved last for the same chain and may be on its
         way still, which makes it quicker to find where they belong when they land.
@@ -281,13 +281,13 @@ class TierStore:
         if last is None and behind is not None and len(pieces) == 1 and behind.stop == pieces[0].start:
             last = behind
         # At the end of a line by recency what was touched is safe, since enough else is left to evict. Other orders differ.
-        own: list[Table] = []
+        own: list[BlockTable] = []
         if not self._by_recency:
             for piece in chains:
                 own.append(pool.hold(self._first_copies(piece.group, piece.chain.keys, piece.stop)))
         self.evicted += max(0, count - pool.unnamed)
         self.reservations += 1
-        tables: list[Table] = []
+        tables: list[BlockTable] = []
         for piece in pieces:
             self.pending[piece.group].add(piece)
             held = pool.hold_new(piece.stop - piece.start, piece.start, account)
@@ -305,7 +305,7 @@ class TierStore:
             return NOBODY
         return self.pool.open_ledger().account(use.facts.tenant)
 
-    def inherit(self, held: Table, sources: Table, chunk: int) -> None:
+    def inherit(self, held: BlockTable, sources: BlockTable, chunk: int) -> None:
         """Keep what will come into ``held`` as long as ``sources`` are kept, from which it is copied: the same priorities.
 
         A page here is ``chunk`` of theirs. For stores that keep by priority.
@@ -326,7 +326,7 @@ class TierStore:
         """
         claim(self.pool.order, self._first_copies(group, keys, limit), session, hints)
 
-    def land(self, piece: PageRange, held: Table, keep: bool = False, use: Use | None = None) -> None:
+    def land(self, piece: PageRange, held: BlockTable, keep: bool = False, use: Use | None = None) -> None:
         """A transfer has filled what was reserved: it can be found from now on, and evicted too unless ``keep``. ``use``: for
         which request, where that is known.
         """
@@ -341,7 +341,7 @@ class TierStore:
         if not keep:
             self.pool.end_hold(held)
 
-    def cancel(self, piece: PageRange, held: Table) -> None:
+    def cancel(self, piece: PageRange, held: BlockTable) -> None:
         """Free the reserved pages of a copy that won't come."""
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
@@ -377,7 +377,7 @@ class TierStore:
             assert not overlaps(piece.start, piece.stop, present), f"{piece} is pending and here"
 
 
-def hold_pages(pool: Pool, piece: PageRange) -> Table:
+def hold_pages(pool: Pool, piece: PageRange) -> BlockTable:
     """Hold ``piece``, all of which is in ``pool``, for a transfer that reads it, until ``end_hold``. Raises ``LookupError`` if
     some of it isn't there.
     """
@@ -399,7 +399,7 @@ def _leads_to(extent: Extent, piece: PageRange) -> bool:
     return node is not None and node.stop <= piece.start and node.keys[node.stop - 1] == piece.chain.keys[node.stop - 1]
 
 
-def enter_pages(pool: Pool, piece: PageRange, held: Table, before: Extent | None = None) -> None:
+def enter_pages(pool: Pool, piece: PageRange, held: BlockTable, before: Extent | None = None) -> None:
     """``held`` has been filled with ``piece``: it can be found from now on. ``before``: see ``CacheMap.enter``."""
     chain = piece.chain
     resident = pool.maps[piece.group]

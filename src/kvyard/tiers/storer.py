@@ -12,7 +12,7 @@ from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.rule import ENDLESS
 from kvyard.blocks.spans import intersect
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.use import Use
 from kvyard.tiers.copies import Copy
 from kvyard.tiers.links import Direction
@@ -141,8 +141,8 @@ class Storer:
         self,
         level: int,
         batches: list[list[PageRange]],
-        near: list[list[Table]],
-        far: list[Table],
+        near: list[list[BlockTable]],
+        far: list[BlockTable],
         now: int,
         returns: bool = False,
         use: Use | None = None,
@@ -205,7 +205,7 @@ class Storer:
             return
         store = state.tiers[level].store
         pieces: list[PageRange] = []
-        sources: list[Table] = []
+        sources: list[BlockTable] = []
         for piece, held in zip(copy.pieces, copy.far):
             for low, high in store.missing(piece.group, piece.chain.keys, piece.start, piece.stop):
                 pieces.append(PageRange(piece.group, piece.chain, low, high))

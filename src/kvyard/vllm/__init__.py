@@ -26,8 +26,8 @@ def __getattr__(name: str) -> object:
     if name not in _SCHEDULERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_version()
-    found: object = getattr(import_module("kvyard.vllm.scheduler"), _SCHEDULERS[name])
-    return found
+    scheduler: object = getattr(import_module("kvyard.vllm.scheduler"), _SCHEDULERS[name])
+    return scheduler
 
 
 def __dir__() -> list[str]:

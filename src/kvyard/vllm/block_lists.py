@@ -28,7 +28,7 @@ class BlockIds(KVCacheBlocks):
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
         """The ids per group; ``None`` with ``allow_none`` where there are none."""
-        chosen = self._ids if group_ids is None else [self._ids[at] for at in group_ids]
+        chosen = self._ids if group_ids is None else [self._ids[group] for group in group_ids]
         if allow_none and not any(chosen):
             return None
         return tuple([list(ids) for ids in chosen])
@@ -51,7 +51,7 @@ class HitBlocks(BlockIds):
         listed = []
         for group, ids in zip(self._groups, self._ids, strict=True):
             keys = group.chain_of(self.hit.request).keys
-            named = [keys[at] if block_id and at < len(keys) else None for at, block_id in enumerate(ids)]
+            named = [keys[index] if block_id and index < len(keys) else None for index, block_id in enumerate(ids)]
             listed.append([_block(block_id, key, group.index) for block_id, key in zip(ids, named, strict=True)])
         return tuple(listed)
 

@@ -32,8 +32,8 @@ class EngineHashes:
         """The hashes of the next full blocks; ``tokens`` only says how many there are."""
         first = self._given
         self._given += len(tokens) // block_size
-        found: list[Key] = list(self._hashes[first : self._given])
-        return found
+        hashes: list[Key] = list(self._hashes[first : self._given])
+        return hashes
 
     def forget(self) -> None:
         """Free vLLM's list: its request has ended, while its cached blocks stay."""

@@ -11,13 +11,13 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from kvyard.blocks import BlockManager, Request
 from kvyard.blocks.extent import Extent
 from kvyard.blocks.group import NO_HIT, Demand
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 
 
 class DetachedBlocks:
     """Blocks of an ended request, kept until the step that still writes to them is over."""
 
-    def __init__(self, tables: list[Table]) -> None:
+    def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables
 
 

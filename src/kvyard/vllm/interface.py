@@ -151,16 +151,16 @@ def asked_for() -> set[str]:
 
 def signatures(source: str, name: str) -> dict[str, list[str]]:
     """The methods of class ``name`` in Python text ``source``, each with its parameters and their defaults."""
-    found = next(item for item in ast.parse(source).body if isinstance(item, ast.ClassDef) and item.name == name)
-    return {item.name: _parameters(item) for item in found.body if isinstance(item, ast.FunctionDef)}
+    class_ = next(item for item in ast.parse(source).body if isinstance(item, ast.ClassDef) and item.name == name)
+    return {item.name: _parameters(item) for item in class_.body if isinstance(item, ast.FunctionDef)}
 
 
 def installed() -> Path:
     """The folder of the vLLM that is installed, which is not imported. Raises ``VersionError`` where there is none."""
-    found = find_spec("vllm")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
         raise VersionError("no vLLM is installed for this Python")
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])
 
 
 def _parse(vllm: Path, file: str) -> ast.Module:
@@ -177,8 +177,8 @@ def _class(vllm: Path, file: str, name: str) -> ast.ClassDef:
     raise VersionError(f"{vllm / file} has no class {name}: vLLM {KNOWN} has")
 
 
-def _methods(found: ast.ClassDef) -> Iterator[str]:
-    for item in found.body:
+def _methods(class_: ast.ClassDef) -> Iterator[str]:
+    for item in class_.body:
         if isinstance(item, ast.FunctionDef) and not any("overload" in ast.unparse(d) for d in item.decorator_list):
             yield _signature(item)
 

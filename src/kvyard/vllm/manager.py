@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 from kvyard.blocks import BlockManager, Hit
 from kvyard.blocks.attention.state import AlignedStateGroup
 from kvyard.blocks.group import NO_HIT, Group, GroupHit
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.integers import ceil_div
 from kvyard.vllm.block_lists import BlockIds, HeldBlocks, HitBlocks
 from kvyard.vllm.counterpart import Counterpart
@@ -411,7 +411,7 @@ class Manager:
     def _note_blocks_to_zero(
         self,
         taken: Sequence[Sequence[int]],
-        tables: Sequence[Table],
+        tables: Sequence[BlockTable],
         hit: Hit | None,
         external: int,
         skipped: tuple[int, ...],
@@ -425,7 +425,7 @@ class Manager:
             self._to_zero[group] += ids
 
 
-def _cached_tokens(group: Group, table: Table) -> int:
+def _cached_tokens(group: Group, table: BlockTable) -> int:
     """Return the tokens up to the end of the last findable block of ``table``."""
     ends = [0]
     for extent in table:

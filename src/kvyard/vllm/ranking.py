@@ -67,8 +67,8 @@ class ChunkRanking(Generic[ChunkT]):
 
     def get(self, key: bytes) -> ChunkT | None:
         """The chunk of ``key``, if it is here."""
-        found = self._chunks.get(key)
-        return found.chunk if found is not None else None
+        ranked = self._chunks.get(key)
+        return ranked.chunk if ranked is not None else None
 
     def insert(
         self, key: bytes, chunk: ChunkT, *, pinned: bool, priority: int = DEFAULT_PRIORITY, expires: int | None = None
@@ -83,18 +83,18 @@ class ChunkRanking(Generic[ChunkT]):
 
     def remove(self, key: bytes) -> ChunkT:
         """``key`` is gone. Raises ``KeyError`` if it wasn't here."""
-        found = self._chunks.pop(key)
-        self._order.remove(found.extent)
-        del self._keys[found.extent.ids[0]]
-        return found.chunk
+        ranked = self._chunks.pop(key)
+        self._order.remove(ranked.extent)
+        del self._keys[ranked.extent.ids[0]]
+        return ranked.chunk
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """``keys``, first to last of a prompt, were used: what is here of them is the most recently used, the first last."""
         for key in reversed(keys):
-            found = self._chunks.get(key)
-            if found is not None:
-                self._order.remove(found.extent)
-                self._order.push(found.extent)
+            ranked = self._chunks.get(key)
+            if ranked is not None:
+                self._order.remove(ranked.extent)
+                self._order.push(ranked.extent)
 
     def pin(self, key: bytes, pinned: bool) -> None:
         """A transfer needs ``key``, or none does any more. Raises ``KeyError`` for one that isn't here."""

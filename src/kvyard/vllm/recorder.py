@@ -317,11 +317,11 @@ class EngineRecorder:
         for request, ended in step.ends:
             self._write_request(request, ended, end)
 
-    def _write_gone(self, at: int) -> None:
-        """Write the requests that were cancelled after the last step, which was over at ``at``."""
+    def _write_gone(self, time: int) -> None:
+        """Write the requests that were cancelled after the last step, which was over at ``time``."""
         for request, end in self._gone:
-            request.ended = at
-            self._write_request(request, end, at)
+            request.ended = time
+            self._write_request(request, end, time)
             self._gone_names.append(request.name)
         self._gone.clear()
 

@@ -37,6 +37,9 @@ def test_the_backends_are_those_of_the_registry():
 
 
 HYBRID = (GroupSpec(), GroupSpec(kind="sliding_window", window=64))
+STATES = (GroupSpec(block_size=1), GroupSpec(kind="mamba", block_size=1))
+DRAFTS = SpeculativeConfig(num_speculative_tokens=2)
+NGRAM = SpeculativeConfig(num_speculative_tokens=2, eagle=False)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,29 @@ HYBRID = (GroupSpec(), GroupSpec(kind="sliding_window", window=64))
         ({"backend": "sglang", "groups": HYBRID, "eviction": "lfu"}, "sglang.radix_eviction_policy"),
         ({"backend": "sglang", "groups": HYBRID, "role": "decode"}, "one group of full attention"),
         ({"backend": "sglang", "sglang": SglangSettings(swa_full_tokens_ratio=0)}, "above 0 and at most 1"),
-        ({"backend": "sglang", "speculative": SpeculativeConfig(num_speculative_tokens=2)}, "speculative"),
+        ({"backend": "trtllm", "speculative": DRAFTS}, "speculative tokens are modelled for backend"),
+        (
+            {"backend": "sglang", "speculative": DRAFTS, "role": "decode"},
+            "roles and books_sampled are modelled without",
+        ),
+        ({"backend": "sglang", "speculative": DRAFTS, "groups": STATES}, "draft tokens beside states"),
+        ({"backend": "sglang", "speculative": DRAFTS, "eviction": "lfu"}, "need its radix tree"),
+        (
+            {"backend": "sglang", "speculative": NGRAM, "sglang": SglangSettings(enable_mixed_chunk=True)},
+            "SGLang turns enable_mixed_chunk off with drafters other than EAGLE",
+        ),
+        (
+            {"backend": "sglang", "speculative": DRAFTS, "sglang": SglangSettings(speculative_num_draft_tokens=5)},
+            "SGLang verifies 3 tokens with 2 drafts in a row, not 5",
+        ),
+        (
+            {"backend": "sglang", "speculative": DRAFTS, "sglang": SglangSettings(speculative_eagle_topk=0)},
+            "speculative_eagle_topk must be at least 1",
+        ),
+        (
+            {"backend": "sglang", "sglang": SglangSettings(speculative_eagle_topk=2)},
+            "speculative_eagle_topk is for draft tokens: give num_speculative_tokens, too",
+        ),
         ({"backend": "sglang", "sglang": SglangSettings(chunked_prefill_size=0)}, "at least 1"),
         (
             {"backend": "sglang", "block_size": 64, "sglang": SglangSettings(chunked_prefill_size=100)},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.engine.driving import Row, drive, replay
+from tests.engine.driving import Row, drive, replay, trace_job
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.engine.build import make_core
-from kvyard.engine.config import EngineConfig
-from kvyard.engine.policies import sglang_passes
+from kvyard.engine.config import EngineConfig, SpeculativeConfig
+from kvyard.engine.policies import sglang_order
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.policies.sglang_budget import NewTokenRatio
 
@@ -87,7 +87,7 @@ def test_longest_prefix_first():
 
 
 def test_many_waiting_come_in_order(monkeypatch):
-    monkeypatch.setattr(sglang_passes, "LONGEST_SORTED", 1)
+    monkeypatch.setattr(sglang_order, "LONGEST_SORTED", 1)
     rows = [Row(0, 512, 1, (1,)), Row(100_000_000, 700, 20, (5, 6))]
     rows += [Row(101_000_000 + at, 600 + at, 5, (20 + at, 30 + at)) for at in range(2)]
     rows.append(Row(102_000_000, 520, 5, (1, 2)))
@@ -146,3 +146,42 @@ def test_windows_and_full_attention_share_the_memory():
     jobs = drive(core, rows, check=True)
     assert all(job.output == row.output for job, row in zip(jobs, rows, strict=True))
     assert windows.free + windows.evictable == 80
+
+
+def drafting(rates, *, eagle=True, **options):
+    """Settings with drafts that hold by ``rates``."""
+    drafts = SpeculativeConfig(num_speculative_tokens=len(rates), acceptance_rates=tuple(rates), eagle=eagle)
+    return replace(with_settings(CONFIG, **options), speculative=drafts)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("pages", [40, 400])
+def test_drafts_that_hold_end_answers_sooner(overlap, pages):
+    rows = [Row(at * 3_000_000, 100 + 37 * (at % 9), 5 + 40 * (at % 4), (at % 5, at)) for at in range(30)]
+    passes = {}
+    for rates in ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (1.0, 1.0, 1.0)):
+        config = replace(drafting(rates), num_gpu_blocks=pages, async_scheduling=overlap)
+        core = make_core(config)
+        jobs = drive(core, rows, check=True)
+        assert all(job.output == row.output for job, row in zip(jobs, rows, strict=True))
+        passes[rates[0]] = core.passes
+    assert passes[1.0] < passes[0.5] < passes[0.0]
+
+
+def test_eagle_caches_pairs_of_tokens_and_others_tokens():
+    """A page of pairs is known with the token after it, so that a prompt of whole pages leaves its last page out."""
+    rows = [Row(0, 512, 1, (1,)), Row(10**9, 513, 1, (1, 2)), Row(2 * 10**9, 700, 1, (1, 2))]
+    for eagle, found in ((True, [0, 496, 512]), (False, [0, 512, 512])):
+        log = replay(drafting((0.5,), eagle=eagle), rows)
+        assert [cached for _, _, cached, _ in log.of("admitted")] == found
+
+
+def test_slots_are_reserved_for_the_drafts_of_two_passes():
+    """Three drafts and the token before them are verified in a pass; twice four slots need a page more than the prompt has."""
+    core = make_core(drafting((0.0, 0.0, 0.0)))
+    core.submit(trace_job(0, Row(0, 90, 5, (1,)), 16), 0)
+    core.begin(0)
+    assert core.scheduler.manager.pool.free == 100 - 6
+    core.advance(core.next_decision())
+    core.begin(core.next_decision() or 10**9)
+    assert core.scheduler.manager.pool.free == 100 - 7

@@ -24,6 +24,7 @@ from kvyard.lab.calibrate.plan import CalibrationLimits, Probe, make_plan
 from kvyard.lab.calibrate.probing import ProbeResult, probe_engine, probe_order, waits_a_pass
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.live.facts import EngineFacts, engine_facts, served
+from kvyard.replay.live.metrics_page import MetricsPage
 from kvyard.server.mock.config import MockConfig
 from kvyard.server.mock.fleet import MockFleet
 
@@ -233,7 +234,7 @@ def test_what_engines_say_of_themselves() -> None:
 def test_metrics_of_two_ranks_one_without_numbers() -> None:
     facts = facts_of(_OddPages, None)
     assert (facts.engines, facts.running, facts.preemptions) == (2, 2, 4)
-    assert served(str(_OddPages.pages["/metrics"])) == (0, 0.0)
+    assert served(MetricsPage(str(_OddPages.pages["/metrics"]))) == (0, 0.0)
 
 
 def probe_pages(handler: type[_Pages]) -> ProbeResult:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import lzma
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.support import exit_code
 
 from kvyard.blocks import BlockManager
-from kvyard.cli.app import main
 from kvyard.lab.conform import LogError, conform
 
 GOLDEN = sorted((Path(__file__).resolve().parents[2] / "golden" / "blocks").glob("*.xz"))
@@ -21,11 +22,7 @@ NOT_OURS = {"rswa"}
 Entry = dict[str, dict[str, Any]]
 
 
-def run(*paths: Path | str) -> int | str | None:
-    """The exit code of ``kvyard conform`` with these files."""
-    with pytest.raises(SystemExit) as exit_:
-        main(["conform", *map(str, paths)])
-    return exit_.value.code
+run = partial(exit_code, "conform")
 
 
 def family(name: str) -> Path:

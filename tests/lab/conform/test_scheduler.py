@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.support import exit_code
 
-from kvyard.cli.app import main
 from kvyard.lab.conform import LogError
 from kvyard.lab.conform.scheduler import LoggedRun, Record, SchedulerLog, conform, is_scheduler_log, read_lines
 
@@ -19,11 +20,7 @@ SHARED = sorted((TESTS.parents[1] / "shared" / "golden_scheduler").glob("*.xz"))
 LIGHT = TESTS / "golden" / "scheduler" / "light@1.jsonl.xz"
 
 
-def run(*paths: Path) -> int | str | None:
-    """The exit code of ``kvyard conform`` with these files."""
-    with pytest.raises(SystemExit) as exit_:
-        main(["conform", *map(str, paths)])
-    return exit_.value.code
+run = partial(exit_code, "conform")
 
 
 def changed(tmp_path: Path, kind: str, number: int, **fields: object) -> Path:

@@ -21,16 +21,21 @@ from kvyard.blocks.pool import Pool
 from kvyard.blocks.radix import NOTHING, Held, RadixGroup
 from kvyard.blocks.request import Request
 from kvyard.blocks.state_slots import StateSlots, StateTracking
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.blocks.window_pages import WindowPages
 from kvyard.cli.app import main
 from kvyard.engine.decode_blocks import DecodeBlocks
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.passes import Pass
-from kvyard.engine.policies import sglang_budget, sglang_passes
+from kvyard.engine.policies import sglang_budget, sglang_decoding, sglang_tree
+from kvyard.engine.policies.sglang_admission import Admission
 from kvyard.engine.policies.sglang_budget import NO_TOKENS, Budget, KnownEnds, NewTokenRatio, WindowBudget
+from kvyard.engine.policies.sglang_decoding import DecodeSide
+from kvyard.engine.policies.sglang_drafts import DraftSide
+from kvyard.engine.policies.sglang_order import QueueOrder
 from kvyard.engine.policies.sglang_passes import SglangPasses
+from kvyard.engine.speculative import ReservedDrafts
 from kvyard.lab.conform import LogError
 from kvyard.lab.conform.scheduler import Record, read_lines
 from kvyard.lab.conform.sglang import SglangLog, SglangRun, conform, is_sglang_log
@@ -44,12 +49,15 @@ CLIP = 4096
 
 
 def load_families() -> ModuleType:
-    """``scripts/sglang_families.py``, which makes states from their numbers."""
-    spec = importlib.util.spec_from_file_location("sglang_families", TESTS.parent / "scripts" / "sglang_families.py")
+    """``scripts/sglang_families``, which makes states from their numbers."""
+    folder = TESTS.parent / "scripts" / "sglang_families"
+    spec = importlib.util.spec_from_file_location(
+        "sglang_families", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # its modules import each other by its name
     spec.loader.exec_module(module)
     return module
 
@@ -214,11 +222,11 @@ def _decodes_evict_what_they_need(patch: pytest.MonkeyPatch) -> None:
 
 
 def _waiting_requests_touch_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SglangPasses, "_refresh", lambda self, jobs: None)
+    patch.setattr(QueueOrder, "_refresh", lambda self, jobs: None)
 
 
 def _longest_answers_are_retracted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SglangPasses, "_produced", lambda self, job: -job.max_tokens + self._remaining(job))
+    patch.setattr(DecodeSide, "produced", lambda self, job: -job.max_tokens + self.remaining(job))
 
 
 def _full_batches_are_tried_again(patch: pytest.MonkeyPatch) -> None:
@@ -226,7 +234,7 @@ def _full_batches_are_tried_again(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: SglangPasses) -> None:
         merge(self)
-        self._full = False
+        self._decode.full = False
 
     patch.setattr(SglangPasses, "_merge", forgetful)
 
@@ -282,7 +290,7 @@ def _any_prefix_has_a_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def _windows_slide_with_every_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sglang_passes, "SLIDE_INTERVAL", 1)
+    patch.setattr(sglang_decoding, "SLIDE_INTERVAL", 1)
 
 
 def _windows_are_not_locked(patch: pytest.MonkeyPatch) -> None:
@@ -351,19 +359,19 @@ def _matches_dont_use_the_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def _the_host_is_not_counted_as_cached(patch: pytest.MonkeyPatch) -> None:
-    sort, match = SglangPasses._sort_by_cache, RadixGroup.match
+    sort, match = QueueOrder._sort_by_cache, RadixGroup.match
 
     def nothing_below(self: RadixGroup, request: Request, tokens: int) -> Hit:
         hit = match(self, request, tokens)
         self.beyond = NOTHING
         return hit
 
-    def without(self: SglangPasses, jobs: list[Job]) -> None:
+    def without(self: QueueOrder, jobs: list[Job]) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(RadixGroup, "match", nothing_below)
             sort(self, jobs)
 
-    patch.setattr(SglangPasses, "_sort_by_cache", without)
+    patch.setattr(QueueOrder, "_sort_by_cache", without)
 
 
 def _passes_end_before_their_loads(patch: pytest.MonkeyPatch) -> None:
@@ -378,7 +386,7 @@ def _computed_pages_stay_with_the_request(patch: pytest.MonkeyPatch) -> None:
 def _writes_are_announced_at_once(patch: pytest.MonkeyPatch) -> None:
     write = HostPages._write
 
-    def announced(self: HostPages, node: Node, extent: Extent, held: Table, windows: list[Node]) -> None:
+    def announced(self: HostPages, node: Node, extent: Extent, held: BlockTable, windows: list[Node]) -> None:
         write(self, node, extent, held, windows)
         self._announce(node)
 
@@ -504,8 +512,56 @@ def _answers_have_no_states(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateTracking, "in_answer", lambda self, prompt, tokens, missed: 0)
 
 
+def _slots_are_reserved_for_one_pass(patch: pytest.MonkeyPatch) -> None:
+    make = ReservedDrafts.__init__
+
+    def half(self: ReservedDrafts, *given: Any, width: int, reserve: int) -> None:
+        make(self, *given, width=width, reserve=reserve // 2)
+
+    patch.setattr(ReservedDrafts, "__init__", half)
+
+
+def _eagle_caches_tokens(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixGroup, "chain_of", lambda self, request: request.chain)
+
+
+def _accepted_tokens_beyond_the_end_are_not_cached(patch: pytest.MonkeyPatch) -> None:
+    verify = ReservedDrafts.verify
+
+    def capped(self: ReservedDrafts, job: Job, tokens: int) -> int:
+        produced = verify(self, job, tokens)
+        job.num_computed_tokens = min(job.num_computed_tokens, job.num_tokens - 1)
+        return produced
+
+    patch.setattr(ReservedDrafts, "verify", capped)
+
+
+def _last_tokens_of_mixed_passes_are_cached(patch: pytest.MonkeyPatch) -> None:
+    verify = ReservedDrafts.verify
+
+    def committed(self: ReservedDrafts, job: Job, tokens: int) -> int:
+        produced = verify(self, job, tokens)
+        job.num_computed_tokens = max(job.num_computed_tokens, job.num_tokens - 1)
+        return produced
+
+    patch.setattr(ReservedDrafts, "verify", committed)
+
+
+def _aborted_answers_end_at_their_limit(patch: pytest.MonkeyPatch) -> None:
+    emit = Job.emit
+    patch.setattr(Job, "emit", lambda self, count: emit(self, min(count, self.max_tokens - self.output)))
+
+
+def _requests_about_to_end_are_drafted_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DraftSide, "_leave_ending", lambda self: False)
+
+
+def _branches_of_drafts_share_pages(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sglang_tree, "ceil_div", lambda tokens, page: 0)
+
+
 def _refused_requests_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SglangPasses, "_return_state", lambda self, hit: None)
+    patch.setattr(Admission, "_return_state", lambda self, hit: None)
 
 
 @pytest.mark.source
@@ -568,6 +624,13 @@ def _refused_requests_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
         (_branches_get_no_state, ["mamba-tracked-p16"]),
         (_states_of_mixed_passes_are_kept, ["mamba-tracked-mixed", "mamba-tracked-overlap-mixed"]),
         (_answers_have_no_states, ["mamba-tracked-p16"]),
+        (_slots_are_reserved_for_one_pass, ["ngram-p16"]),
+        (_eagle_caches_tokens, ["eagle-p64"]),
+        (_accepted_tokens_beyond_the_end_are_not_cached, ["eagle-tree-p1", "eagle-p64"]),
+        (_last_tokens_of_mixed_passes_are_cached, ["eagle-mixed-p16"]),
+        (_aborted_answers_end_at_their_limit, ["eagle-abort"]),
+        (_requests_about_to_end_are_drafted_for, ["eagle-overlap-p16"]),
+        (_branches_of_drafts_share_pages, ["eagle-tree-p64"]),
     ],
 )
 def test_a_rule_that_is_left_out_is_noticed(

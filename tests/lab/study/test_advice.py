@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvyard.lab.study.advice import (
-    Candidate,
+    AdviceOption,
     answer,
     at_edges,
     choose,
@@ -23,9 +23,9 @@ TTFT, ITL = METRICS["ttft_mean"], METRICS["itl_p99"]
 LIMIT = Limit("ttft_mean", 500.0)
 
 
-def fleet(workers: int, ttft: float, limits: tuple[Limit, ...] = (), **more: float) -> Candidate:
+def fleet(workers: int, ttft: float, limits: tuple[Limit, ...] = (), **more: float) -> AdviceOption:
     values = {"ttft_mean": ttft, **more}
-    return Candidate(f"workers={workers}", values, FleetSize(workers, 100 * workers, ()), violation(values, limits))
+    return AdviceOption(f"workers={workers}", values, FleetSize(workers, 100 * workers, ()), violation(values, limits))
 
 
 def test_what_a_fleet_is_made_of() -> None:
@@ -71,7 +71,7 @@ def test_too_many_rejected_keep_nothing() -> None:
 
 def test_several_goals_have_a_front_and_a_middle() -> None:
     fleets = [
-        Candidate(str(cost), {"ttft_mean": ttft}, cost)
+        AdviceOption(str(cost), {"ttft_mean": ttft}, cost)
         for cost, ttft in ((1.0, 9.0), (2.0, 3.0), (3.0, 2.0), (4.0, 5.0))
     ]
     assert [one.name for one in front(fleets, [COST, TTFT])] == ["1.0", "2.0", "3.0"]
@@ -82,7 +82,7 @@ def test_several_goals_have_a_front_and_a_middle() -> None:
 
 def test_a_goal_that_is_to_be_large() -> None:
     reuse = METRICS["reuse"]
-    fleets = [Candidate("a", {"reuse": 0.2}, 1.0), Candidate("b", {"reuse": 0.4}, 2.0)]
+    fleets = [AdviceOption("a", {"reuse": 0.2}, 1.0), AdviceOption("b", {"reuse": 0.4}, 2.0)]
     assert choose(fleets, [reuse])[0].name == "b"
 
 
@@ -93,8 +93,8 @@ def test_edges() -> None:
     ]
 
 
-def policies(**values: tuple[float, float]) -> list[Candidate]:
-    found = [Candidate(name, {"ttft_mean": ttft, "itl_p99": itl}) for name, (ttft, itl) in values.items()]
+def policies(**values: tuple[float, float]) -> list[AdviceOption]:
+    found = [AdviceOption(name, {"ttft_mean": ttft, "itl_p99": itl}) for name, (ttft, itl) in values.items()]
     return sorted(found, key=lambda one: one.values["ttft_mean"] or 0.0)
 
 
@@ -118,8 +118,8 @@ def test_several_groups_of_policies() -> None:
     assert not least_behind({}).choice
 
 
-def run(name: str, **values: float) -> Candidate:
-    return Candidate(name, values)
+def run(name: str, **values: float) -> AdviceOption:
+    return AdviceOption(name, values)
 
 
 def test_better_and_worse_than_the_first() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kvyard.engine.timing.error_range import PublishedOrder, RunClass
 from kvyard.lab.study import certainty
-from kvyard.lab.study.advice import Candidate, answer, least_behind, lowest_ttft
+from kvyard.lab.study.advice import AdviceOption, answer, least_behind, lowest_ttft
 from kvyard.lab.study.certainty import Evidence, order_text
 from kvyard.replay.report.metrics import COST, METRICS
 from kvyard.replay.report.report import StatedRange
@@ -31,8 +31,8 @@ def evidence(low: float, high: float, of: RunClass | None = H100, load: certaint
     return Evidence({"ttft_mean": stated, "ttft_p99": stated}, frozenset({of}), load)
 
 
-def fleet(name: str, ttft: float, known: Evidence, cost: float = 1.0) -> Candidate:
-    return Candidate(name, {"ttft_mean": ttft, "ttft_p99": ttft, "itl_p99": 1.0}, cost, evidence=known)
+def fleet(name: str, ttft: float, known: Evidence, cost: float = 1.0) -> AdviceOption:
+    return AdviceOption(name, {"ttft_mean": ttft, "ttft_p99": ttft, "itl_p99": 1.0}, cost, evidence=known)
 
 
 def test_the_order_is_safe_where_the_error_is_common() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.browser import BINARY, Tab
 from tests.replay.report.test_page import sound
 
 from kvyard.lab.study.axes import setting_text
@@ -65,12 +64,6 @@ def test_a_number_in_a_legend_says_what_it_is() -> None:
     assert setting_text("router", "least-time") == "least-time"
     figure = dots(TTFT, [Dots("SLO met", [(2.0, 400.0)], "blue")], "cards", "x", Limit("ttft_mean", 500.0)).figure
     assert [entry["name"] for entry in figure["legend"]] == ["SLO met", "limit: 500 ms"]
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
 
 
 def drawn(tab: Tab, folder: Path, chart: Chart, width: int = 800) -> None:

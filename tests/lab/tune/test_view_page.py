@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.lab.tune.test_tune import searched
-from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.browser import BINARY, Tab
 from tests.replay.report.test_page import sound, titled
 
 from kvyard.lab.tune import Tuned
@@ -30,12 +29,6 @@ def test_the_page_needs_no_network_and_escapes(done: Tuned) -> None:
     done.trace, before = "</script><script>alert(1)</script>", done.trace
     assert "<script>alert" not in done.result().page()
     done.trace = before
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
 
 
 @pytest.mark.browser

@@ -149,7 +149,7 @@ def test_turns_wait_for_their_answers() -> None:
         done = driven(served, trace, speedup=2.0)
     by_session: dict[str, list[Any]] = {}
     for record in done.records:
-        by_session.setdefault(record.session, []).append(record)
+        by_session.setdefault(record.request.session, []).append(record)
     talks = [turns for turns in by_session.values() if len(turns) > 1]
     assert talks
     for turns in talks:

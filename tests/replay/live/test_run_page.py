@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 
-from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.browser import BINARY, Tab
 from tests.replay.report.test_page import unfold
 from tests.replay.support import request
 from tests.server.mock.support import Served
@@ -23,12 +22,6 @@ from kvyard.replay.live.run import replay_live
 from kvyard.replay.report.page import write_html
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(BINARY is None, reason="no chromium here")]
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
 
 
 def test_live_page(tab: Tab, tmp_path: Path) -> None:

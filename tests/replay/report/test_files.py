@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.replay.report.support import SLO, config, ran, reported, trace
+from tests.replay.support import record_of
 
 from kvyard.errors import KvyardError
 from kvyard.replay.fleet import Fleet
-from kvyard.replay.record import Record
 from kvyard.replay.report import files, make_report
 from kvyard.replay.report.bounds import make_bounds
 from kvyard.replay.report.files import from_json, read_report, to_json, write_report, write_requests
@@ -108,9 +108,8 @@ def test_requests_as_parquet_say_the_same(tmp_path: Path) -> None:
 
 
 def test_requests_that_never_came_to_it_are_null(tmp_path: Path) -> None:
-    from kvyard.replay.record import Record
 
-    write_requests([Record(id="a", arrival=5, input=10, wanted=3)], tmp_path / "r.jsonl")
+    write_requests([record_of("a", 5, tokens=10, wanted=3)], tmp_path / "r.jsonl")
     row = json.loads((tmp_path / "r.jsonl").read_text())
     assert row["status"] == "unfinished" and row["arrival_ns"] == 5
     for name in (
@@ -136,8 +135,8 @@ def test_refusals_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_nothing_is_told_from_what_never_was() -> None:
-    never = files.row(Record(id="a", arrival=0, input=5, wanted=1, loading=-1))
-    nothing = files.row(Record(id="a", arrival=0, input=5, wanted=1, loaded=(7,), loading=0))
+    never = files.row(record_of("a", tokens=5, loading=-1))
+    nothing = files.row(record_of("a", tokens=5, loaded=(7,), loading=0))
     assert (never["loading_ms"], nothing["loading_ms"]) == (None, 0.0)
     assert (never["host_tokens"], nothing["host_tokens"], nothing["storage_tokens"], nothing["remote_tokens"]) == (
         0,

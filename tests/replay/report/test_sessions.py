@@ -18,7 +18,7 @@ from kvyard.replay.report import Report
 from kvyard.replay.report.files import from_json, to_json
 from kvyard.replay.report.metrics import read_metrics
 from kvyard.replay.report.page import page
-from kvyard.replay.report.report import CAUSES, SessionsReport
+from kvyard.replay.report.session_report import CAUSES, SessionsReport
 from kvyard.replay.report.slo import parse_limits
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import SimulatedRun

@@ -11,8 +11,8 @@ import kvyard
 from kvyard.clock import MS, SECOND
 from kvyard.replay.report import tenants as module
 from kvyard.replay.report.files import from_json, to_json
+from kvyard.replay.report.fleet_report import TenantReport
 from kvyard.replay.report.page import page
-from kvyard.replay.report.report import TenantReport
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import SimulatedRun
 from kvyard.replay.traces import TraceRequest

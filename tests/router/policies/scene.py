@@ -80,7 +80,7 @@ class Scene:
             loads.workers.append(worker)
             for number in range(requests[slot]):
                 age = ages[slot] if slot < len(ages) else 0
-                loads.active[slot, number] = Active(worker, None, 1, 1, 0, now - age * MS)
+                loads.active[slot, number] = Active(RouteRequest("", (), 1), worker, None, 0, now - age * MS)
         loads._high = max(held)
         tiers = [list(cached)] + ([list(host)] if host is not None else [])
         prefixes = None

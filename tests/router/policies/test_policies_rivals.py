@@ -7,6 +7,8 @@ from tests.router.policies.scene import Scene, pick, policy
 
 from kvyard.clock import MS
 from kvyard.errors import KvyardError
+from kvyard.replay.run import replay
+from kvyard.replay.traces import TraceRequest
 from kvyard.router import POLICIES, RouterConfig
 from kvyard.router.policies import make_policy
 
@@ -71,11 +73,12 @@ def test_the_blend_reads_metrics_now_and_then() -> None:
     stale = policy("llm-d-blend", {"refresh_ms": 50.0, "no_hit": 0.0})
     idle = Scene(held=(0, 100, 100))
     assert idle.choice(stale).slot == 0
-    # What it was given since shows at the next reading, and not before the pass that computes it has ended.
+    # What it was given since is in the metrics after the pass that begins next, and not before that has ended.
     busy = {"held": (900, 100, 100), "requests": (1, 0, 0), "prefill": (300, 0, 0)}
     assert Scene(**busy, now=20 * MS).choice(stale).slot == 0
-    assert Scene(**busy, now=299 * MS).choice(stale).slot == 0
-    assert Scene(**busy, now=301 * MS).choice(stale).slot != 0
+    assert Scene(**busy, now=51 * MS).choice(stale).slot == 0
+    assert Scene(**busy, now=349 * MS).choice(stale).slot == 0
+    assert Scene(**busy, now=352 * MS).choice(stale).slot != 0
 
 
 def test_the_blend_may_draw_by_scores() -> None:
@@ -241,3 +244,19 @@ def test_a_worker_that_is_gone_leaves_nothing_behind() -> None:
         for slot in range(3):
             one.gone(slot)
         assert Scene(first_key=9).choice(one) == Scene(first_key=9).choice(fresh), name
+
+
+@pytest.mark.parametrize(
+    ("router", "options", "together"), [("llm-d-blend", {"refresh_ms": 50.0}, True), ("kv", {}, False)]
+)
+def test_the_blend_counts_what_it_sent_for_hybrid_models_too(
+    router: str, options: dict[str, float], together: bool
+) -> None:
+    """llm-d's index knows no groups, so a shared prefix draws a burst to one worker; kv waits for events of all groups."""
+    rows = [
+        TraceRequest(str(number), 0, 2560, 2, (*range(40), *range(1000 * number, 1000 * number + 120)), 16)
+        for number in range(1, 5)
+    ]
+    settings = {"model": "gpt-oss-120b", "gpu": "h200", "block_size": 64, "workers": 4, "router": router}
+    done = replay(rows, **settings, router_options=options)
+    assert (len({record.worker for record in done.records}) == 1) is together

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.replay.report.browser import BINARY, Tab, browser
+from tests.replay.report.browser import BINARY, Tab
 from tests.server.dashboard.support import HOSTILE, Fixed, Shown, everything
 from tests.server.gateway.support import Gated
 from tests.server.mock.support import LOOPBACK, Served
@@ -26,18 +26,12 @@ STATUS = "document.getElementById('status-text').textContent"
 TEXT = "document.body.innerText"
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
-
-
 @pytest.fixture
-def tab(chromium: Tab) -> Iterator[Tab]:
+def tab(tab: Tab) -> Iterator[Tab]:
     # The page of the test before would go on looking for its server.
-    chromium.open("about:blank")
-    yield chromium
-    chromium.open("about:blank")
+    tab.open("about:blank")
+    yield tab
+    tab.open("about:blank")
 
 
 def until(tab: Tab, expression: str) -> Any:

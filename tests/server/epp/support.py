@@ -152,7 +152,12 @@ class Exchanged:
     """One stream between a data plane and a picker."""
 
     def __init__(self, target: str, credentials: Any = None) -> None:
-        options = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
+        options = [
+            ("grpc.max_receive_message_length", 64 << 20),
+            ("grpc.max_send_message_length", 64 << 20),
+            # Without probes the window stays at 64 KiB, so what the picker can't write yet doesn't depend on the machine.
+            ("grpc.http2.bdp_probe", 0),
+        ]
         if credentials is None:
             self._channel = grpc.insecure_channel(target, options)
         else:

@@ -6,7 +6,7 @@ import asyncio
 
 from kvyard.server.epp.endpoints import Endpoints
 from kvyard.server.gateway.config import GatewayEngine
-from kvyard.server.gateway.pool import Engine
+from kvyard.server.gateway.engine import Engine
 
 
 def engine(url: str, name: str) -> Engine:

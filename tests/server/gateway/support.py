@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -15,7 +14,8 @@ from typing import Any
 import httpx
 from tests.server.mock.support import LOOPBACK, Served
 from tests.server.read_process import ReadProcess
-from tests.server.support import PATIENCE, QUICK
+from tests.server.support import QUICK
+from tests.server.threaded import PATIENCE, ThreadedServer
 from tests.waiting import eventually
 
 from kvyard.server.gateway.config import convert
@@ -43,7 +43,7 @@ DRAIN_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 5.0
 
 
-class Gated:
+class Gated(ThreadedServer):
     """A gateway over HTTP, in a thread."""
 
     def __init__(
@@ -60,7 +60,6 @@ class Gated:
             config, token=token, upstream_token=upstream_token, admin_token=admin_token, channel=channel
         )
         self._bound = listen("127.0.0.1", 0)
-        self._ready = threading.Event()
         self.running = Running(
             app,
             self._bound,
@@ -70,35 +69,14 @@ class Gated:
             drain_seconds=DRAIN_SECONDS,
             keep_alive_seconds=KEEP_ALIVE_SECONDS,
         )
-        self.url = self.running.url
-        self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run)
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
+        super().__init__(self.running.url, token)
 
-    def _run(self) -> None:
-        try:
+    def run(self, ready: Callable[[], None]) -> None:
+        with self._bound:
             self.running.run()
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._ready.set()
 
-    def __enter__(self) -> Gated:
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-        if self._failure is not None:
-            self.__exit__()
-            raise self._failure
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
+    def stop(self) -> None:
         self.running.stop()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        self._bound.close()
 
     def ready(self, count: int, streams: int | None = None) -> Gated:
         """Wait until so many engines get requests, and so many event streams are whole."""
@@ -127,10 +105,6 @@ class Gated:
 
     def engines(self) -> dict[str, dict[str, Any]]:
         return {one["name"]: one for one in self.client.get("/admin/engines").json()}
-
-    def metrics(self) -> dict[str, float]:
-        lines = self.client.get("/metrics").text.splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
     def idle(self) -> None:
         """Wait until nothing is under way, and see that nothing is held."""

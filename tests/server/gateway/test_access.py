@@ -21,7 +21,7 @@ from kvyard.clock import SECOND, VirtualClock
 from kvyard.errors import KvyardError
 from kvyard.server.gateway.access import AccessKey, KeyRing, RateTicket, read_keys
 from kvyard.server.gateway.access.keys import KeyFile
-from kvyard.server.gateway.access.rates import Allowance, Bucket, Rate
+from kvyard.server.gateway.access.rates import Allowance, Rate, TokenBucket
 from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.http import Refusal
 
@@ -57,7 +57,7 @@ def bearer(key: str) -> dict[str, str]:
 
 def test_a_bucket_fills_evenly() -> None:
     clock = VirtualClock()
-    bucket = Bucket(60, clock.now)
+    bucket = TokenBucket(60, clock.now)
     bucket.take(60)
     assert bucket.level == 0 and bucket.wait(3) == pytest.approx(3)
     clock.advance(2 * SECOND)

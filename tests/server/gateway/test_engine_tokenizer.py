@@ -22,9 +22,10 @@ from kvyard.clock import SECOND, VirtualClock
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.server.gateway.client import EngineClient, _read_tokens
 from kvyard.server.gateway.config import GatewayEngine, convert
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.engine_tokenizer import LONGEST_BACKOFF_SECONDS, EngineTokenizer
 from kvyard.server.gateway.failures import EngineFailed
-from kvyard.server.gateway.pool import Engine, EnginePool
+from kvyard.server.gateway.pool import EnginePool
 
 TOKENS = answer("200 OK", json.dumps({"tokens": list(range(40))}).encode())
 

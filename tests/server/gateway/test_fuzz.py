@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.server.gateway.support import Gated, front
+from tests.server.threaded import check_description
 
 from kvyard.engine.timing import FixedTiming
 from kvyard.server.gateway.adapters import LOAD, UNLOAD
@@ -115,27 +115,8 @@ def test_every_route_is_described(gated: Gated) -> None:
 
 
 def description_is_true(examples: int) -> None:
-    """Schemathesis makes requests from /openapi.json, right ones and wrong ones, and compares the answers with it."""
-    schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
-    from schemathesis import checks
-
-    chosen = [
-        checks.not_a_server_error,
-        checks.status_code_conformance,
-        checks.content_type_conformance,
-        checks.response_schema_conformance,
-        checks.allow_header_conformance,
-    ]
     with front(2, mock=QUICKLY) as (gated, _):
-        schema = schemathesis.openapi.from_url(f"{gated.url}/openapi.json")
-        for operation in schema.get_all_operations():
-
-            @settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)
-            @given(case=operation.ok().as_strategy())
-            def run(case: Any) -> None:
-                case.call_and_validate(checks=chosen, timeout=30)
-
-            run()
+        check_description(gated.url, examples)
         for name in set(gated.engines()) - {"worker0", "worker1"}:
             gated.post("/admin/remove", engine=name)
         gated.idle()

@@ -13,8 +13,9 @@ from kvyard.index import Holder, Identity, Indexer
 from kvyard.router import Router, RouterConfig, RouteRequest
 from kvyard.router.flow import FlowConfig, FlowRequest
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.health import EngineHealth
-from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placement
+from kvyard.server.gateway.pool import EnginePool, EngineRequest, Exhausted
 from kvyard.server.gateway.prompting import Prompting
 from kvyard.server.gateway.reading import PromptReader
 from kvyard.server.http import Refusal
@@ -48,8 +49,8 @@ def make_pool(
     return made
 
 
-def place(id_: str, *shut: str) -> Placement:
-    return Placement(request=RouteRequest(id_, [], 10), shut=frozenset(Holder(name) for name in shut))
+def place(id_: str, *shut: str) -> EngineRequest:
+    return EngineRequest(request=RouteRequest(id_, [], 10), shut=frozenset(Holder(name) for name in shut))
 
 
 def test_a_pool_places_in_order() -> None:
@@ -236,8 +237,8 @@ def test_a_pool_goes_by_its_flow_policy() -> None:
 def test_a_session_waits_for_its_own_engine(patience: float, engine: str) -> None:
     """What was sent lately is taken for cached: 16,000 tokens, which take about a second elsewhere."""
 
-    def chat(id_: str, session: str) -> Placement:
-        return Placement(request=RouteRequest(id_, list(range(1, 1001)), 16_001, session=session))
+    def chat(id_: str, session: str) -> EngineRequest:
+        return EngineRequest(request=RouteRequest(id_, list(range(1, 1001)), 16_001, session=session))
 
     async def run() -> None:
         program = RouterConfig(policy="program", options={"patience": patience}, predicted_ttl_s=100)

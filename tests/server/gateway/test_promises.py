@@ -215,7 +215,7 @@ def test_crossed_events_are_those_after_a_quiet_time(crossed: bool, late: bool, 
     now, named, outstanding = QUIET, set[str](), ""
     for turn in range(20):
         asked = "ab"[turn % 2]
-        named.add(announced.routed(asked, stored.copy, True, now))
+        named.add(announced.routed(asked, stored.copy, now))
         owner = "ab"[(turn + 1) % 2] if crossed else asked
         arriving, outstanding = (outstanding, owner) if late and not quiet else (owner, "")
         if arriving:

@@ -14,6 +14,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.server.support import Served
+from tests.server.threaded import check_description
 from tests.server.wire import Wire
 
 pytestmark = pytest.mark.zmq
@@ -156,28 +157,6 @@ def test_it_still_works(served: Served) -> None:
 
 @pytest.mark.slow
 def test_the_description_is_true() -> None:
-    """Schemathesis makes requests from /openapi.json, right ones and wrong ones, and compares the answers with it."""
-    schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
-    from schemathesis import checks
-
-    chosen = [
-        checks.not_a_server_error,
-        checks.status_code_conformance,
-        checks.content_type_conformance,
-        checks.response_schema_conformance,
-        checks.allow_header_conformance,
-    ]
     with Wire() as wire, Served(block_size=4) as service:
         service.register(instance_id=1, endpoint=wire.endpoint)
-        schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
-        seen = 0
-        for operation in schema.get_all_operations():
-            seen += 1
-
-            @settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
-            @given(case=operation.ok().as_strategy())
-            def run(case: Any) -> None:
-                case.call_and_validate(checks=chosen, timeout=30)
-
-            run()
-        assert seen == 10
+        assert check_description(service.url, 100) == 10

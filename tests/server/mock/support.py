@@ -7,13 +7,11 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 from tests.server.read_process import ReadProcess
-from tests.server.support import PATIENCE
+from tests.server.threaded import PATIENCE, ThreadedServer
 from tests.waiting import eventually
 
 from kvyard.engine.config import EngineConfig
@@ -32,7 +30,7 @@ ENGINE: dict[str, Any] = {
 __all__ = ["ENGINE", "LOOPBACK", "PATIENCE", "Process", "Served", "eventually"]
 
 
-class Served:
+class Served(ThreadedServer):
     """A fleet over HTTP, in a thread."""
 
     def __init__(
@@ -48,35 +46,13 @@ class Served:
         config = MockConfig(engine=EngineConfig(**{**ENGINE, **(engine or {})}), **settings)
         self.fleet = MockFleet(config, host=host, token=token, journal=journal)
         self.urls = self.fleet.urls
-        self.url = self.urls[0]
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
+        super().__init__(self.urls[0], token)
 
-    def _run(self) -> None:
-        try:
-            self.fleet.run(lambda urls: self._ready.set())
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._ready.set()
+    def run(self, ready: Callable[[], None]) -> None:
+        self.fleet.run(lambda urls: ready())
 
-    def __enter__(self) -> Served:
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-        if self._failure is not None:
-            self.__exit__()
-            raise self._failure
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
+    def stop(self) -> None:
         self.fleet.end()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        assert self._failure is None, self._failure
 
     def inside(self, action: Callable[[], Any]) -> Any:
         """Have ``action`` done on the fleet's loop."""
@@ -112,15 +88,6 @@ class Served:
     def cached(self, prompt: Any, **body: Any) -> int:
         """Tokens of ``prompt`` that were there."""
         return int(self.complete(prompt, **body)["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-    def get(self, path: str) -> Any:
-        reply = self.client.get(path)
-        assert reply.status_code == 200, (reply.status_code, reply.text)
-        return reply.json()
-
-    def metrics(self) -> dict[str, float]:
-        lines = self.client.get("/metrics").text.splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
 class Process(ReadProcess):

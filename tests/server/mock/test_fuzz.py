@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools", reason="needs kvyard[server]")
 
 from tests.server.mock.support import Served
+from tests.server.threaded import check_description
 
 from kvyard.engine.timing import FixedTiming
 
@@ -191,27 +192,6 @@ def test_every_route_is_described(served: Served) -> None:
 
 @pytest.mark.slow
 def test_the_description_is_true() -> None:
-    """Schemathesis makes requests from /openapi.json, right ones and wrong ones, and compares the answers with it."""
-    schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
-    from schemathesis import checks
-
-    chosen = [
-        checks.not_a_server_error,
-        checks.status_code_conformance,
-        checks.content_type_conformance,
-        checks.response_schema_conformance,
-        checks.allow_header_conformance,
-    ]
     with Served(engine={"timing": FixedTiming(prefill_ms=0.02, decode_ms=0.01)}) as fleet:
-        schema = schemathesis.openapi.from_url(f"{fleet.url}/openapi.json")
-        for operation in schema.get_all_operations():
-            if operation.ok().path in ("/admin/kill", "/admin/stall", "/admin/faults"):
-                continue
-
-            @settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
-            @given(case=operation.ok().as_strategy())
-            def run(case: Any) -> None:
-                case.call_and_validate(checks=chosen, timeout=30)
-
-            run()
+        check_description(fleet.url, 60, without=("/admin/kill", "/admin/stall", "/admin/faults"))
         fleet.check()

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from typing import ClassVar
 
-from kvyard.blocks.rule import Match, Rule
+from kvyard.blocks.rule import Rule, RuleMatch
 from kvyard.blocks.spans import Spans
 from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 from kvyard.integers import ceil_div
@@ -24,13 +24,13 @@ class ChunkRule(Rule):
     def fresh_until(self, position: int) -> int:
         return ceil_div((position + 1) * self.block_size, self.chunk) * self.chunk - 1
 
-    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
+    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> RuleMatch:
         size = self.block_size
         blocks = limit // size
         low = self.stale(limit) // size
-        at = bisect_right(spans, low, key=lambda span: span[0]) - 1
-        high = min(blocks, spans[at][1]) if at >= 0 else low
-        return Match(max(low, high) * size, low)
+        index = bisect_right(spans, low, key=lambda span: span[0]) - 1
+        high = min(blocks, spans[index][1]) if index >= 0 else low
+        return RuleMatch(max(low, high) * size, low)
 
     def cap(self, in_flight: int, max_tokens: int) -> int | None:
         return ceil_div(min(self.chunk + in_flight, max_tokens), self.block_size)

@@ -3,7 +3,7 @@
 from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.rule import Rule
 from kvyard.blocks.spec import Attention
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.integers import ceil_div
 
 
@@ -15,10 +15,10 @@ class CrossGroup(Group):
     def required(self, demand: Demand) -> int:
         return ceil_div(demand.encoder, self.block_size)
 
-    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+    def adopt(self, table: BlockTable, hit: GroupHit, local: int, external: int) -> None:
         """Do nothing: this group holds none of the prompt's tokens."""
 
-    def take_external(self, table: Table, total: int, external: int) -> None:
+    def take_external(self, table: BlockTable, total: int, external: int) -> None:
         """Do nothing: this group holds none of the prompt's tokens."""
 
 

@@ -4,7 +4,7 @@ from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.request import Request
 from kvyard.blocks.rule import Rule
 from kvyard.blocks.spec import Attention
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 
 
 class RingGroup(Group):
@@ -13,13 +13,13 @@ class RingGroup(Group):
     def required(self, demand: Demand) -> int:
         return 1
 
-    def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+    def need(self, request: Request, table: BlockTable, hit: GroupHit, demand: Demand) -> int:
         return 0 if table.length else 1
 
-    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+    def adopt(self, table: BlockTable, hit: GroupHit, local: int, external: int) -> None:
         """Nothing of it is cached."""
 
-    def take_external(self, table: Table, total: int, external: int) -> None:
+    def take_external(self, table: BlockTable, total: int, external: int) -> None:
         self.take(table, 1 - table.length)
 
 

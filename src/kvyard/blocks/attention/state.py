@@ -12,10 +12,10 @@ from kvyard.blocks.extent import Extent
 from kvyard.blocks.fine import adopt_inside, continue_on_copy, mark_of
 from kvyard.blocks.group import Demand, Group, GroupHit
 from kvyard.blocks.request import Request
-from kvyard.blocks.rule import NO_MATCH, Match, Rule
+from kvyard.blocks.rule import NO_MATCH, Rule, RuleMatch
 from kvyard.blocks.spans import Spans, clip
 from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
-from kvyard.blocks.table import Table
+from kvyard.blocks.table import BlockTable
 from kvyard.errors import suggest
 from kvyard.hashing import Key
 from kvyard.integers import ceil_div
@@ -34,7 +34,7 @@ class StateRule(Rule):
     def fresh_until(self, position: int) -> int:
         return (position + 1) * self.block_size
 
-    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
+    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> RuleMatch:
         # No drop: draft heads have no state layers.
         size = self.block_size
         blocks = limit // size
@@ -43,7 +43,7 @@ class StateRule(Rule):
             end = min(high, blocks)
             end -= end % period
             if end > low:
-                return Match(end * size, end - 1)
+                return RuleMatch(end * size, end - 1)
         return NO_MATCH
 
     def keeps_all(self, alignment: int, eagle: bool, retention: int | None) -> bool:
@@ -76,7 +76,7 @@ class StateGroup(Group):
     def required(self, demand: Demand) -> int:
         return super().required(demand) + self.spec.spec_blocks
 
-    def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+    def need(self, request: Request, table: BlockTable, hit: GroupHit, demand: Demand) -> int:
         if self._must_wait(request, hit):
             # More than there can ever be: the request has to wait a step.
             return self.pool.num_blocks + 1
@@ -89,12 +89,12 @@ class StateGroup(Group):
             return hit.tail.marks.runs[0][0] in self._this_step
         return bool(hit.blocks) and self.chain_of(request).keys[hit.blocks - 1] in self._this_step
 
-    def register(self, request: Request, table: Table, tokens: int) -> None:
+    def register(self, request: Request, table: BlockTable, tokens: int) -> None:
         first = table.registered or 0
         super().register(request, table, tokens)
         self._note_written(request, table, first, table.registered or 0)
 
-    def _note_written(self, request: Request, table: Table, first: int, last: int) -> None:
+    def _note_written(self, request: Request, table: BlockTable, first: int, last: int) -> None:
         """The states that are registered at positions ``first`` to ``last`` are written in this step."""
         if first >= last:
             return
@@ -150,19 +150,19 @@ class AlignedStateGroup(StateGroup):
         kept, self._kept_states = self._kept_states or [], []
         return kept
 
-    def take_own_end(self, table: Table) -> KeptState | None:
+    def take_own_end(self, table: BlockTable) -> KeptState | None:
         """The state inside a block that the request's prompt ended with, once, unless the request has written on."""
         progress = self._progress(table)
         kept, progress.own_end = progress.own_end, None
         return kept
 
-    def let_chain_go(self, request: Request, table: Table) -> list[Extent]:
+    def let_chain_go(self, request: Request, table: BlockTable) -> list[Extent]:
         if self._kept_states:
             # Another request may get the blocks before a connector reads them.
             self._kept_states = [kept for kept in self._kept_states if kept.request_id != request.id]
         return super().let_chain_go(request, table)
 
-    def _progress(self, table: Table) -> _Progress:
+    def _progress(self, table: BlockTable) -> _Progress:
         if table.state is None:
             table.state = _Progress()
         assert isinstance(table.state, _Progress)
@@ -172,7 +172,7 @@ class AlignedStateGroup(StateGroup):
         # Look-ahead tokens need no state: draft heads have no state layers.
         return ceil_div(demand.main, self.block_size) + self.spec.spec_blocks
 
-    def need(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+    def need(self, request: Request, table: BlockTable, hit: GroupHit, demand: Demand) -> int:
         """As vLLM predicts it: below nothing where drafts that were taken back left more than enough, and without the
         block of a state to be loaded. Notes the step's checkpoint, unless a whole sequence is asked for.
         """
@@ -190,7 +190,7 @@ class AlignedStateGroup(StateGroup):
         most = self._most(table) + inside + (checkpoint is not None)
         return min(fresh, most) + (hit.free_blocks(0) if hit.blocks else 0)
 
-    def _checkpoint(self, request: Request, table: Table, demand: Demand) -> tuple[int, int] | None:
+    def _checkpoint(self, request: Request, table: BlockTable, demand: Demand) -> tuple[int, int] | None:
         """The state that a step to ``demand.main`` tokens can write inside: after how many tokens, and at which position.
 
         ``None`` where the backend has none, or can't write it at that point of this step.
@@ -219,7 +219,7 @@ class AlignedStateGroup(StateGroup):
             return max(tokens // unit * unit - unit, 0)
         return (tokens - 1) // unit * unit
 
-    def uses(self, request: Request, table: Table, hit: GroupHit, demand: Demand) -> int:
+    def uses(self, request: Request, table: BlockTable, hit: GroupHit, demand: Demand) -> int:
         length = table.length + hit.blocks
         loaded = skipped = 0
         if demand.total > demand.local:
@@ -233,15 +233,15 @@ class AlignedStateGroup(StateGroup):
             return loaded + fresh + (self._progress(table).inside is not None)
         return loaded + fresh + self._ends_inside(table, hit, demand) + hit.free_blocks(skipped)
 
-    def _most(self, table: Table) -> int:
+    def _most(self, table: BlockTable) -> int:
         """The most blocks that a step takes: one to write its state to, and speculative ones if it is the first."""
         return 1 if self._progress(table).started else 1 + self.spec.spec_blocks
 
-    def _ends_inside(self, table: Table, hit: GroupHit, demand: Demand) -> bool:
+    def _ends_inside(self, table: BlockTable, hit: GroupHit, demand: Demand) -> bool:
         """Return true if the step begins inside a block that others may hit, so that one more is needed for a copy."""
         return self._progress(table).inside is not None or bool(hit.blocks and demand.local % self.block_size)
 
-    def take_new(self, table: Table, demand: Demand) -> list[int]:
+    def take_new(self, table: BlockTable, demand: Demand) -> list[int]:
         progress = self._progress(table)
         spec = self.spec.spec_blocks
         required = self.required(demand)
@@ -288,11 +288,11 @@ class AlignedStateGroup(StateGroup):
         if copy.marks is not None:
             self._this_step.add(copy.marks.runs[0][0])
 
-    def adopt(self, table: Table, hit: GroupHit, local: int, external: int) -> None:
+    def adopt(self, table: BlockTable, hit: GroupHit, local: int, external: int) -> None:
         progress = self._progress(table)
         progress.inside, progress.inside_at = adopt_inside(self, table, hit, local, external), hit.blocks - 1
 
-    def register(self, request: Request, table: Table, tokens: int) -> None:
+    def register(self, request: Request, table: BlockTable, tokens: int) -> None:
         first = table.registered or 0
         Group.register(self, request, table, tokens)
         last = table.registered or 0
@@ -302,7 +302,7 @@ class AlignedStateGroup(StateGroup):
             self._register_end(request, table, tokens)
         self._note_written(request, table, first, last)
 
-    def _note_written(self, request: Request, table: Table, first: int, last: int) -> None:
+    def _note_written(self, request: Request, table: BlockTable, first: int, last: int) -> None:
         super()._note_written(request, table, first, last)
         if self._kept_states is None:
             return
@@ -316,7 +316,7 @@ class AlignedStateGroup(StateGroup):
                     break
                 self._kept_states.append(KeptState(request.id, extent.ids[position - extent.start], tokens))
 
-    def _register_checkpoint(self, request: Request, table: Table) -> None:
+    def _register_checkpoint(self, request: Request, table: BlockTable) -> None:
         """Name the block of this step's checkpoint after it, if later requests may continue there."""
         progress, size = self._progress(table), self.block_size
         assert progress.checkpoint is not None
@@ -339,7 +339,7 @@ class AlignedStateGroup(StateGroup):
             self.map.mark(block, run)
             self._this_step.add(run[0])
 
-    def _register_end(self, request: Request, table: Table, tokens: int) -> None:
+    def _register_end(self, request: Request, table: BlockTable, tokens: int) -> None:
         """Name the state that this step ends with, where a resend of the prompt or a sibling could continue there."""
         unit = self.hash_block_size
         junction = request.shared_prefix_boundary if self.marks_junctions else 0
@@ -366,7 +366,7 @@ class AlignedStateGroup(StateGroup):
                 self.watch(request, self, position, position)
             self.map.enter(self.chain_of(request), block)
 
-    def _move_to_end(self, table: Table, position: int) -> list[int]:
+    def _move_to_end(self, table: BlockTable, position: int) -> list[int]:
         """Move the (private, unnamed) block at ``position`` behind the last one and leave a null there."""
         block = self._block_at(table, position)
         assert block is not None

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from kvyard.blocks.rule import NO_MATCH, Match, Rule
+from kvyard.blocks.rule import NO_MATCH, Rule, RuleMatch
 from kvyard.blocks.spans import Spans, clip
 from kvyard.blocks.spec import Attention, ConfigError, GroupSpec
 from kvyard.integers import ceil_div
@@ -31,7 +31,7 @@ class WindowRule(Rule):
         """Return the number of consecutive blocks that a hit rests on, including the one to be discarded."""
         return -((1 - self.window) // self.block_size) + drop
 
-    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> Match:
+    def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> RuleMatch:
         size = self.block_size
         blocks = limit // size
         period = max(1, alignment // size)
@@ -43,14 +43,14 @@ class WindowRule(Rule):
             if end <= low:
                 continue
             if end - low >= need:
-                return Match((end - drop) * size, end - need)
+                return RuleMatch((end - drop) * size, end - need)
             if low == 0:
                 # A prefix shorter than the window is complete by itself.
                 end -= end % period
                 if drop and end:
                     end -= 1
                     end -= end % period
-                return Match(end * size, 0)
+                return RuleMatch(end * size, 0)
         return NO_MATCH
 
     def cap(self, in_flight: int, max_tokens: int) -> int | None:

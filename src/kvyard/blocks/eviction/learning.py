@@ -127,8 +127,8 @@ class LearningOrder:
 
 def learning_order(name: str) -> type[LearningOrder] | None:
     """The order called ``name``, if it is one of these. Raises ``KvyardError`` for an unknown one."""
-    found = ORDERS.get(name)
-    return found if isinstance(found, type) and issubclass(found, LearningOrder) else None
+    order = ORDERS.get(name)
+    return order if isinstance(order, type) and issubclass(order, LearningOrder) else None
 
 
 def history_of(extent: Extent) -> UseHistory:

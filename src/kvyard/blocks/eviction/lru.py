@@ -60,7 +60,7 @@ class LruOrder:
         return self._first.after is self._last
 
     def __iter__(self) -> Iterator[Extent]:
-        at = self._first.after
-        while at is not None and at is not self._last:
-            yield at
-            at = at.after
+        extent = self._first.after
+        while extent is not None and extent is not self._last:
+            yield extent
+            extent = extent.after

@@ -48,8 +48,8 @@ class S3FifoOrder(LearningOrder):
         node = extent.node
         if extent.history is not None or node is None or not self._ghost:
             return ()
-        known = [(node.group, node.keys[at]) in self._ghost for at in range(extent.start, extent.stop)]
-        return [extent.start + at for at in range(1, len(known)) if known[at] != known[at - 1]]
+        known = [(node.group, node.keys[block]) in self._ghost for block in range(extent.start, extent.stop)]
+        return [extent.start + block for block in range(1, len(known)) if known[block] != known[block - 1]]
 
     def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
         node = extent.node

@@ -70,9 +70,9 @@ class WorkloadAwareOrder(LearningOrder):
     def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
         if not use.turn:
             use.turn = self._turn(extents, use, block_size)
-        found = super().used(extents, use, block_size, states)
+        bounds = super().used(extents, use, block_size, states)
         self._slide(use.time)
-        return found
+        return bounds
 
     def _turn(self, extents: Sequence[Extent], use: Use, block_size: int) -> int:
         blocks, last = 0, None

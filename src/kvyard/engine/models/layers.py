@@ -65,9 +65,9 @@ def mixers(fields: Fields) -> list[str]:
 
     Raises ``KvyardError`` when the config doesn't say, or says a kind without what that kind needs.
     """
-    found = _mixers(fields)
-    fields.require(*dict.fromkeys(name for kind in dict.fromkeys(found) for name in NEEDED.get(kind, ())))
-    return found
+    kinds = _mixers(fields)
+    fields.require(*dict.fromkeys(name for kind in dict.fromkeys(kinds) for name in NEEDED.get(kind, ())))
+    return kinds
 
 
 def _mixers(fields: Fields) -> list[str]:
@@ -214,10 +214,10 @@ def _windows(fields: Fields, count: int) -> list[str]:
     return ["window"] * count
 
 
-def _shared(fields: Fields, found: list[str]) -> list[str]:
+def _shared(fields: Fields, kinds: list[str]) -> list[str]:
     """Layers that read the cache of an earlier one keep nothing."""
     shared = fields.integer("num_kv_shared_layers", 0)
-    return found[: len(found) - shared] + ["none"] * shared
+    return kinds[: len(kinds) - shared] + ["none"] * shared
 
 
 def _attention_bytes(fields: Fields, precision: Precision, ranks: int, everywhere: bool = False) -> int:

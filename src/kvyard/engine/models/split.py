@@ -52,7 +52,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         sizes = [layers // count] * count
         for back in range(layers % count):
             sizes[-2 - back] += 1
-        starts = [sum(sizes[:at]) for at in range(count)]
+        starts = [sum(sizes[:stage]) for stage in range(count)]
         return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 

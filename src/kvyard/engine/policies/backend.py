@@ -33,6 +33,15 @@ class TreeSettings(NamedTuple):
     """Pages of sliding-window layers that it has."""
 
 
+class DraftSlots(NamedTuple):
+    """Slots that a request has for draft tokens."""
+
+    width: int
+    """Tokens that it verifies in a pass: its last one and drafts."""
+    reserve: int
+    """Slots beyond its computed tokens."""
+
+
 class SchedulerBackend(NamedTuple, Generic[Config]):
     """Implementation of ``EngineConfig.backend``."""
 
@@ -48,3 +57,5 @@ class SchedulerBackend(NamedTuple, Generic[Config]):
     """If a request may grow no larger than the pool: blocks to subtract from it, for rounding."""
     tree: Callable[[Config], TreeSettings | None] | None = None
     """The radix tree that blocks are cached in, where that is the backend's way."""
+    reserved_drafts: Callable[[Config], DraftSlots | None] | None = None
+    """Slots for draft tokens, where they are reserved ahead."""

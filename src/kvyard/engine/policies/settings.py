@@ -44,6 +44,10 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Cache the state of a request's last token, or states inside it in slots of their own."""
     mamba_track_interval: int = 256
     """Tokens of an answer between two states, with extra_buffer."""
+    speculative_eagle_topk: int = 1
+    """Drafts at a position, in a tree of them."""
+    speculative_num_draft_tokens: int | None = None
+    """Tokens that a request verifies in a pass, its last one included; by default one more than num_speculative_tokens."""
     schedule_conservativeness: float = 1.0
     """Above 1, more room is set aside for the output of running requests; below, less."""
     books_sampled: bool = False
@@ -63,6 +67,8 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(
                 f"sglang.schedule_conservativeness must be finite and not be negative, got {self.schedule_conservativeness}"
             )
+        if self.speculative_eagle_topk < 1:
+            raise ConfigError(f"sglang.speculative_eagle_topk must be at least 1, got {self.speculative_eagle_topk}")
         if not 0 < self.swa_full_tokens_ratio <= 1:
             raise ConfigError(
                 f"sglang.swa_full_tokens_ratio must be above 0 and at most 1, got {self.swa_full_tokens_ratio}"

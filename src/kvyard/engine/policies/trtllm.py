@@ -62,8 +62,8 @@ class EntryQueue:
 
     def push_front(self, job: Job) -> None:
         entry, entries = self.entries[job], self.entries
-        at = next((at for at, other in enumerate(self._jobs) if entries[other] > entry), len(self._jobs))
-        self._jobs.insert(at, job)
+        index = next((index for index, other in enumerate(self._jobs) if entries[other] > entry), len(self._jobs))
+        self._jobs.insert(index, job)
 
     def peek(self) -> Job:
         return self._jobs[0]
@@ -155,12 +155,12 @@ class TrtllmPasses(PassMaker):
             chunks, batch.count, batch.context, batch.longest(), stable_for=stable_for, left_out=len(self._left_out)
         )
 
-    def order(self, made: Pass) -> list[tuple[Job, int]]:
+    def order(self, batch: Pass) -> list[tuple[Job, int]]:
         """The jobs of a pass with their tokens in TensorRT-LLM's order: prompts that go on, prompts that end, decoding jobs."""
         entries = self._waiting.entries
         # They were sorted before; what is cached may have made others the last chunks of their prompts.
-        chunks = sorted(made.chunks, key=lambda chunk: chunk[1] + chunk[2] >= chunk[0].num_tokens)
-        decoding = sorted(self.jobs.lockstep() if made.decoding else (), key=lambda job: entries[job])
+        chunks = sorted(batch.chunks, key=lambda chunk: chunk[1] + chunk[2] >= chunk[0].num_tokens)
+        decoding = sorted(self.jobs.lockstep() if batch.decoding else (), key=lambda job: entries[job])
         return [*((job, new) for job, new, _ in chunks), *((job, 1) for job in decoding)]
 
     def _active(self) -> list[Job]:

@@ -7,12 +7,12 @@ It knows neither files nor models.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 
+from kvyard.engine.timing.interpolation import across, along, row_between
 from kvyard.errors import KvyardError
 
 FORMAT = "kvyard-pass-table/2"
@@ -26,13 +26,7 @@ class Curve(msgspec.Struct, frozen=True):
 
     def value(self, x: float) -> float:
         """Between two points linear; before the first the first, beyond the last as between the last two."""
-        at, us = self.at, self.us
-        low = bisect_right(at, x) - 1
-        if low < 0 or len(at) == 1:
-            return us[0]
-        low = min(low, len(at) - 2)
-        share = (x - at[low]) / (at[low + 1] - at[low])
-        return us[low] + share * (us[low + 1] - us[low])
+        return along(self.at, self.us, x)
 
 
 class Plane(msgspec.Struct, frozen=True):
@@ -44,29 +38,11 @@ class Plane(msgspec.Struct, frozen=True):
 
     def row(self, x: float) -> Curve:
         """The curve along ``at`` for ``x`` on the axis of rows."""
-        if len(self.rows) == 1:
-            return Curve(self.at, self.us[0])
-        low = min(max(bisect_right(self.rows, x) - 1, 0), len(self.rows) - 2)
-        share = max(0.0, (x - self.rows[low]) / (self.rows[low + 1] - self.rows[low]))
-        pairs = zip(self.us[low], self.us[low + 1], strict=True)
-        return Curve(self.at, tuple(a + share * (b - a) for a, b in pairs))
+        return Curve(self.at, row_between(self.rows, self.us, x))
 
     def value(self, x: float, y: float) -> float:
         """At ``x`` on the axis of rows and ``y`` along them: what ``row(x).value(y)`` is, without the rest of the row."""
-        rows, at, us = self.rows, self.at, self.us
-        near = far = us[0]
-        share = 0.0
-        if len(rows) > 1:
-            low = min(max(bisect_right(rows, x) - 1, 0), len(rows) - 2)
-            share = max(0.0, (x - rows[low]) / (rows[low + 1] - rows[low]))
-            near, far = us[low], us[low + 1]
-        column = bisect_right(at, y) - 1
-        if column < 0 or len(at) == 1:
-            return near[0] + share * (far[0] - near[0])
-        column = min(column, len(at) - 2)
-        here = near[column] + share * (far[column] - near[column])
-        there = near[column + 1] + share * (far[column + 1] - near[column + 1])
-        return here + (y - at[column]) / (at[column + 1] - at[column]) * (there - here)
+        return across(self.rows, self.at, self.us, x, y)
 
 
 class PassTable(msgspec.Struct, frozen=True, kw_only=True):

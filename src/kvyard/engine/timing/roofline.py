@@ -131,7 +131,7 @@ class RooflineModel:
             return scaled(round(us * 1e3), self._decode_ratio)
         work = base + (self._mixed_launch if decode_batch else self._prompt_launch) + read * self._mixed
         work += sum(self._attending(new, past) for new, past in prompts)
-        return scaled(round(self._host.joined(sequences, work * self._prefill) * 1e3), self._prompt_ratio)
+        return scaled(round(self._host.joined_prompts(sequences, work * self._prefill) * 1e3), self._prompt_ratio)
 
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:

@@ -45,13 +45,16 @@ class RooflineTiming(HostTiming, frozen=True, kw_only=True, tag="roofline"):
             self.shares.check("timing: shares")
 
     def model(self, capacity_tokens: int) -> RooflineModel:
-        operators, card, host = self.deployment.operators(), self.deployment.card, self.host()
+        operators, card = self.deployment.operators(), self.deployment.card
+        host = self.host(operators)
         plain = RooflineModel(operators, card, self.shares, engine=self.engine, host=NO_HOST)
         prefill = decode = 1.0
         wanted = self.calibration
         if wanted is not None and wanted.ttft_ms is not None:
             kernels = plain.pass_ns([(wanted.prompt_tokens, 0)], 0, 0, 0)
             prefill = _scale(kernels, wanted.ttft_ms, host.alone_us(1), "ttft")
+            measured = wanted.ttft_ms * 1e3 - host.alone_us(1)
+            host = msgspec.structs.replace(host, launch_us=min(host.launch_us, measured))
         if wanted is not None and wanted.itl_ms is not None:
             kernels = plain.pass_ns((), wanted.batch, wanted.batch * wanted.context, wanted.context)
             decode = _scale(kernels, wanted.itl_ms, host.alone_us(wanted.batch), "itl")

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from kvyard.engine.timing.host import NO_HOST, Host
+from kvyard.engine.timing.interpolation import along
 from kvyard.engine.timing.model import SHORT, Durations, Times, contexts, scaled, scaled_many
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
 from kvyard.engine.timing.roofline import padded
@@ -43,29 +44,33 @@ class TableModel:
     # -- the two verbs ----------------------------------------------------------------------------------------------
 
     def pass_ns(self, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int) -> int:
-        prompts = [(new, past) for new, past in prefills if new]
-        tokens = decode_batch + sum(new for new, _ in prompts)
+        # Prompts' attention one after the other, their tokens, and pairs of a new token with a past one.
+        alone, new, pairs, prompts = 0.0, 0, 0, 0
+        for fresh, past in prefills:
+            if fresh:
+                alone += self._prompt(fresh, past)
+                new += fresh
+                pairs += fresh * past
+                prompts += 1
+        tokens, sequences = decode_batch + new, decode_batch + prompts
         if not tokens:
             return 0
-        sequences = decode_batch + len(prompts)
-        base, joined = self._base(tokens, sequences), self._host.joined
+        base, joined = self._base(tokens, sequences), self._host.joined_prompts
         decode = 0.0
         if decode_batch:
             decode = self._row(decode_batch).step(decode_context / decode_batch, longest)
         if not prompts:
-            return scaled(round(joined(sequences, base + decode) * 1e3), self._decode_ratio)
-        alone = sum(self._prompt(new, past) for new, past in prompts)
+            return scaled(round(self._host.joined(sequences, base + decode) * 1e3), self._decode_ratio)
         if not decode_batch:
             return scaled(round(joined(sequences, base + alone) * 1e3), self._prompt_ratio)
         if self._together is None:
             work = base + alone + decode * self._mixed
             return scaled(round(joined(sequences, work) * 1e3), self._prompt_ratio)
         # Measured with one prompt; several are what they take one after the other, and slow decoding down as one would.
-        new = sum(one for one, _ in prompts)
-        past = sum(one * before for one, before in prompts) / new
+        behind = pairs / new
         mean = decode_context / decode_batch
-        both = self._together.value(new, past, decode_batch, mean)
-        whole = self._table.prompt.value(new, past) if len(prompts) > 1 else alone
+        both = self._together.value(new, behind, decode_batch, mean)
+        whole = self._table.prompt.value(new, behind) if prompts > 1 else alone
         skewed = decode - self._row(decode_batch).mean(mean)
         work = base + both * (alone / whole if whole else 1.0) + skewed
         return scaled(round(joined(sequences, work) * 1e3), self._prompt_ratio)
@@ -180,6 +185,19 @@ class _Row:
         return np.interp(contexts, self._points, self._values)
 
 
+class _Line:
+    """Attention of one prompt beside one batch of decode steps, along their mean context."""
+
+    __slots__ = ("_at", "_us")
+
+    def __init__(self, curve: Curve) -> None:
+        self._at = curve.at
+        self._us = curve.us
+
+    def value(self, context: float) -> float:
+        return along(self._at, self._us, context)
+
+
 class _MixedAttention:
     """Attention of passes with a prompt and decode steps, linear between measured (new, past)."""
 
@@ -188,27 +206,49 @@ class _MixedAttention:
         for new, past, plane in sorted(planes, key=lambda one: one[:2]):
             self._planes.setdefault(new, {})[past] = plane
         self._new = list(self._planes)
-        self._past = {new: list(row) for new, row in self._planes.items()}
-        self._rows: dict[tuple[int, int, int], Curve] = {}
-        """By new and past tokens and decoding requests: batches come again."""
+        self._past = [list(row) for row in self._planes.values()]
+        self._lines: dict[tuple[int, int, int], _Line] = {}
+        """By the places of new and past tokens on their axes, and decoding requests: batches come again."""
 
     def value(self, new: int, past: float, batch: int, context: float) -> float:
-        total = 0.0
-        for one, share in _around(self._new, new):
-            for before, part in _around(self._past[one], past):
-                row = self._rows.get((one, before, batch))
-                if row is None:
-                    if len(self._rows) >= REMEMBERED:
-                        self._rows.clear()
-                    row = self._rows[one, before, batch] = self._planes[one][before].row(batch)
-                total += share * part * row.value(context)
-        return total
+        low = _before(self._new, new)
+        share = _share(self._new, low, new)
+        if share == 0.0:
+            return self._along_past(0.0, 1.0, low, past, batch, context)
+        total = self._along_past(0.0, 1.0 - share, low, past, batch, context)
+        return self._along_past(total, share, low + 1, past, batch, context)
+
+    def _along_past(self, total: float, share: float, row: int, past: float, batch: int, context: float) -> float:
+        """Add ``share`` of what ``row``'s new tokens take to ``total``."""
+        axis = self._past[row]
+        low = _before(axis, past)
+        part = _share(axis, low, past)
+        if part == 0.0:
+            return total + share * self._line(row, low, batch).value(context)
+        total += share * (1.0 - part) * self._line(row, low, batch).value(context)
+        return total + share * part * self._line(row, low + 1, batch).value(context)
+
+    def _line(self, row: int, column: int, batch: int) -> _Line:
+        found = self._lines.get((row, column, batch))
+        if found is None:
+            if len(self._lines) >= REMEMBERED:
+                self._lines.clear()
+            plane = self._planes[self._new[row]][self._past[row][column]]
+            found = self._lines[row, column, batch] = _Line(plane.row(batch))
+        return found
 
 
-def _around(axis: Sequence[int], x: float) -> list[tuple[int, float]]:
-    """The one or two points of ``axis`` that ``x`` lies between, each with its share."""
-    low = min(max(bisect_right(axis, x) - 1, 0), max(0, len(axis) - 2))
+def _before(axis: list[int], x: float) -> int:
+    """Return the place of the point before ``x``: never the last one, unless there is no other."""
+    low = bisect_right(axis, x) - 1
+    last = len(axis) - 2
+    if low > last:
+        low = last
+    return low if low > 0 else 0
+
+
+def _share(axis: list[int], low: int, x: float) -> float:
+    """Return the share of the way from the point at ``low`` to the next, more than 1 beyond the last and 0 before the first."""
     if len(axis) == 1 or x <= axis[low]:
-        return [(axis[low], 1.0)]
-    share = (x - axis[low]) / (axis[low + 1] - axis[low])
-    return [(axis[low], 1.0 - share), (axis[low + 1], share)]
+        return 0.0
+    return (x - axis[low]) / (axis[low + 1] - axis[low])

@@ -60,7 +60,7 @@ class TablesTiming(HostTiming, frozen=True, kw_only=True, tag="tables"):
     def model(self, capacity_tokens: int) -> TableModel:
         return TableModel(
             self.table(),
-            host=self.host(),
+            host=self.host(self.deployment.operators()),
             mixed_decode=self.deployment.card.shares.mixed_decode,
             speedup=self.speedup_ratio,
             decode_speedup=self.decode_speedup_ratio,

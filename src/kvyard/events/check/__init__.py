@@ -4,6 +4,6 @@
 """
 
 from kvyard.events.check.checker import Checker, Facts
-from kvyard.events.check.rules import Finding, Severity, StreamReport, Texts, judge
+from kvyard.events.check.rules import Finding, FindingTexts, Severity, StreamReport, judge
 
-__all__ = ["Checker", "Facts", "Finding", "Severity", "StreamReport", "Texts", "judge"]
+__all__ = ["Checker", "Facts", "Finding", "FindingTexts", "Severity", "StreamReport", "judge"]

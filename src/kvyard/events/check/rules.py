@@ -49,7 +49,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return self.severity == Severity.PROBLEM
 
 
-class Texts:
+class FindingTexts:
     """The texts of findings, from a TOML file: a table per finding with ``seen``, ``means`` and ``fix``."""
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +99,7 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 MANY = 16
 """Blocks that must come back before a tier is reported as one that never removes."""
 _PROBLEM, _NORMAL, _NOTE = Severity
-_said = Texts(Path(__file__).with_name("texts.toml")).finding
+_said = FindingTexts(Path(__file__).with_name("texts.toml")).finding
 _UNKNOWN_ENGINE = "an engine we can't tell", StreamRules(single_removals=True)
 
 
@@ -305,9 +305,9 @@ def _explained(
         yield _said(name, _NOTE, tally.excused, why=", after something was missed: to be expected", **values)
 
 
-def counted(count: int, one: str, many: str = "") -> str:
+def counted(count: int, singular: str, plural: str = "") -> str:
     """``count`` and its noun."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 
 RULES: list[Callable[[_JudgedStream], Iterator[Finding]]] = [

@@ -459,18 +459,18 @@ class Recovery:
 
     def _start_over(self, batch: ReceivedBatch) -> None:
         """Apply a batch that clears everything. Where others before it are missing, those may have been about any tier."""
-        at = self._at
-        if at.applied >= 0 and not (self.whole and batch.seq == at.applied + 1):
+        position = self._at
+        if position.applied >= 0 and not (self.whole and batch.seq == position.applied + 1):
             self._log.add(batch.origin, [Cleared()])
         self._apply(batch)
 
     def _settle(self, now: int) -> None:
         """Apply held batches that are next now, and signal where that leaves the stream."""
-        at = self._at
-        while (batch := at.next()) is not None:
+        position = self._at
+        while (batch := position.next()) is not None:
             self._apply(batch)
-        at.drop_covered()
-        self.handle(Signal.DOUBT if self._doubt else Signal.HOLE if at.held else Signal.COMPLETE, now)
+        position.drop_covered()
+        self.handle(Signal.DOUBT if self._doubt else Signal.HOLE if position.held else Signal.COMPLETE, now)
 
     def _has_room(self, size: int) -> bool:
         limits = self._limits

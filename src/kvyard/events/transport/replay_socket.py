@@ -26,8 +26,8 @@ class Room(NamedTuple):
 
 def rooms(frame_bytes: int) -> list[Room]:
     """From many short messages to few long ones, of which the longest has ``frame_bytes``; ``QUEUE_BYTES`` in each."""
-    found = [Room(count, QUEUE_BYTES // count) for count in COUNTS if QUEUE_BYTES // count < frame_bytes]
-    return [*found, Room(max(1, QUEUE_BYTES // frame_bytes), frame_bytes)]
+    small = [Room(count, QUEUE_BYTES // count) for count in COUNTS if QUEUE_BYTES // count < frame_bytes]
+    return [*small, Room(max(1, QUEUE_BYTES // frame_bytes), frame_bytes)]
 
 
 class ReplaySocket:

@@ -371,15 +371,15 @@ def read_extras(keys: Extras) -> Extras | None:
     """Extra keys as nested tuples; ``None`` where no block has any. Raises ``EventRefused`` for anything but vLLM's forms."""
     if not any(keys):
         return None
-    return [None if not key else tuple(_extra(item, at) for item in key) for at, key in enumerate(keys)]
+    return [None if not key else tuple(_extra(item, block) for item in key) for block, key in enumerate(keys)]
 
 
-def _extra(item: object, at: int) -> object:
+def _extra(item: object, block: int) -> object:
     if isinstance(item, _SCALARS):
         return item
     if isinstance(item, list | tuple) and all(isinstance(part, _SCALARS) for part in item):
         return tuple(item)
-    raise EventRefused(ProblemKind.MALFORMED, f"extra key of block {at} is neither a plain value nor a list of them")
+    raise EventRefused(ProblemKind.MALFORMED, f"extra key of block {block} is neither a plain value nor a list of them")
 
 
 def salt_of(extras: Extras, lora_name: str | None) -> str | None:

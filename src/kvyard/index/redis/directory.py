@@ -58,8 +58,8 @@ class Directory:
         """The owner of a place here, and its name there."""
         if self._places is None:
             return SOLO, b"%d" % place
-        found = self._places[place]
-        return owner_of(found.holder), encode(found)
+        named = self._places[place]
+        return owner_of(named.holder), encode(named)
 
     def forget(self) -> None:
         """Forget everything: the server is away, or another one by now."""

@@ -427,12 +427,12 @@ class RedisIndex:
         self.blind_lookups += 1
         return []
 
-    def _translated(self, found: list[tuple[int, bytes]], through_holes: bool) -> Rows:
+    def _translated(self, pairs: list[tuple[int, bytes]], through_holes: bool) -> Rows:
         if self._is_solo and SOLO not in self.session.tokens:
             return []  # bare numbers of another process mean nothing here
         # Changes that the server hasn't all received are left out.
         translate = self.directory.translator(self.pending.owners() & self.session.tokens.keys())
-        rows = joined((stop, translate(row)) for stop, row in found)
+        rows = joined((stop, translate(row)) for stop, row in pairs)
         return rows if through_holes else list(takewhile(lambda row: row[1], rows))
 
     def _sweep(self, most: int) -> None:

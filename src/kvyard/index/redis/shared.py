@@ -25,7 +25,7 @@ from kvyard.index.places import Holder, Place, Places
 from kvyard.index.redis.directory import owner_of
 from kvyard.index.redis.rows import RedisIndex
 from kvyard.index.roster import Roster
-from kvyard.index.scorer import Explanation, Scores, Standing
+from kvyard.index.scorer import Explanation, HolderTrust, Scores
 from kvyard.index.stream import FollowedStream, Source
 
 AnswerT = TypeVar("AnswerT")
@@ -324,7 +324,7 @@ class SharedIndexer(Indexer):
                 if not mentioned >> number & 1:
                     untrusted |= 1 << number
         else:
-            away = Standing(state=State.STALE, confidence=0.0, reason=self.backend.reason)
+            away = HolderTrust(state=State.STALE, confidence=0.0, reason=self.backend.reason)
             standings = dict.fromkeys([*standings, *self._fed()], away)
         self.scorer.trust(standings, untrusted if connected else -1)
         self._judged = self._view()

@@ -46,7 +46,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 def held_out_begins(requests: Sequence[MeasuredRequest]) -> int | None:
     """Return the time after which the last third of ``requests`` ends, ``None`` where there are too few."""
-    ends = sorted(one.ended for one in requests)
+    ends = sorted(request.ended for request in requests)
     count = int(len(ends) * SHARE)
     return ends[-count - 1] if count >= FEWEST else None
 

@@ -45,7 +45,7 @@ PROMPT_PARTS = 64
 Times = npt.NDArray[np.int64]
 
 
-class _Answer(NamedTuple):
+class _TimedAnswer(NamedTuple):
     """One request, with the times of its tokens."""
 
     arrival: int
@@ -130,10 +130,10 @@ def out_of_step(requests: Iterable[MeasuredRequest]) -> float | None:
 
 
 def _chunks(new: int, past: int, budget: int) -> list[tuple[int, int]]:
-    return [(min(budget, new - at), past + at) for at in range(0, new, budget)]
+    return [(min(budget, new - start), past + start) for start in range(0, new, budget)]
 
 
-def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_Answer]]:
+def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_TimedAnswer]]:
     """Answers by arrival, and whether the time of every token is known."""
     fine, answers = True, []
     for measured in requests:
@@ -148,7 +148,7 @@ def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_Answer]]:
             fine = fine and tokens == 1
             times = np.linspace(measured.first_token, measured.ended, tokens).round().astype(np.int64)
         answers.append(
-            _Answer(request.arrival, request.input_length, min(measured.cached or 0, request.input_length), times)
+            _TimedAnswer(request.arrival, request.input_length, min(measured.cached or 0, request.input_length), times)
         )
     return fine, sorted(answers, key=attrgetter("arrival"))
 
@@ -162,7 +162,7 @@ def _each(times: Times, tokens: int) -> Times:
     return np.repeat(times, count)
 
 
-def _observers(answers: Sequence[_Answer]) -> Iterator[_Answer]:
+def _observers(answers: Sequence[_TimedAnswer]) -> Iterator[_TimedAnswer]:
     """Answers that together cover the time, each cut to begin where the one before ends."""
     waiting = sorted((answer for answer in answers if len(answer.times) > 1), key=attrgetter("first"))
     now = -1
@@ -185,14 +185,19 @@ def _observers(answers: Sequence[_Answer]) -> Iterator[_Answer]:
         now = best.ended
 
 
-def _some(answers: Sequence[_Answer]) -> Sequence[_Answer]:
-    long = [one for one in answers if len(one.times) > 1]
+def _some(answers: Sequence[_TimedAnswer]) -> Sequence[_TimedAnswer]:
+    long = [answer for answer in answers if len(answer.times) > 1]
     step = ceil_div(len(long), COARSE) or 1
     return long[::step]
 
 
 def _seen_by(
-    observer: _Answer, answers: Sequence[_Answer], budget: int | None, fine: bool, group: int | None, late: int
+    observer: _TimedAnswer,
+    answers: Sequence[_TimedAnswer],
+    budget: int | None,
+    fine: bool,
+    group: int | None,
+    late: int,
 ) -> Iterator[tuple[int, Measurement]]:
     """The windows of one observer, each with its end. Pass k gave it token k; what others got is put to the nearest pass."""
     grid = observer.times
@@ -241,17 +246,17 @@ def _seen_by(
 
 
 def _nearest(grid: Times, time: int) -> int:
-    at = int(np.searchsorted(grid, time))
-    if at == len(grid):
-        return at - 1
-    return at - 1 if at and time - int(grid[at - 1]) < int(grid[at]) - time else at
+    index = int(np.searchsorted(grid, time))
+    if index == len(grid):
+        return index - 1
+    return index - 1 if index and time - int(grid[index - 1]) < int(grid[index]) - time else index
 
 
 def _count_until(times: Times, time: int) -> int:
     """Tokens that had come at ``time``, with the one that came nearly then."""
-    at = int(np.searchsorted(times, time, side="right"))
-    near = at < len(times) and at and int(times[at]) - time < time - int(times[at - 1])
-    return max(1, at + bool(near))
+    count = int(np.searchsorted(times, time, side="right"))
+    near = count < len(times) and count and int(times[count]) - time < time - int(times[count - 1])
+    return max(1, count + bool(near))
 
 
 def _split(prompts: dict[int, list[tuple[int, int]]], batch: Times, budget: int | None) -> int:

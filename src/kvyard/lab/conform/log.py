@@ -255,7 +255,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class Difference(msgspec.Struct, frozen=True):
+class LogDifference(msgspec.Struct, frozen=True):
     """The first operation whose result is not the recorded one."""
 
     line: int
@@ -267,16 +267,16 @@ class Difference(msgspec.Struct, frozen=True):
     """The operations that led there, the last few."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class LogVerdict(msgspec.Struct, frozen=True):
     """Result of comparing one log."""
 
     name: str
     operations: int
-    difference: Difference | None
+    difference: LogDifference | None
     unit: str = "operations"
 
 
-def conform(path: Path) -> Verdict:
+def conform(path: Path) -> LogVerdict:
     """Replay one log (plain or .xz). Raises ``LogError`` for a file that isn't one."""
     name = path.name.removesuffix(".xz").removesuffix(".jsonl")
     replayer: Replayer | None = None
@@ -300,13 +300,13 @@ def conform(path: Path) -> Verdict:
                 raise LogError(f"{path}:{number}: this operation can't be replayed: {refused}") from refused
         field = _first_difference(recorded, ours)
         if field is not None:
-            return Verdict(
-                name, number, Difference(number, op, field, recorded.get(field), ours.get(field, ours), list(before))
+            return LogVerdict(
+                name, number, LogDifference(number, op, field, recorded.get(field), ours.get(field, ours), list(before))
             )
         before.append(op)
     if replayer is None:
         raise LogError(f"{path}: the log is empty")
-    return Verdict(name, number, None)
+    return LogVerdict(name, number, None)
 
 
 def _first_difference(recorded: Record, ours: Record) -> str | None:

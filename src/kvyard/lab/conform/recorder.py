@@ -65,9 +65,9 @@ class VllmRecorder:
 
     def reported(self, request: Request, groups: list[Group], hit: Hit) -> None:
         """The request asked to have its hits announced too."""
-        for group, found in zip(groups, hit.groups, strict=True):
-            if found.blocks:
-                self.store(group, group.chain_of(request), range(found.blocks), 0, found.blocks)
+        for group, match in zip(groups, hit.groups, strict=True):
+            if match.blocks:
+                self.store(group, group.chain_of(request), range(match.blocks), 0, match.blocks)
 
     def take(self) -> list[Any]:
         """The events since the last call."""

@@ -32,7 +32,7 @@ from kvyard.engine.timing import Durations, TimingConfig
 from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
 from kvyard.hashing import PLAIN, Namespace, TokenChain, algorithm
-from kvyard.lab.conform import Difference, LogError, Verdict
+from kvyard.lab.conform import LogDifference, LogError, LogVerdict
 from kvyard.lab.conform.log import MALFORMED
 from kvyard.lab.conform.scripted_loads import LoadScript, scripted
 
@@ -387,10 +387,10 @@ class LoggedRun(Watcher):
         )
         self._next = {}
 
-    def in_order(self, made: Pass) -> list[tuple[Job, int]]:
+    def in_order(self, batch: Pass) -> list[tuple[Job, int]]:
         """The jobs of a pass and their tokens, in the order of the log: that of admission."""
-        decoding = [(job, 1) for job in self.core.scheduler.lockstep()] if made.decoding else []
-        entries = [*((job, new) for job, new, _ in made.chunks), *made.drafted, *decoding]
+        decoding = [(job, 1) for job in self.core.scheduler.lockstep()] if batch.decoding else []
+        entries = [*((job, new) for job, new, _ in batch.chunks), *batch.drafted, *decoding]
         return sorted(entries, key=lambda entry: entry[0].serial)
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
@@ -435,12 +435,12 @@ def _sampler(stretches: list[list[int]]) -> Callable[[int, int], Sequence[int]]:
 # -- comparing -------------------------------------------------------------------------------------------------------
 
 
-def conform(path: Path) -> Verdict:
+def conform(path: Path) -> LogVerdict:
     """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
     return replay(path, SchedulerLog(path), LoggedRun)
 
 
-def replay(path: Path, log: SchedulerLog, run: type[LoggedRun]) -> Verdict:
+def replay(path: Path, log: SchedulerLog, run: type[LoggedRun]) -> LogVerdict:
     """Hold runs of ``log`` to it. Raises ``LogError`` if it can't be replayed."""
     try:
         difference = _first_difference(log, run)
@@ -448,10 +448,10 @@ def replay(path: Path, log: SchedulerLog, run: type[LoggedRun]) -> Verdict:
         raise LogError(f"{path}: {bad}") from bad
     except MALFORMED as bad:
         raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
-    return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
+    return LogVerdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
 
 
-def _first_difference(log: SchedulerLog, run: type[LoggedRun]) -> Difference | None:
+def _first_difference(log: SchedulerLog, run: type[LoggedRun]) -> LogDifference | None:
     stepped = run(log, plans=False)
     stepped.go()
     difference = _steps(log, stepped) or _ends(log, stepped)
@@ -462,12 +462,12 @@ def _first_difference(log: SchedulerLog, run: type[LoggedRun]) -> Difference | N
     return difference
 
 
-def _difference(log: SchedulerLog, step: int, field: str, recorded: object, ours: object) -> Difference:
+def _difference(log: SchedulerLog, step: int, field: str, recorded: object, ours: object) -> LogDifference:
     op = log.steps[step] if step < len(log.steps) else {"step": step}
-    return Difference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
+    return LogDifference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
 
 
-def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
+def _steps(log: SchedulerLog, run: LoggedRun) -> LogDifference | None:
     for number, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
         start, ns, _ = run.passes[number] if number < len(run.passes) else (None, None, 0)
         views = []
@@ -483,7 +483,7 @@ def _steps(log: SchedulerLog, run: LoggedRun) -> Difference | None:
     return None
 
 
-def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> Difference | None:
+def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> LogDifference | None:
     """Compare a run with plans with one without, which was found to be the log's."""
     for number, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if single != of_plan:
@@ -507,7 +507,7 @@ def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> Diffe
     return None
 
 
-def _ends(log: SchedulerLog, run: LoggedRun) -> Difference | None:
+def _ends(log: SchedulerLog, run: LoggedRun) -> LogDifference | None:
     for name, end in log.ends.items():
         if end["reason"] == "unfinished" and log.cut:
             continue

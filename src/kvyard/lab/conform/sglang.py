@@ -17,15 +17,15 @@ import msgspec
 
 from kvyard.blocks.spec import GroupSpec
 from kvyard.clock import SECOND
-from kvyard.engine.config import EngineConfig
+from kvyard.engine.config import EngineConfig, SpeculativeConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import Pass
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.policies.sglang_passes import SglangPasses
 from kvyard.errors import KvyardError
 from kvyard.events.types import EventBatch, Tier
-from kvyard.hashing import Key, Run
-from kvyard.lab.conform import Difference, LogError, Verdict
+from kvyard.hashing import Key, PairChain, Run
+from kvyard.lab.conform import LogDifference, LogError, LogVerdict
 from kvyard.lab.conform.log import MALFORMED
 from kvyard.lab.conform.scheduler import LoggedRun, LogTiming, Record, read_first_line, read_lines
 from kvyard.tiers.config import OffloadConfig, TierConfig
@@ -87,6 +87,8 @@ WRITE_POLICIES = {
     "write_back": "on_eviction",
 }
 """Our names of HiCache's write policies."""
+EAGLES = ("EAGLE", "EAGLE3", "NEXTN")
+"""Algorithms whose drafters need hidden states."""
 OPTIONAL = (
     "max_mamba_cache_size",
     "mamba_radix_cache_strategy",
@@ -116,7 +118,7 @@ class EventNumbers:
         # SGLang continues the event before, if that is where the new one continues.
         if last is not None and last[:2] == ("stored", tier.label) and last[3][-1] == parent:
             last[3].extend(hashes)
-            last[4].extend(tokens)
+            last[4].extend(tokens[1:] if isinstance(run.chain, PairChain) else tokens)
         else:
             self._events.append(("stored", tier.label, parent, hashes, tokens))
 
@@ -214,6 +216,7 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
         async_scheduling=config["overlap"],
         seed=config["seed"],
         timing=timing,
+        speculative=_drafts(config.get("speculative")),
         tiers=_tiers(hicache, 1 + config.get("swa_full_tokens_ratio", 0)) if hicache is not None else None,
         # A byte a nanosecond, so that a page takes as long as it has bytes.
         bytes_per_block=hicache["per_page"] if hicache is not None else None,
@@ -222,7 +225,9 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
                 "schedule_policy": "fifo" if policy == "fcfs" else policy,
                 "chunked_prefill_size": config["chunked_prefill_size"] or -1,
                 **{name: config[name] for name in SAME_NAMES},
+                **({"radix_eviction_policy": "lru"} if config["disable_radix_cache"] else {}),  # nothing is evicted
                 **{name: config[name] for name in OPTIONAL if name in config},
+                **_draft_settings(config.get("speculative")),
             },
             SglangSettings,
         ),
@@ -232,6 +237,26 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
     except KvyardError as refused:
         raise LogError(f"this configuration can't be replayed: {refused}") from refused
     return engine
+
+
+def _drafts(drafts: Record | None) -> SpeculativeConfig | None:
+    """The settings for draft tokens. How many hold is in the log."""
+    if drafts is None:
+        return None
+    chains = drafts["algorithm"] == "NGRAM"
+    count = drafts["num_draft_tokens"] - 1 if chains else drafts["num_steps"]
+    eagle = drafts["algorithm"] in EAGLES
+    return SpeculativeConfig(num_speculative_tokens=count, acceptance_rates=(0.0,) * count, eagle=eagle)
+
+
+def _draft_settings(drafts: Record | None) -> Record:
+    """SGLang's settings for trees of drafts, if they are trees."""
+    if drafts is None or drafts["eagle_topk"] == 1:
+        return {}
+    return {
+        "speculative_eagle_topk": drafts["eagle_topk"],
+        "speculative_num_draft_tokens": drafts["num_draft_tokens"],
+    }
 
 
 def _tiers(hicache: Record, share: float) -> OffloadConfig:
@@ -268,7 +293,9 @@ class SglangRun(LoggedRun):
         policy = scheduler.policy
         assert isinstance(policy, SglangPasses)
         tokens = {job.id: new for job, new, _ in pass_.chunks}
-        if pass_.decoding:
+        if pass_.drafted:
+            tokens |= {job.id: verified for job, verified in pass_.drafted}
+        elif pass_.decoding:
             tokens |= {job.id: 1 for job in policy.decoding()}
         held = sum(len(extent.ids) for extent in pool.maps[0].extents() if extent.refs)
         unnamed = pool.unnamed if scheduler.manager.caching else pool.free
@@ -298,7 +325,7 @@ class SglangRun(LoggedRun):
         self._next.clear()
 
 
-def conform(path: Path) -> Verdict:
+def conform(path: Path) -> LogVerdict:
     """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
     log = SglangLog(path)
     try:
@@ -307,7 +334,7 @@ def conform(path: Path) -> Verdict:
         raise LogError(f"{path}: {bad}") from bad
     except MALFORMED as bad:
         raise LogError(f"{path}: can't be replayed: {bad!r}") from bad
-    return Verdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
+    return LogVerdict(log.name, difference.line if difference is not None else len(log.steps), difference, "steps")
 
 
 def is_sglang_log(path: Path) -> bool:
@@ -316,7 +343,7 @@ def is_sglang_log(path: Path) -> bool:
     return isinstance(header, dict) and header.get("format") == FORMAT
 
 
-def _first_difference(log: SglangLog) -> Difference | None:
+def _first_difference(log: SglangLog) -> LogDifference | None:
     stepped = SglangRun(log, plans=False)
     stepped.go()
     difference = _steps(log, stepped) or _ends(log, stepped)
@@ -327,12 +354,12 @@ def _first_difference(log: SglangLog) -> Difference | None:
     return difference
 
 
-def _difference(log: SglangLog, step: int, field: str, recorded: object, ours: object) -> Difference:
+def _difference(log: SglangLog, step: int, field: str, recorded: object, ours: object) -> LogDifference:
     op = log.steps[step] if step < len(log.steps) else {"step": step}
-    return Difference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
+    return LogDifference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
 
 
-def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
+def _steps(log: SglangLog, run: SglangRun) -> LogDifference | None:
     for step, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
         start, ns, _ = run.passes[step] if step < len(run.passes) else (None, None, 0)
         theirs = {
@@ -360,7 +387,7 @@ def _steps(log: SglangLog, run: SglangRun) -> Difference | None:
     return None if run.rest == log.rest else _difference(log, len(log.steps), "events at the end", log.rest, run.rest)
 
 
-def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> Difference | None:
+def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> LogDifference | None:
     """Compare a run with plans with one without, which was found to be the log's."""
     for number, (alone, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if alone != of_plan:
@@ -391,7 +418,7 @@ def _numbers(rest: list[Any]) -> list[list[int]]:
     return numbers
 
 
-def _ends(log: SglangLog, run: SglangRun) -> Difference | None:
+def _ends(log: SglangLog, run: SglangRun) -> LogDifference | None:
     for name, end in log.ends.items():
         job = run.jobs[name]
         ours = {

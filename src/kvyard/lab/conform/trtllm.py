@@ -19,7 +19,7 @@ from kvyard.engine.policies.settings import TrtllmSettings
 from kvyard.engine.policies.trtllm import TrtllmPasses
 from kvyard.engine.timing import TimingConfig
 from kvyard.errors import KvyardError
-from kvyard.lab.conform import LogError, Verdict
+from kvyard.lab.conform import LogError, LogVerdict
 from kvyard.lab.conform.scheduler import LoggedRun, Record, SchedulerLog, read_first_line, replay
 
 FORMAT = "trtllm-log/1"
@@ -65,13 +65,13 @@ class TrtllmLog(SchedulerLog):
 class TrtllmRun(LoggedRun):
     """A log's requests through our engine."""
 
-    def in_order(self, made: Pass) -> list[tuple[Job, int]]:
+    def in_order(self, batch: Pass) -> list[tuple[Job, int]]:
         policy = self.core.scheduler.policy
         assert isinstance(policy, TrtllmPasses)
-        return policy.order(made)
+        return policy.order(batch)
 
 
-def conform(path: Path) -> Verdict:
+def conform(path: Path) -> LogVerdict:
     """Replay one log. Raises ``LogError`` for a file that isn't one, or can't be replayed."""
     return replay(path, TrtllmLog(path), TrtllmRun)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,8 @@ import msgspec
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.replay.live.facts import cache_labels, is_asleep
+from kvyard.replay.live.metrics_page import MetricsPage
 from kvyard.replay.traces.files import records
-
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 VLLM = (
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
@@ -81,31 +78,24 @@ def read_page(text: str, name: str = "metrics") -> Counted:
     """
     if text.lstrip().startswith(("[", "{")):
         return _from_trtllm(text, name)
-    sums: dict[str, float] = {}
-    for metric, value in _SAMPLE.findall(text):
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        if math.isfinite(number):
-            sums[metric] = sums.get(metric, 0.0) + number
+    page = MetricsPage(text)
     for queries, hits in VLLM:
-        if queries in sums:
+        if queries in page:
             return Counted(
                 source=f"{queries.removesuffix('_queries_total')}_*",
-                queries=round(sums[queries]),
-                hits=round(sums.get(hits, 0.0)),
-                external_queries=round(sums.get(VLLM_EXTERNAL[0], 0.0)),
-                external_hits=round(sums.get(VLLM_EXTERNAL[1], 0.0)),
-                new_media=round(sums.get(VLLM_MEDIA[0], 0.0) - sums.get(VLLM_MEDIA[1], 0.0)),
-                facts={label: value for label, value in cache_labels(text).items() if value not in ("", "None")},
-                asleep=is_asleep(text),
+                queries=round(page.total(queries)),
+                hits=round(page.total(hits)),
+                external_queries=round(page.total(VLLM_EXTERNAL[0])),
+                external_hits=round(page.total(VLLM_EXTERNAL[1])),
+                new_media=round(page.total(VLLM_MEDIA[0]) - page.total(VLLM_MEDIA[1])),
+                facts={label: value for label, value in cache_labels(page).items() if value not in ("", "None")},
+                asleep=is_asleep(page),
             )
-    if SGLANG[0] in sums:
+    if SGLANG[0] in page:
         return Counted(
             source="sglang:cached_tokens_total",
-            queries=round(sums[SGLANG[0]]),
-            hits=round(sums.get(SGLANG[1], 0.0)),
+            queries=round(page.total(SGLANG[0])),
+            hits=round(page.total(SGLANG[1])),
         )
     raise KvyardError(
         f"{name} has no counter of prefix hits: it needs vllm:prefix_cache_queries, sglang:prompt_tokens_total "

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from kvyard.replay.live.endpoint import Endpoint
-from kvyard.replay.live.facts import EngineFacts, engine_facts, metrics_page
+from kvyard.replay.live.facts import EngineFacts, engine_facts, metrics_text
 
 
 class EngineVisit(msgspec.Struct, kw_only=True):
@@ -24,7 +24,7 @@ def visit_engine(url: str, token: str | None = None) -> EngineVisit:
     async def ask() -> EngineVisit:
         async with Endpoint(url, token=token) as endpoint:
             facts = await engine_facts(endpoint, None)
-            return EngineVisit(facts=facts, settings=_settings(facts), page=await metrics_page(endpoint))
+            return EngineVisit(facts=facts, settings=_settings(facts), page=await metrics_text(endpoint))
 
     return asyncio.run(ask())
 

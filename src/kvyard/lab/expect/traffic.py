@@ -71,12 +71,16 @@ class Traffic(msgspec.Struct, kw_only=True):
         return sum(request.input_length for request in self.requests)
 
 
-def read_traffic(source: Trace | Sequence[TraceRequest], limit: int | None = None) -> Traffic:
+def read_traffic(
+    source: Trace | Sequence[TraceRequest], limit: int | None = None, max_tokens: int | None = None
+) -> Traffic:
     """Read a trace or a recording, with counts per request if it has any.
 
     Raises ``KvyardError`` as reading the trace does, and for a trace without requests.
     """
     rows = list(source) if limit is None else [row for row, _ in zip(source, range(limit), strict=False)]
+    if max_tokens is not None:
+        rows = [row for row in rows if row.input_length + row.output_length <= max_tokens]
     if not rows:
         raise KvyardError("the trace has no requests: there is nothing to expect")
     traffic = Traffic(name="requests", requests=[], cached={}, media={}, texts={}, notes=[])

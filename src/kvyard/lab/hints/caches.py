@@ -38,9 +38,9 @@ class _Cache:
 
     def match(self, ids: Sequence[int]) -> int:
         alive, over = self.alive, self.over
-        for at, block in enumerate(ids):
+        for index, block in enumerate(ids):
             if block not in alive and block not in over:
-                return at
+                return index
         return len(ids)
 
     def use(self, prompt: Prompt, ends: bool) -> None:

@@ -20,6 +20,7 @@ from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import METRICS, Metric, read_metrics
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.replay.traces import open_trace
+from kvyard.replay.traces.changes import without_long
 from kvyard.replay.traces.hinting import MadeHint, TraceFuture, parse_hints
 from kvyard.replay.traces.identity import prefix_ids
 
@@ -72,7 +73,9 @@ def hints(
         for point, report in study.done:
             for quality in wanted[point.varied["hints"]]:
                 runs.setdefault(quality, []).append(read_metrics(report))
-        future = TraceFuture.of(open_trace(trace, limit=replay_config.limit, **study.reading))
+        future = TraceFuture.of(
+            without_long(open_trace(trace, limit=replay_config.limit, **study.reading), replay_config.max_tokens)
+        )
         ordered = sorted(runs, key=lambda quality: (hints.index(quality[0]), quality[2], quality[1]))
         return view(study.trace, fleet_words(replay_config), {quality: runs[quality] for quality in ordered}, future)
 
@@ -97,7 +100,7 @@ def quick_hints(
     workers of ``config``. Raises ``KvyardError`` if the trace doesn't say what prompts share.
     """
     replay_config = make_config(SETTINGS.merge(config, {}))
-    source = open_trace(trace, limit=replay_config.limit, **reading)
+    source = without_long(open_trace(trace, limit=replay_config.limit, **reading), replay_config.max_tokens)
     requests = list(source)
     future = TraceFuture.of(requests)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(future.names))}

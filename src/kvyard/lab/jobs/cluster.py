@@ -97,11 +97,11 @@ class RayExecutor(Executor):
 
     def _stored(self, trace: str) -> tuple[str, Any]:
         """The digest of a trace, and where the object store has it."""
-        found = self._traces.get(trace)
-        if found is None:
+        stored = self._traces.get(trace)
+        if stored is None:
             packed = pack(Path(trace))
-            found = self._traces[trace] = (_digest(packed), self._ray.put(packed))
-        return found
+            stored = self._traces[trace] = (_digest(packed), self._ray.put(packed))
+        return stored
 
 
 def pack(path: Path) -> Packed:

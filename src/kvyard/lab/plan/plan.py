@@ -51,6 +51,8 @@ class Planned(msgspec.Struct):
     traffic: Traffic
     left_out: int
     """Requests that were too long."""
+    max_tokens: int | None
+    """Tokens of the longest requests that weren't left out, prompt and answer together."""
     limit: int | None
     """Number of the trace's first requests that were asked for."""
     search: FleetSearch
@@ -93,14 +95,12 @@ def plan(
     price_list: PriceList,
     budget: float | None = None,
     split: bool = True,
-    max_tokens: int | None = None,
     config: str | Path | Mapping[str, object] | None = None,
     **more: Any,
 ) -> Planned:
     """Search for the cheapest fleet of ``gpus`` that keeps ``limits`` on ``trace``.
 
-    ``config`` and ``more`` are as for ``sweep``, without an SLO; what they set isn't searched. ``prices`` are by card. Requests
-    of more than ``max_tokens`` tokens, prompt and answer together, are left out. Raises
+    ``config`` and ``more`` are as for ``sweep``, without an SLO; what they set isn't searched. ``prices`` are by card. Raises
     ``KvyardError`` for what makes no sense, and for what no fleet can do, before anything is replayed. A KeyboardInterrupt
     ends it; reports of finished replays stay in ``folder``, and the same call goes on from there.
     """
@@ -114,8 +114,12 @@ def plan(
     find_config(str(base["model"]))
     # What no shape changes is refused as it is, before shapes are looked at.
     RouterConfig(**chosen(RouterConfig, SETTINGS.parse(base)))
-    given = SETTINGS.parse({name: base.get(name) for name in ("limit", "speedup", "tensor_parallel_size")})
+    given = SETTINGS.parse(
+        {name: base.get(name) for name in ("limit", "max_tokens", "speedup", "tensor_parallel_size")}
+    )
     base.pop("limit", None)
+    base.pop("max_tokens", None)
+    max_tokens = given.get("max_tokens")
     speedup = given.get("speedup", 1.0)
     if not 0 < speedup < float("inf"):
         raise KvyardError(f"speedup must be a number above 0, got {speedup:g}")
@@ -139,6 +143,7 @@ def plan(
         prices=dict(prices),
         traffic=traffic,
         left_out=0 if max_tokens is None else sum(1 for _ in study.source) - traffic.requests,
+        max_tokens=max_tokens,
         limit=given.get("limit"),
         search=FleetSearch(
             base=base,

@@ -14,7 +14,7 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.lab.plan.shape import HOST, KV_DTYPES, Alone, Shape, alone, roomier
 from kvyard.lab.plan.traffic import Traffic
-from kvyard.lab.study.advice import Candidate, choose
+from kvyard.lab.study.advice import AdviceOption, choose
 from kvyard.lab.study.cost import Prices
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.report import Report
@@ -44,7 +44,7 @@ UNREAD = 1e-4
 FROM_HOST = f"reuse_{HOST.label}"
 
 
-class FleetOption(Candidate, kw_only=True):
+class FleetOption(AdviceOption, kw_only=True):
     """One fleet that was replayed: its ``values`` are of the whole trace, its ``cost`` is per hour."""
 
     shape: Shape

@@ -17,6 +17,7 @@ from kvyard.replay.report.answers import time_parts
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST
 from kvyard.replay.report.slo import WANTED, Limit, kept, missed
+from kvyard.replay.settings import SETTINGS
 from kvyard.settings import duration
 
 FURTHER = ("ttft_p99", "itl_p99", "reuse", "rejected_share")
@@ -54,7 +55,7 @@ def view(planned: Planned) -> Result:
         prices = planned.prices[answer.shape.gpu]
         header = [f"kvyard plan {planned.trace}: {asked}", *sentences, *lines]
         if planned.left_out:
-            header.append("For the same requests in a replay: kvyard trace slice TRACE NEW --max-tokens N")
+            header.append(f"For the same requests in a replay: --max-tokens {planned.max_tokens}")
         files["plan.toml"] = lambda: as_toml("plan", header, settings, prices)
     return Result(
         kind="plan",
@@ -165,7 +166,7 @@ def _setup(planned: Planned, answer: FleetOption) -> str:
     host = " and no host memory"
     if shape.host_gib:
         host = f" and {shape.host_gib * shape.tensor_parallel_size} GiB of host memory"
-    elif any(planned.base.get(name) for name in ("host_bytes", "host_blocks")):
+    elif any(SETTINGS.parse({name: planned.base.get(name) for name in ("host_bytes", "host_blocks")}).values()):
         host = ""
     return f"Route with {router}, {split}; a worker has room for {tokens:,} KV tokens on its cards{host}."
 

@@ -15,18 +15,10 @@ from kvyard.replay.record import MISSES, Record
 from kvyard.replay.records import Records
 from kvyard.replay.report import Report, Slo
 from kvyard.replay.report.common import Observations
+from kvyard.replay.report.fleet_report import LinkUse, TierReport, TransferReport
+from kvyard.replay.report.numbers import Share, share
 from kvyard.replay.report.ranges import make_ranges
-from kvyard.replay.report.report import (
-    MOVES,
-    LinkUse,
-    RouterReport,
-    Share,
-    TierReport,
-    TimingReport,
-    TransferReport,
-    WorkerReport,
-    share,
-)
+from kvyard.replay.report.report import MOVES, RouterReport, TimingReport, WorkerReport
 from kvyard.replay.report.sessions import make_sessions
 
 
@@ -105,16 +97,16 @@ def _worker(pool: str, worker: WorkerReport, part: float) -> WorkerReport:
 
 
 def _timings(reports: Iterable[Report]) -> list[TimingReport]:
-    found: dict[str, TimingReport] = {}
-    for one in (timing for report in reports for timing in report.timing):
-        before = found[one.source].workers if one.source in found else 0
-        found[one.source] = replace(one, workers=one.workers + before)
-    return list(found.values())
+    by_source: dict[str, TimingReport] = {}
+    for timed in (timing for report in reports for timing in report.timing):
+        before = by_source[timed.source].workers if timed.source in by_source else 0
+        by_source[timed.source] = replace(timed, workers=timed.workers + before)
+    return list(by_source.values())
 
 
 def _added(shares: Iterable[Share]) -> Share:
-    found = list(shares)
-    return share(sum(one.part for one in found), sum(one.whole for one in found), found[0].of)
+    parts = list(shares)
+    return share(sum(part.part for part in parts), sum(part.whole for part in parts), parts[0].of)
 
 
 def _shares(lots: Sequence[Mapping[str, Share]], names: Iterable[str]) -> dict[str, Share]:
@@ -157,11 +149,11 @@ def _tiers(lots: Sequence[Mapping[str, TierReport]]) -> dict[str, TierReport]:
 
 
 def _links(links: Sequence[LinkUse]) -> LinkUse:
-    limited = [one.bandwidth for one in links if one.bandwidth is not None]
+    limited = [link.bandwidth for link in links if link.bandwidth is not None]
     return LinkUse(
-        links=sum(one.links for one in links),
-        bytes=sum(one.bytes for one in links),
-        busy=_added(one.busy for one in links),
+        links=sum(link.links for link in links),
+        bytes=sum(link.bytes for link in links),
+        busy=_added(link.busy for link in links),
         bandwidth=_added(limited) if len(limited) == len(links) else None,
     )
 

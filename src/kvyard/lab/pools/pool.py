@@ -10,7 +10,7 @@ from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.errors import TraceError
 from kvyard.replay.traces.reading import ReadingTally
 
-OF_ALL = ("limit", "pools")
+OF_ALL = ("limit", "max_tokens", "pools")
 """Settings that a single pool can't have."""
 
 
@@ -85,7 +85,7 @@ def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
     return Trace(trace.name, trace.format, rows, grouped=trace.grouped)
 
 
-def common_limit(settings: Mapping[str, Any]) -> int | None:
-    """Return the number of requests of the whole trace that are replayed; ``None`` for all. Raises ``KvyardError``."""
-    given: int | None = SETTINGS.parse({"limit": settings.get("limit")}).get("limit")
+def of_all(settings: Mapping[str, Any], name: str) -> int | None:
+    """Return a setting of the whole trace, ``limit`` or ``max_tokens``; ``None`` if it isn't given. Raises ``KvyardError``."""
+    given: int | None = SETTINGS.parse({name: settings.get(name)}).get(name)
     return given

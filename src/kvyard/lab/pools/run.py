@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kvyard.errors import KvyardError
-from kvyard.lab.jobs import Executor, LocalExecutor, Task
+from kvyard.lab.jobs import Executor, LocalExecutor, Task, TracePart
 from kvyard.lab.pools.merge import levels_of, merged_records, merged_report
-from kvyard.lab.pools.pool import common_limit, read_pools
+from kvyard.lab.pools.pool import of_all, read_pools
 from kvyard.lab.pools.shard import PoolRun, read_pool
 from kvyard.replay.report import Slo
 from kvyard.replay.report.files import request_rows
@@ -40,8 +40,9 @@ def replay_pools(
     """
     wanted = read_slo(slo)
     pools = read_pools(settings)
-    reading = {**reading, "limit": common_limit(settings)}
-    source = open_trace(trace, **reading)
+    reading = {**reading, "limit": of_all(settings, "limit")}
+    part = TracePart(max_tokens=of_all(settings, "max_tokens"))
+    source = part.of(open_trace(trace, **reading))
     source.first  # noqa: B018 - refuses an empty one before anything is built
     through: dict[str, int] = {}
     failed: dict[str, str] = {}
@@ -59,7 +60,9 @@ def replay_pools(
     with tempfile.TemporaryDirectory(prefix="kvyard-") as folder:
         paths = {name: Path(folder, str(number)) for number, name in enumerate(pools)}
         tasks = [
-            Task(str(trace), reading, config, wanted, label, str(paths[name]), name, pool=name, pools=tuple(pools))
+            Task(
+                str(trace), reading, config, wanted, label, str(paths[name]), name, part, pool=name, pools=tuple(pools)
+            )
             for name, config in pools.items()
         ]
         (executor or LocalExecutor()).run(tasks, ended, told)

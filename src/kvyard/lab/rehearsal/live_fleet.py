@@ -182,7 +182,8 @@ class LiveFleet(AsyncService):
         """Return true if every engine gets requests and its events are received."""
         gateway = self.gateway
         return all(
-            engine.state == "ready" and all(one.status == "active" for one in gateway.members.listeners(engine))
+            engine.state == "ready"
+            and all(listener.status == "active" for listener in gateway.members.listeners(engine))
             for engine in gateway.members.engines.values()
         )
 

@@ -87,8 +87,8 @@ def first_difference(
     return min(differences, key=lambda difference: (difference.place != ROUTER, _time(difference)), default=None)
 
 
-def _time(one: RunDifference) -> int:
-    return min(line.at for line in (one.live, one.offline) if line is not None)
+def _time(difference: RunDifference) -> int:
+    return min(line.at for line in (difference.live, difference.offline) if line is not None)
 
 
 def tally(log: Mapping[str, Sequence[LogLine]]) -> Counter[str]:
@@ -234,14 +234,14 @@ class TransferAction(msgspec.Struct, frozen=True, gc=False):
 
 def transfer_facts(what: str, source: int, target: int, amount: int) -> dict[str, object]:
     """Return the facts of a transfer for a log."""
-    found: dict[str, object] = {"source": source, "target": target}
-    return found | {"sent": {"bytes": amount}, "landed": {"queued": amount}}.get(what, {})
+    facts: dict[str, object] = {"source": source, "target": target}
+    return facts | {"sent": {"bytes": amount}, "landed": {"queued": amount}}.get(what, {})
 
 
 def network_lines(told: Iterable[tuple[int, str, str, dict[str, object]]]) -> list[LogLine]:
     """Return the log of a network, (time, what, job, facts), in an order that doesn't depend on when it was read."""
-    found = [LogLine(at, what, job.partition(" ")[2] or job, facts) for at, what, job, facts in told]
-    return sorted(found, key=lambda line: (line.at, line.what, line.of))
+    lines = [LogLine(time, what, job.partition(" ")[2] or job, facts) for time, what, job, facts in told]
+    return sorted(lines, key=lambda line: (line.at, line.what, line.of))
 
 
 class RecordedPrompt(msgspec.Struct, frozen=True, gc=False):

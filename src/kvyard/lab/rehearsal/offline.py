@@ -183,9 +183,9 @@ class OfflineNetwork:
             assert flow.ended is not None
             self._tell(flow.ended, flows[flow.number], flow.queued, "landed")
 
-    def _tell(self, at: int, action: TransferAction, amount: int, what: str = "") -> None:
+    def _tell(self, time: int, action: TransferAction, amount: int, what: str = "") -> None:
         said = what or action.what
-        self.told.append((at, said, action.job, transfer_facts(said, action.source, action.target, amount)))
+        self.told.append((time, said, action.job, transfer_facts(said, action.source, action.target, amount)))
 
 
 class Offline:
@@ -228,12 +228,12 @@ class Offline:
     @property
     def first(self) -> dict[str, int]:
         """Return the time of each request's first token."""
-        return {name: at for engine in self._engines for log in engine.logs for name, at in log.first.items()}
+        return {name: time for engine in self._engines for log in engine.logs for name, time in log.first.items()}
 
     @property
     def last(self) -> dict[str, int]:
         """Return the time of each request's last token."""
-        return {name: at for engine in self._engines for log in engine.logs for name, at in log.last.items()}
+        return {name: time for engine in self._engines for log in engine.logs for name, time in log.last.items()}
 
     def run(self) -> None:
         """Repeat everything. Stops, with ``apart`` set, where the recording can't be followed."""

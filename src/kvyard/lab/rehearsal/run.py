@@ -145,8 +145,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     def close(self) -> bool:
         """Return true if latencies agree: never shorter than in virtual time, and longer only within the tolerance."""
         return all(
-            one.min >= 0 and one.p50 <= self.tolerance.p50_ms and one.p99 <= self.tolerance.p99_ms
-            for one in (self.first_token, self.last_token)
+            spread.min >= 0 and spread.p50 <= self.tolerance.p50_ms and spread.p99 <= self.tolerance.p99_ms
+            for spread in (self.first_token, self.last_token)
         )
 
     def __str__(self) -> str:

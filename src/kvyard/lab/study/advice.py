@@ -28,7 +28,7 @@ CHOSEN_BY = tuple(
 """Metrics that people choose runs by, in order."""
 
 
-class Candidate(msgspec.Struct):
+class AdviceOption(msgspec.Struct):
     """Something to choose: a fleet, a policy, a run."""
 
     name: str
@@ -45,7 +45,7 @@ class Candidate(msgspec.Struct):
         return [self.cost if goal is COST else goal.loss(_value(self, goal)) for goal in goals]
 
 
-C = TypeVar("C", bound=Candidate)
+C = TypeVar("C", bound=AdviceOption)
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ def middle(candidates: Sequence[C], goals: Sequence[Metric]) -> C:
 
 
 def answer(
-    candidates: Sequence[Candidate], goals: Sequence[Metric], limits: Sequence[Limit], wanted: str, count: int = 0
+    candidates: Sequence[AdviceOption], goals: Sequence[Metric], limits: Sequence[Limit], wanted: str, count: int = 0
 ) -> Advice:
     """Advise on the best candidate that keeps ``limits``, which ``wanted`` names. ``count`` points were looked at, if not as
     many as there are candidates.
@@ -130,18 +130,18 @@ def answer(
     return advice.also(limits_text(limits, best.evidence), rejection_rule(candidates) if limits else "")
 
 
-def rejection_rule(candidates: Sequence[Candidate]) -> str:
+def rejection_rule(candidates: Sequence[AdviceOption]) -> str:
     """Return how rejected requests count, if any candidate rejects some."""
     return RULE if any(candidate.values.get("rejected_share") for candidate in candidates) else ""
 
 
-def in_order(best: Candidate, other: Candidate, metric: Metric) -> str:
+def in_order(best: AdviceOption, other: AdviceOption, metric: Metric) -> str:
     """Say whether the order of two candidates in ``metric`` stands in spite of the error; empty without evidence."""
-    both = [(one.name, _value(one, metric), one.evidence) for one in (best, other)]
+    both = [(candidate.name, _value(candidate, metric), candidate.evidence) for candidate in (best, other)]
     return order_text(metric, both[0], both[1])
 
 
-def lowest_ttft(candidates: Sequence[Candidate]) -> Advice:
+def lowest_ttft(candidates: Sequence[AdviceOption]) -> Advice:
     """Advise on the lowest mean TTFT, and on the cheapest candidate that is nearly as good."""
     if not candidates:
         return Advice()
@@ -159,7 +159,7 @@ def lowest_ttft(candidates: Sequence[Candidate]) -> Advice:
     return Advice(cheap.name, [f"{best.name} has {lowest}: {_price(best)}. {cheapest}"])
 
 
-def with_foresight(candidates: Sequence[Candidate]) -> str:
+def with_foresight(candidates: Sequence[AdviceOption]) -> str:
     """Return a sentence on the best candidate that knows the future; empty if there is none."""
     if not candidates:
         return ""
@@ -175,7 +175,7 @@ def at_edges(edges: Mapping[str, str]) -> list[str]:
     ]
 
 
-def least_behind(groups: Mapping[str, Sequence[Candidate]]) -> Advice:
+def least_behind(groups: Mapping[str, Sequence[AdviceOption]]) -> Advice:
     """Advise on the candidate whose mean TTFT is least behind the lowest, over all groups that have the same candidates.
     Candidates are in order of TTFT.
     """
@@ -205,7 +205,7 @@ def least_behind(groups: Mapping[str, Sequence[Candidate]]) -> Advice:
     return Advice(choice, [why, trade]).also(in_order(own, second, TTFT) if second is not None else "")
 
 
-def _among(own: Candidate, candidates: Sequence[Candidate]) -> str:
+def _among(own: AdviceOption, candidates: Sequence[AdviceOption]) -> str:
     if len(candidates) == 1:
         return f"Only {own.name} was run: mean TTFT {_text(own, TTFT)}."
     second = candidates[1] if candidates[0] is own else candidates[0]
@@ -226,7 +226,7 @@ def _over(choice: str, behind: Mapping[str, float]) -> str:
     )
 
 
-def compared(runs: Sequence[Candidate]) -> Advice:
+def compared(runs: Sequence[AdviceOption]) -> Advice:
     """Advise on runs beside the first: of two, what the second is better and worse in; of more, a sentence for each metric that
     people choose by.
     """
@@ -239,7 +239,7 @@ def compared(runs: Sequence[Candidate]) -> Advice:
     return Advice(next(iter(wins)) if len(wins) == 1 else "").also(*sentences)
 
 
-def _beside(run: Candidate, first: Candidate) -> str:
+def _beside(run: AdviceOption, first: AdviceOption) -> str:
     """Say what ``run`` is better and worse in than ``first``."""
     better, worse = (
         [metric for metric in CHOSEN_BY if metric.beats(_known(run, metric), _known(first, metric)) == sign]
@@ -253,7 +253,7 @@ def _beside(run: Candidate, first: Candidate) -> str:
     return f"{run.name} and {first.name} are within 0.5% of each other in all that people choose by."
 
 
-def _ranked(metric: Metric, runs: Sequence[Candidate]) -> str:
+def _ranked(metric: Metric, runs: Sequence[AdviceOption]) -> str:
     """Say which runs are best, next and worst in ``metric``, with their changes against the first run; empty if none has it."""
     known = sorted(
         (run for run in runs if _known(run, metric) is not None), key=lambda run: metric.loss(_value(run, metric))
@@ -263,7 +263,7 @@ def _ranked(metric: Metric, runs: Sequence[Candidate]) -> str:
     if not metric.best([_known(run, metric) for run in known]):
         return f"{metric.title}: all are within 0.5% of {_text(known[0], metric)}."
 
-    def named(run: Candidate) -> str:
+    def named(run: AdviceOption) -> str:
         change = "" if run is runs[0] else metric.change_text(_value(run, metric), _known(runs[0], metric))
         return f"{run.name} {_text(run, metric)}{f' ({change})' if change else ''}"
 
@@ -285,17 +285,17 @@ def _asked(goals: Sequence[Metric], limits: Sequence[Limit]) -> list[Metric]:
     return list(dict.fromkeys([*goals, *(WANTED[limit.name] for limit in limits)]))
 
 
-def _price(candidate: Candidate) -> str:
+def _price(candidate: AdviceOption) -> str:
     return f"cost {COST.text(candidate.cost)} an hour" if isinstance(candidate.cost, float) else str(candidate.cost)
 
 
-def _text(candidate: Candidate, metric: Metric) -> str:
+def _text(candidate: AdviceOption, metric: Metric) -> str:
     return metric.text(_value(candidate, metric), unit=True)
 
 
-def _known(candidate: Candidate, metric: Metric) -> float | None:
+def _known(candidate: AdviceOption, metric: Metric) -> float | None:
     return candidate.values.get(metric.name)
 
 
-def _value(candidate: Candidate, metric: Metric) -> float:
+def _value(candidate: AdviceOption, metric: Metric) -> float:
     return _known(candidate, metric) or 0.0

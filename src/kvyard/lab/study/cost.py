@@ -1,6 +1,6 @@
 """Parts of a fleet and their cost per hour: its cards, and the memory and storage behind them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
@@ -9,7 +9,6 @@ from kvyard.engine.price_list import PriceList, default_prices
 from kvyard.errors import KvyardError
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.replay.config import ReplayConfig
-from kvyard.replay.fleet_memory import lower_bytes
 from kvyard.replay.settings import OF_A_WORKER, SETTINGS
 from kvyard.settings import Setting, settings_of
 
@@ -163,3 +162,20 @@ def _cards(settings: Mapping[str, object], count: int) -> list[int]:
             cards *= int(kind.get(name, given.get(name, 1)))
         counts.append(cards)
     return counts
+
+
+def lower_bytes(config: ReplayConfig, counts: Sequence[float]) -> list[float]:
+    """Return the bytes of each lower tier, closest to the device first, of a fleet with ``counts`` workers of each kind. A
+    tier that workers share counts once, as large as the largest kind says.
+    """
+    private = [0.0] * len(LOWER_TIERS)
+    shared = [0.0] * len(LOWER_TIERS)
+    for kind, count in zip(config.workers, counts, strict=True):
+        below, size = kind.engine.tiers, kind.engine.bytes_per_block or 0
+        for level, tier in enumerate(below.tiers if below is not None else ()):
+            held = tier.bytes if tier.bytes is not None else (tier.num_blocks or 0) * size
+            if tier.scope == "shared":
+                shared[level] = max(shared[level], held)
+            else:
+                private[level] += count * kind.dp_size * held
+    return [own + common for own, common in zip(private, shared, strict=False)]

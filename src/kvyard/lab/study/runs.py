@@ -23,10 +23,10 @@ MOST_TIMES = 4
 
 def notes(study: Study) -> list[str]:
     """Return sentences on points that have not run, that have more blocks than their card holds, and that failed."""
-    found = [f"{study.missing} of {len(study.points)} replays have not run yet."] if study.missing else []
+    sentences = [f"{study.missing} of {len(study.points)} replays have not run yet."] if study.missing else []
     if beyond := [point.label for point, report in study.done if what_ifs(report)]:
-        found.append(f"What-ifs, with more blocks than the card has room for: {'; '.join(beyond)}.")
-    return found + [f"{point.label}: {why}" for point, why in study.failed]
+        sentences.append(f"What-ifs, with more blocks than the card has room for: {'; '.join(beyond)}.")
+    return sentences + [f"{point.label}: {why}" for point, why in study.failed]
 
 
 def times(study: Study, file: str) -> str:

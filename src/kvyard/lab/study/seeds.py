@@ -9,12 +9,12 @@ from kvyard.lab.study.table import Values
 
 def means(runs: Sequence[Values]) -> dict[str, float | None]:
     """Return the mean of each metric over ``runs`` that have it."""
-    return {name: fmean(found) if (found := _known(runs, name)) else None for name in runs[0]}
+    return {name: fmean(values) if (values := _known(runs, name)) else None for name in runs[0]}
 
 
 def spreads(runs: Sequence[Values]) -> dict[str, float | None]:
     """Return the largest less the smallest value of each metric."""
-    return {name: max(found) - min(found) if (found := _known(runs, name)) else None for name in runs[0]}
+    return {name: max(values) - min(values) if (values := _known(runs, name)) else None for name in runs[0]}
 
 
 def not_set(flags: Mapping[str, str], study: str, config: object, settings: Mapping[str, object]) -> None:

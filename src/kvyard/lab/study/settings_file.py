@@ -43,7 +43,7 @@ def as_toml(command: str, sentences: Sequence[str], settings: Mapping[str, objec
 def router_value(field: str, value: object) -> object:
     """Return a router's setting as its configuration has it: text from the command line becomes a value."""
     router = settings_of(RouterConfig)
-    return next(one.parse(name, value) for name, one in router.items() if one.field == field)
+    return next(setting.parse(name, value) for name, setting in router.items() if setting.field == field)
 
 
 def _typed(name: str, value: object) -> object:

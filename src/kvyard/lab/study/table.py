@@ -202,7 +202,7 @@ class Table(msgspec.Struct, kw_only=True):
         return metric.change_text(value, base) if metric.name in self.changes else ""
 
     def _cell(self, metric: Metric, number: int) -> tuple[str, str]:
-        value, first = (self.rows[at].values.get(metric.name) for at in (number, 0))
+        value, first = (self.rows[row].values.get(metric.name) for row in (number, 0))
         return metric.text(value), metric.change_text(value, first)
 
 

@@ -98,8 +98,8 @@ class OptunaSearch:
     def told(self) -> Iterator[Suggestion]:
         """Yield all points whose outcome is known, in the order in which they were asked for."""
         state = self._optuna.trial.TrialState
-        for one in self._study.get_trials(deepcopy=False, states=(state.COMPLETE, state.PRUNED)):
-            yield Suggestion(one.number, self._space.pick(_Chosen(one.params)), one.user_attrs[NOTE], None)
+        for trial in self._study.get_trials(deepcopy=False, states=(state.COMPLETE, state.PRUNED)):
+            yield Suggestion(trial.number, self._space.pick(_Chosen(trial.params)), trial.user_attrs[NOTE], None)
 
     def ask(self, count: int, drawn: bool = False) -> list[Suggestion]:
         """Return the next ``count`` points; ``drawn`` at random, if what is known leads nowhere new."""
@@ -164,9 +164,9 @@ class _quiet(warnings.catch_warnings):
     """Without Optuna's remarks on what it calls experimental."""
 
     def __enter__(self) -> Any:
-        found = super().__enter__()
+        entered = super().__enter__()
         warnings.simplefilter("ignore")
-        return found
+        return entered
 
 
 def _optuna() -> Any:

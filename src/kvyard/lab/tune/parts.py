@@ -9,6 +9,7 @@ import msgspec
 from kvyard.errors import KvyardError
 from kvyard.lab.jobs import TracePart
 from kvyard.replay.traces import Trace
+from kvyard.replay.traces.changes import without_long
 from kvyard.replay.traces.reading import ReadingTally
 
 PREFIX = 0.25
@@ -29,14 +30,16 @@ class TraceParts(msgspec.Struct, frozen=True):
     """Requests of each part."""
 
 
-def cut(trace: Trace, test: float) -> TraceParts:
-    """``trace`` in parts, the last ``test`` share of its time for the test. Reads it once. Raises ``KvyardError``."""
+def cut(trace: Trace, test: float, max_tokens: int | None = None) -> TraceParts:
+    """``trace`` in parts, the last ``test`` share of its time for the test. Requests of more than ``max_tokens`` aren't
+    counted, since no replay has them. Raises ``KvyardError``.
+    """
     if not 0 <= test < 1:
         raise KvyardError(
             f"--test {test:g}: the share of the trace that is kept for the test is at least 0 and below 1"
         )
     if trace.grouped:
-        return _by_sessions(trace, test)
+        return _checked(_by_sessions(trace, test), trace, test, max_tokens)
     times = [request.arrival for request in trace if request.delay is None]
     length = times[-1] - times[0] if times else 0
     train_end = _at(length, 1 - test) if test else None
@@ -46,14 +49,10 @@ def cut(trace: Trace, test: float) -> TraceParts:
         "prefix": TracePart(until=first),
         "test": TracePart(since=train_end) if train_end else None,
     }
-    requests = {
-        name: sum(1 for _ in part.of(trace).rows(ReadingTally())) if part is not None else 0
-        for name, part in parts.items()
-    }
-    return _checked(parts, requests, test)
+    return _checked(parts, trace, test, max_tokens)
 
 
-def _by_sessions(trace: Trace, test: float) -> TraceParts:
+def _by_sessions(trace: Trace, test: float) -> dict[str, TracePart | None]:
     starts: list[int] = []
     seen: set[str] = set()
     total = 0
@@ -64,15 +63,18 @@ def _by_sessions(trace: Trace, test: float) -> TraceParts:
             starts.append(total - 1)
     train = starts[min(len(starts) - 1, round(len(starts) * (1 - test)))] if test else total
     prefix = starts[min(len(starts) - 1, round(len(starts) * (1 - test) * PREFIX))]
-    parts: dict[str, TracePart | None] = {
+    return {
         "train": TracePart(first=train or None),
         "prefix": TracePart(first=prefix or None),
         "test": TracePart(skip=train) if test else None,
     }
-    return _checked(parts, {"train": train, "prefix": prefix, "test": total - train if test else 0}, test)
 
 
-def _checked(parts: dict[str, TracePart | None], requests: dict[str, int], test: float) -> TraceParts:
+def _checked(parts: dict[str, TracePart | None], trace: Trace, test: float, max_tokens: int | None) -> TraceParts:
+    requests = {
+        name: sum(1 for _ in without_long(part.of(trace), max_tokens).rows(ReadingTally())) if part is not None else 0
+        for name, part in parts.items()
+    }
     train = parts["train"]
     if train is None or not requests["train"] or (test and not requests["test"]):
         raise KvyardError(

@@ -92,13 +92,13 @@ class Reals(msgspec.Struct, frozen=True):
 
     def pick(self, chooser: Chooser, as_: str = "") -> object:
         log = self.low > 0 and self.high / self.low >= 10
-        found = float(f"{chooser.real(as_ or self.name, self.low, self.high, log):.{DIGITS}g}")
-        return min(self.high, max(self.low, found))
+        value = float(f"{chooser.real(as_ or self.name, self.low, self.high, log):.{DIGITS}g}")
+        return min(self.high, max(self.low, value))
 
     def edge(self, value: object) -> str:
         reach = 0.02 * (self.high - self.low)
-        at = self.place(value)
-        near = self.low if at <= self.low + reach else self.high if at >= self.high - reach else at
+        place = self.place(value)
+        near = self.low if place <= self.low + reach else self.high if place >= self.high - reach else place
         return _edge(near, self.low, self.high, floor=0.0)
 
     def place(self, value: object) -> float:
@@ -121,12 +121,12 @@ class Space(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int | None:
         """Return the number of points; ``None`` if they can't be counted."""
-        found = 1
-        for one in self.dimensions.values():
-            if isinstance(one, Reals):
+        points = 1
+        for dimension in self.dimensions.values():
+            if isinstance(dimension, Reals):
                 return None
-            found *= len(one.values)
-        return None if self.options else found
+            points *= len(dimension.values)
+        return None if self.options else points
 
     def pick(self, chooser: Chooser) -> dict[str, object]:
         """Settings of one point, by flat names and in a fixed order."""
@@ -144,21 +144,21 @@ class Space(msgspec.Struct, frozen=True):
 
     def edges(self, point: Mapping[str, object]) -> dict[str, str]:
         """Settings of ``point`` that are at the ``low`` or ``high`` end of their range, where it goes on beyond that end."""
-        found = {name: one.edge(point[name]) for name, one in self.dimensions.items()}
+        ends = {name: dimension.edge(point[name]) for name, dimension in self.dimensions.items()}
         policy = str(point.get(ROUTER, self.policies[0] if self.policies else ""))
         options = point.get("router_options")
         for name, value in options.items() if isinstance(options, Mapping) else ():
-            found[OPTION + name] = self.options[policy][name].edge(value)
-        return {name: end for name, end in found.items() if end}
+            ends[OPTION + name] = self.options[policy][name].edge(value)
+        return {name: end for name, end in ends.items() if end}
 
     def flat(self, point: Mapping[str, object]) -> dict[str, object]:
         """``point`` with options of the policy as settings of their own, named after it."""
-        found = {name: point[name] for name in self.dimensions}
+        values = {name: point[name] for name in self.dimensions}
         policy = str(point.get(ROUTER, self.policies[0] if self.policies else ""))
         options = point.get("router_options")
         for name, value in options.items() if isinstance(options, Mapping) else ():
-            found[f"{OPTION}{policy}.{name}"] = value
-        return found
+            values[f"{OPTION}{policy}.{name}"] = value
+        return values
 
 
 def parse_space(texts: Iterable[str], base: Mapping[str, object]) -> Space:
@@ -286,8 +286,8 @@ def _ends(part: str, values: str) -> tuple[str, str]:
     return low.strip(), high.strip()
 
 
-def _edge(at: float, low: float, high: float, floor: float) -> str:
+def _edge(value: float, low: float, high: float, floor: float) -> str:
     """``floor``: nothing lies below this, so the low end is none there."""
-    if at == high:
+    if value == high:
         return "high"
-    return "low" if at == low > floor else ""
+    return "low" if value == low > floor else ""

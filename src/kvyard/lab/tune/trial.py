@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from kvyard.errors import KvyardError
-from kvyard.lab.study.advice import Candidate
+from kvyard.lab.study.advice import AdviceOption
 from kvyard.lab.study.cost import Prices, cost
 from kvyard.lab.study.table import Values
 from kvyard.lab.tune.space import ROUTER, Space
@@ -22,7 +22,7 @@ FIRST = (ROUTER, "workers")
 """Settings that labels name first."""
 
 
-class Trial(Candidate, kw_only=True):
+class Trial(AdviceOption, kw_only=True):
     """One point. Its ``values`` are of the whole part to search on, and empty unless it is ``done``; its ``cost`` per hour is a
     lower bound until the replay, for a fleet that an autoscaler changes.
     """

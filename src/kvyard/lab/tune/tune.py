@@ -72,7 +72,7 @@ def tune(
         seed = SETTINGS.parse({"seed": base.get("seed")}).get("seed", 0)
     space = parse_space([search] if isinstance(search, str) else search, base)
     study = Study(trace, folder, **options, limit=limit)
-    parts = cut(study.source, test)
+    parts = cut(study.source, test, SETTINGS.parse({"max_tokens": base.get("max_tokens")}).get("max_tokens"))
     tuned = Tuned(study.trace, study.folder, base, space, list(goals), list(limits), prices, parts, seed)
     _Search(tuned, study, trials).run()
     return tuned
@@ -230,8 +230,8 @@ class _Search:
     def _test(self) -> None:
         """Replay the best on the part that was kept for it; of a front, some of it."""
         tuned = self._tuned
-        found, front = tuned.answer, tuned.best
-        chosen = {trial.identity: trial for trial in ([found] if found is not None else [])}
+        answer, front = tuned.answer, tuned.best
+        chosen = {trial.identity: trial for trial in ([answer] if answer is not None else [])}
         chosen |= {trial.identity: trial for trial in front[:: max(1, ceil_div(len(front), MOST_TESTED))]}
         for identity, (values, violation) in self._replay(chosen.values(), tuned.parts.test).items():
             chosen[identity].test, chosen[identity].test_violation = values, violation

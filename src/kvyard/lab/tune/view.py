@@ -55,10 +55,10 @@ class Tuned(msgspec.Struct):
     @property
     def distinct(self) -> list[Trial]:
         """All points without those that were asked for again."""
-        found: dict[str, Trial] = {}
+        by_identity: dict[str, Trial] = {}
         for trial in self.trials:
-            found.setdefault(trial.identity, trial)
-        return list(found.values())
+            by_identity.setdefault(trial.identity, trial)
+        return list(by_identity.values())
 
     @property
     def done(self) -> list[Trial]:
@@ -80,7 +80,7 @@ class Tuned(msgspec.Struct):
         """Number of latest points that needed no replay."""
         seen = {trial.number for trial in self._replayed()}
         return len(self.trials) - max(
-            (at for at, trial in enumerate(self.trials, 1) if trial.number in seen), default=0
+            (count for count, trial in enumerate(self.trials, 1) if trial.number in seen), default=0
         )
 
     @property
@@ -326,11 +326,11 @@ def _tiles(tuned: Tuned, trial: Trial) -> list[str]:
 
 def _groups(tuned: Tuned) -> dict[str, list[Trial]]:
     best = {trial.number for trial in tuned.best}
-    found: dict[str, list[Trial]] = {name: [] for name in COLORS}
+    groups: dict[str, list[Trial]] = {name: [] for name in COLORS}
     for trial in tuned.trials:
         if trial.state == "done":
-            found["best" if trial.number in best else "met" if trial.met else "missed"].append(trial)
-    return {name: trials for name, trials in found.items() if trials}
+            groups["best" if trial.number in best else "met" if trial.met else "missed"].append(trial)
+    return {name: trials for name, trials in groups.items() if trials}
 
 
 def _names(tuned: Tuned) -> dict[str, str]:

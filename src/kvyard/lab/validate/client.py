@@ -48,7 +48,7 @@ def find_closed_loop(requests: Sequence[MeasuredRequest]) -> ClosedLoop | None:
 
 def _evenly_sent(requests: Sequence[MeasuredRequest]) -> bool:
     """True if a clock sent them: a loop begins with several at once."""
-    gaps = [later.request.arrival - one.request.arrival for one, later in pairwise(requests)]
+    gaps = [later.request.arrival - earlier.request.arrival for earlier, later in pairwise(requests)]
     return max(gaps) - min(gaps) <= EVEN * max(gaps)
 
 

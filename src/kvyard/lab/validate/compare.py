@@ -90,12 +90,16 @@ class Validation(msgspec.Struct, kw_only=True):
     @property
     def worst(self) -> float:
         """The largest error of means and percentiles, without sign. ITL is left out: clients see chunks rather than tokens."""
-        return max(abs(error) for name, one in self.latency.items() if name != "itl" for error in one.error.values())
+        return max(
+            abs(error) for name, latency in self.latency.items() if name != "itl" for error in latency.error.values()
+        )
 
     def errors(self) -> dict[tuple[str, str], float]:
         """Return all errors that are shares of a measured value, by metric and statistic (empty for rates)."""
-        found = {(name, which): error for name, one in self.latency.items() for which, error in one.error.items()}
-        return found | {(name, ""): rate.error for name, rate in self.throughput.items()}
+        errors = {
+            (name, which): error for name, latency in self.latency.items() for which, error in latency.error.items()
+        }
+        return errors | {(name, ""): rate.error for name, rate in self.throughput.items()}
 
 
 def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Progress | None = None) -> Validation:
@@ -243,8 +247,8 @@ def _error(measured: float, replayed: float) -> float:
 
 def _gaps(answered: Sequence[tuple[MeasuredRequest, Record]], done: SimulatedRun) -> ComparedLatency | None:
     """The gaps between tokens. Those of requests have no order across runs, so only their spreads are compared."""
-    seen = [gap for one, _ in answered for gap in one.gaps or ()]
-    if not seen or any(one.gaps is None for one, _ in answered):
+    seen = [gap for measured, _ in answered for gap in measured.gaps or ()]
+    if not seen or any(measured.gaps is None for measured, _ in answered):
         return None
     return _latency_of(spread(seen, MS), weighted(*done.fleet.gaps.columns(), MS), None)
 
@@ -273,10 +277,10 @@ def _throughput(
 
 
 def _hit_share(answered: Sequence[tuple[MeasuredRequest, Record]]) -> ComparedRate | None:
-    if any(one.cached is None for one, _ in answered):
+    if any(answer.cached is None for answer, _ in answered):
         return None
-    prompts = sum(one.request.input_length for one, _ in answered)
-    measured = sum(one.cached or 0 for one, _ in answered) / prompts
+    prompts = sum(answer.request.input_length for answer, _ in answered)
+    measured = sum(answer.cached or 0 for answer, _ in answered) / prompts
     replayed = sum(record.cached + sum(record.loaded) for _, record in answered) / prompts
     return ComparedRate(measured=measured, replayed=replayed, error=replayed - measured)
 

@@ -131,10 +131,10 @@ def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:
 def _file_in(path: Path) -> Path:
     if not path.is_dir():
         return path
-    found = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
-    if found is None:
+    file = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
+    if file is None:
         raise KvyardError(f"{path} has none of {', '.join(IN_A_FOLDER)}: name the file of the run")
-    return found
+    return file
 
 
 def _records(path: Path) -> list[Any]:
@@ -302,8 +302,8 @@ class _ServingSimMeta(msgspec.Struct):
 
 def _version(text: str | None) -> tuple[int, int]:
     """The first two numbers of a version; a high one where it isn't known."""
-    found = re.match(r"(\d+)\.(\d+)", text or "")
-    return (int(found[1]), int(found[2])) if found else (1 << 30, 0)
+    matched = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(matched[1]), int(matched[2])) if matched else (1 << 30, 0)
 
 
 def _serving_sim(path: Path, records: list[Any]) -> RunContent:

@@ -27,10 +27,12 @@ MOST_DOTS = 2000
 """Requests drawn as dots, evenly chosen: more can't be told apart."""
 
 
-def summary(found: Validation) -> str:
+def summary(validation: Validation) -> str:
     """The validation in one line."""
-    errors = ", ".join(f"{SHORT[name]} {signed(one.error['mean'])}" for name, one in found.latency.items())
-    return f"{found.requests:,} requests · replayed against measured, mean: {errors} · at most {_worst(found)}"
+    errors = ", ".join(f"{SHORT[name]} {signed(latency.error['mean'])}" for name, latency in validation.latency.items())
+    return (
+        f"{validation.requests:,} requests · replayed against measured, mean: {errors} · at most {_worst(validation)}"
+    )
 
 
 def _worst(validation: Validation) -> str:
@@ -59,13 +61,13 @@ def signed(error: float) -> str:
     return "±0.0%" if text in ("+0.0%", "-0.0%") else text
 
 
-def latency_rows(one: ComparedLatency) -> Iterator[tuple[str, list[str]]]:
+def latency_rows(latency: ComparedLatency) -> Iterator[tuple[str, list[str]]]:
     """The rows of one latency, by name: a cell for each of ``COLUMNS``."""
-    yield "measured", [measured(getattr(one.measured, name)) for name in COLUMNS]
-    yield "replayed", [measured(getattr(one.replayed, name)) for name in COLUMNS]
-    yield "error", [signed(one.error[name]) for name in COLUMNS]
-    if one.scatter is not None:
-        yield EACH, [f"{getattr(one.scatter, name) * 100:.1f}%" for name in COLUMNS]
+    yield "measured", [measured(getattr(latency.measured, name)) for name in COLUMNS]
+    yield "replayed", [measured(getattr(latency.replayed, name)) for name in COLUMNS]
+    yield "error", [signed(latency.error[name]) for name in COLUMNS]
+    if latency.scatter is not None:
+        yield EACH, [f"{getattr(latency.scatter, name) * 100:.1f}%" for name in COLUMNS]
 
 
 def rate_rows(validation: Validation) -> Iterator[tuple[str, str, str, str]]:
@@ -79,11 +81,11 @@ def rate_rows(validation: Validation) -> Iterator[tuple[str, str, str, str]]:
         yield "Preemptions", "–", whole(validation.preemptions), ""
 
 
-def notes(found: Validation) -> list[str]:
+def notes(validation: Validation) -> list[str]:
     """Return the caveats of the figures."""
-    taken = [f"{name} {value}" for name, value in found.settings.items()]
+    taken = [f"{name} {value}" for name, value in validation.settings.items()]
     said = [f"Taken from the run: {', '.join(taken)}."] if taken else []
-    return [f"Times: {found.timing}.", *said, *found.notes]
+    return [f"Times: {validation.timing}.", *said, *validation.notes]
 
 
 def print_validation(validation: Validation, console: Console | None = None) -> None:
@@ -120,9 +122,9 @@ def print_validation(validation: Validation, console: Console | None = None) -> 
     console.print(f"[dim]error: of the value above it. {EACH}: how far single requests are off, without sign.[/dim]")
 
 
-def write_validation(found: Validation, path: str | Path) -> None:
+def write_validation(validation: Validation, path: str | Path) -> None:
     """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
-    write_whole(path, validation_page(found))
+    write_whole(path, validation_page(validation))
 
 
 def validation_page(validation: Validation) -> str:
@@ -163,20 +165,20 @@ def validation_page(validation: Validation) -> str:
     return page.text()
 
 
-def _tile(name: str, one: ComparedLatency) -> str:
-    spread: Spread = one.measured
+def _tile(name: str, latency: ComparedLatency) -> str:
+    spread: Spread = latency.measured
     return tile(
         LATENCIES[name],
-        signed(one.error["mean"]),
+        signed(latency.error["mean"]),
         "",
-        f"mean {measured(spread.mean)} ms · p99 {signed(one.error['p99'])}",
+        f"mean {measured(spread.mean)} ms · p99 {signed(latency.error['p99'])}",
     )
 
 
-def _both(found: Validation, name: str) -> tuple[list[float], list[float], list[float]]:
+def _both(validation: Validation, name: str) -> tuple[list[float], list[float], list[float]]:
     """Arrivals in seconds, measured and replayed milliseconds of the requests that have this latency."""
-    pairs = [(pair.arrival_s, getattr(pair, name)) for pair in found.pairs if getattr(pair, name) is not None]
-    return [at for at, _ in pairs], [took[0] for _, took in pairs], [took[1] for _, took in pairs]
+    pairs = [(pair.arrival_s, getattr(pair, name)) for pair in validation.pairs if getattr(pair, name) is not None]
+    return [seconds for seconds, _ in pairs], [took[0] for _, took in pairs], [took[1] for _, took in pairs]
 
 
 def _dots(validation: Validation, name: str) -> draw.Figure:
@@ -202,8 +204,8 @@ def _dots(validation: Validation, name: str) -> draw.Figure:
     )
 
 
-def _cumulative(found: Validation, name: str) -> draw.Figure:
-    _, real, simulated = _both(found, name)
+def _cumulative(validation: Validation, name: str) -> draw.Figure:
+    _, real, simulated = _both(validation, name)
     both = [("measured", "orange", histogram(real)), ("replayed", "blue", histogram(simulated))]
     title = f"{SHORT[name]} (log)"
     return draw.cumulative(both, title, "share of requests", f"{LATENCIES[name]}: cumulative")

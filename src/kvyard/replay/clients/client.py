@@ -36,6 +36,11 @@ class Pacing(NamedTuple):
     """With ``join``: from sending one turn of a session until sending the next, at least."""
     tick: int = 0
     """With ``join``: turns are sent at multiples of this."""
+    processes: int = 0
+    """Closed loop of sessions: processes that share out sessions and slots among them (``ProcessArrivals``); 0: a slot takes
+    any session, and keeps it to its end."""
+    token_ns: float = 0.0
+    """With ``processes``: nanoseconds for each token that a process tokenizes, during which it does nothing else."""
 
     def first(self, number: int) -> int:
         """With ``join``: when the session of that number sends its first request."""

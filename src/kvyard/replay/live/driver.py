@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import xxhash
+from msgspec.structs import replace
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.events.tier import ALWAYS_REPORTED
@@ -140,18 +141,9 @@ class LiveDriver:
         arrivals = self._arrivals
         while (due := arrivals.peek()) is not None and due <= self.now():
             for row in arrivals.take(due):
-                record = self.records[row.id] = Record(
-                    id=row.id,
-                    session=row.session,
-                    root=row.root,
-                    tenant=row.tenant or row.salt or "",
-                    arrival=due,
-                    due=arrivals.recorded(row),
-                    tool_call=row.tool_call,
-                    input=row.input_length,
-                    wanted=row.output_length,
-                    **UNTOLD,
-                )
+                request = replace(row, ids=None, tokens=None, output_tokens=None)  # the record outlives the prompt
+                record = Record(request=request, arrival=due, due=arrivals.recorded(row), **UNTOLD)
+                self.records[row.id] = record
                 if row.prefetch:
                     self._uncounted.append(row.id)
                 task = asyncio.create_task(self._ask(row, record))

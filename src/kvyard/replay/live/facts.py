@@ -2,9 +2,6 @@
 settings. Everything may be missing.
 """
 
-import math
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,18 +10,10 @@ from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel, ListedModels
 from kvyard.replay.live.endpoint import Endpoint
+from kvyard.replay.live.metrics_page import MetricsPage
 
 PATIENCE = 60.0
 """Seconds for a page: vLLM looks at the whole machine before it reports its settings."""
-_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
-_AWAKE = re.compile(r'^vllm:engine_sleep_state\{.*sleep_state="awake".*\} (\S+)', re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{.*\})? (\S+)$", re.MULTILINE)
-_SERVED = re.compile(
-    r"^vllm:request_(?:queue|prefill)_time_seconds_(sum|count)(?:\{.*\})? (\S+)$", re.MULTILINE
-)  # what an engine itself counts from a request's arrival to its first token
-_ENGINE = re.compile(r'^vllm:\w+\{(?:.*,)?engine="([^"]*)"', re.MULTILINE)
-_PREEMPTED = re.compile(r"^vllm:num_preemptions_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
 class EngineFacts(msgspec.Struct, kw_only=True):
@@ -54,16 +43,16 @@ class EngineFacts(msgspec.Struct, kw_only=True):
         return None if self.num_gpu_blocks is None or self.block_size is None else self.num_gpu_blocks * self.block_size
 
 
-def cache_labels(page: str) -> dict[str, str]:
-    """The labels of ``vllm:cache_config_info`` in a page of metrics."""
-    found = _CACHE.search(page)
-    return dict(_LABEL.findall(found[1])) if found else {}
+def cache_labels(page: MetricsPage) -> dict[str, str]:
+    """Return the labels of ``vllm:cache_config_info``; empty if there is none."""
+    return next((labels for labels, _ in page.labels("vllm:cache_config_info")), {})
 
 
-def is_asleep(page: str) -> bool:
-    """True if a page of metrics has ``vllm:engine_sleep_state`` and no engine on it is awake."""
-    awake = _AWAKE.findall(page)
-    return bool(awake) and all(value in ("0", "0.0") for value in awake)
+def is_asleep(page: MetricsPage) -> bool:
+    """True if a page has ``vllm:engine_sleep_state`` and no engine on it is awake."""
+    states = page.labels("vllm:engine_sleep_state")
+    awake = [value for labels, value in states if labels.get("sleep_state") == "awake"]
+    return bool(awake) and not any(awake)
 
 
 async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
@@ -84,8 +73,8 @@ async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
     facts.block_size = _number(labels.get("block_size"))
     blocks = _number(labels.get("num_gpu_blocks"))
     facts.num_gpu_blocks = None if blocks is None else blocks - 1
-    facts.engines = max(1, len(set(_ENGINE.findall(page))))
-    facts.running = round(_sum(_RUNNING.findall(page)))
+    facts.engines = max(1, len(page.label_values("engine", "vllm:")))
+    facts.running = round(page.total("vllm:num_requests_running", "sglang:num_running_reqs"))
     facts.preemptions = preemptions(page)
     _from_vllm(facts, await _page(endpoint, "/server_info?config_format=json"))
     if not labels:
@@ -93,36 +82,31 @@ async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
     return facts
 
 
-async def metrics_page(endpoint: Endpoint) -> str:
-    """Return its metrics, empty if it has none."""
+async def metrics_page(endpoint: Endpoint) -> MetricsPage:
+    """Return its metrics, an empty page if it has none."""
+    return MetricsPage(await metrics_text(endpoint))
+
+
+async def metrics_text(endpoint: Endpoint) -> str:
+    """Return its metrics as they are written, empty if it has none."""
     return await _page(endpoint, "/metrics") or ""
 
 
-def preemptions(page: str) -> int | None:
-    """Return the preemptions in a page of metrics, ``None`` if it has no such counter."""
-    found = _PREEMPTED.findall(page)
-    return round(_sum(found)) if found else None
+def preemptions(page: MetricsPage) -> int | None:
+    """Return the preemptions so far, ``None`` if the page has no such counter."""
+    name = "vllm:num_preemptions_total"
+    return round(page.total(name)) if name in page else None
 
 
-def served(page: str) -> tuple[int, float] | None:
-    """Requests that ended, and the seconds that the engine says it took to their first tokens, all together."""
-    found = _SERVED.findall(page)
-    if not found:
+def served(page: MetricsPage) -> tuple[int, float] | None:
+    """Return the requests that ended, and the seconds that the engine says it took to their first tokens, all together;
+    ``None`` if it doesn't say.
+    """
+    parts = ("vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds")
+    counts, sums = ([f"{part}_{what}" for part in parts] for what in ("count", "sum"))
+    if not any(name in page for name in (*counts, *sums)):
         return None
-    count = _sum([value for what, value in found if what == "count"])
-    return round(count / 2), _sum([value for what, value in found if what == "sum"])
-
-
-def _sum(values: Sequence[str]) -> float:
-    """Sum up samples in a page of metrics. Values that aren't finite count as nothing: NaN means "not yet"."""
-    total = 0.0
-    for value in values:
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        total += number if math.isfinite(number) else 0.0
-    return total
+    return round(page.total(*counts) / 2), page.total(*sums)
 
 
 async def _page(endpoint: Endpoint, path: str) -> str | None:

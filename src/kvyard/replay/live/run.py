@@ -16,8 +16,8 @@ from kvyard.replay.live.driver import LiveDriver
 from kvyard.replay.live.endpoint import Endpoint
 from kvyard.replay.records import Records
 from kvyard.replay.report.common import Observations
-from kvyard.replay.report.numbers import spread
-from kvyard.replay.report.report import LiveReport, Report, Share, Slo, WorkerReport, share
+from kvyard.replay.report.numbers import Share, share, spread
+from kvyard.replay.report.report import LiveReport, Report, Slo, WorkerReport
 from kvyard.replay.report.sessions import make_sessions
 from kvyard.replay.report.slo import read_slo
 from kvyard.replay.report.totals import WorkerSums
@@ -75,7 +75,7 @@ async def drive(
     """
     config.check()
     wanted = read_slo(slo)
-    source = hinted(limited(trace, config.limit), config)
+    source = hinted(limited(trace, config.limit, config.max_tokens), config)
     model = config.model or await _model(endpoint)
     driver = LiveDriver(endpoint, config, model=model, clock=clock or WallClock(0, config.speed), longest=longest)
     with _interruptible(driver.stop):
@@ -197,7 +197,7 @@ def _worker(name: str, mine: WorkerSums) -> WorkerReport:
 
 
 def _reasons(driver: LiveDriver) -> dict[str, int]:
-    found = sorted(driver.errors.items(), key=lambda item: (-item[1], item[0]))
-    named = dict(found[:MOST_REASONS])
-    others = sum(count for _, count in found[MOST_REASONS:])
-    return named | {f"{len(found) - MOST_REASONS} other reasons": others} if others else named
+    reasons = sorted(driver.errors.items(), key=lambda item: (-item[1], item[0]))
+    named = dict(reasons[:MOST_REASONS])
+    others = sum(count for _, count in reasons[MOST_REASONS:])
+    return named | {f"{len(reasons) - MOST_REASONS} other reasons": others} if others else named

@@ -78,11 +78,11 @@ class Savings(NamedTuple):
 
     @property
     def of_first(self) -> Resource:
-        return max(self.first, key=lambda one: self.first[one])
+        return max(self.first, key=lambda resource: self.first[resource])
 
     @property
     def of_whole(self) -> Resource:
-        return max(self.whole, key=lambda one: self.whole[one])
+        return max(self.whole, key=lambda resource: self.whole[resource])
 
 
 def time_parts(report: Report) -> TimeParts | None:
@@ -310,5 +310,5 @@ def _engine(report: Report) -> Mapping[str, Any]:
     kinds = report.config.get("workers")
     if not isinstance(kinds, list) or not kinds:
         return {}
-    found = kinds[0].get("engine", {})
-    return found if isinstance(found, dict) else {}
+    engine = kinds[0].get("engine", {})
+    return engine if isinstance(engine, dict) else {}

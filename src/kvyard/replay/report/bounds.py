@@ -11,8 +11,8 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kvyard.replay.report.numbers import Share, share
 from kvyard.replay.report.plain_cache import PlainCache, absent_levels, plainly_lru
-from kvyard.replay.report.report import Share, share
 from kvyard.replay.traces.bounds import Accesses, belady, infinite
 from kvyard.replay.traces.identity import prefix_ids, token_ids
 from kvyard.replay.traces.request import TraceRequest

@@ -18,11 +18,12 @@ from kvyard.clock import MS, SECOND
 from kvyard.integers import ceil_div
 from kvyard.replay.record import MISSES
 from kvyard.replay.records import MISS_NAMES, Records, Rows
-from kvyard.replay.report.numbers import Spread, histogram, weighted
-from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, SessionsReport, Slo, WorkerReport, share
+from kvyard.replay.report.numbers import Spread, histogram, share, weighted
+from kvyard.replay.report.report import TIERS, Goodput, Samples, Series, Slo, WorkerReport
+from kvyard.replay.report.session_report import SessionsReport
 from kvyard.replay.report.sketch import PercentileError, Values
 from kvyard.replay.report.slo import judged_percentiles
-from kvyard.replay.report.tenants import Residency, make_tenants
+from kvyard.replay.report.tenants import TierLedgers, make_tenants
 from kvyard.replay.report.totals import FINISHED, RecordTotals, digest
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Observations:
         label: str,
         trace: Mapping[str, object] | None,
         sessions: SessionsReport | None,
-        residency: Mapping[str, Residency] | None = None,
+        residency: Mapping[str, TierLedgers] | None = None,
     ) -> dict[str, Any]:
         """The fields of a ``Report`` that follow from records. ``gaps`` are those between tokens, and how often each was."""
         totals = self.totals

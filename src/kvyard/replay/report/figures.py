@@ -80,8 +80,8 @@ def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]
     """Samples at equal distances. The fleet takes none while nothing happens; the latest sample holds until the next."""
     times = report.timeline.times_s
     count = min(POINTS, len(times))
-    wanted = [max(0, bisect_right(times, (at + 0.5) / count * report.duration_s) - 1) for at in range(count)]
-    return [[row[at] for at in wanted] for row in rows]
+    wanted = [max(0, bisect_right(times, (index + 0.5) / count * report.duration_s) - 1) for index in range(count)]
+    return [[row[index] for index in wanted] for row in rows]
 
 
 def coarse(values: Sequence[float | None], step: int) -> list[float | None]:
@@ -115,8 +115,10 @@ def distribution(report: Report, key: str) -> Figure:
 
 def all_latencies(report: Report) -> Figure:
     """The distribution functions of everything that is measured."""
-    found = [(SHORT[key], color, report.histograms.get(key)) for key, color in zip(LATENCIES, RUN_COLORS, strict=False)]
-    return cumulative(found, "time (log)", "share up to there", "All latencies: cumulative")
+    histograms = [
+        (SHORT[key], color, report.histograms.get(key)) for key, color in zip(LATENCIES, RUN_COLORS, strict=False)
+    ]
+    return cumulative(histograms, "time (log)", "share up to there", "All latencies: cumulative")
 
 
 def cumulative(histograms: Sequence[tuple[str, str, Histogram | None]], x: str, y: str, label: str) -> Figure:
@@ -330,9 +332,9 @@ def heat(report: Report) -> Figure:
 
 def windows(report: Report) -> list[float]:
     """The middle of each window, in seconds."""
-    return [(at + 0.5) * report.series.window_s for at in range(len(report.series.arrived))]
+    return [(window + 0.5) * report.series.window_s for window in range(len(report.series.arrived))]
 
 
 def _over_time(report: Report, seconds: Sequence[float], series: Sequence[Figure], y: str, label: str) -> Figure:
     by, axis = time_axis(report.duration_s)
-    return lines(label, series, "", y, x=rounded([at / by for at in seconds]), xMin=0) | axis
+    return lines(label, series, "", y, x=rounded([time / by for time in seconds]), xMin=0) | axis

@@ -67,7 +67,7 @@ def columns(levels: int = 0) -> dict[str, Column]:
 
 _COLUMNS: dict[str, Column] = {
     "id": (str, lambda record: record.id),
-    "session": (str, lambda record: record.session),
+    "session": (str, lambda record: record.request.session),
     "tenant": (str, lambda record: record.tenant or None),
     "worker": (str, lambda record: record.worker or None),
     "status": (str, lambda record: record.status or "unfinished"),

@@ -43,7 +43,7 @@ def _width(column: Column) -> int:
     """Return the width of its longest cell."""
     from rich.cells import cell_len
 
-    return max(cell_len(_plain(one)) for one in (column.header, *column.cells))
+    return max(cell_len(_plain(cell)) for cell in (column.header, *column.cells))
 
 
 def _plain(cell: object) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from kvyard.clock import MS, SECOND
 from kvyard.replay.fleet import Fleet
-from kvyard.replay.report.report import HandoverReport, LinkUse, RoleReport, share
+from kvyard.replay.report.fleet_report import HandoverReport, LinkUse, RoleReport
+from kvyard.replay.report.numbers import share
 from kvyard.replay.report.totals import RecordTotals
 from kvyard.replay.split_placement import SplitPlacement
 from kvyard.tiers.network import Network

@@ -145,11 +145,11 @@ def tile(name: str, value: str, unit: str, more: str, missed: bool = False) -> s
     )
 
 
-def tiles(made: Iterable[str]) -> str:
+def tiles(parts: Iterable[str]) -> str:
     """Headline figures side by side, in rows of about equal length."""
-    found = list(made)
-    rows = ceil_div(len(found), MOST_TILES) or 1
-    return f'<div class="tiles" style="--most: {ceil_div(len(found), rows) or 1}">{"".join(found)}</div>'
+    shown = list(parts)
+    rows = ceil_div(len(shown), MOST_TILES) or 1
+    return f'<div class="tiles" style="--most: {ceil_div(len(shown), rows) or 1}">{"".join(shown)}</div>'
 
 
 def table(
@@ -181,11 +181,11 @@ class PageLink(NamedTuple):
 
 def row(cells: Sequence[str | PageLink], kind: str = "", marks: Sequence[str] = ()) -> str:
     """A row of cells that are text, or links; ``marks`` are their classes."""
-    made = ""
+    inner = ""
     for cell, mark in zip_longest(cells, marks, fillvalue=""):
         shown = str(cell) if isinstance(cell, PageLink) else esc(cell)
-        made += f'<td class="{mark}">{shown}</td>' if mark else f"<td>{shown}</td>"
-    return f'<tr class="{kind}">{made}</tr>' if kind else f"<tr>{made}</tr>"
+        inner += f'<td class="{mark}">{shown}</td>' if mark else f"<td>{shown}</td>"
+    return f'<tr class="{kind}">{inner}</tr>' if kind else f"<tr>{inner}</tr>"
 
 
 def card(title: str, text: str, inner: str, wide: bool = True) -> str:

@@ -57,10 +57,14 @@ class IdleFleet:
     """The engines of a fleet by the numbers that its records have for workers."""
 
     def __init__(self, fleet: Fleet, workers: Sequence[str]) -> None:
-        made = [IdleEngine(kind.engine) for kind in fleet.config.workers]
-        kinds = [made[at] for at, kind in enumerate(fleet.config.workers) for _ in range(fleet.config.made_of(kind))]
+        engines = [IdleEngine(kind.engine) for kind in fleet.config.workers]
+        kinds = [
+            engines[number]
+            for number, kind in enumerate(fleet.config.workers)
+            for _ in range(fleet.config.made_of(kind))
+        ]
         by_name = {worker.name: engine for worker, engine in zip(fleet.workers, kinds, strict=True)}
-        self._engines = [by_name.get(_RANK.sub("", name), made[0]) for name in workers]
+        self._engines = [by_name.get(_RANK.sub("", name), engines[0]) for name in workers]
 
     def request_ns(self, prefill: int, decode: int, tokens: int, cached: int, output: int) -> int:
         """End-to-end latency of a request whose prompt worker ``prefill`` computes and whose answer worker ``decode`` gives."""

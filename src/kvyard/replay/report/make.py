@@ -13,30 +13,16 @@ from kvyard.events.tier import LOWER_TIERS, reported_tiers
 from kvyard.files import encode_json
 from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
+from kvyard.replay.report.fleet_report import FlowReport, LinkUse, PullReport, TierReport, TransferReport
 from kvyard.replay.report.handovers import make_handovers
 from kvyard.replay.report.idle import IdleFleet
-from kvyard.replay.report.numbers import spread
+from kvyard.replay.report.numbers import Share, share, spread
 from kvyard.replay.report.ranges import make_ranges
-from kvyard.replay.report.report import (
-    MOVES,
-    FlowReport,
-    LinkUse,
-    PullReport,
-    Report,
-    RouterReport,
-    Series,
-    SessionsReport,
-    Share,
-    Slo,
-    TierReport,
-    TimingReport,
-    TransferReport,
-    WorkerReport,
-    share,
-)
-from kvyard.replay.report.residency import make_residency
+from kvyard.replay.report.report import MOVES, Report, RouterReport, Series, Slo, TimingReport, WorkerReport
 from kvyard.replay.report.scaling import make_scaling
+from kvyard.replay.report.session_report import SessionsReport
 from kvyard.replay.report.sessions import make_sessions
+from kvyard.replay.report.tenants import make_residency
 from kvyard.replay.report.totals import RecordTotals, WorkerSums
 from kvyard.replay.report.waterfall import make_waterfall
 from kvyard.router.pace import engine_pace
@@ -316,9 +302,12 @@ def make_left(fleet: Fleet) -> dict[str, Any]:
     """Return the tokens that load policies left in lower tiers, as fields of a report."""
     counters = [core.offload.counters for worker in fleet.workers for core in worker.cores if core.offload is not None]
     tokens: Counter[str] = Counter()
-    for one in counters:
-        tokens.update(one.left_tokens)
-    return {"left_requests": sum(one.left_requests for one in counters), "left_tokens": dict(sorted(tokens.items()))}
+    for counter in counters:
+        tokens.update(counter.left_tokens)
+    return {
+        "left_requests": sum(counter.left_requests for counter in counters),
+        "left_tokens": dict(sorted(tokens.items())),
+    }
 
 
 def make_pulls(fleet: Fleet, totals: RecordTotals) -> PullReport | None:

@@ -137,8 +137,10 @@ class Metric(NamedTuple):
         if not known or not self.better:
             return []
         top = min(known, key=self.loss)
-        found = [at for at, value in enumerate(values) if value is not None and abs(value - top) <= NOISE * abs(top)]
-        return found if len(found) < len(known) else []
+        best = [
+            index for index, value in enumerate(values) if value is not None and abs(value - top) <= NOISE * abs(top)
+        ]
+        return best if len(best) < len(known) else []
 
 
 def _latency(kind: str, statistic: str) -> Read:
@@ -212,7 +214,7 @@ SERVED = 0.9
 def offered_per_s(report: Report) -> float | None:
     """Requests that arrived per second, from the first arrival to the last; ``None`` where that isn't known."""
     arrived, window = report.series.arrived, report.series.window_s
-    last = max((at for at, count in enumerate(arrived, 1) if count), default=0)
+    last = max((window_number for window_number, count in enumerate(arrived, 1) if count), default=0)
     return sum(arrived) / (last * window) if last > 1 else None
 
 

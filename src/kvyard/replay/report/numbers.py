@@ -66,6 +66,21 @@ def rank_of(share: float, count: int) -> int:
     return math.ceil(share * (count - 1) - 0.5)
 
 
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """A ratio that says what it is of."""
+
+    value: float
+    part: int
+    whole: int
+    of: str
+    """Numerator and denominator in words."""
+
+
+def share(part: int, whole: int, of: str) -> Share:
+    """``part`` of ``whole``; 0 where the whole is nothing."""
+    return Share(value=part / whole if whole else 0.0, part=part, whole=whole, of=of)
+
+
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of values by size, in steps of equal ratio. The distribution function is exact at their ends."""
 
@@ -80,7 +95,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bounds of steps: one more than there are counts."""
         if not self.counts:
             return []
-        return [2.0 ** ((self.first + at) / STEPS) for at in range(-1, len(self.counts))]
+        return [2.0 ** ((self.first + step) / STEPS) for step in range(-1, len(self.counts))]
 
 
 STEPS = 8

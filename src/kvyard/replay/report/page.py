@@ -11,16 +11,10 @@ from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.html import Page, PageLink, answer, card, esc, head, listing, row, table, tile, tiles
+from kvyard.replay.report.numbers import Share
 from kvyard.replay.report.ranges import STATISTICS
-from kvyard.replay.report.report import (
-    LATENCIES,
-    LENGTHS,
-    Report,
-    Share,
-    SlowSession,
-    StatedRange,
-    WorkerReport,
-)
+from kvyard.replay.report.report import LATENCIES, LENGTHS, Report, StatedRange, WorkerReport
+from kvyard.replay.report.session_report import SlowSession
 from kvyard.replay.report.slo import WITHIN, judge, limits_of
 from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 

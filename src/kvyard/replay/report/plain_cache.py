@@ -16,8 +16,7 @@ from kvyard.engine.build import make_manager
 from kvyard.engine.job import Job
 from kvyard.engine.policies.chunks import ChunkSizes
 from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
-from kvyard.replay.facts import TraceFacts
-from kvyard.replay.heeding import heeded, hints_of
+from kvyard.replay.facts import TraceFacts, heeded, hints_of
 
 if TYPE_CHECKING:
     from kvyard.engine.config import EngineConfig

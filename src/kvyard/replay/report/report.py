@@ -10,7 +10,18 @@ import msgspec
 
 from kvyard.engine.timing.error_range import RunClass
 from kvyard.events.tier import Tier
-from kvyard.replay.report.numbers import Histogram, Spread
+from kvyard.replay.report.fleet_report import (
+    CacheTime,
+    FlowReport,
+    HandoverReport,
+    PullReport,
+    ScalingReport,
+    TenantReport,
+    TierReport,
+    TransferReport,
+)
+from kvyard.replay.report.numbers import Histogram, Share, Spread
+from kvyard.replay.report.session_report import SessionsReport
 from kvyard.replay.report.sketch import PercentileError
 
 VERSION = 1
@@ -23,16 +34,6 @@ LATENCIES = {
     "queue": "Queue time",
 }
 """Latencies of each request, in milliseconds, in the order of all tables."""
-CAUSES = {
-    "queue": "Queue",
-    "load": "Loads from lower tiers",
-    "prefill": "Prefill",
-    "transfer": "Transfer between workers",
-    "decode": "Decode",
-    "tool": "Tools",
-    "think": "Think time",
-}
-"""Causes of a session's time."""
 LENGTHS = {"input": "Input length", "output": "Output length"}
 TIERS = tuple(tier.label for tier in Tier)
 MOVES = {
@@ -41,21 +42,6 @@ MOVES = {
     for name, source, target in ((tier.entry.stores, closer, tier), (tier.entry.loads, tier, closer))
 } | {"pulls": "from other workers to host"}
 """Kinds of transfers: into and out of each lower tier, closest to the device first, and from worker to worker."""
-
-
-class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """A ratio that says what it is of."""
-
-    value: float
-    part: int
-    whole: int
-    of: str
-    """Numerator and denominator in words."""
-
-
-def share(part: int, whole: int, of: str) -> Share:
-    """``part`` of ``whole``; 0 where the whole is nothing."""
-    return Share(value=part / whole if whole else 0.0, part=part, whole=whole, of=of)
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,39 +127,6 @@ class StatedRange(msgspec.Struct, frozen=True, kw_only=True):
     sources: int = 0
 
 
-class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Transfers of one kind between two tiers, the whole fleet together."""
-
-    transfers: int
-    """Transfers that landed."""
-    blocks: int
-    bytes: int
-    waiting_ms: float
-    """Sum of the delays of landings compared with idle links."""
-
-
-class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of the links to a tier, all of them together."""
-
-    links: int
-    bytes: int
-    busy: Share
-    """Share of the time."""
-    bandwidth: Share | None = None
-    """Share of the links' capacity; ``None`` if they have no limit."""
-
-
-class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One tier, all workers together."""
-
-    capacity_blocks: int
-    """Blocks of the device's size."""
-    evicted_blocks: int
-    """Cached blocks evicted to make room."""
-    links: dict[str, LinkUse] = msgspec.field(default_factory=dict)
-    """To the tier above, by direction: ``outward`` and ``inward``."""
-
-
 class WaterfallStep(msgspec.Struct, frozen=True, kw_only=True):
     """A level of reuse, and the step that leads down (or up) to it."""
 
@@ -230,259 +183,6 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     evicted_blocks: int | None = 0
     tiers: dict[str, int] = msgspec.field(default_factory=dict)
     """Counters of its lower tiers, where it has any."""
-
-
-class RoleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers of one role together."""
-
-    workers: int
-    worker_seconds: float
-    """Cost: workers times the duration of the run."""
-    busy: Share
-    """Share of that time."""
-
-
-class HandoverReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Hand-overs between prefill and decode workers."""
-
-    decider: str
-    protocol: str
-    handed_over: Share
-    stages: dict[str, Spread]
-    """Milliseconds in each stage from arrival to first token, of finished requests that were handed over."""
-    bytes: int
-    """Sent, of those."""
-    waiting_ms: float
-    """Sum of the delays of their blocks compared with an idle network."""
-    network: dict[str, LinkUse] = msgspec.field(default_factory=dict)
-    """By way."""
-    roles: dict[str, RoleReport] = msgspec.field(default_factory=dict)
-
-
-class PullReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Pulls between workers."""
-
-    source: str
-    """Tier that was read: ``host`` or ``device``."""
-    tokens: Share
-    """Share of all prompt tokens that another worker had."""
-    begun: int
-    landed: int
-    ms: float
-    """From its beginning until it had landed, of those that did, on average."""
-    gone: int
-    """Pulls that found too little where the router had seen it."""
-    failed: int
-    """Pulls whose source failed."""
-    busy: int
-    """Prompts that were computed because too many pulls were in flight,"""
-    no_room: int
-    """or because the first tier had no room."""
-    refused: dict[str, int] = msgspec.field(default_factory=dict)
-    """Requests for which the load policy chose to compute, by reason."""
-
-
-class ScalingCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Price of the cards that an autoscaled fleet used."""
-
-    amount: float
-    currency: str
-    prices_of: str
-    """Date of the price list."""
-    cards: dict[str, float]
-    """Price per hour by card."""
-
-
-class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Decisions of an autoscaler, and their effect on caches."""
-
-    policy: str
-    startup_s: float
-    worker_seconds: dict[str, float]
-    """By role, from asking for a worker until it was off: what they cost."""
-    mean_workers: dict[str, float]
-    """By role: those, over the duration of the run."""
-    actions: list[tuple[float, str, int, int]]
-    """Time (seconds from the start of the replay), role, workers before and after."""
-    stops: int
-    """Workers that were switched off."""
-    cancelled: int
-    """Start-ups that were cancelled."""
-    lost_blocks: int
-    """Cached blocks that went with them, lower tiers included."""
-    lost: Share
-    """Share of computed tokens that only workers had which were stopped since."""
-    card_seconds: dict[str, float] = {}
-    """By role: seconds of workers times the cards of each."""
-    cost: ScalingCost | None = None
-    """Price of those; null if the price list doesn't have every card."""
-    flaps: int = 0
-    """Scale-ups that were undone within ``flap_s`` seconds."""
-    flap_s: float = 0.0
-    workers: dict[str, list[float]] = {}
-    """By role: mean number of workers that were on, in the windows of ``series``."""
-    within_slo: list[float | None] = []
-    """Share of the requests that arrived in each of these windows and finished within the SLO; null without arrivals, empty
-    without an SLO."""
-
-
-class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant's requests."""
-
-    requests: int
-    finished: int
-    rejected: int
-    input_tokens: int
-    output_tokens: int
-    computed_tokens: int
-    """Cost for the fleet: prompt tokens that had to be computed, and tokens of answers."""
-    reused: Share
-    held_token_s: float
-    """Token-seconds that its requests held on devices: a prompt from admission to the end, an answer as it grew. What requests
-    share counts for each."""
-    resident_token_s: dict[str, float] = {}
-    """Token-seconds by tier of blocks that its requests took, until those were evicted: each block counts for one tenant. Empty
-    in a live run."""
-    lost_tokens: dict[str, int] = {}
-    """Its tokens by tier that were evicted to make room for another tenant."""
-    waited_ms: float
-    """Mean time that flow control held its requests back."""
-    ttft: Spread
-    """Milliseconds, of finished requests; so is"""
-    e2e: Spread
-
-
-class CacheTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Token-seconds of one tier while tenants were charged for it."""
-
-    pool_token_s: float
-    held_token_s: float
-    """Of all tenants together, and of requests that named none."""
-    empty_token_s: float
-
-
-class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that flow control held back before the router."""
-
-    policy: str
-    engine_requests: int
-    """Requests that a worker had at a time, at most."""
-    held: Share
-    waited: Spread
-    """Milliseconds, of requests that had to wait."""
-    longest: int
-    """Requests that waited at a time, at most."""
-    overtaken: int
-    """Number of times that a later request went before a waiting one."""
-    refused: dict[str, int]
-    """Requests that weren't let in: the queue was ``full``, its tenant had its ``share`` of it, or it was ``shed``."""
-
-
-class SessionTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request of a session."""
-
-    id: str
-    agent: str = ""
-    """The sub-agent that sent it; empty for the session itself."""
-    worker: str = ""
-    at_s: float = 0.0
-    """Arrival, from the session's start."""
-    ms: dict[str, float] = msgspec.field(default_factory=dict)
-    """Its time by a name of ``CAUSES``; together they are its end-to-end latency."""
-    input: int = 0
-    output: int = 0
-    cached: int = 0
-    """Prompt tokens found on the device,"""
-    loaded: int = 0
-    """and loaded from lower tiers."""
-    own: int = 0
-    """Prompt tokens that earlier requests of the session had."""
-    evicted: int = 0
-    """Prompt tokens that its worker had computed before and has evicted since."""
-    miss: str = ""
-    """Why the prefix ended that was found; a name of ``MISSES``."""
-    status: str = "finished"
-
-
-class SlowSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the sessions that took longest."""
-
-    id: str
-    start_s: float
-    """From the first arrival of the run."""
-    completion_ms: float
-    idle_ms: float | None = None
-    """Its service time alone on an idle fleet; null in a live run."""
-    slowdown: float | None = None
-    requests: int
-    migrations: int
-    causes_ms: dict[str, float]
-    turns: list[SessionTurn]
-    """In order of arrival; the ones that took longest where the session has very many."""
-    left_out: int = 0
-    """Requests that ``turns`` leaves out."""
-
-
-class SizeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A quarter of the sessions, by their service time alone on an idle fleet."""
-
-    sessions: int
-    idle_ms: float
-    """Mean of that time,"""
-    service_ms: float
-    """and of the time it took."""
-    slowdown_mean: float
-    slowdown_p90: float
-
-
-class Residency(msgspec.Struct, frozen=True, kw_only=True):
-    """Token-seconds on devices: ``held``, ``idle`` and ``free`` add up to ``pool``."""
-
-    pool: float
-    """Tokens that fit on the devices, times the duration of the run."""
-    held: float
-    """Mean of requests that ran."""
-    idle: float
-    """Cached while no request held it."""
-    free: float
-    kept: float
-    """Tokens of its own that a session's next request found on the device, times how long after its latest one that was. What
-    sessions share counts for each of them."""
-
-
-class SessionsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions: conversations, and agents each with all its sub-agents. A session lasts from its first request's arrival to
-    the end of its last.
-    """
-
-    count: int
-    finished: int
-    """Sessions all of whose requests finished. What follows is of these, unless it says otherwise."""
-    requests: int
-    """Requests of all sessions."""
-    completion: Spread
-    """Milliseconds from beginning to end."""
-    service: Spread
-    """Milliseconds of those that the session waited for the fleet: without tools and think time."""
-    slowdown: Spread | None = None
-    """Service time / service time of the same session alone on an idle fleet; null in a live run."""
-    turns: Spread
-    """Requests per session."""
-    causes_ms: dict[str, float]
-    """Mean milliseconds of a session by a name of ``CAUSES``, along the requests that its end waited for; together they are
-    the mean completion time."""
-    migrations: Share
-    """Share of all sessions."""
-    reuse: dict[str, Share] = msgspec.field(default_factory=dict)
-    """Shares of all sessions' prompt tokens: found that the session itself had sent before (``within``), found thanks to
-    others (``across``), and computed though the session had sent it before (``again``)."""
-    jain: float | None = None
-    """Jain's index of the sessions' slowdowns: 1 where all are alike, 1 / sessions where one has it all."""
-    sizes: list[SizeGroup] = msgspec.field(default_factory=list)
-    """Smallest first."""
-    residency: Residency | None = None
-    slowest: list[SlowSession] = msgspec.field(default_factory=list)
-    """The ten that took longest, longest first."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -595,9 +295,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionsReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where the trace has no sessions."""
     tenants: dict[str, TenantReport] | msgspec.UnsetType = msgspec.UNSET
+    """The one with the most tokens first; left out where no request names one. Beyond 50 the others are put together."""
     cache_time: dict[str, CacheTime] | msgspec.UnsetType = msgspec.UNSET
     """By tier, what tenants' ``resident_token_s`` are shares of."""
-    """The one with the most tokens first; left out where no request names one. Beyond 50 the others are put together."""
     flow: FlowReport | msgspec.UnsetType = msgspec.UNSET
     """Left out where no request was held back before the router."""
     bounds: dict[str, Share] = msgspec.field(default_factory=dict)
@@ -617,5 +317,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def timing_error(self) -> float | None:
         """The largest error of its timings; ``None`` where one of them isn't known, or there is none."""
-        known = [one.error for one in self.timing if one.error is not None]
+        known = [timing.error for timing in self.timing if timing.error is not None]
         return max(known) if known and len(known) == len(self.timing) else None

@@ -11,7 +11,9 @@ from kvyard.clock import SECOND
 from kvyard.engine.price_list import default_prices
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.integers import ceil_div
-from kvyard.replay.report.report import ScalingCost, ScalingReport, Slo, share
+from kvyard.replay.report.fleet_report import ScalingCost, ScalingReport
+from kvyard.replay.report.numbers import share
+from kvyard.replay.report.report import Slo
 from kvyard.replay.report.totals import FINISHED, good_rows
 
 if TYPE_CHECKING:

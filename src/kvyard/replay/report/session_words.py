@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvyard.replay.report import words as say
 from kvyard.replay.report.numbers import Spread
-from kvyard.replay.report.report import CAUSES, SessionsReport, SessionTurn, SlowSession
+from kvyard.replay.report.session_report import CAUSES, SessionsReport, SessionTurn, SlowSession
 
 TITLE = "Sessions"
 SIZES = ("smallest quarter", "second quarter", "third quarter", "largest quarter")

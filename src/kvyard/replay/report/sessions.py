@@ -17,17 +17,8 @@ import numpy.typing as npt
 from kvyard.clock import MS, SECOND
 from kvyard.replay.records import CALLED_TOOL, RecordPart, Records
 from kvyard.replay.report.idle import IdleFleet
-from kvyard.replay.report.numbers import spread
-from kvyard.replay.report.report import (
-    CAUSES,
-    Residency,
-    SessionsReport,
-    SessionTurn,
-    Share,
-    SizeGroup,
-    SlowSession,
-    share,
-)
+from kvyard.replay.report.numbers import Share, share, spread
+from kvyard.replay.report.session_report import CAUSES, Residency, SessionsReport, SessionTurn, SizeGroup, SlowSession
 from kvyard.replay.report.totals import FINISHED
 
 SLOWEST = 10
@@ -368,7 +359,7 @@ def _slowest(records: Records, turns: _Turns, sessions: Sequence[_Session], simu
             requests.append(
                 SessionTurn(
                     id=record.id,
-                    agent=(record.session or "") if record.root is not None else "",
+                    agent=(record.request.session or "") if record.request.root is not None else "",
                     worker=record.prefilled_by,
                     at_s=(record.arrival - begun) / SECOND,
                     ms=causes,

@@ -10,17 +10,11 @@ from kvyard.replay.report import words as say
 from kvyard.replay.report.answers import answers
 from kvyard.replay.report.bounds import BOUNDS
 from kvyard.replay.report.fitting import fitted
+from kvyard.replay.report.fleet_report import HandoverReport
 from kvyard.replay.report.numbers import Spread
 from kvyard.replay.report.ranges import STATISTICS
-from kvyard.replay.report.report import (
-    LATENCIES,
-    LENGTHS,
-    Goodput,
-    HandoverReport,
-    LiveReport,
-    Report,
-    SessionsReport,
-)
+from kvyard.replay.report.report import LATENCIES, LENGTHS, Goodput, LiveReport, Report
+from kvyard.replay.report.session_report import SessionsReport
 from kvyard.replay.report.slo import RULE, judge
 from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step_cells
 
@@ -129,11 +123,11 @@ def _table(title: str, *columns: str) -> Table:
 
 def _pools(pools: Mapping[str, Report]) -> Table:
     table = _table("Pool", "requests", "workers", "TTFT mean, ms", "p99", "E2E mean, ms", "reused")
-    for name, one in pools.items():
-        ttft = one.latency["ttft"]
-        figures = [say.measured(value) for value in (ttft.mean, ttft.p99, one.latency["e2e"].mean)]
-        counts = [f"{one.requests['all']:,}", f"{len(one.workers):,}"]
-        table.add_row(_safe(name), *counts, *figures, say.percent(one.reuse["all"].value))
+    for name, report in pools.items():
+        ttft = report.latency["ttft"]
+        figures = [say.measured(value) for value in (ttft.mean, ttft.p99, report.latency["e2e"].mean)]
+        counts = [f"{report.requests['all']:,}", f"{len(report.workers):,}"]
+        table.add_row(_safe(name), *counts, *figures, say.percent(report.reuse["all"].value))
     return table
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from kvyard.blocks.pool import Pool
 from kvyard.clock import MS, SECOND
+from kvyard.events.tier import Tier
+from kvyard.replay.fleet import Fleet
 from kvyard.replay.records import Records
-from kvyard.replay.report.report import CacheTime, TenantReport, share
+from kvyard.replay.report.fleet_report import CacheTime, TenantReport
+from kvyard.replay.report.numbers import share
 from kvyard.replay.report.sketch import MOST_EXACT, Values
 from kvyard.replay.report.totals import FINISHED, REJECTED_STATUS
 
@@ -20,7 +23,7 @@ OTHERS = "(others)"
 _SUMS = ("requests", "finished", "rejected", "input", "output", "admitted", "found", "held", "waited")
 
 
-class Residency:
+class TierLedgers:
     """The ledgers of one tier, all workers together."""
 
     def __init__(self) -> None:
@@ -48,7 +51,30 @@ class Residency:
         return CacheTime(pool_token_s=self.pool_s, held_token_s=held, empty_token_s=self.pool_s - held)
 
 
-def make_tenants(records: Records, residency: Mapping[str, Residency] | None = None) -> dict[str, TenantReport] | None:
+def make_residency(fleet: Fleet, end: int) -> Mapping[str, TierLedgers]:
+    """By tier, closest to the device first; empty where no request named a tenant."""
+    residency: dict[str, TierLedgers] = {}
+    seen: set[int] = set()
+    for tier, pool, page_tokens in _pools(fleet):
+        if pool.ledger is not None and id(pool) not in seen:
+            seen.add(id(pool))
+            residency.setdefault(tier.label, TierLedgers()).add(pool, page_tokens, end)
+    return residency
+
+
+def _pools(fleet: Fleet) -> Iterator[tuple[Tier, Pool, int]]:
+    for worker in fleet.used:
+        for core in worker.cores:
+            yield Tier.G1, core.scheduler.manager.pool, worker.block_size
+            if core.offload is not None:
+                page = worker.block_size * core.offload.layout.chunk
+                for tier in core.offload.tiers:
+                    yield tier.store.tier, tier.store.pool, page
+
+
+def make_tenants(
+    records: Records, residency: Mapping[str, TierLedgers] | None = None
+) -> dict[str, TenantReport] | None:
     """The tenants of ``records``, the one with the most tokens first; ``None`` where no request names one. ``residency``: what
     each had of the tiers.
     """

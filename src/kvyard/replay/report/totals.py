@@ -100,8 +100,8 @@ class RecordTotals:
 
     def workers(self) -> dict[str, WorkerSums]:
         """By the workers' names; only those that had a request."""
-        found = {name: WorkerSums(*row) for name, row in zip(self._bases, self._sums.tolist(), strict=True)}
-        return {name: sums for name, sums in found.items() if name and sums.requests}
+        all_sums = {name: WorkerSums(*row) for name, row in zip(self._bases, self._sums.tolist(), strict=True)}
+        return {name: sums for name, sums in all_sums.items() if name and sums.requests}
 
     def involved(self, part: RecordPart, numbers: Sequence[int] | Column) -> Iterator[tuple[Column, Column]]:
         """Pairs of rows and workers that had to do with them: a worker once for each of its requests. ``numbers`` says what to

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvyard.replay.report.numbers import Share
 from kvyard.replay.report.plain_cache import absent_levels
-from kvyard.replay.report.report import Report, RouterReport, Share, Waterfall, WaterfallStep
+from kvyard.replay.report.report import Report, RouterReport, Waterfall, WaterfallStep
 from kvyard.replay.report.words import percent, span, whole
 
 if TYPE_CHECKING:

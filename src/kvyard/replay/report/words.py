@@ -7,21 +7,23 @@ from kvyard.clock import SECOND
 from kvyard.engine.timing.error_range import LEVEL
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.integers import ceil_div
+from kvyard.replay.report.fleet_report import (
+    CacheTime,
+    FlowReport,
+    HandoverReport,
+    PullReport,
+    ScalingCost,
+    ScalingReport,
+    TenantReport,
+)
 from kvyard.replay.report.ranges import RANGED, STATISTICS
 from kvyard.replay.report.report import (
     MOVES,
     REJECTED,
-    CacheTime,
-    FlowReport,
     Goodput,
-    HandoverReport,
-    PullReport,
     Report,
-    ScalingCost,
-    ScalingReport,
     Slo,
     StatedRange,
-    TenantReport,
     TimingReport,
     too_many_rejected,
 )
@@ -163,12 +165,14 @@ def summary(report: Report) -> str:
 UNKNOWN = "no published run is comparable, so how far off they are isn't known"
 
 
-def timing_text(one: TimingReport) -> str:
+def timing_text(timing: TimingReport) -> str:
     """Describe the source of times, and their own known error."""
-    if one.held_out:
-        each = ", ".join(f"{SHORT[name]} {error * 100:.2g}%" for name, error in one.held_out.items())
-        return f"{one.source}: {each} off in time that was held out of the fit"
-    return one.source if one.error is None else f"{one.source}: single passes about {one.error * 100:.2g}% off"
+    if timing.held_out:
+        each = ", ".join(f"{SHORT[name]} {error * 100:.2g}%" for name, error in timing.held_out.items())
+        return f"{timing.source}: {each} off in time that was held out of the fit"
+    return (
+        timing.source if timing.error is None else f"{timing.source}: single passes about {timing.error * 100:.2g}% off"
+    )
 
 
 def times(report: Report) -> str:
@@ -187,7 +191,7 @@ def how_sure(report: Report) -> str:
     stated, first = report.ranges.get("ttft_mean"), report.latency.get("ttft")
     if stated is not None and first is not None:
         return f"TTFT mean {measured(first.mean)} ms; range {ranged(stated)} ms ({basis_text(stated)})."
-    comparable = any(one.run_class is not None for one in report.timing)
+    comparable = any(timing.run_class is not None for timing in report.timing)
     return f"{UNKNOWN[0].upper()}{UNKNOWN[1:]}." if comparable and first is not None and first.count else ""
 
 

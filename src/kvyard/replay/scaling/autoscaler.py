@@ -13,7 +13,7 @@ from kvyard.clock import MS, SECOND
 from kvyard.engine.job import Job
 from kvyard.engine.role import Role
 from kvyard.replay.config import AutoscaleConfig, WorkerConfig
-from kvyard.replay.listeners import Listener
+from kvyard.replay.listeners import RequestListener
 from kvyard.replay.record import Record
 from kvyard.replay.scaling import RoleState, Snapshot, make_scaler
 from kvyard.replay.worker import Worker
@@ -21,7 +21,7 @@ from kvyard.replay.worker_lifecycle import WorkerLifecycle
 from kvyard.router.pace import Pace, engine_pace
 
 
-class WorkerState(Enum):
+class WorkerPhase(Enum):
     """State of a worker."""
 
     OFF = "off"
@@ -47,7 +47,7 @@ class ScaledWorker:
         self.worker = worker
         self.pace = pace
         self.slots = slots
-        self.state = WorkerState.ACTIVE if active else WorkerState.OFF
+        self.state = WorkerPhase.ACTIVE if active else WorkerPhase.OFF
         self.ready = 0
         """Time at which it will have started."""
         self.since = 0
@@ -58,7 +58,7 @@ class ScaledWorker:
         """End of the last of its requests."""
 
 
-class Autoscaler(Listener):
+class Autoscaler(RequestListener):
     """Autoscaler of one fleet. It starts, drains and stops workers."""
 
     def __init__(
@@ -130,16 +130,16 @@ class Autoscaler(Listener):
             self._last = now
             self._offered, self._ttfts, self._admitted = [0, 0, 0], [], [0, 0]
             self._progress(now)
-        ready = [scaled.ready for scaled in self._workers if scaled.state is WorkerState.STARTING]
+        ready = [scaled.ready for scaled in self._workers if scaled.state is WorkerPhase.STARTING]
         return min([self._last + self.config.period, *ready])
 
     def _progress(self, now: int) -> None:
         for scaled in self._workers:
-            if scaled.state is WorkerState.STARTING and scaled.ready <= now:
-                scaled.state = WorkerState.ACTIVE
+            if scaled.state is WorkerPhase.STARTING and scaled.ready <= now:
+                scaled.state = WorkerPhase.ACTIVE
                 self._lifecycle.start(scaled.worker, now)
-            elif scaled.state is WorkerState.DRAINING and not scaled.worker.jobs and _rests(scaled.worker):
-                scaled.state = WorkerState.OFF
+            elif scaled.state is WorkerPhase.DRAINING and not scaled.worker.jobs and _rests(scaled.worker):
+                scaled.state = WorkerPhase.OFF
                 scaled.spans.append((scaled.since, max(scaled.idle_from, scaled.since)))
                 self.stops += 1
                 self.lost_blocks += self._lifecycle.stop(scaled.worker, now)
@@ -160,14 +160,14 @@ class Autoscaler(Listener):
 
     def _state(self, role: Role) -> RoleState:
         mine = [scaled for scaled in self._workers if scaled.worker.role == role]
-        counts = {state: sum(scaled.state is state for scaled in mine) for state in WorkerState}
-        cores = [core for scaled in mine if scaled.state is WorkerState.ACTIVE for core in scaled.worker.cores]
+        counts = {state: sum(scaled.state is state for scaled in mine) for state in WorkerPhase}
+        cores = [core for scaled in mine if scaled.state is WorkerPhase.ACTIVE for core in scaled.worker.cores]
         loading = [core.scheduler.jobs.parked for core in cores]
         return RoleState(
             role=role,
-            active=counts[WorkerState.ACTIVE],
-            starting=counts[WorkerState.STARTING],
-            draining=counts[WorkerState.DRAINING],
+            active=counts[WorkerPhase.ACTIVE],
+            starting=counts[WorkerPhase.STARTING],
+            draining=counts[WorkerPhase.DRAINING],
             running=sum(len(core.scheduler.running) for core in cores),
             waiting=sum(len(core.scheduler.waiting) for core in cores) + sum(map(len, loading)),
             used=sum(core.scheduler.manager.usage for core in cores) / len(cores) if cores else 0.0,
@@ -177,28 +177,28 @@ class Autoscaler(Listener):
 
     def _scale(self, role: Role, wanted: int, now: int) -> None:
         mine = [scaled for scaled in self._workers if scaled.worker.role == role]
-        there = [scaled for scaled in mine if scaled.state in (WorkerState.ACTIVE, WorkerState.STARTING)]
+        there = [scaled for scaled in mine if scaled.state in (WorkerPhase.ACTIVE, WorkerPhase.STARTING)]
         target = min(len(mine), self.config.most, max(self.config.least, wanted))
         if target == len(there):
             return
         if target > len(there):
             # Those that still drain are there at once, and so are their caches.
-            back = [scaled for scaled in mine if scaled.state is WorkerState.DRAINING]
-            off = [scaled for scaled in mine if scaled.state is WorkerState.OFF]
+            back = [scaled for scaled in mine if scaled.state is WorkerPhase.DRAINING]
+            off = [scaled for scaled in mine if scaled.state is WorkerPhase.OFF]
             for scaled in (back + off)[: target - len(there)]:
-                if scaled.state is WorkerState.DRAINING:
-                    scaled.state = WorkerState.ACTIVE
+                if scaled.state is WorkerPhase.DRAINING:
+                    scaled.state = WorkerPhase.ACTIVE
                     self._lifecycle.start(scaled.worker, now)
                 else:
-                    scaled.state, scaled.ready, scaled.since = WorkerState.STARTING, now + self.config.startup, now
+                    scaled.state, scaled.ready, scaled.since = WorkerPhase.STARTING, now + self.config.startup, now
         else:
             for scaled in self._leaving(there)[: len(there) - target]:
-                if scaled.state is WorkerState.STARTING:
-                    scaled.state = WorkerState.OFF
+                if scaled.state is WorkerPhase.STARTING:
+                    scaled.state = WorkerPhase.OFF
                     scaled.spans.append((scaled.since, now))
                     self.cancelled += 1
                 else:
-                    scaled.state = WorkerState.DRAINING
+                    scaled.state = WorkerPhase.DRAINING
                     scaled.idle_from = now
                     self._lifecycle.drain(scaled.worker, now)
         self.actions.append(ScalingAction(now / SECOND, role, len(there), target))
@@ -207,8 +207,8 @@ class Autoscaler(Listener):
         """In which order workers go: start-ups first, the last to be ready before the others; then those with the fewest
         requests.
         """
-        starting = [scaled for scaled in there if scaled.state is WorkerState.STARTING]
-        active = [scaled for scaled in there if scaled.state is WorkerState.ACTIVE]
+        starting = [scaled for scaled in there if scaled.state is WorkerPhase.STARTING]
+        active = [scaled for scaled in there if scaled.state is WorkerPhase.ACTIVE]
         starting.sort(key=lambda scaled: (-scaled.ready, -scaled.worker.number))
         active.sort(key=lambda scaled: (len(scaled.worker.jobs), -scaled.worker.number))
         return starting + active
@@ -223,7 +223,7 @@ class Autoscaler(Listener):
         for scaled in self._workers:
             if scaled.worker.role == role:
                 spans += scaled.spans
-                if scaled.state is not WorkerState.OFF:
+                if scaled.state is not WorkerPhase.OFF:
                     spans.append((scaled.since, now))
         return spans
 

@@ -102,7 +102,7 @@ def generate_agents(workload: AgentWorkload) -> Trace:
     return Trace(f"generated agents, seed {workload.seed}", "generated", rows)
 
 
-class _Line(msgspec.Struct):
+class _TurnLine(msgspec.Struct):
     """A line of turns, at its next one: a program, a rollout of it, or a sub-agent."""
 
     session: str
@@ -161,7 +161,9 @@ class _Programs:
             yield from self._turns(other, max(1, self._whole("turns") - fork + 1))
             self.prompts.end(other.session)
 
-    def _turns(self, line: _Line, turns: int, *, more: bool = False, helper: bool = False) -> Iterator[TraceRequest]:
+    def _turns(
+        self, line: _TurnLine, turns: int, *, more: bool = False, helper: bool = False
+    ) -> Iterator[TraceRequest]:
         """The next turns of a line, and those of its sub-agents. ``more`` says that others follow."""
         for left in range(turns - 1, -1, -1):
             ends = not left and not more
@@ -186,7 +188,7 @@ class _Programs:
             line.wait = 0.0 if waits else self._draw("tool_time" if tool else "think")
             self._advance(line)
 
-    def _request(self, line: _Line, tool: bool) -> TraceRequest:
+    def _request(self, line: _TurnLine, tool: bool) -> TraceRequest:
         self.made += 1
         waits = line.latest or line.after
         request = TraceRequest(
@@ -205,7 +207,7 @@ class _Programs:
         line.latest, line.arrival = request.id, None
         return request
 
-    def _advance(self, line: _Line) -> None:
+    def _advance(self, line: _TurnLine) -> None:
         """Make a line's next prompt."""
         length = line.length + self._whole("growth")
         kept = line.length
@@ -221,7 +223,7 @@ class _Programs:
         turns, first = self.pairs[self.random["turns"].randrange(len(self.pairs))]
         return max(1, round(turns)), max(1, round(first))
 
-    def _begin(self, session: str, root: str | None, tree: str, first: int) -> _Line:
+    def _begin(self, session: str, root: str | None, tree: str, first: int) -> _TurnLine:
         """A line at its first prompt, behind a path through a tree of shared prefixes."""
         node: tuple[object, ...] = (tree,)
         shared = 0
@@ -235,13 +237,13 @@ class _Programs:
             node, shared = child, self.lengths[child]
         self.prompts.fork(node, session)
         length = min(shared + first, self.workload.context)
-        return _Line(session, root, length, self.prompts.ids(session, length, shared))
+        return _TurnLine(session, root, length, self.prompts.ids(session, length, shared))
 
-    def _forked(self, line: _Line, session: str) -> _Line:
+    def _forked(self, line: _TurnLine, session: str) -> _TurnLine:
         """A rollout that samples the same prompt once more and goes on apart."""
         self.prompts.fork(line.session, session)
         after = (*line.after, line.latest) if line.latest else line.after
-        return _Line(session, line.session, line.length, line.ids, line.arrival, after, line.wait)
+        return _TurnLine(session, line.session, line.length, line.ids, line.arrival, after, line.wait)
 
     def _whole(self, law: str) -> int:
         return whole(self.laws[law], self.random[law])

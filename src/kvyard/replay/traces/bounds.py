@@ -192,11 +192,11 @@ def _belady(ends: Numbers, lengths: Numbers, begins: Numbers, firsts: Numbers, c
 
 
 def _checked(capacities: Iterable[int]) -> list[int]:
-    found = list(capacities)
-    for capacity in found:
+    checked = list(capacities)
+    for capacity in checked:
         if capacity < 0:
             raise KvyardError(f"a capacity is a number of blocks, not {capacity}")
-    return found
+    return checked
 
 
 class _Sums:
@@ -210,9 +210,9 @@ class _Sums:
 
     def append(self, value: int) -> None:
         tree = self._tree
-        at = len(tree)
+        size = len(tree)
         self.total += value
-        below, bottom = at - 1, at - (at & -at)
+        below, bottom = size - 1, size - (size & -size)
         while below > bottom:
             value += tree[below]
             below -= below & -below
@@ -221,16 +221,16 @@ class _Sums:
     def add(self, index: int, value: int) -> None:
         tree = self._tree
         self.total += value
-        at = index + 1
-        while at < len(tree):
-            tree[at] += value
-            at += at & -at
+        node = index + 1
+        while node < len(tree):
+            tree[node] += value
+            node += node & -node
 
     def before(self, index: int) -> int:
         """The sum of all numbers before ``index``."""
-        tree, found = self._tree, 0
-        at = index
-        while at:
-            found += tree[at]
-            at -= at & -at
-        return found
+        tree, total = self._tree, 0
+        node = index
+        while node:
+            total += tree[node]
+            node -= node & -node
+        return total

@@ -21,9 +21,9 @@ def scaled(trace: Trace, speedup: float) -> Trace:
         raise KvyardError(f"a speed-up must be a number above 0, not {speedup}")
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
-        for one in trace.rows(tally):
-            delay = None if one.delay is None else round(one.delay / speedup)
-            yield replace(one, arrival=round(one.arrival / speedup), delay=delay)
+        for request in trace.rows(tally):
+            delay = None if request.delay is None else round(request.delay / speedup)
+            yield replace(request, arrival=round(request.arrival / speedup), delay=delay)
 
     return Trace(f"{trace.name} at {speedup:g}x", trace.format, rows, grouped=trace.grouped)
 
@@ -102,8 +102,8 @@ def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         times = arrival_times(gaps, Random(f"{seed} arrivals"))
-        for one in trace.rows(tally):
-            yield replace(one, arrival=next(times) if one.delay is None else 0)
+        for request in trace.rows(tally):
+            yield replace(request, arrival=next(times) if request.delay is None else 0)
 
     return Trace(f"{trace.name} with {law}", trace.format, rows)
 
@@ -128,25 +128,25 @@ def tiled(trace: Trace, times: int) -> Trace:
         for copy in range(times):
             if copy:
                 offset = last + last // max(1, seen)  # as far behind the last request as requests are apart on average
-            for one in trace.rows(tally if not copy else ReadingTally()):
+            for request in trace.rows(tally if not copy else ReadingTally()):
                 seen += 1
-                last = max(last, offset + one.arrival)
-                yield _renamed(one, copy, offset) if copy else one
+                last = max(last, offset + request.arrival)
+                yield _renamed(request, copy, offset) if copy else request
 
     return Trace(f"{trace.name}, {times} times", trace.format, rows)
 
 
-def _renamed(one: TraceRequest, copy: int, offset: int) -> TraceRequest:
+def _renamed(request: TraceRequest, copy: int, offset: int) -> TraceRequest:
     end = f"~{copy}"
     return replace(
-        one,
-        id=one.id + end,
-        arrival=one.arrival + offset,
-        ids=None if one.ids is None else [id_ + copy * _APART & _64_BITS for id_ in one.ids],
-        session=None if one.session is None else one.session + end,
-        root=None if one.root is None else one.root + end,
-        after=tuple([name + end for name in one.after]),
-        salt=f"{one.salt or ''}{end}" if one.tokens is not None else one.salt,
+        request,
+        id=request.id + end,
+        arrival=request.arrival + offset,
+        ids=None if request.ids is None else [id_ + copy * _APART & _64_BITS for id_ in request.ids],
+        session=None if request.session is None else request.session + end,
+        root=None if request.root is None else request.root + end,
+        after=tuple([name + end for name in request.after]),
+        salt=f"{request.salt or ''}{end}" if request.tokens is not None else request.salt,
     )
 
 
@@ -184,9 +184,14 @@ def sliced(
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         lengths = (min_tokens, max_tokens)
-        return _Slice(skip, first, since, until, sessions, lengths, trace.grouped).of(trace.rows(tally))
+        return _Slice(skip, first, since, until, sessions, lengths, trace.grouped).of(trace.rows(tally), tally)
 
     return Trace(f"part of {trace.name}", trace.format, rows, grouped=trace.grouped)
+
+
+def without_long(trace: Trace, max_tokens: int | None) -> Trace:
+    """Return ``trace`` without requests of more than ``max_tokens`` tokens, prompt and answer together."""
+    return trace if max_tokens is None else sliced(trace, max_tokens=max_tokens)
 
 
 class _Slice(msgspec.Struct):
@@ -206,7 +211,7 @@ class _Slice(msgspec.Struct):
     """Sessions of which a turn is in."""
     roots: set[str] = set()
 
-    def of(self, requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
+    def of(self, requests: Iterator[TraceRequest], tally: ReadingTally) -> Iterator[TraceRequest]:
         taken = 0
         for request in requests:
             if self.sessions is not None and not self._wanted(request):
@@ -221,7 +226,10 @@ class _Slice(msgspec.Struct):
                 continue
             least, most = self.lengths
             tokens = request.input_length + request.output_length
-            if tokens < least or (most is not None and tokens > most):
+            if most is not None and tokens > most:
+                tally.left_out[f"more than {most:,} tokens"] += 1
+                continue
+            if tokens < least:
                 continue
             if self.skip:
                 self.skip -= 1
@@ -231,35 +239,35 @@ class _Slice(msgspec.Struct):
             if taken == self.first:
                 return
 
-    def _wanted(self, one: TraceRequest) -> bool:
+    def _wanted(self, request: TraceRequest) -> bool:
         """Return true if it belongs to one of the sessions taken; a request without one counts as one."""
-        root = one.root or one.session or f"\0{one.id}"
+        root = request.root or request.session or f"\0{request.id}"
         if root not in self.roots:
             if len(self.roots) == self.sessions:
                 return False
             self.roots.add(root)
         return True
 
-    def _in_time(self, one: TraceRequest) -> bool:
-        if one.delay is None:
-            return one.arrival >= self.since
-        return not (self.since or self.until is not None) or self._waits(one)
+    def _in_time(self, request: TraceRequest) -> bool:
+        if request.delay is None:
+            return request.arrival >= self.since
+        return not (self.since or self.until is not None) or self._waits(request)
 
-    def _waits(self, one: TraceRequest) -> bool:
-        return one.session in self.turned or not self.names.isdisjoint(one.after)
+    def _waits(self, request: TraceRequest) -> bool:
+        return request.session in self.turned or not self.names.isdisjoint(request.after)
 
-    def _taken(self, one: TraceRequest) -> TraceRequest:
-        arrival, delay, after = one.arrival, one.delay, one.after
+    def _taken(self, request: TraceRequest) -> TraceRequest:
+        arrival, delay, after = request.arrival, request.delay, request.after
         if after:
             after = tuple(name for name in after if name in self.names)
-        if delay is not None and not after and one.session not in self.turned:
+        if delay is not None and not after and request.session not in self.turned:
             delay = None
             if self.grouped:
                 arrival = 0
         if delay is None and self.start is None:
             self.start = arrival
-        if one.session is not None:
-            self.turned.add(one.session)
-        if one.session is not None or one.after:
-            self.names.add(one.id)
-        return replace(one, arrival=max(0, arrival - (self.start or 0)), delay=delay, after=after)
+        if request.session is not None:
+            self.turned.add(request.session)
+        if request.session is not None or request.after:
+            self.names.add(request.id)
+        return replace(request, arrival=max(0, arrival - (self.start or 0)), delay=delay, after=after)

@@ -38,7 +38,7 @@ def conversations(requests: Iterable[TraceRequest], token_block: int = TOKEN_BLO
     return names
 
 
-def _name(one: TraceRequest, common: set[int], token_block: int) -> str:
-    ids: Sequence[int] = prefix_ids(one, token_block)[0] or ()
-    at = next((at for at in range(len(ids) - 1, -1, -1) if ids[at] in common), -1) + 1 if common else 0
-    return f"prefix {ids[at]}" if at < len(ids) else f"request {one.id}"
+def _name(request: TraceRequest, common: set[int], token_block: int) -> str:
+    ids: Sequence[int] = prefix_ids(request, token_block)[0] or ()
+    index = next((index for index in range(len(ids) - 1, -1, -1) if ids[index] in common), -1) + 1 if common else 0
+    return f"prefix {ids[index]}" if index < len(ids) else f"request {request.id}"

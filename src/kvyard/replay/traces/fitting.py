@@ -130,7 +130,7 @@ class AgentSamples:
 
     def _continue(self, request: TraceRequest, ids: Sequence[int], before: TraceRequest, former: Sequence[int]) -> None:
         both = min(len(ids), len(former))
-        same = bisect_left(range(both), True, key=lambda at: ids[at] != former[at])
+        same = bisect_left(range(both), True, key=lambda index: ids[index] != former[index])
         kept = min(same * self.block_size, before.input_length, request.input_length)
         if kept < REWRITTEN * before.input_length - self.block_size:
             self.kept.append(kept)

@@ -172,15 +172,15 @@ def whole(draw: Draw, random: Random) -> int:
 
 def prefix_levels(text: str, field: str = "tree") -> list[tuple[int, int]]:
     """Number and tokens of the prefixes on each level of a tree, as people write them. Raises ``KvyardError``."""
-    found = []
+    levels = []
     for level in text.split("/") if text else ():
         children, times, tokens = level.partition("x")
         if not times or not children.isdecimal() or not tokens.isdecimal() or not int(children):
             raise KvyardError(f"{field}: {level!r} is no level; write CHILDRENxTOKENS, as in 1x2000/20x500")
         if int(children) > MOST_CHILDREN:
             raise KvyardError(f"{field}: {level!r} has more than {MOST_CHILDREN:,} children")
-        found.append((int(children), int(tokens)))
-    return found
+        levels.append((int(children), int(tokens)))
+    return levels
 
 
 def _lengths(file: str, field: str) -> array[int]:

@@ -112,21 +112,21 @@ class TraceFuture(msgspec.Struct, frozen=True):
     def of(cls, trace: Iterable[TraceRequest]) -> "TraceFuture":
         """Return the future of a trace, which is read four times."""
         names = conversations(trace)
-        last = {name: at for at, name in enumerate(names)}
-        ends = [last[name] == at for at, name in enumerate(names)]
-        calls = [one.tool_call for one in trace]
-        gaps = [(one.delay or 0) / SECOND for one in trace]
+        last = {name: number for number, name in enumerate(names)}
+        ends = [last[name] == number for number, name in enumerate(names)]
+        calls = [request.tool_call for request in trace]
+        gaps = [(request.delay or 0) / SECOND for request in trace]
         return cls(names, ends, calls if any(calls) else [not end for end in ends], gaps)
 
-    def hints(self, made: Sequence[MadeHint], seed: int) -> Iterator[Hints]:
+    def hints(self, kinds: Sequence[MadeHint], seed: int) -> Iterator[Hints]:
         """The hints of each request. The same seed gives the same ones."""
-        draws = {hint.kind: Random(f"{seed} {hint.kind}") for hint in made}
+        draws = {hint.kind: Random(f"{seed} {hint.kind}") for hint in kinds}
         longest: dict[str, float] = {}
         for index, (name, ends, calls) in enumerate(zip(self.names, self.ends, self.calls, strict=False)):
             if self.gaps and self.gaps[index]:
                 longest[name] = max(longest.get(name, 0.0), self.gaps[index])
             hints = Hints(name)
-            for hint in made:
+            for hint in kinds:
                 knows = ends if hint.kind == "session-end" else calls
                 if draws[hint.kind].random() < (hint.recall if knows else hint.false) and not hints.marks:
                     hints = _said(hint, hints, longest.get(name, 0.0))
@@ -142,9 +142,9 @@ def with_hints(trace: Trace, wanted: str | tuple[MadeHint, ...], seed: int = 0) 
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         said = TraceFuture.of(trace).hints(hints_made, seed)
-        for one, hints in zip(trace.rows(tally), said, strict=False):
-            kept = one.hints.retention
-            yield replace(one, hints=replace(hints, retention=kept) if kept else hints)
+        for request, hints in zip(trace.rows(tally), said, strict=False):
+            kept = request.hints.retention
+            yield replace(request, hints=replace(hints, retention=kept) if kept else hints)
 
     return Trace(f"{trace.name} with hints", trace.format, rows, grouped=trace.grouped)
 

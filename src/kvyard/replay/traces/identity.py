@@ -21,19 +21,20 @@ _SHORT = 64
 def chained(hashes: Sequence[int]) -> list[int]:
     """Cumulative ids of block hashes: equal where everything up to there is equal, and not otherwise (up to 2**-64)."""
     digest = xxhash.xxh3_64_intdigest
-    found: list[int] = []
+    ids: list[int] = []
     above = 0
-    for one in hashes:
-        above = digest((above << 64 | one & _64_BITS).to_bytes(16, "little"))
-        found.append(above)
-    return found
+    for block in hashes:
+        above = digest((above << 64 | block & _64_BITS).to_bytes(16, "little"))
+        ids.append(above)
+    return ids
 
 
 def token_ids(tokens: Sequence[int], block_size: int) -> list[int]:
     """Cumulative ids of a prompt's blocks, the last perhaps partial."""
     packed = array("Q", tokens)
     hashes = [
-        xxhash.xxh3_64_intdigest(packed[at : at + block_size].tobytes()) for at in range(0, len(packed), block_size)
+        xxhash.xxh3_64_intdigest(packed[start : start + block_size].tobytes())
+        for start in range(0, len(packed), block_size)
     ]
     return chained(hashes)
 

@@ -263,6 +263,6 @@ def _burstiness(arrivals: Sequence[int]) -> float | None:
 def _histogram(lengths: Sequence[int]) -> list[tuple[float, int]]:
     import numpy
 
-    found = numpy.maximum(numpy.asarray(lengths, dtype=numpy.int64), 1)
-    steps = numpy.ceil(numpy.log2(found) * 4).astype(int)
+    sizes = numpy.maximum(numpy.asarray(lengths, dtype=numpy.int64), 1)
+    steps = numpy.ceil(numpy.log2(sizes) * 4).astype(int)
     return [(float(2 ** (step / 4)), int(count)) for step, count in enumerate(numpy.bincount(steps)) if count]

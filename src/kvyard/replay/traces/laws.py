@@ -76,12 +76,12 @@ def _made(text: str, field: str, laws: Mapping[str, Law]) -> object:
         except ValueError:
             raise KvyardError(f"{field}: {key} of {name} must be a number, not {value!r}") from None
     given: dict[str, float] = {}
-    for key, found in values.items():
-        if found is None:
+    for key, amount in values.items():
+        if amount is None:
             raise KvyardError(f"{field}: {name} needs {key}, as in {name}:{key}=...")
-        if not found >= 0 or (found == math.inf and key != "max"):
-            raise KvyardError(f"{field}: {key} of {name} can't be {found:g}")
-        given[key] = found
+        if not amount >= 0 or (amount == math.inf and key != "max"):
+            raise KvyardError(f"{field}: {key} of {name} can't be {amount:g}")
+        given[key] = amount
     try:
         return law.make(given)
     except ValueError as error:

@@ -60,7 +60,8 @@ def _over_time(info: Info, counts: Sequence[int], what: str, color: str) -> Figu
     rates = coarse([count / info.window for count in counts], step)
     by, axis = time_axis(len(counts) * info.window)
     middle = [
-        digits((at * step + min(step, len(counts) - at * step) / 2) * info.window / by) for at in range(len(rates))
+        digits((index * step + min(step, len(counts) - index * step) / 2) * info.window / by)
+        for index in range(len(rates))
     ]
     return lines(what, [line(what, rates, color)], "", what, x=middle, xMin=0) | axis
 
@@ -98,8 +99,8 @@ def _few(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
         return list(points)
     first, last = max(1, points[0][0]), max(2, points[-1][0])
     kept = {0: points[0]}
-    for at, value in points:
-        kept[1 + round(POINTS * log(max(1, at) / first) / log(last / first))] = (at, value)
+    for x, value in points:
+        kept[1 + round(POINTS * log(max(1, x) / first) / log(last / first))] = (x, value)
     return list(kept.values())
 
 

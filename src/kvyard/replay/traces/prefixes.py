@@ -88,4 +88,4 @@ class PromptPrefixes:
 
 def _common(known: Sequence[int], first: int, ids: Sequence[int], start: int, most: int) -> int:
     """Return how many of the ids that are known from ``first`` on are at ``start``; the first is, and not all ``most`` are."""
-    return bisect_left(range(most), True, 1, most, key=lambda at: known[first + at] != ids[start + at])
+    return bisect_left(range(most), True, 1, most, key=lambda index: known[first + index] != ids[start + index])

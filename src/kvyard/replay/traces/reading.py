@@ -104,8 +104,8 @@ class Reading:
 
     def offset(self, time: int) -> int:
         """Return the offset of a request that waits for others: it needs no order."""
-        found = time - (self._start or 0)
-        return found if self.unordered else max(0, found)
+        passed = time - (self._start or 0)
+        return passed if self.unordered else max(0, passed)
 
     def name(self, number: int, given: str | int | None = None) -> str:
         """The row's id: its own if it has one, else its number. Raises ``BadRow`` where another row has it already."""
@@ -131,20 +131,20 @@ class Reading:
 def ns(value: float, unit: int, field: str) -> int:
     """A time as written, in nanoseconds. Raises ``BadRow`` for what is no time."""
     try:
-        found = value * unit if isinstance(value, int) else round(value * unit)
+        time = value * unit if isinstance(value, int) else round(value * unit)
     except (ValueError, OverflowError):
         raise BadRow(f"{field} is {value}: a time must be a finite number") from None
-    if not -LONGEST_TIME < found < LONGEST_TIME:
+    if not -LONGEST_TIME < time < LONGEST_TIME:
         raise BadRow(f"{field} is {value:g}: that is more than 146 years; is it in another unit?")
-    return found
+    return time
 
 
 def span(value: float, unit: int, field: str) -> int:
     """A length of time, in nanoseconds. Raises ``BadRow`` for one that is none or negative."""
-    found = ns(value, unit, field)
-    if found < 0:
+    time = ns(value, unit, field)
+    if time < 0:
         raise BadRow(f"{field} is {value}: a time to wait can't be negative")
-    return found
+    return time
 
 
 def checked_lengths(input_length: int | None, output_length: int | None, names: tuple[str, str]) -> tuple[int, int]:

@@ -95,12 +95,14 @@ def open_trace(
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
         reading = Reading(path, block_size=trace_block_size or 0, skip_bad=skip_bad, unordered=sort, tally=tally)
-        found = chosen.read(reading)
+        requests = chosen.read(reading)
         if chain_ids:
-            found = (one if one.ids is None else replace(one, ids=chained(one.ids)) for one in found)
+            requests = (
+                request if request.ids is None else replace(request, ids=chained(request.ids)) for request in requests
+            )
         if sort:
-            found = iter(in_order(found))
-        return found if limit is None else islice(found, min(limit, sys.maxsize))
+            requests = iter(in_order(requests))
+        return requests if limit is None else islice(requests, min(limit, sys.maxsize))
 
     return Trace(str(path), chosen.name, rows, grouped=chosen.grouped and not sort)
 

@@ -102,18 +102,18 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
 
 def hint_columns(hints: Hints) -> dict[str, Any]:
     """The columns of a row that say ``hints``; those that say nothing are left out."""
-    found: dict[str, Any] = {"conversation": hints.session, "session_end": hints.session_end}
+    columns: dict[str, Any] = {"conversation": hints.session, "session_end": hints.session_end}
     if hints.ttl is not None:
-        found["ttl"] = _milliseconds(hints.ttl)
-        found["ttl_then"] = hints.ttl_then if hints.ttl_then != "ordinary" else ""
-    found["retention"] = [_kept(wish) for wish in hints.retention]
-    return {name: value for name, value in found.items() if value}
+        columns["ttl"] = _milliseconds(hints.ttl)
+        columns["ttl_then"] = hints.ttl_then if hints.ttl_then != "ordinary" else ""
+    columns["retention"] = [_kept(wish) for wish in hints.retention]
+    return {name: value for name, value in columns.items() if value}
 
 
 def _kept(wish: Retention) -> dict[str, int | float]:
     duration = None if wish.duration is None else _milliseconds(wish.duration)
-    found = {"start": wish.start, "stop": wish.stop, "priority": wish.priority, "duration": duration}
-    return {name: value for name, value in found.items() if value is not None}
+    columns = {"start": wish.start, "stop": wish.stop, "priority": wish.priority, "duration": duration}
+    return {name: value for name, value in columns.items() if value is not None}
 
 
 def write_vllm_custom(trace: Trace, path: Path, token_block: int, lossy: bool) -> Written:
@@ -183,15 +183,15 @@ def _packed(raw: IO[bytes], suffix: str) -> Iterator[IO[bytes]]:
         yield raw
 
 
-def _add_waits(row: dict[str, Any], one: TraceRequest, notes: dict[str, None]) -> None:
-    if one.session is not None:
-        row["session_id"] = one.session
-    if one.root is not None:
-        row["root_session_id"] = one.root
-    if one.delay is not None:
-        row["delay"] = _milliseconds(one.delay)
-    if one.after:
-        row["wait_for"] = one.after
+def _add_waits(row: dict[str, Any], request: TraceRequest, notes: dict[str, None]) -> None:
+    if request.session is not None:
+        row["session_id"] = request.session
+    if request.root is not None:
+        row["root_session_id"] = request.root
+    if request.delay is not None:
+        row["delay"] = _milliseconds(request.delay)
+    if request.after:
+        row["wait_for"] = request.after
         notes["wait_for is read by kvyard, and by Dynamo as agentic_mooncake"] = None
 
 

@@ -55,7 +55,7 @@ class Decider:
         """``options`` have been checked by ``make_decider``."""
         self.options = {**defaults(self.OPTIONS), **(options or {})}
 
-    def splits(self, at: SplitInput | None) -> bool:
+    def splits(self, split: SplitInput | None) -> bool:
         """Return true if a prefill worker computes the prompt. ``None`` for a split policy that doesn't look."""
         raise NotImplementedError
 

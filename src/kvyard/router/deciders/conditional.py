@@ -23,40 +23,40 @@ _DECODE = {"decode_busy": Option(0, "Share of blocks in use beyond which no prom
 class _Conditional(Decider):
     """Common part of the three: the decode worker must not be busy."""
 
-    def splits(self, at: SplitInput | None) -> bool:
-        assert at is not None
-        limit, blocks = self.options["decode_busy"], at.decode.pace.capacity
-        if limit and (not blocks or at.decode.decision.active_blocks > limit * blocks):
+    def splits(self, split: SplitInput | None) -> bool:
+        assert split is not None
+        limit, blocks = self.options["decode_busy"], split.decode.pace.capacity
+        if limit and (not blocks or split.decode.decision.active_blocks > limit * blocks):
             return True
-        return not self._stays(at)
+        return not self._stays(split)
 
-    def _stays(self, at: SplitInput) -> bool:
+    def _stays(self, split: SplitInput) -> bool:
         raise NotImplementedError
 
-    def _little(self, at: SplitInput) -> bool:
-        new = at.decode.uncached
-        return new < self.options["tokens"] and new < self.options["ratio"] * max(1, at.num_tokens)
+    def _little(self, split: SplitInput) -> bool:
+        new = split.decode.uncached
+        return new < self.options["tokens"] and new < self.options["ratio"] * max(1, split.num_tokens)
 
-    def _busy(self, at: SplitInput) -> bool:
-        return at.prefill.decision.prefill_tokens > self.options["prefill_busy"] * at.prefill.tokens_per_pass
+    def _busy(self, split: SplitInput) -> bool:
+        return split.prefill.decision.prefill_tokens > self.options["prefill_busy"] * split.prefill.tokens_per_pass
 
 
 class IslBounding(_Conditional):
     OPTIONS: ClassVar[Options] = {**_LITTLE, **_DECODE}
 
-    def _stays(self, at: SplitInput) -> bool:
-        return self._little(at)
+    def _stays(self, split: SplitInput) -> bool:
+        return self._little(split)
 
 
 class PrefillLoad(_Conditional):
     OPTIONS: ClassVar[Options] = {**_BUSY, **_DECODE}
 
-    def _stays(self, at: SplitInput) -> bool:
-        return self._busy(at)
+    def _stays(self, split: SplitInput) -> bool:
+        return self._busy(split)
 
 
 class IslOrLoad(_Conditional):
     OPTIONS: ClassVar[Options] = {**_LITTLE, **_BUSY, **_DECODE}
 
-    def _stays(self, at: SplitInput) -> bool:
-        return self._little(at) or self._busy(at)
+    def _stays(self, split: SplitInput) -> bool:
+        return self._little(split) or self._busy(split)

@@ -6,12 +6,12 @@ from kvyard.router.deciders import Decider, SplitInput
 class Always(Decider):
     looks = False
 
-    def splits(self, at: SplitInput | None) -> bool:
+    def splits(self, split: SplitInput | None) -> bool:
         return True
 
 
 class Never(Decider):
     looks = False
 
-    def splits(self, at: SplitInput | None) -> bool:
+    def splits(self, split: SplitInput | None) -> bool:
         return False

@@ -27,13 +27,13 @@ class Drift(Decider):
         self.late_ms = 0.0
         """The virtual queue."""
 
-    def splits(self, at: SplitInput | None) -> bool:
-        assert at is not None
-        over = self._cost(at, True)
-        return over < self._cost(at, False)
+    def splits(self, split: SplitInput | None) -> bool:
+        assert split is not None
+        over = self._cost(split, True)
+        return over < self._cost(split, False)
 
-    def _cost(self, at: SplitInput, over: bool) -> float:
-        place, send = (at.prefill, at.send_ms) if over else (at.decode, 0.0)
+    def _cost(self, split: SplitInput, over: bool) -> float:
+        place, send = (split.prefill, split.send_ms) if over else (split.decode, 0.0)
         backlog = place.pace.prefill(place.decision.prefill_tokens)
         work = place.pace.prefill(place.uncached)
         if not over:

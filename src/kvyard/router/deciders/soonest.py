@@ -17,16 +17,16 @@ class Soonest(Decider):
         "interference": Option(0.15, "Weight of what a prompt costs requests that decode there."),
     }
 
-    def splits(self, at: SplitInput | None) -> bool:
-        assert at is not None
-        here = at.decode
+    def splits(self, split: SplitInput | None) -> bool:
+        assert split is not None
+        here = split.decode
         requests = here.decision.active_requests
-        step = here.pace.step(requests + 1, (here.decision.active_blocks + here.decision.blocks) * _block(at))
-        over = at.prefill.prefill_ms + at.send_ms + step
+        step = here.pace.step(requests + 1, (here.decision.active_blocks + here.decision.blocks) * _block(split))
+        over = split.prefill.prefill_ms + split.send_ms + step
         kept = here.prefill_ms + self.options["interference"] * here.pace.prefill(here.uncached) * requests
         return over < kept
 
 
-def _block(at: SplitInput) -> int:
+def _block(split: SplitInput) -> int:
     """Tokens of a block, near enough."""
-    return max(1, at.num_tokens // max(1, at.decode.decision.blocks))
+    return max(1, split.num_tokens // max(1, split.decode.decision.blocks))

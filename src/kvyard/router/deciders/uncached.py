@@ -14,6 +14,6 @@ class Uncached(Decider):
         "tokens": Option(512, "Tokens to compute from which on a prompt is handed over."),
     }
 
-    def splits(self, at: SplitInput | None) -> bool:
-        assert at is not None
-        return at.decode.uncached >= self.options["tokens"]
+    def splits(self, split: SplitInput | None) -> bool:
+        assert split is not None
+        return split.decode.uncached >= self.options["tokens"]

@@ -178,14 +178,14 @@ class FlowQueue(Generic[T]):
 
     def drain(self) -> list[T]:
         """Take all out, first come first."""
-        found = list(self._waiting.values())
-        for waiting in found:
+        all_waiting = list(self._waiting.values())
+        for waiting in all_waiting:
             self.remove(waiting)
-        return [waiting.item for waiting in found]
+        return [waiting.item for waiting in all_waiting]
 
     def held_until(self, now: int) -> int | None:
         """When the first of those that wait for a worker of their own gives that up; ``None`` if none does later than now."""
-        return min([one.held_until for one in self._waiting.values() if one.held_until > now], default=None)
+        return min([waiting.held_until for waiting in self._waiting.values() if waiting.held_until > now], default=None)
 
     # -- going out ------------------------------------------------------------------------------------------------------
 
@@ -289,9 +289,11 @@ class FlowQueue(Generic[T]):
         """All that wait, in their order by now."""
         policy, patience = self.policy, self.config.patience_s * SECOND
         waiting = list(self._waiting.values())
-        policy.look([one.request for one in waiting], now)
-        ranks = [-inf if patience and now - one.came >= patience else policy.rank(one.request, now) for one in waiting]
-        return iter(sorted(zip(ranks, [one.serial for one in waiting], strict=True)))
+        policy.look([entry.request for entry in waiting], now)
+        ranks = [
+            -inf if patience and now - entry.came >= patience else policy.rank(entry.request, now) for entry in waiting
+        ]
+        return iter(sorted(zip(ranks, [entry.serial for entry in waiting], strict=True)))
 
     def _depart(self, waiting: Waiting[T], now: int) -> None:
         del self._waiting[waiting.serial]

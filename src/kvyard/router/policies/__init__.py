@@ -59,6 +59,9 @@ class Policy:
     """True if it has a ``rank`` and a bound."""
     same_rank_same_cost = False
     """True if workers of one match (and pace) and one rank cost exactly the same. Idle ones always do."""
+    predicts_plainly = False
+    """True if what was sent to a worker counts whole until its events come, also for a hybrid model, whose groups keep only
+    some blocks of a prompt."""
     draws = False
     """True if it honours ``RouterConfig.temperature``."""
     waits = False

@@ -4,9 +4,11 @@ Source: llm-d's scorers before August 2026, with weights 3, 2, 2, 2. An engine's
 first token, and its cache's use what active prompts hold: the router asks no engine. Where the size of a cache isn't known,
 all count as equally free.
 
-llm-d itself reads both from engines' metrics, every 50 ms, and an engine's change as its passes end. Between two readings all
-prompts go to the same worker (``refresh_ms=50``). Unless engines' events are configured it knows caches by what it routed
-(``approximate=1``), and remembers as many blocks as the devices hold (``remembered_blocks``).
+llm-d itself reads both from engines' metrics, every 50 ms (``refresh_ms=50``). An engine takes in new requests before a pass
+and updates its metrics after it, so a request is seen when the pass after the one during which it came has ended. Until then
+all prompts go to the same worker. What was routed counts as cached at once (its ``speculativeIndexing``), hybrid model or
+not. Unless engines' events are configured it knows caches by what it routed alone (``approximate=1``), and remembers as many
+blocks as the devices hold (``remembered_blocks``).
 """
 
 from typing import ClassVar, NamedTuple
@@ -26,18 +28,28 @@ PASS_TOKENS = 8192
 """Prompt tokens that an engine computes in a pass, before its metrics change."""
 
 
-class Reading(NamedTuple):
-    """One worker's metrics, as they were last read."""
+class MetricsReading(NamedTuple):
+    """One worker's metrics."""
 
-    at: int
     queued: int
     blocks: int
+
+
+class MetricsPage(NamedTuple):
+    """One worker's metrics as they were last read, and those that follow."""
+
+    seen: MetricsReading
+    following: MetricsReading
+    """As of the beginning of the pass that is computed."""
+    due: int
+    """When ``following`` can be read."""
 
 
 class LlmdBlend(Policy):
     needs_index = True
     needs_pace = True
     guarded = True
+    predicts_plainly = True
     OPTIONS: ClassVar[Options] = {
         "prefix": Option(3.0, "Weight of the cached share of the prompt."),
         "queue": Option(2.0, "Weight of a short queue."),
@@ -57,12 +69,12 @@ class LlmdBlend(Policy):
             self.memory = RoutedMemory(None, config.remembered_blocks)
         self._cold: dict[int, int] = {}
         """Slots by when they last got a prompt that no worker had any of, oldest first."""
-        self._readings: dict[int, Reading] = {}
+        self._pages: dict[int, MetricsPage] = {}
         """By slot."""
 
     def choose(self, routing: RoutingInput) -> Choice:
         weights, workers, tokens = self.options, routing.workers, routing.num_tokens
-        readings: dict[int, Reading] = {}
+        readings: dict[int, MetricsReading] = {}
         if weights["refresh_ms"]:
             readings = {worker.slot: self._read(worker, routing.now) for worker in workers}
         queued = [reading.queued for reading in readings.values()] or [worker.queued for worker in workers]
@@ -70,7 +82,7 @@ class LlmdBlend(Policy):
         turns = self._turns(routing) if _is_cold(routing) else {}
 
         def cost(worker: WorkerLoad, match: Match) -> float:
-            seen: Reading | WorkerLoad = readings[worker.slot] if readings else worker
+            seen: MetricsReading | WorkerLoad = readings[worker.slot] if readings else worker
             queue = (longest - seen.queued) / (longest - fewest) if longest > fewest else 1.0
             capacity = worker.pace.capacity
             free = 1.0 - min(1.0, seen.blocks / capacity) if capacity else 1.0
@@ -102,19 +114,20 @@ class LlmdBlend(Policy):
 
     def gone(self, slot: int) -> None:
         self._cold.pop(slot, None)
-        self._readings.pop(slot, None)
+        self._pages.pop(slot, None)
 
-    def _read(self, worker: WorkerLoad, now: int) -> Reading:
+    def _read(self, worker: WorkerLoad, now: int) -> MetricsReading:
         """Return the worker's metrics as they were last read."""
-        refresh = self.options["refresh_ms"] * MS
-        known = self._readings.get(worker.slot)
-        if known is not None:
-            in_pass = worker.pace.prefill(min(PASS_TOKENS, worker.prefill_tokens)) * MS
-            if now < max(known.at + refresh, worker.computing_since + in_pass):
-                return known
         # The prompt that is being computed doesn't wait.
-        known = self._readings[worker.slot] = Reading(now, max(0, worker.queued - 1), worker.blocks)
-        return known
+        current = MetricsReading(max(0, worker.queued - 1), worker.blocks)
+        page = self._pages.get(worker.slot)
+        if page is not None and now < page.due:
+            return page.seen
+        in_pass = worker.pace.prefill(min(PASS_TOKENS, worker.prefill_tokens))
+        seen = current if page is None else page.following
+        due = now + round(max(self.options["refresh_ms"], in_pass) * MS)
+        self._pages[worker.slot] = MetricsPage(seen, current, due)
+        return seen
 
     def _turns(self, routing: RoutingInput) -> dict[int, float]:
         """By slot, from 1 to 0: those that never got a cold prompt first, then those whose last one is longest ago."""

@@ -37,8 +37,8 @@ class HashRing:
     def _distance(self, slot: int, start: int) -> tuple[bool, int]:
         """Return true if ``slot`` comes only after the end of the ring, and its next place."""
         places = self._of[slot]
-        at = bisect_left(places, start)
-        return (False, places[at]) if at < len(places) else (True, places[0])
+        index = bisect_left(places, start)
+        return (False, places[index]) if index < len(places) else (True, places[0])
 
     def _meet(self, count: int) -> None:
         """Have places for all slots below ``count``."""

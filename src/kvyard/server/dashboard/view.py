@@ -51,7 +51,7 @@ though another worker had them; ``computed``: computed otherwise."""
 
 def by_label(tiers: Sequence[int]) -> dict[str, int]:
     """Figures by tier, closest first, under what people call the tiers; 0 for those that are not given."""
-    return {tier.label: tiers[at] if at < len(tiers) else 0 for at, tier in enumerate(Tier)}
+    return {tier.label: tiers[level] if level < len(tiers) else 0 for level, tier in enumerate(Tier)}
 
 
 def prompt_sources(tiers: Sequence[int] = (), computed: int = 0, elsewhere: int = 0) -> PromptSources:
@@ -198,12 +198,12 @@ class LatencyWindow:
     def __init__(self) -> None:
         self._seen: deque[tuple[int, int]] = deque(maxlen=MOST_LATENCIES)
 
-    def add(self, at: int, took: int) -> None:
-        self._seen.append((at, took))
+    def add(self, time: int, took: int) -> None:
+        self._seen.append((time, took))
 
     def within(self, now: int) -> list[int]:
         """Return the durations within the window."""
-        return [took for at, took in self._seen if at > now - WINDOW]
+        return [took for time, took in self._seen if time > now - WINDOW]
 
     def latency(self, now: int) -> Latency | None:
         """Percentiles within the window; ``None`` where there is nothing in it."""

@@ -161,7 +161,7 @@ def device_blocks(visits: Sequence[Visit], cases: Sequence[Case]) -> dict[str, i
     """Return blocks of the device per stream, as the metrics of its engine have them: the engine whose prompt it announced,
     or if none was sent the one at the same place in the order.
     """
-    found: dict[str, int] = {}
+    blocks: dict[str, int] = {}
     for index, seen in enumerate(visits):
         if seen.device_blocks is None:
             continue
@@ -169,8 +169,8 @@ def device_blocks(visits: Sequence[Visit], cases: Sequence[Case]) -> dict[str, i
             own = [case for case in cases if _heard(case, seen.probe_ids)]
         else:
             own = [cases[index]] if len(cases) == len(visits) else []
-        found |= {case.name: seen.device_blocks for case in own}
-    return found
+        blocks |= {case.name: seen.device_blocks for case in own}
+    return blocks
 
 
 def capacity(blocks: Mapping[str, int], cases: Sequence[Case]) -> Iterator[Finding]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from kvyard.events.check import Finding, Severity, Texts
+from kvyard.events.check import Finding, FindingTexts, Severity
 
-_TEXTS = Texts(Path(__file__).with_name("texts.toml"))
+_TEXTS = FindingTexts(Path(__file__).with_name("texts.toml"))
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,9 +21,11 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     seed: str | None = None
 
 
-def parting(one: Sequence[int], other: Sequence[int]) -> int:
+def parting(left: Sequence[int], right: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences of tokens."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
+    )
 
 
 def broken(name: str, where: str, **values: Any) -> Finding:

@@ -139,13 +139,13 @@ def promises(url: str, view: FleetView) -> Iterator[Finding]:
 def _of_phantoms(engine: str, view: FleetView) -> str:
     """Describe why an engine announces blocks that it doesn't have, from its streams."""
     streams = [stream for stream in view.streams if stream.worker == engine]
-    stored, removed = sum(one.stored for one in streams), sum(one.removed for one in streams)
+    stored, removed = sum(listened.stored for listened in streams), sum(listened.removed for listened in streams)
     return "never-removes" if stored and not removed else "phantom"
 
 
-def _main(found: PromisesView) -> str:
+def _main(promises: PromisesView) -> str:
     """The reason that explains most of what is missing."""
-    reasons = {reason: tokens for reason, tokens in found.missing.items() if reason != "unreported"}
+    reasons = {reason: tokens for reason, tokens in promises.missing.items() if reason != "unreported"}
     return max(reasons, key=lambda reason: reasons[reason], default="")
 
 

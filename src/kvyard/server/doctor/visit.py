@@ -4,7 +4,6 @@ Every visit asks the same questions, so that engines can be compared. The prompt
 chance, so nothing that an engine has cached can be in the way, and no real traffic is needed.
 """
 
-import re
 import secrets
 import statistics
 import threading
@@ -18,6 +17,7 @@ from kvyard.clock import MS, SECOND, WallClock
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.openai import ListedModels, TokenIds, TokenUsage
 from kvyard.replay.live.facts import cache_labels, is_asleep
+from kvyard.replay.live.metrics_page import MetricsPage
 from kvyard.server.http_client import HttpClient, HttpReply, NoAnswer
 
 TEXT = "The quick brown fox – naïve, 中文, 🙂 –\n\tjumps over  12345 lazy dogs.\n\n"
@@ -31,8 +31,7 @@ PATIENCE = 30.0
 """Seconds for one answer."""
 CONNECT = 5.0
 ROUNDS = 5
-_RANK = re.compile(r'^vllm:num_requests_running\{.*?\bengine="(\d+)"', re.MULTILINE)
-_HITS = re.compile(r"^vllm:prefix_cache_hits_total(?:\{.*\})? (\S+)$", re.MULTILINE)
+HITS = "vllm:prefix_cache_hits_total"
 
 
 class Questions(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,16 +186,16 @@ class _Visitor:
         page = self._page()
         self._seen.cache = cache_labels(page)
         self._seen.asleep = is_asleep(page)
-        self._seen.ranks = max(1, len(set(_RANK.findall(page))))
+        self._seen.ranks = max(1, len(page.label_values("engine", "vllm:num_requests_running")))
 
-    def _page(self) -> str:
+    def _page(self) -> MetricsPage:
         reply = self._client.get("/metrics", redirects=True)
-        return reply.text if reply.status == 200 else ""
+        return MetricsPage(reply.text if reply.status == 200 else "")
 
     def _tokenize(self, what: str, **body: Any) -> list[int] | None:
-        found = self._post("/tokenize", f"/tokenize ({what})", {"model": self._model, **body})
+        reply = self._post("/tokenize", f"/tokenize ({what})", {"model": self._model, **body})
         try:
-            return msgspec.convert(found, TokenIds).tokens
+            return msgspec.convert(reply, TokenIds).tokens
         except msgspec.ValidationError:
             return None
 
@@ -262,9 +261,8 @@ class _Completed(msgspec.Struct):
     usage: TokenUsage
 
 
-def _hits(page: str) -> float | None:
-    found = _HITS.findall(page)
-    return sum(map(float, found)) if found else None
+def _hits(page: MetricsPage) -> float | None:
+    return page.total(HITS) if HITS in page else None
 
 
 SETTLE = 300 * MS

@@ -1,13 +1,13 @@
 """Endpoints: the address and port at which a data plane reaches each engine. Names of hosts are looked up, again and again."""
 
-import ipaddress
 import logging
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from kvyard.clock import pause
 from kvyard.server.gateway.discovery import Resolver, system_resolver
-from kvyard.server.gateway.pool import Engine
+from kvyard.server.gateway.engine import Engine
+from kvyard.server.guard import is_address
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Endpoints:
         if known is not None and known[0] == engine.url:
             return known[1]
         host, port = _place(engine.url)
-        return self._learn(engine, host, port) if _is_address(host) else None
+        return self._learn(engine, host, port) if is_address(host) else None
 
     def at(self, endpoint: str) -> Engine | None:
         """The engine at ``endpoint``; ``None`` where it is none of ours."""
@@ -52,7 +52,7 @@ class Endpoints:
             del self.reasons[name]
         for engine in list(self._engines.values()):
             host, port = _place(engine.url)
-            if (self.of(engine) is not None and not again) or _is_address(host):
+            if (self.of(engine) is not None and not again) or is_address(host):
                 continue
             try:
                 addresses = await self._resolve(host)
@@ -93,11 +93,3 @@ class Endpoints:
 def _place(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -87,19 +87,21 @@ def _body_bytes(data: bytes) -> int:
     return 0
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def _number(data: bytes, start: int) -> tuple[int, int]:
     """The number of variable length at a place, and the place behind it."""
-    found = 0
-    for shift, byte in enumerate(data[at : at + 10]):
-        found |= (byte & 127) << 7 * shift
+    value = 0
+    for shift, byte in enumerate(data[start : start + 10]):
+        value |= (byte & 127) << 7 * shift
         if byte < 128:
-            return found, at + shift + 1
+            return value, start + shift + 1
     return 0, len(data)
 
 
 def read_headers(message: Any) -> dict[str, str]:
     """Headers by their names in small letters; of one that comes twice, the last."""
-    return {one.key: one.raw_value.decode("utf-8", "replace") or one.value for one in message.headers.headers}
+    return {
+        header.key: header.raw_value.decode("utf-8", "replace") or header.value for header in message.headers.headers
+    }
 
 
 def modes(message: Any, usual: int) -> tuple[int, int]:
@@ -135,7 +137,7 @@ def subset(message: Any) -> list[str] | None:
 
 def endpoints_in(text: str) -> list[str]:
     """Endpoints with commas between."""
-    return [one for part in text.split(",") if (one := part.strip())]
+    return [endpoint for part in text.split(",") if (endpoint := part.strip())]
 
 
 def served(message: Any) -> str | None:
@@ -148,13 +150,13 @@ def served(message: Any) -> str | None:
 
 
 def _set(headers: Iterable[tuple[str, str]], remove: Iterable[str] = ()) -> Any:
-    found = [
+    options = [
         HeaderValueOption(
             header=HeaderValue(key=key, raw_value=value.encode("utf-8", "replace")), append_action=OVERWRITE
         )
         for key, value in headers
     ]
-    return HeaderMutation(set_headers=found, remove_headers=remove)
+    return HeaderMutation(set_headers=options, remove_headers=remove)
 
 
 def destination(endpoints: str, more: Iterable[tuple[str, str]] = (), remove: Iterable[str] = (), *, body: bool) -> Any:
@@ -180,17 +182,17 @@ def response_headers(more: Iterable[tuple[str, str]]) -> Any:
 
 def body_pass(*, request: bool) -> Any:
     """A body, or a piece of it, goes on as it is."""
-    found = BodyResponse(response=CommonResponse())
-    return ProcessingResponse(request_body=found) if request else ProcessingResponse(response_body=found)
+    response = BodyResponse(response=CommonResponse())
+    return ProcessingResponse(request_body=response) if request else ProcessingResponse(response_body=response)
 
 
 def piece(body: bytes, end: bool, *, request: bool) -> Any:
     """A piece of a body, handed back: in full-duplex streaming only what is handed back goes on."""
-    found = ProcessingResponse()  # filled from inside: messages made of others copy them
-    handed = (found.request_body if request else found.response_body).response.body_mutation.streamed_response
+    message = ProcessingResponse()  # filled from inside: messages made of others copy them
+    handed = (message.request_body if request else message.response_body).response.body_mutation.streamed_response
     handed.SetInParent()
     handed.body, handed.end_of_stream = body, end
-    return found
+    return message
 
 
 def trailers_pass(*, request: bool) -> Any:

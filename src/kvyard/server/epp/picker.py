@@ -18,9 +18,10 @@ from kvyard.router import Decision
 from kvyard.server.epp.config import EppConfig
 from kvyard.server.epp.endpoints import Endpoints
 from kvyard.server.gateway.access import AccessKey
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.gateway import Gateway
-from kvyard.server.gateway.intake import RequestIntake, Routed, unread
-from kvyard.server.gateway.pool import Engine, EnginePool, Placement
+from kvyard.server.gateway.intake import RequestIntake, RoutedRequest, unread
+from kvyard.server.gateway.pool import EnginePool, EngineRequest
 from kvyard.server.gateway.proxied_request import ProxiedRequest
 from kvyard.server.gateway.sessions import session_name
 from kvyard.server.health import HealthReason
@@ -93,7 +94,7 @@ class EndpointPicker:
     async def pick(self, asked: PickRequest) -> Picked:
         """The engine for a request; its ``proxied.end`` must be called. Raises ``Refusal`` where there is none."""
 
-        async def find(id_: str, key: AccessKey | None) -> Routed:
+        async def find(id_: str, key: AccessKey | None) -> RoutedRequest:
             routed = await self._route(asked, id_)
             self._restrict(routed, asked)
             if asked.sheddable and self._would_wait(routed.pool, routed.place):
@@ -131,7 +132,7 @@ class EndpointPicker:
             engine = min(self._eligible(pool, place), key=lambda candidate: candidate.in_flight)
         return Picked(proxied=proxied, engine=engine, decision=decision, endpoints=self._named(engine, pool, place))
 
-    async def _route(self, asked: PickRequest, id_: str) -> Routed:
+    async def _route(self, asked: PickRequest, id_: str) -> RoutedRequest:
         """Return the engines that may get a request. Raises ``Refusal`` for unknown models."""
         if asked.unread:
             self._open(asked.unread)
@@ -149,7 +150,7 @@ class EndpointPicker:
                 self._open("read", error)
         return self._by_load(asked, id_)
 
-    def _by_load(self, asked: PickRequest, id_: str) -> Routed:
+    def _by_load(self, asked: PickRequest, id_: str) -> RoutedRequest:
         """A request whose prompt isn't known, at any engine; a response that some engine keeps, there."""
         members, proxy = self.gateway.members, self.intake.proxy
         pools = [pool for pool in members.pools.values() if pool.engines]
@@ -164,7 +165,7 @@ class EndpointPicker:
         shut = frozenset() if home is None else pool.all_but(home.engine)
         return unread(id_, pool.model, pool, shut, session_name(asked.headers.get(self.config.session_header)))
 
-    def _restrict(self, routed: Routed, asked: PickRequest) -> None:
+    def _restrict(self, routed: RoutedRequest, asked: PickRequest) -> None:
         """Shut what may not be named to the data plane. Raises ``Refusal`` with 503 where no engine is left that is up."""
         pool, place, among = routed.pool, routed.place, ""
         if asked.subset is not None:
@@ -181,16 +182,16 @@ class EndpointPicker:
                 503, f"no engine of model {routed.model} is ready{among}", fix="try again later", Retry_After="1"
             )
 
-    def _eligible(self, pool: EnginePool, place: Placement) -> Iterator[Engine]:
+    def _eligible(self, pool: EnginePool, place: EngineRequest) -> Iterator[Engine]:
         shut = place.shut
-        there = (one for one in pool.engines.values() if pool.takes(one) and _may_get(one))
-        return (one for one in there if not (shut and one.holders[0] in shut))
+        there = (engine for engine in pool.engines.values() if pool.takes(engine) and _may_get(engine))
+        return (engine for engine in there if not (shut and engine.holders[0] in shut))
 
-    def _would_wait(self, pool: EnginePool, place: Placement) -> bool:
+    def _would_wait(self, pool: EnginePool, place: EngineRequest) -> bool:
         most = self.config.engine_requests
-        return bool(pool.waiting) or all(one.in_flight >= most for one in self._eligible(pool, place))
+        return bool(pool.waiting) or all(engine.in_flight >= most for engine in self._eligible(pool, place))
 
-    def _named(self, engine: Engine, pool: EnginePool, place: Placement) -> str:
+    def _named(self, engine: Engine, pool: EnginePool, place: EngineRequest) -> str:
         chosen = self.endpoints.of(engine)
         if chosen is None:  # only where the choice failed
             raise Refusal(503, f"{engine.name} has no address", fix="try again", Retry_After="1")

@@ -143,7 +143,7 @@ class EppService(AsyncService):
     def ready(self) -> bool:
         """Return true if requests can be placed."""
         engines = self.gateway.members.engines.values()
-        return not self.gateway.draining and any(one.up and not one.draining for one in engines)
+        return not self.gateway.draining and any(engine.up and not engine.draining for engine in engines)
 
     async def _say_ready(self, ready: bool) -> None:
         for name in READY:

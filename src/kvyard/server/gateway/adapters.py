@@ -11,9 +11,9 @@ import msgspec
 
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.server.gateway.client import EngineClient
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.members import Membership
-from kvyard.server.gateway.pool import Engine
 from kvyard.server.http import JSON, Raw, Refusal
 from kvyard.server.weight import LARGE
 

@@ -6,7 +6,7 @@ from kvyard.router.journal import JournalFile
 from kvyard.router.policies import make_policy
 from kvyard.server.gateway.config import GatewayConfig
 from kvyard.server.gateway.members import Membership
-from kvyard.server.gateway.traffic import Traffic
+from kvyard.server.gateway.traffic import GatewayTraffic
 from kvyard.server.health import HealthReason
 from kvyard.server.indexer.conditions import index_conditions, task_conditions
 from kvyard.server.indexer.service import Service
@@ -16,7 +16,7 @@ SAID_AT_ONCE = frozenset({"draining", "engine-down", "share-away", "index-away",
 
 
 def conditions(
-    config: GatewayConfig, members: Membership, index: Service, traffic: Traffic, journals: Iterable[JournalFile]
+    config: GatewayConfig, members: Membership, index: Service, traffic: GatewayTraffic, journals: Iterable[JournalFile]
 ) -> Iterator[HealthReason]:
     """Yield all problems."""
     yield from _engines(config, members)

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from kvyard.engine.role import Role
 from kvyard.errors import KvyardError
+from kvyard.index import Identity
 from kvyard.integers import ceil_div
 from kvyard.openai import EventSource
 from kvyard.router import RouterConfig
@@ -361,7 +362,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def has_roles(self) -> bool:
         """Return true if some engine that it names has a role."""
-        return any(one.role != "both" for one in (*self.engines, *self.names, *self.services))
+        return any(source.role != "both" for source in (*self.engines, *self.names, *self.services))
 
     def of_process(self, number: int, times: int) -> "GatewayConfig":
         """The configuration of one of several processes, of which ``times`` had its number before: its share of what is bounded
@@ -377,7 +378,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def index(self) -> IndexConfig:
         """The configuration of the index in this process."""
-        return IndexConfig(**picked(self, "block_size direct catching_up streams limits"))
+        return OwnIndexConfig(**picked(self, "block_size direct catching_up streams limits"))
+
+
+class OwnIndexConfig(IndexConfig, frozen=True, kw_only=True):
+    """Configuration of a gateway's index, which no client asks by hashes of its own: one hash names a block, where the service
+    needs two.
+    """
+
+    def identity(self, block_size: int) -> Identity:
+        return Identity(block_size) if self.direct is None else super().identity(block_size)
 
 
 def check_url(url: str, where: str) -> str:

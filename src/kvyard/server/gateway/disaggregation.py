@@ -28,10 +28,11 @@ from kvyard.router import Decision
 from kvyard.router.deciders import Prospect, SplitInput
 from kvyard.server.gateway.client import ELSEWHERE
 from kvyard.server.gateway.connections import EngineConnection, read_up_to
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.exchange import BREATH, WHOLE, Exchange
 from kvyard.server.gateway.failures import EngineFailed
 from kvyard.server.gateway.headers import PREFILL, PREFILLER, RANK
-from kvyard.server.gateway.pool import Engine, EnginePool, Exhausted, Placed, Placement
+from kvyard.server.gateway.pool import EnginePool, EngineRequest, Exhausted, Placed
 from kvyard.server.gateway.usage import answer_tokens
 from kvyard.server.http import Refusal, Response
 
@@ -142,7 +143,7 @@ class PrefillFailed(EngineFailed):
         return True
 
 
-def splits(pool: EnginePool, place: Placement, prefill: Placement) -> tuple[bool, Decision | None]:
+def splits(pool: EnginePool, place: EngineRequest, prefill: EngineRequest) -> tuple[bool, Decision | None]:
     """Return true if a prefill engine is to compute a prompt, and its decision, if the split policy looked. Books nothing."""
     prefill_pool, config = pool.prefill_pool, pool.config.disaggregation
     if prefill_pool is None or pool.decider is None or not prefill_pool.may_take(prefill):
@@ -161,14 +162,14 @@ def splits(pool: EnginePool, place: Placement, prefill: Placement) -> tuple[bool
     return pool.decider.splits(SplitInput(place.request.num_tokens, here, there, send_ms)), first
 
 
-def would_split(pool: EnginePool, place: Placement, name: str) -> tuple[bool | None, Decision | None]:
+def would_split(pool: EnginePool, place: EngineRequest, name: str) -> tuple[bool | None, Decision | None]:
     """Return true if a request for the model ``name`` would be handed over, and the engine that would compute its prompt;
     ``None`` if engines have no roles. Books nothing.
     """
     prefill_pool = pool.prefill_pool
     if prefill_pool is None:
         return None, None
-    prefill = Placement(request=place.request, shut=prefill_pool.without(name), known=place.known)
+    prefill = EngineRequest(request=place.request, shut=prefill_pool.without(name), known=place.known)
     over, first = splits(pool, place, prefill)
     if over and first is None:
         first = prefill_pool.preview(prefill)
@@ -180,7 +181,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
 
     _whole_body: bytes = b""
     _decided: bool = False
-    _prefill_place: Placement | None = None
+    _prefill_place: EngineRequest | None = None
     _booked: Placed | None = None
     """The prefill engine that has the prompt, if it is still computing when the decode engine is asked."""
     _by: str = ""
@@ -232,10 +233,10 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
                 self._decided = False
                 self.proxy.traffic.split(self.proxied, "fell-back")
 
-    def _placement(self) -> Placement:
+    def _placement(self) -> EngineRequest:
         prefill_pool = self.proxied.pool.prefill_pool
         shut = frozenset() if prefill_pool is None else prefill_pool.without(self.proxied.model)
-        return Placement(request=self.proxied.place.request, shut=shut, known=self.proxied.place.known)
+        return EngineRequest(request=self.proxied.place.request, shut=shut, known=self.proxied.place.known)
 
     # -- the prefill engine ---------------------------------------------------------------------------------------------
 

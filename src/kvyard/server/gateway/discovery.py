@@ -47,9 +47,9 @@ class Change(NamedTuple):
 async def system_resolver(host: str) -> list[str]:
     """The addresses that this machine's resolver gives. Raises ``OSError``."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    addresses = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     # A scoped address (fe80::1%eth0) is kept as it is; the rest of the tuple says nothing of use.
-    return sorted({str(address[0]) for *_, address in found})
+    return sorted({str(address[0]) for *_, address in addresses})
 
 
 class DnsWatch(msgspec.Struct, eq=False):

@@ -6,8 +6,9 @@ import msgspec
 
 from kvyard.clock import Clock, from_seconds
 from kvyard.server.gateway.client import EngineClient
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.failures import EngineFailed
-from kvyard.server.gateway.pool import Engine, EnginePool
+from kvyard.server.gateway.pool import EnginePool
 
 TRIES = 2
 """Engines that are asked for one prompt."""

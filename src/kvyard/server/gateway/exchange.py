@@ -14,13 +14,14 @@ from kvyard.clock import Clock, pause
 from kvyard.router import Decision
 from kvyard.server.gateway.client import ELSEWHERE, EngineClient
 from kvyard.server.gateway.connections import EngineConnection, read_up_to
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.failures import EngineFailed, EngineMoved
 from kvyard.server.gateway.headers import RANK, decision_header, downstream
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.homes import ResponseHome, ResponseHomes
-from kvyard.server.gateway.pool import Engine, Exhausted
+from kvyard.server.gateway.pool import Exhausted
 from kvyard.server.gateway.proxied_request import ProxiedRequest
-from kvyard.server.gateway.traffic import Traffic
+from kvyard.server.gateway.traffic import GatewayTraffic
 from kvyard.server.gateway.usage import AnswerTokens, UsageReader, answer_tokens
 from kvyard.server.http import JSON, Refusal, Response, ResponseBroken, openai_error
 from kvyard.server.request import HttpRequest
@@ -43,7 +44,7 @@ class Proxy(msgspec.Struct, eq=False):
 
     client: EngineClient
     health: EngineHealth
-    traffic: Traffic
+    traffic: GatewayTraffic
     clock: Clock
     retries: int
     homes: ResponseHomes = msgspec.field(default_factory=ResponseHomes)

@@ -33,7 +33,7 @@ from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.reloading import Reloading
 from kvyard.server.gateway.slices import SliceWatch
 from kvyard.server.gateway.tracing import Tracing
-from kvyard.server.gateway.traffic import GatewayMetrics, P, Traffic
+from kvyard.server.gateway.traffic import GatewayMetrics, GatewayTraffic, P
 from kvyard.server.health import HealthReason, say_health
 from kvyard.server.held import HeldBytes
 from kvyard.server.http import Refusal
@@ -83,7 +83,7 @@ class Gateway(AsyncService):
         self.client = EngineClient(config, upstream_token)
         self.health = EngineHealth(config, self.clock)
         self.metrics = GatewayMetrics()
-        self.traffic = Traffic(self.clock, self.metrics)
+        self.traffic = GatewayTraffic(self.clock, self.metrics)
         self.held = HeldBytes(config.held_bytes)
         self.held.on_refused = self.traffic.crowded_out
         if keys is None and config.keys_file is not None:

@@ -17,8 +17,8 @@ from kvyard.errors import KvyardError
 from kvyard.openai import ListedModel
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.failures import EngineFailed
-from kvyard.server.gateway.pool import Engine
 from kvyard.server.http import Refusal
 
 log = logging.getLogger(__name__)
@@ -105,9 +105,9 @@ class EngineHealth(msgspec.Struct, eq=False):
             self.unwell(engine, reason, gone=True)
             engine.look.set()
 
-    def _found(self, found: Finding, engine: Engine) -> None:
+    def _found(self, finding: Finding, engine: Engine) -> None:
         if self.tell is not None:
-            self.tell(found, engine.name, engine.reason)
+            self.tell(finding, engine.name, engine.reason)
 
     def _struck(self, engine: Engine) -> None:
         """Count a failure of a request that another engine answered; with too many in a row the engine gets none for a

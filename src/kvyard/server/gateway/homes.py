@@ -36,10 +36,10 @@ class ResponseHomes:
 
     def saw(self, answer: bytes, home: ResponseHome) -> str:
         """An answer to /v1/responses begins; ``home`` is where it comes from. Returns its id, empty where it has none."""
-        found = _ID.search(answer, 0, HEAD)
-        if found is None:
+        matched = _ID.search(answer, 0, HEAD)
+        if matched is None:
             return ""
-        id_ = found[1].decode()
+        id_ = matched[1].decode()
         self.remember(id_, home)
         return id_
 

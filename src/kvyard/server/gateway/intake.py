@@ -29,7 +29,7 @@ from kvyard.server.gateway.exchange import Exchange, Proxy
 from kvyard.server.gateway.headers import upstream
 from kvyard.server.gateway.homes import ResponseHome
 from kvyard.server.gateway.members import Membership
-from kvyard.server.gateway.pool import EnginePool, Placement
+from kvyard.server.gateway.pool import EnginePool, EngineRequest
 from kvyard.server.gateway.processes.shared_rates import SharedRates
 from kvyard.server.gateway.prompting import (
     PeekedBody,
@@ -59,16 +59,16 @@ MOST_DIGITS = 9
 MOST_PRIORITY = 1 << 31
 
 
-class Routed(NamedTuple):
+class RoutedRequest(NamedTuple):
     """Routing of a request."""
 
     model: str
     """As the client named it."""
     pool: EnginePool
-    place: Placement
+    place: EngineRequest
 
 
-Find = Callable[[str, AccessKey | None], Awaitable[Routed]]
+Find = Callable[[str, AccessKey | None], Awaitable[RoutedRequest]]
 """Takes a request's id and its key; raises ``Refusal``."""
 
 
@@ -94,7 +94,7 @@ class RequestIntake(msgspec.Struct, eq=False):
 
     async def place_of(
         self, path: str, body: bytes, headers: Mapping[str, str], id_: str = "", key: AccessKey | None = None
-    ) -> Routed:
+    ) -> RoutedRequest:
         """Return the routing of the request ``id_`` by its prompt. Raises ``Refusal`` for one that can't be routed, and
         with a ``key`` for one that continues a response that isn't known to be its own.
         """
@@ -114,7 +114,7 @@ class RequestIntake(msgspec.Struct, eq=False):
             salt = asked.cache_salt if isinstance(asked, PeekedPrompt) else None
             salt = salt if key_salt is None else key_salt
             try:
-                prompt = await pool.read(asked, lora, salt)
+                prompt = await pool.read(asked, lora, salt, len(body) < LARGE)
             except (ValueError, *DECODE_ERRORS) as error:
                 raise not_json(error) from None
             if pool.remote is not None and prompt.ids is not None and prompt.keys:
@@ -133,12 +133,12 @@ class RequestIntake(msgspec.Struct, eq=False):
         owner = "" if key is None else key.name
         session = self._session(session, asked, prompt, owner)
         request = RouteRequest(id_, prompt.keys, prompt.tokens, session)
-        place = Placement(request=request, shut=shut, known=known, salt=key_salt, said=session_given)
+        place = EngineRequest(request=request, shut=shut, known=known, salt=key_salt, said=session_given)
         place.flow = self._flow_request(request, asked, headers, key)
         if self.proxy.traffic.recorder is not None and prompt.single and not await too_heavy(body):
             place.hints = peek_hints(body, headers, prompt.tokens)
             place.tail = prompt.tail
-        return Routed(name, pool, place)
+        return RoutedRequest(name, pool, place)
 
     def _flow_request(
         self, request: RouteRequest, asked: PeekedBody, headers: Mapping[str, str], key: AccessKey | None
@@ -266,7 +266,7 @@ class RequestIntake(msgspec.Struct, eq=False):
 
     # -- where requests may go ------------------------------------------------------------------------------------------
 
-    async def _pool_of(self, body: bytes, request: HttpRequest, id_: str, key: AccessKey | None) -> Routed:
+    async def _pool_of(self, body: bytes, request: HttpRequest, id_: str, key: AccessKey | None) -> RoutedRequest:
         """Any engine of the model that a body names, if it names one."""
         if key is not None:
             if key.models and await too_heavy(body):
@@ -283,12 +283,12 @@ class RequestIntake(msgspec.Struct, eq=False):
         """``read_body``, with a turn of its own for each pass over a long body."""
         if await too_heavy(body, self.config.limits.tokens):
             raise Refusal(413, HEAVY, fix=FIX)
-        found = read_body(path, body, prompts)
+        parts = read_body(path, body, prompts)
         if len(body) >= LARGE:
             await pause()
-        return found
+        return parts
 
-    async def _home_of(self, path: str, id_: str, key: AccessKey | None) -> Routed:
+    async def _home_of(self, path: str, id_: str, key: AccessKey | None) -> RoutedRequest:
         """The engine that keeps a response."""
         response_id = path.removeprefix(STORED).partition("/")[0]
         home = await self._home(response_id, key)
@@ -308,9 +308,11 @@ class RequestIntake(msgspec.Struct, eq=False):
         return None if self.keys is None else self.keys.admit(key, model, tokens)
 
 
-def unread(id_: str, model: str, pool: EnginePool, shut: frozenset[Holder], session: str | None = None) -> Routed:
+def unread(
+    id_: str, model: str, pool: EnginePool, shut: frozenset[Holder], session: str | None = None
+) -> RoutedRequest:
     """Return the routing of a request whose prompt isn't read."""
-    return Routed(model, pool, Placement(request=RouteRequest(id_, [], 0, session), shut=shut, said=session))
+    return RoutedRequest(model, pool, EngineRequest(request=RouteRequest(id_, [], 0, session), shut=shut, said=session))
 
 
 def _status(error: BaseException, headers: Mapping[str, str]) -> int:

@@ -147,8 +147,8 @@ class PoolMaker:
     def _share(self, pool: EnginePool, name: str) -> None:
         """Share a pool's load with the other processes; ``name`` is what they call it."""
         if self._bookings is not None and self._config.share is None:
-            pool.sharing = made = self._bookings.make(name, pool.router)
-            made.on_changed(pool.load_changed)
+            pool.sharing = bookings = self._bookings.make(name, pool.router)
+            bookings.on_changed(pool.load_changed)
 
     def _new_journal(self) -> Journal | None:
         """A journal for one more pool: the first has the name that was given, others have their number behind it."""

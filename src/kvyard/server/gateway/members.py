@@ -14,9 +14,10 @@ from kvyard.openai import ListedModel
 from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.connections import EngineAddress
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import LOCAL, PoolMaker
-from kvyard.server.gateway.pool import Engine, EnginePool
+from kvyard.server.gateway.pool import EnginePool
 from kvyard.server.http import Refusal
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.schemas import Unregister
@@ -94,18 +95,20 @@ class Membership(msgspec.Struct, eq=False):
 
     def engine(self, name: str) -> Engine:
         """The engine of that name. Raises ``Refusal``."""
-        found = self.engines.get(name)
-        if found is None:
+        engine = self.engines.get(name)
+        if engine is None:
             raise Refusal(404, f"there is no engine {name[:200]!r}", field="engine", fix="see /admin/engines")
-        return found
+        return engine
 
-    async def looked_at(self, found: bool) -> None:
-        """Wait until it is known of every engine whether it answers, for ``FIRST_LOOKS`` seconds at most; ``found``: they are
-        looked for, and there may be none yet.
+    async def looked_at(self, discovered: bool) -> None:
+        """Wait until it is known of every engine whether it answers, for ``FIRST_LOOKS`` seconds at most. ``discovered``:
+        engines are looked for, and there may be none yet.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOKS):
-                while (found and not self.engines) or any(one.state == "starting" for one in self.engines.values()):
+                while (discovered and not self.engines) or any(
+                    engine.state == "starting" for engine in self.engines.values()
+                ):
                     await pause(0.01)
 
     def drain(self, name: str) -> Engine:
@@ -135,7 +138,7 @@ class Membership(msgspec.Struct, eq=False):
         model = self.maker.index.models.get((engine.model, LOCAL))
         if model is None:
             return []
-        return [one for one in model.listeners.values() if one.source.worker == engine.name]
+        return [listener for listener in model.listeners.values() if listener.source.worker == engine.name]
 
     # -- pools ------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Engines, and a pool: those of one model, the index and the router over them, and the queue before them.
+"""An engine pool: the engines of one model, the index and the router over them, and the queue before them.
 
 A request that can't be placed waits here, in the order of a flow policy, until an engine has room or is back. Freed room goes
 to the next one at once, so that no later request can slip in between.
@@ -7,26 +7,22 @@ to the next one at once, so that no later request can slip in between.
 import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from kvyard.blocks import NO_HINTS, Hints
 from kvyard.clock import SECOND, Clock
 from kvyard.errors import KvyardError
-from kvyard.events.types import Tier
 from kvyard.hashing import PLAIN, Namespace
 from kvyard.index import Holder, Indexer
-from kvyard.openai import ListedModel
 from kvyard.router import Decision, Router, RouteRequest
 from kvyard.router.deciders import Decider
 from kvyard.router.flow import FlowConfig, FlowQueue, FlowRequest, FlowWait, Waiting
 from kvyard.router.overlaps import Known
 from kvyard.router.request import Hold
-from kvyard.server.dashboard.view import PromptSources, prompt_sources
-from kvyard.server.gateway.config import GatewayConfig, GatewayEngine, check_url
-from kvyard.server.gateway.connections import EngineAddress
-from kvyard.server.gateway.promises import EngineStreams, PromiseTally, RecentPhantoms, StreamMarks
+from kvyard.server.gateway.config import GatewayConfig
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.prompting import PeekedBody
 from kvyard.server.gateway.reading import PromptReader, ReadPrompt
 from kvyard.server.gateway.remote import RemoteIndex
@@ -36,120 +32,9 @@ from kvyard.server.http import Refusal
 
 LONG = 8192
 """Tokens from which on a prompt is compared with what engines take."""
-EngineState = Literal["starting", "ready", "suspect", "down"]
 
 
-class PromptTally:
-    """Tokens of routed prompts by source, as seen by decisions, since the start."""
-
-    __slots__ = ("computed", "elsewhere", "tiers")
-
-    def __init__(self) -> None:
-        self.tiers = [0] * len(Tier)
-        self.elsewhere = self.computed = 0
-
-    def add(self, decision: Decision, block_size: int) -> None:
-        """Count one decision."""
-        known = decision.overlap * block_size
-        elsewhere = decision.regret * block_size
-        for at, blocks in enumerate(decision.tiers):
-            self.tiers[at] += blocks * block_size
-        self.elsewhere += elsewhere
-        self.computed += max(0, decision.num_tokens - known - elsewhere)
-
-    def prompts(self) -> PromptSources:
-        """As a dashboard has it."""
-        return prompt_sources(self.tiers, self.computed, self.elsewhere)
-
-
-class Engine:
-    """One upstream. Changed only on the gateway's loop."""
-
-    def __init__(self, config: GatewayEngine) -> None:
-        """Raises ``KvyardError`` for a URL that isn't one."""
-        self.config = config
-        self.name = config.called
-        self.url = check_url(config.url, "an engine's url")
-        self.address = EngineAddress.of(self.url)
-        self.holders = [Holder(self.name, rank) for rank in range(config.dp_size)]
-        self.state: EngineState = "starting"
-        self.reason = "nothing received yet"
-        self.draining = False
-        self.pool: EnginePool | None = None
-        self.models: dict[str, str | None] = {}
-        """Names that it answers to, with the base model of those that are adapters."""
-        self.listed: dict[str, ListedModel] = {}
-        """Models as the engine lists them."""
-        self.longest: int | None = None
-        """Tokens of prompt and answer together, if it reports a limit."""
-        self.in_flight = 0
-        self.misses = 0
-        """Looks in a row that failed."""
-        self.strikes = 0
-        """Requests in a row that it failed and others answered."""
-        self.shunned_until = 0
-        self.look = asyncio.Event()
-        """Set to have it looked at soon."""
-        self.doubt: asyncio.Future[None] | None = None
-        """Done after the next look, where another process may have taken the engine's place since the last one."""
-        self.heard_for: str | None = None
-        """The model for which its events are listened to."""
-        self.asked_for_events = False
-        """True if it was asked for its event endpoints."""
-        self.streams_error = ""
-        """Why its events aren't listened to, where they should be."""
-        self.requests = 0
-        self.failed = 0
-        self.prompt_tokens = 0
-        self.output_tokens = 0
-        self.downs = 0
-        self.tally = PromptTally()
-        self.promises = PromiseTally()
-        self.phantoms = RecentPhantoms()
-        self.streams = EngineStreams(self.name)
-
-    def marks(self) -> StreamMarks:
-        """Return the positions of its event streams, as far as they are followed here."""
-        return self.streams.marks(None if self.pool is None else self.pool.indexer)
-
-    def distrust(self, reason: str) -> None:
-        """Have the index ignore what its events announce, until a stream states anew what it has."""
-        if self.pool is not None and self.pool.indexer is not None:
-            self.pool.indexer.distrust(self.name, reason)
-
-    def settle(self) -> None:
-        """There is no doubt any more, or no look that could end it."""
-        doubt, self.doubt = self.doubt, None
-        if doubt is not None and not doubt.done():
-            doubt.set_result(None)
-
-    @property
-    def announces(self) -> bool:
-        """Return true if its events reach an index."""
-        return self.config.events is not None or (self.pool is not None and self.pool.remote is not None)
-
-    def learned(self, config: GatewayEngine) -> None:
-        """Apply settings that the engine reported after it was added."""
-        self.config = config
-        if not self.pool:
-            self.holders = [Holder(self.name, rank) for rank in range(config.dp_size)]
-
-    @property
-    def model(self) -> str:
-        """The model of its pool; empty where it is in none."""
-        return "" if self.pool is None else self.pool.model
-
-    @property
-    def up(self) -> bool:
-        """Return true if it may get requests, drained or not."""
-        return self.state in ("ready", "suspect")
-
-    def serves(self, name: str) -> bool:
-        """Return true if it answers to this name. One whose list isn't known yet serves the model it was configured with."""
-        return name in self.models if self.models else name == self.config.model
-
-
-class Placement(msgspec.Struct, kw_only=True, gc=False):
+class EngineRequest(msgspec.Struct, kw_only=True, gc=False):
     """A request that wants an engine."""
 
     request: RouteRequest
@@ -178,7 +63,7 @@ Placed: TypeAlias = tuple[Decision, Engine]
 
 
 class _Queued(msgspec.Struct, eq=False):
-    place: Placement
+    place: EngineRequest
     granted: asyncio.Future[Placed]
 
 
@@ -237,12 +122,12 @@ class EnginePool(msgspec.Struct, eq=False):
             self.prefill_pool.configured(config)
         self.grant()
 
-    async def read(self, ask: PeekedBody, lora: str | None, salt: str | None) -> ReadPrompt:
-        """Read the prompt of a request, without names if it is longer than any engine takes. Raises ``MsgspecError`` for
-        invalid JSON.
+    async def read(self, ask: PeekedBody, lora: str | None, salt: str | None, small: bool = False) -> ReadPrompt:
+        """Read the prompt of a request, without names if it is longer than any engine takes; ``small`` if its body is below
+        ``LARGE``. Raises ``MsgspecError`` for invalid JSON.
         """
         space = PLAIN if lora is None and not salt else Namespace(lora_name=lora, salt=salt or None)
-        return await self.reader.read(ask, space, self._too_long, whole=self.remote is not None)
+        return await self.reader.read(ask, space, self._too_long, self.remote is not None, small)
 
     def _too_long(self, tokens: int) -> bool:
         if tokens > self.config.limits.tokens:
@@ -278,7 +163,7 @@ class EnginePool(msgspec.Struct, eq=False):
         """Return true if ``engine`` has the role that this pool's requests need."""
         return engine.config.role != ("decode" if self.is_prefill else "prefill")
 
-    def may_take(self, place: Placement) -> bool:
+    def may_take(self, place: EngineRequest) -> bool:
         """Return true if some engine that is up may get a request, now or once it has room."""
         return any(holder not in place.shut and holder.name not in place.tried for holder in self._open)
 
@@ -359,11 +244,11 @@ class EnginePool(msgspec.Struct, eq=False):
         home = self.engines.get(name)
         if home is None or not home.up:
             return frozenset()
-        return frozenset(holder for one in self.engines.values() if one is not home for holder in one.holders)
+        return frozenset(holder for engine in self.engines.values() if engine is not home for holder in engine.holders)
 
     # -- requests -------------------------------------------------------------------------------------------------------
 
-    async def place(self, place: Placement) -> Placed:
+    async def place(self, place: EngineRequest) -> Placed:
         """An engine for a request, now or later; the caller must ``release`` it. Raises ``Exhausted``, or ``Refusal`` with 429
         where too many wait and 503 where it took too long.
         """
@@ -373,7 +258,7 @@ class EnginePool(msgspec.Struct, eq=False):
         capped = self.waiting.capped(place.flow)
         if not capped and not self.waiting and self._room(place) and self._hold(place) is None:
             self.waiting.sent(place.flow, now)
-            return self._book(place)
+            return self._book(place, now)
         self._give_up_if_exhausted(place)
         if self._all_gone():
             self.expired += 1
@@ -405,13 +290,13 @@ class EnginePool(msgspec.Struct, eq=False):
             self._take_back(waiting)
             raise
 
-    def place_at(self, place: Placement, engine: Engine) -> Decision | None:
+    def place_at(self, place: EngineRequest, engine: Engine) -> Decision | None:
         """Book a request at the engine that turned out to have it, as ``place`` would; ``None`` where it can't be booked there.
         The caller must ``release`` it.
         """
         others = frozenset(holder for other in self.engines.values() if other is not engine for holder in other.holders)
         try:
-            return self._book(msgspec.structs.replace(place, shut=others, tried=set()))[0]
+            return self._book(msgspec.structs.replace(place, shut=others, tried=set()), self.clock.now())[0]
         except KvyardError:
             return None  # it is down, drains, or has as much as it may have
 
@@ -452,7 +337,7 @@ class EnginePool(msgspec.Struct, eq=False):
                 with suppress(RuntimeError):  # outside of a loop nobody waits
                     self._overdue = asyncio.get_running_loop().call_later((due - now) / SECOND, self.grant)
 
-    def _hold(self, place: Placement) -> Hold | None:
+    def _hold(self, place: EngineRequest) -> Hold | None:
         """The engine without room that a request should wait for; ``None`` if it should go to another."""
         if not self.router.policy.waits:
             return None
@@ -473,8 +358,9 @@ class EnginePool(msgspec.Struct, eq=False):
             if self._room(place):
                 if waiting.is_held(self._full, self.clock.now(), lambda: self._hold(place)):
                     return False
-                place.wait = self.waiting.explain(waiting, self.clock.now())
-                granted.set_result(self._book(place))
+                now = self.clock.now()
+                place.wait = self.waiting.explain(waiting, now)
+                granted.set_result(self._book(place, now))
                 return True
             self._give_up_if_exhausted(place)
         except Exception as error:
@@ -482,7 +368,7 @@ class EnginePool(msgspec.Struct, eq=False):
             return True
         return False
 
-    def preview(self, place: Placement) -> Decision:
+    def preview(self, place: EngineRequest) -> Decision:
         """Return the decision that would be taken now. Raises ``KvyardError`` if no engine may be chosen."""
         return self.router.preview(place.request, self.clock.now(), exclude=self._excluded(place), known=place.known)
 
@@ -494,7 +380,7 @@ class EnginePool(msgspec.Struct, eq=False):
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
-    def _excluded(self, place: Placement) -> Collection[Holder]:
+    def _excluded(self, place: EngineRequest) -> Collection[Holder]:
         if not self._full and not place.shut and not place.tried:
             return ()
         out = {*self._full, *place.shut}
@@ -504,11 +390,11 @@ class EnginePool(msgspec.Struct, eq=False):
                 out.update(engine.holders)
         return out
 
-    def _room(self, place: Placement) -> bool:
+    def _room(self, place: EngineRequest) -> bool:
         out = self._excluded(place)
         return bool(self._open) if not out else not self._open <= out  # type: ignore[operator]
 
-    def _give_up_if_exhausted(self, place: Placement) -> None:
+    def _give_up_if_exhausted(self, place: EngineRequest) -> None:
         """Raise ``Exhausted`` where waiting won't help: all that are up were tried. Where none is, all may be tried again."""
         if not place.tried:
             return
@@ -518,8 +404,7 @@ class EnginePool(msgspec.Struct, eq=False):
         elif all(holder.name in place.tried for holder in fit):
             raise Exhausted
 
-    def _book(self, place: Placement) -> Placed:
-        now = self.clock.now()
+    def _book(self, place: EngineRequest, now: int) -> Placed:
         decision = self.router.route(place.request, now, exclude=self._excluded(place), known=place.known)
         if place.trace is not None:
             place.trace.decided(now, self.clock.now(), decision)

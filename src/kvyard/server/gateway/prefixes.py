@@ -56,11 +56,11 @@ class KnownPrefixes:
     def digests(self, kind: bytes, pieces: Sequence[bytes | memoryview]) -> list[bytes]:
         """Per piece of a prompt the digest of all up to its end. ``kind`` separates texts that tokenize differently."""
         hasher = xxhash.xxh3_128(self._secret + kind)
-        found: list[bytes] = []
+        digests: list[bytes] = []
         for piece in pieces:
             hasher.update(piece)
-            found.append(hasher.digest())
-        return found
+            digests.append(hasher.digest())
+        return digests
 
     def path(self, digests: Sequence[bytes]) -> list[KnownRun]:
         """Return the known runs from the beginning on. They count as used."""

@@ -72,6 +72,8 @@ class EngineStreams:
         if indexer is not self._of or len(indexer.streams) != self._known:
             self._of, self._known = indexer, len(indexer.streams)
             self._streams = [stream for stream in indexer.streams.values() if stream.source.worker == self._name]
+        if not self._streams:
+            return NO_MARKS
         resets = removed = stored = 0
         whole = True
         for stream in self._streams:
@@ -132,13 +134,17 @@ class AnnouncedElsewhere:
         """A request ended."""
         self._ended = now
 
-    def routed(self, engine: str, stored: Callable[[], dict[str, int]], alone: bool, now_ns: int) -> str:
-        """A request was routed to ``engine``; ``alone``: no other is in flight. ``stored`` has the blocks that each engine's
+    def interrupted(self) -> None:
+        """A request was routed while another is in flight: what rises from now on may be of both."""
+        self._watched = ""
+
+    def routed(self, engine: str, stored: Callable[[], dict[str, int]], now_ns: int) -> str:
+        """A request was routed to ``engine`` while no other is in flight. ``stored`` has the blocks that each engine's
         events have announced so far. Returns an engine that this shows to have another one's events, the first time.
         """
         watched, self._watched = self._watched, ""
         quiet = now_ns - self._ended >= QUIET
-        if not alone or not (watched or quiet):
+        if not (watched or quiet):
             return ""
         now = stored()
         if watched:
@@ -208,19 +214,20 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         delivered = min(cached, promised)
         left = promised - delivered
         missing: dict[str, int] = {}
+        last_block = min(left, promised - (decision.num_tokens - 1) // size * size)
+        if last_block > 0:
+            missing["last-block"] = last_block
+            left -= last_block
         if not left:
             return delivered, missing
-        for reason, most in (
-            ("last-block", max(0, promised - (decision.num_tokens - 1) // size * size)),
-            (self._cause(cached, prompt, marks, downs, announces, block_size), left),
-            ("in-flight", decision.predicted * size),
-            ("evicted", left if marks.removed > self.marks.removed else 0),
-            ("phantom" if marks.streams else "unknown", left),
-        ):
-            taken = min(left, most)
-            if reason and taken:
-                missing[reason] = missing.get(reason, 0) + taken
-                left -= taken
+        cause = self._cause(cached, prompt, marks, downs, announces, block_size)
+        in_flight = 0 if cause else min(left, decision.predicted * size)
+        if in_flight:
+            missing["in-flight"] = in_flight
+            left -= in_flight
+        if left:
+            evicted = marks.removed > self.marks.removed
+            missing[cause or ("evicted" if evicted else "phantom" if marks.streams else "unknown")] = left
         return delivered, missing
 
     def _cause(
@@ -245,8 +252,9 @@ def entered(tallies: Iterable[PromiseTally], promised: int, delivered: int, miss
     for tally in tallies:
         tally.promised += promised
         tally.delivered += delivered
-        if promised:
-            tally.kept += not missing
-            tally.broken += bool(missing)
-        for reason, tokens in missing.items():
-            tally.missing[reason] += tokens
+        if missing:
+            tally.broken += 1
+            for reason, tokens in missing.items():
+                tally.missing[reason] += tokens
+        elif promised:
+            tally.kept += 1

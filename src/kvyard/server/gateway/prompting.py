@@ -132,10 +132,10 @@ class PeekedMessages(PeekedPrompt, kw_only=True):
 
 async def _decoded(raw: msgspec.Raw) -> Any:
     """The value of a field; other tasks have their turn after a long one."""
-    found = msgspec.json.decode(raw)
+    value = msgspec.json.decode(raw)
     if len(memoryview(raw)) >= LARGE:
         await pause()
-    return found
+    return value
 
 
 async def _chat(

@@ -10,9 +10,10 @@ from typing import Any
 from kvyard.clock import Clock
 from kvyard.server.gateway.access import RateAdmission
 from kvyard.server.gateway.connections import EngineConnection
-from kvyard.server.gateway.pool import Engine, Placed, Placement
+from kvyard.server.gateway.engine import Engine
+from kvyard.server.gateway.pool import EngineRequest, Placed
 from kvyard.server.gateway.tracing import RequestTrace
-from kvyard.server.gateway.traffic import RequestRecord, Traffic
+from kvyard.server.gateway.traffic import GatewayTraffic, RequestRecord
 from kvyard.server.gateway.usage import AnswerTokens
 from kvyard.server.request import HttpRequest
 
@@ -20,8 +21,8 @@ from kvyard.server.request import HttpRequest
 class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
     """One request, and what it has taken."""
 
-    place: Placement
-    traffic: Traffic
+    place: EngineRequest
+    traffic: GatewayTraffic
     clock: Clock
     ticket: RateAdmission | None = None
     """Its draw on a quota, where there are limits."""

@@ -82,10 +82,12 @@ class TextCutter:
         """Return the text in runs and a last piece, as bytes; and a function for the tokens of each."""
         if self._whole_bytes:
             data = memoryview(text.encode("utf-8", "surrogatepass"))
-            pieces: list[bytes | memoryview] = [data[at : at + RUN_BYTES] for at in range(0, len(data), RUN_BYTES)]
+            pieces: list[bytes | memoryview] = [
+                data[index : index + RUN_BYTES] for index in range(0, len(data), RUN_BYTES)
+            ]
             if not pieces or len(pieces[-1]) == RUN_BYTES:
                 pieces.append(data[:0])
-            return pieces, lambda at: pieces[at]
+            return pieces, lambda index: pieces[index]
         texts: list[str] = []
         begin = 0
         while (cut := _CUT.search(text, begin + RUN_BYTES)) is not None:
@@ -95,11 +97,11 @@ class TextCutter:
         front, back = self._front if special else ((), ())
         last = len(texts) - 1
 
-        def tokens(at: int) -> Sequence[int]:
-            found = self._tokenizer.encode(texts[at], False)
-            if at == 0 and front:
-                found = [*front, *found]
-            return [*found, *back] if at == last and back else found
+        def tokens(index: int) -> Sequence[int]:
+            ids = self._tokenizer.encode(texts[index], False)
+            if index == 0 and front:
+                ids = [*front, *ids]
+            return [*ids, *back] if index == last and back else ids
 
         return [piece.encode("utf-8", "surrogatepass") for piece in texts], tokens
 
@@ -137,7 +139,7 @@ def _each(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
 
 
 def _local(part: dict[str, Any] | None, fine: set[str], inner: str) -> bool:
-    return part is None or all(one.get("type") in fine for one in _each(part, inner))
+    return part is None or all(inner_part.get("type") in fine for inner_part in _each(part, inner))
 
 
 class PromptReader:
@@ -154,15 +156,18 @@ class PromptReader:
         self._samples = self._chats = 0
         self._checking: set[asyncio.Task[None]] = set()
 
-    async def read(self, ask: PeekedBody, namespace: Namespace, too_long: TooLong, whole: bool = False) -> ReadPrompt:
+    async def read(
+        self, ask: PeekedBody, namespace: Namespace, too_long: TooLong, whole: bool = False, small: bool = False
+    ) -> ReadPrompt:
         """Read the prompt of ``ask``; empty if it can't be read. Prompts that are ``too_long``, those for which engines
-        read no cache, and those whose blocks can't be named get no names. ``whole``: with all its tokens.
+        read no cache, and those whose blocks can't be named get no names. ``whole``: with all its tokens; ``small``: its body
+        is below ``LARGE``.
 
         Raises ``MsgspecError`` for invalid JSON.
         """
         reads = not isinstance(ask, PeekedPrompt) or ask.reads_cache
         direct, size = self._identity.direct, self._identity.block_size
-        heavy = await self.prompting.heavy(ask)
+        heavy = not small and await self.prompting.heavy(ask)
         by_pieces = reads and not whole and not direct
         if heavy and not (by_pieces and self.prompting.flat(ask)):
             return self._unread()
@@ -196,11 +201,13 @@ class PromptReader:
                 keys = self._identity.keys(ids, namespace)
                 return ReadPrompt(keys, tokens, ids[len(keys) * size :], kept, single)
             data = memoryview(packed).cast("B")
-            pieces = [data[at : at + RUN_BYTES] for at in range(0, len(data), RUN_BYTES)]
+            pieces = [data[start : start + RUN_BYTES] for start in range(0, len(data), RUN_BYTES)]
             if not pieces or len(pieces[-1]) == RUN_BYTES:
                 pieces.append(data[:0])
             step = RUN_BYTES // 4
-            prompt = await self._named(b"ids", pieces, lambda at: ids[at * step : (at + 1) * step], namespace, too_long)
+            prompt = await self._named(
+                b"ids", pieces, lambda start: ids[start * step : (start + 1) * step], namespace, too_long
+            )
         except KvyardError:
             return unnamed
         return ReadPrompt(prompt.keys, tokens, prompt.tail, kept, single)
@@ -219,7 +226,7 @@ class PromptReader:
             if max(map(len, pieces)) > 2 * RUN_BYTES:
                 return None  # mostly blanks
             try:
-                return await self._named(b"json", pieces, lambda at: read_ids(pieces[at]), namespace, too_long)
+                return await self._named(b"json", pieces, lambda index: read_ids(pieces[index]), namespace, too_long)
             except (KvyardError, *DECODE_ERRORS):
                 return None  # no list of token ids
         cutter = self._cutter
@@ -250,6 +257,8 @@ class PromptReader:
         """Return the names of a prompt of these pieces, the last of which is no full run. Tokens of long texts are made in
         a thread. Raises ``KvyardError`` if they are no token ids.
         """
+        if len(pieces) == 1 and not by_thread:
+            return self._named_whole(tokens_of(0), namespace, too_long)
         known, identity = self.known, self._identity
         size = identity.block_size
         if namespace.lora_name is not None or namespace.salt is not None:
@@ -308,14 +317,26 @@ class PromptReader:
             known.add(digests[done:], runs)
         return ReadPrompt(names_of(path, fresh), count, rest, single=True)
 
+    def _named_whole(self, ids: Sequence[int], namespace: Namespace, too_long: TooLong) -> ReadPrompt:
+        """Return the names of a prompt that is shorter than a run: of those nothing is kept."""
+        count = len(ids)
+        if too_long(count):
+            return ReadPrompt((), count, single=True)
+        named = count // self._identity.block_size * self._identity.block_size
+        names = array("Q", self._identity.keys_after(None, 0, ids[:named], namespace))
+        rest = ids[named:]
+        _packed(rest)
+        self.known.read += count
+        return ReadPrompt(names, count, tuple(rest), single=True)
+
     # -- looking again --------------------------------------------------------------------------------------------------
 
-    def _sample(self, local: Tokenizer, source: RawPrompt, namespace: Namespace, found: ReadPrompt) -> None:
+    def _sample(self, local: Tokenizer, source: RawPrompt, namespace: Namespace, prompt: ReadPrompt) -> None:
         """Compare a sample of prompts read in runs with the whole, later and in a thread."""
         self._samples += 1
         if self._samples > FIRST and self._samples % SAMPLE:
             return
-        task = asyncio.get_running_loop().create_task(self._check(local, source, namespace, found))
+        task = asyncio.get_running_loop().create_task(self._check(local, source, namespace, prompt))
         self._checking.add(task)
         task.add_done_callback(self._checking.discard)
 

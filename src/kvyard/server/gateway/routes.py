@@ -23,11 +23,11 @@ from kvyard.server.gateway.access.keys import not_for_key
 from kvyard.server.gateway.adapters import LOAD, UNLOAD, AdapterChange, AdapterRoutes, AdapterWish
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.disaggregation import divisible, would_split
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.exchange import Proxy
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.homes import ResponseHomes
 from kvyard.server.gateway.intake import RequestIntake
-from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.processes.channel import Channel
 from kvyard.server.gateway.processes.part import GatewayPart
 from kvyard.server.gateway.processes.shared_homes import SharedHomes
@@ -188,8 +188,8 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     async def close_session(self, body: openai.EndedSession, headers: Headers) -> schemas.SessionClosed:
         """Tell all engines that a session is over, since any may have parts of it."""
         ups = [engine for engine in self.gateway.members.engines.values() if engine.up]
-        told = await asyncio.gather(*(self.gateway.client.close_session(one.url, body.session_id) for one in ups))
-        return schemas.SessionClosed(engines=[one.name for one, did in zip(ups, told, strict=True) if did])
+        told = await asyncio.gather(*(self.gateway.client.close_session(ready.url, body.session_id) for ready in ups))
+        return schemas.SessionClosed(engines=[ready.name for ready, did in zip(ups, told, strict=True) if did])
 
     # -- engines --------------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     async def add(self, body: GatewayEngine, headers: Headers) -> schemas.EngineInfo:
         """Take an engine in."""
         named = [body.events, body.replay]
-        listed = [each for one in named for each in (one if isinstance(one, list) else [one])]
+        listed = [each for part in named for each in (part if isinstance(part, list) else [part])]
         await self.networks.check([body.url, *listed])
         if self.part is not None:
             return await self._info(await self.part.change("add", body.called, body))
@@ -236,7 +236,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         own = engine_info(self.gateway.members, engine)
         if self.whole is None:
             return own
-        return next((one for one in await self.whole.engines() if one.name == engine.name), own)
+        return next((info for info in await self.whole.engines() if info.name == engine.name), own)
 
     def passed(self) -> list[Operation]:
         """Routes whose requests go to engines, and what is answered for all of them."""

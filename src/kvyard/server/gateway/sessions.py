@@ -24,6 +24,8 @@ IDLE = 3600 * SECOND
 """Sessions that were idle for longer are dropped."""
 LOOK_BACK = 512
 """Blocks at the end of a prompt that are compared with the ends of earlier prompts."""
+TURN = 64
+"""Of those, the last ones, which are compared first: a turn of a conversation is rarely longer."""
 SHOWN = 50
 """Sessions in a view, the latest first."""
 
@@ -62,8 +64,10 @@ class PrefixSessions:
             return None
         known = self._known
         match: _Recognised | None = None
-        # A prompt that goes on from none is compared with all: in C, since that is a tenth of what it costs otherwise.
-        last = keys[-LOOK_BACK:]
+        # Compared in C: a prompt that goes on from none is compared with all.
+        last = keys[-TURN:]
+        if known.keys().isdisjoint(last):
+            last = keys[-LOOK_BACK:-TURN]
         if not known.keys().isdisjoint(last):
             end = next(filter(known.__contains__, reversed(last)))
             candidate = known[end]

@@ -44,9 +44,9 @@ class RequestTrace:
         from opentelemetry.trace import set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        found: dict[str, str] = {}
-        TraceContextTextMapPropagator().inject(found, set_span_in_context(self._span))
-        return [(name.encode(), value.encode()) for name, value in found.items()]
+        carrier: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(carrier, set_span_in_context(self._span))
+        return [(name.encode(), value.encode()) for name, value in carrier.items()]
 
     def part(self, name: str, start: int, end: int, error: str = "", engine: str = "") -> None:
         """Something is over; ``engine`` is who did it."""

@@ -18,7 +18,8 @@ from kvyard.index.metrics import NAMES as INDEX_NAMES
 from kvyard.router import Decision
 from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.access_log import AccessLine, AccessLog
-from kvyard.server.gateway.pool import Engine, EnginePool, Placement, PromptTally
+from kvyard.server.gateway.engine import Engine, PromptTally
+from kvyard.server.gateway.pool import EnginePool, EngineRequest
 from kvyard.server.gateway.promises import (
     CROSSED,
     DISTRUSTED,
@@ -88,6 +89,28 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     """True if another engine computed its prompt: tokens from there count as cached where it is answered."""
 
 
+class ModelSeries:
+    """Series of one model."""
+
+    __slots__ = (
+        *("first", "output", "placing", "predicted", "prompt", "regret", "retries", "said_cached", "said_predicted"),
+        *("said_prompt", "seconds"),
+    )
+
+    def __init__(self, metrics: "GatewayMetrics", model: str) -> None:
+        self.prompt = metrics.prompt[model,]
+        self.predicted = metrics.predicted[model,]
+        self.regret = metrics.regret[model,]
+        self.said_prompt = metrics.said_prompt[model,]
+        self.said_cached = metrics.said_cached[model,]
+        self.said_predicted = metrics.said_predicted[model,]
+        self.output = metrics.output[model,]
+        self.retries = metrics.retries[model,]
+        self.seconds = metrics.seconds[model,]
+        self.first = metrics.first[model,]
+        self.placing = metrics.placing[model,]
+
+
 class GatewayMetrics(Metrics):
     """Metrics of requests. The others are in ``sources``."""
 
@@ -109,6 +132,14 @@ class GatewayMetrics(Metrics):
         self.handovers = self.counts(P + "handovers_total", "model", "outcome")
         self.stages = self.bucketed(P + "stage_seconds", _SLOW, "model", "stage")
         self.placing = self.bucketed(P + "placing_seconds", _FAST, "model")
+        self._by_model: dict[str, ModelSeries] = {}
+
+    def of_model(self, model: str) -> ModelSeries:
+        """Return the series of one model, found once."""
+        series = self._by_model.get(model)
+        if series is None:
+            series = self._by_model[model] = ModelSeries(self, model)
+        return series
 
     def forget(self, engine: str) -> None:
         """An engine is gone, and so are its series: engines may come and go for ever."""
@@ -180,7 +211,7 @@ class RecentDecision(msgspec.Struct, frozen=True):
     decision: Decision
 
 
-class Traffic:
+class GatewayTraffic:
     """All requests of one gateway."""
 
     def __init__(self, clock: WallClock, metrics: GatewayMetrics) -> None:
@@ -229,7 +260,7 @@ class Traffic:
         self.counters.requests += 1
         self.unrouted(path, 429, size)
 
-    def began(self, proxied: RequestRecord, place: Placement, model: str | None) -> None:
+    def began(self, proxied: RequestRecord, place: EngineRequest, model: str | None) -> None:
         """A request that can be routed is here; ``model`` is given if there are several."""
         self.counters.under_way += 1
         if self.recorder is None:
@@ -254,40 +285,45 @@ class Traffic:
 
     def placed(self, proxied: RequestRecord, engine: Engine, decision: Decision) -> None:
         """A request was given to an engine."""
-        metrics, model, size, now = self._metrics, proxied.model, proxied.pool.router.block_size, self._clock.now()
+        metrics, pool, now = self._metrics, proxied.pool, self._clock.now()
+        series = metrics.of_model(proxied.model)
+        size, tokens, expected = pool.router.block_size, decision.num_tokens, decision.overlap
         engine.requests += 1
-        engine.prompt_tokens += decision.num_tokens
+        engine.prompt_tokens += tokens
         engine.tally.add(decision, size)
         self._unmet(proxied, "failed")
-        proxied.engine, proxied.why, proxied.prompt = engine, decision.why, decision.num_tokens
+        proxied.engine, proxied.why, proxied.prompt = engine, decision.why, tokens
         proxied.placed = proxied.placed or now
-        if decision.overlap:
+        if expected:
             proxied.promise = Promise(decision, size, engine.marks(), engine.downs)
-        alone = self.counters.under_way == 1 and len(proxied.pool.engines) <= COMPARED
-        crossed = self.announced.routed(engine.name, partial(_stored, proxied.pool), alone, now)
-        if crossed in proxied.pool.engines:
-            proxied.pool.engines[crossed].distrust(CROSSED)
+        if self.counters.under_way == 1 and len(pool.engines) <= COMPARED:
+            crossed = self.announced.routed(engine.name, partial(_stored, pool), now)
+            if crossed in pool.engines:
+                pool.engines[crossed].distrust(CROSSED)
+        else:
+            self.announced.interrupted()
         self._decisions += 1
-        self.recent.append(RecentDecision(self._decisions, now / SECOND, model, proxied.pool.model, decision))
-        metrics.decisions[model, decision.worker.name, decision.why].inc()
+        self.recent.append(RecentDecision(self._decisions, now / SECOND, proxied.model, pool.model, decision))
+        metrics.decisions[proxied.model, engine.name, decision.why].inc()
         if proxied.tries > 1:
             self.counters.retried += 1
-            metrics.retries[model,].inc()
+            series.retries.inc()
             return
-        self.counters.prompt_tokens += decision.num_tokens
+        self.counters.prompt_tokens += tokens
         self.tally.add(decision, size)
-        metrics.placing[model,].observe((now - proxied.received) / SECOND)
-        metrics.prompt[model,].inc(decision.num_tokens)
-        if decision.overlap:
-            metrics.predicted[model,].inc(decision.overlap * size)
+        series.placing.observe((now - proxied.received) / SECOND)
+        series.prompt.inc(tokens)
+        if expected:
+            series.predicted.inc(expected * size)
         if decision.regret:
-            metrics.regret[model,].inc(decision.regret * size)
+            series.regret.inc(decision.regret * size)
 
     def began_answer(self, proxied: RequestRecord) -> None:
         """An engine's first bytes are here."""
-        proxied.first = self._clock.now()
-        self.first_bytes.add(proxied.first, proxied.first - proxied.received)
-        self._metrics.first[proxied.model,].observe((proxied.first - proxied.received) / SECOND)
+        proxied.first = now = self._clock.now()
+        took = now - proxied.received
+        self.first_bytes.add(now, took)
+        self._metrics.of_model(proxied.model).first.observe(took / SECOND)
 
     def answered(self, proxied: RequestRecord, engine: Engine, decision: Decision, tokens: AnswerTokens) -> None:
         """An answer is whole."""
@@ -301,17 +337,17 @@ class Traffic:
             proxied.cached = cached
         if tokens.prompt is not None:
             proxied.prompt = tokens.prompt
-        metrics, model = self._metrics, proxied.model
-        metrics.output[model,].inc(proxied.output)
+        series = self._metrics.of_model(proxied.model)
+        series.output.inc(proxied.output)
         if not decision.num_tokens and tokens.prompt:
             # A prompt that wasn't read here: the engine says how long it was.
             engine.prompt_tokens += tokens.prompt
             self.counters.prompt_tokens += tokens.prompt
-            metrics.prompt[model,].inc(tokens.prompt)
+            series.prompt.inc(tokens.prompt)
         if tokens.cached is not None and tokens.prompt is not None:
-            metrics.said_prompt[model,].inc(tokens.prompt)
-            metrics.said_cached[model,].inc(tokens.cached)
-            metrics.said_predicted[model,].inc(decision.overlap * proxied.pool.router.block_size)
+            series.said_prompt.inc(tokens.prompt)
+            series.said_cached.inc(tokens.cached)
+            series.said_predicted.inc(decision.overlap * proxied.pool.router.block_size)
             self._settle(proxied, engine, tokens.cached, tokens.prompt)
 
     def split(self, proxied: RequestRecord, outcome: str) -> None:
@@ -343,13 +379,13 @@ class Traffic:
         """Enter a promise whose engine found ``cached`` tokens; return the tokens it delivered. An engine that lacks most of
         what its events announce loses the index's trust.
         """
-        own = engine.promises
+        own, promised = engine.promises, promise.tokens
         own.found(cached)
         delivered, missing = promise.settle(
             cached, prompt, engine.marks(), engine.downs, engine.announces, own.block_size
         )
-        entered((own, self.promises), promise.tokens, delivered, missing)
-        if promise.tokens and engine.phantoms.add("phantom" in missing):
+        entered((own, self.promises), promised, delivered, missing)
+        if promised and engine.phantoms.add("phantom" in missing):
             engine.distrust(DISTRUSTED)
         return delivered
 
@@ -365,30 +401,29 @@ class Traffic:
         """An engine will not report its hits any more; does nothing where there is no promise left."""
         promise, proxied.promise = proxied.promise, None
         if promise is not None and proxied.engine is not None:
-            entered((proxied.engine.promises, self.promises), promise.tokens, 0, {reason: promise.tokens})
+            promised = promise.tokens
+            entered((proxied.engine.promises, self.promises), promised, 0, {reason: promised})
 
     def ended(self, proxied: RequestRecord, outcome: str) -> None:
         """A request is over."""
-        counters = self.counters
-        self._metrics.tenants.ended(proxied, outcome, self._clock.now())
-        self._count_turn(proxied, outcome == "finished")
+        counters, now = self.counters, self._clock.now()
+        self._metrics.tenants.ended(proxied, outcome, now)
+        self._count_turn(proxied, outcome == "finished", now)
         self._unmet(proxied, UNMET[outcome])
         counters.under_way -= 1
-        self.announced.ended(self._clock.now())
+        self.announced.ended(now)
         setattr(counters, outcome, getattr(counters, outcome) + 1)
         self._active.discard(proxied.id)
         if self.recorder is not None:
             # Without a stream the first bytes are the whole answer, and its first token wasn't seen.
             first = proxied.first if proxied.events else None
             self.recorder.ended(proxied.id, proxied.output, first_token=first, cached=proxied.cached)
-        now = self._clock.now()
         self._metrics.requests[proxied.model, outcome].inc()
-        self._metrics.seconds[proxied.model,].observe((now - proxied.received) / SECOND)
+        self._metrics.of_model(proxied.model).seconds.observe((now - proxied.received) / SECOND)
         if self.access_log is not None:
             self.access_log.add(_line(proxied, outcome, now))
 
-    def _count_turn(self, proxied: RequestRecord, finished: bool) -> None:
-        now = self._clock.now()
+    def _count_turn(self, proxied: RequestRecord, finished: bool, now: int) -> None:
         turn = EndedTurn(
             session=proxied.session,
             tenant=proxied.tenant,

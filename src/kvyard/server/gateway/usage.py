@@ -101,11 +101,11 @@ class UsageReader:
 
 def _find_last(data: bytes, end: int) -> int:
     """Return the start of the last field before ``end``; -1 if there is none among the last names."""
-    at = end
+    index = end
     for _ in range(MOST_NAMES):
-        at = data.rfind(_NAME, 0, at)
-        if at < 0 or _BEGIN.match(data, at):
-            return at
+        index = data.rfind(_NAME, 0, index)
+        if index < 0 or _BEGIN.match(data, index):
+            return index
     return -1
 
 

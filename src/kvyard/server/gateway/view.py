@@ -23,12 +23,12 @@ from kvyard.server.dashboard.view import (
     by_label,
 )
 from kvyard.server.garbage import TIMES
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.members import Membership
-from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.promises import CAUSES, PromiseTally
 from kvyard.server.gateway.schemas import EngineInfo
-from kvyard.server.gateway.traffic import P, RecentDecision, Traffic
+from kvyard.server.gateway.traffic import GatewayTraffic, P, RecentDecision
 from kvyard.server.http import picked
 from kvyard.server.indexer.listener import Listener
 from kvyard.server.indexer.measures import stream_samples
@@ -227,11 +227,11 @@ class Holdings:
 
     def tiers(self, holders: list[Holder]) -> list[TierView]:
         """Return the blocks cached by these holders together."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for holder in holders:
             for (tier, _), count in self._blocks.get(holder, {}).items():
-                found[tier] = found.get(tier, 0) + count
-        return [TierView(name=tier, idle=count) for tier, count in sorted(found.items())]
+                counts[tier] = counts.get(tier, 0) + count
+        return [TierView(name=tier, idle=count) for tier, count in sorted(counts.items())]
 
 
 def engine_info(members: Membership, engine: Engine) -> EngineInfo:
@@ -246,7 +246,7 @@ def engine_info(members: Membership, engine: Engine) -> EngineInfo:
     )
 
 
-def state_samples(members: Membership, traffic: Traffic, index: Service) -> Iterator[Sample]:
+def state_samples(members: Membership, traffic: GatewayTraffic, index: Service) -> Iterator[Sample]:
     """Everything that is kept anyway."""
     yield P + "under_way", {}, traffic.counters.under_way
     yield P + "sessions", {}, len(traffic.sessions)

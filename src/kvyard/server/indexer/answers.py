@@ -85,7 +85,7 @@ def explained(model: IndexedModel, explanation: Explanation) -> WorkerExplanatio
     return WorkerExplanation(
         worker=worker(model, explanation.match),
         summary=explanation.summary,
-        groups=[GroupReason(**picked(one, "group kind tokens why")) for one in explanation.groups],
+        groups=[GroupReason(**picked(group, "group kind tokens why")) for group in explanation.groups],
     )
 
 

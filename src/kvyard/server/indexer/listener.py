@@ -159,7 +159,7 @@ class Listener:
     @property
     def waiting(self) -> int:
         """Batches that were read and can't be applied yet."""
-        return len(self.subscriber.subscription.updates) + sum(one.held for one in self.subscriber.statuses())
+        return len(self.subscriber.subscription.updates) + sum(status.held for status in self.subscriber.statuses())
 
     @property
     def known(self) -> Sequence[FollowedStream]:
@@ -168,7 +168,7 @@ class Listener:
 
     def total(self, name: str) -> int:
         """A counter of the subscriber's, over all topics."""
-        return sum(getattr(one.counters, name) for one in self.subscriber.statuses())
+        return sum(getattr(status.counters, name) for status in self.subscriber.statuses())
 
     def info(self) -> ListenerInfo:
         known = self.known

@@ -5,24 +5,18 @@ words, seed 1337, without its past. So the service's request keys are chained fr
 hashes lead to the same keys. Extra keys (adapter, salt, media) join a block's key and not its local hash.
 """
 
-import struct
-import sys
-from array import array
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import repeat
 
 import cbor2
 import xxhash
 
 from kvyard.hashing import ExtraKeys, HashingError, Key, Namespace
-from kvyard.hashing.algorithms import Extras
+from kvyard.hashing.algorithms import Extras, packed, pieces
 from kvyard.index.identity import Identity
 
 LOCAL_SEED = 1337
 """Dynamo's."""
-GROUP = 64
-"""Blocks that are cut at once."""
 _U64 = (1 << 64) - 1
 
 
@@ -41,18 +35,11 @@ class LocalNames:
         """See ``Algorithm``. Raises ``HashingError`` for token ids of more than 32 bits."""
         if block_size < 1:
             raise HashingError(f"block size must be at least 1, got {block_size}")
-        words = _words(tokens)
-        step = 4 * block_size
-        digest = xxhash.xxh3_64_digest
-        local: list[bytes] = []
-        whole = len(words) // (GROUP * step) * GROUP * step
-        if whole:
-            # A long prompt has thousands of blocks, and naming them is most of what reading it costs: so it is done in C.
-            for blocks in _cutter(step).iter_unpack(memoryview(words)[:whole]):
-                local += map(digest, blocks, repeat(LOCAL_SEED))
-        local += [
-            digest(words[offset : offset + step], LOCAL_SEED) for offset in range(whole, len(words) - step + 1, step)
-        ]
+        try:
+            words = packed("I", tokens)
+        except (OverflowError, TypeError):
+            raise HashingError("token ids must be whole numbers from 0 to 4294967295") from None
+        local = list(map(xxhash.xxh3_64_digest, pieces(words, 4 * block_size), repeat(LOCAL_SEED)))
         return self.chain(parent, local, extras)  # type: ignore[return-value]
 
     def chain(
@@ -72,23 +59,6 @@ class LocalNames:
             key := digest(block_hash if extra is None else block_hash + cbor2.dumps(extra, canonical=True), key)
             for block_hash, extra in zip(local, extras, strict=True)
         ]
-
-
-@lru_cache(maxsize=16)
-def _cutter(size: int) -> struct.Struct:
-    """Cuts bytes into groups of pieces of ``size``."""
-    return struct.Struct(f"{size}s" * GROUP)
-
-
-def _words(tokens: Sequence[int]) -> bytes:
-    """Token ids as 32-bit words. Raises ``HashingError`` for those that don't fit."""
-    if isinstance(tokens, memoryview) and tokens.format == "B":
-        # Where bytes are tokens: this widens each to a word without making a number of it.
-        return bytes(tokens).decode("latin-1").encode("utf-32-le" if sys.byteorder == "little" else "utf-32-be")
-    try:
-        return array("I", tokens).tobytes()
-    except (OverflowError, TypeError):
-        raise HashingError("token ids must be whole numbers from 0 to 4294967295") from None
 
 
 def keys_of_hashes(

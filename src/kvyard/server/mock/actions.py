@@ -42,6 +42,6 @@ ACTIONS: Mapping[str, Callable[[Ranks, Job, int, int], None]] = {
 
 
 def _loads(engine: Ranks, rank: int) -> EngineHandovers:
-    found = engine.cores[rank].handovers
-    assert found is not None
-    return found
+    handovers = engine.cores[rank].handovers
+    assert handovers is not None
+    return handovers

@@ -174,9 +174,9 @@ def _whole(value: object, default: int) -> int:
 
 
 def _referred(name: str, root: Mapping[str, Any]) -> object:
-    found: object = root
+    schema: object = root
     for part in name.removeprefix("#").strip("/").split("/"):
-        if not isinstance(found, Mapping):
+        if not isinstance(schema, Mapping):
             return None
-        found = found.get(part)
-    return found
+        schema = schema.get(part)
+    return schema

@@ -11,7 +11,7 @@ import xxhash
 from kvyard.openai import BatchChatRequest, ChatRequest, CompletionRequest, EmbeddingRequest
 from kvyard.server.mock.choice import MockChoice
 from kvyard.server.mock.intake import MockIntake, Taken, refuse
-from kvyard.server.mock.shapes import ChatShape, Shape
+from kvyard.server.mock.shapes import ChatShape, ReplyShape
 from kvyard.server.tokens import Tokenizer
 
 WIDTH = 64
@@ -43,10 +43,10 @@ class BatchShape(ChatShape):
     """``/v1/chat/completions/batch``."""
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
-        found = super().whole(choices)
-        found["usage"]["prompt_tokens_details"] = None
-        found["prompt_token_ids"] = None
-        return found
+        body = super().whole(choices)
+        body["usage"]["prompt_tokens_details"] = None
+        body["prompt_token_ids"] = None
+        return body
 
 
 def take_texts(intake: MockIntake, body: EmbeddingRequest, headers: Mapping[str, str]) -> Taken:
@@ -57,7 +57,7 @@ def take_texts(intake: MockIntake, body: EmbeddingRequest, headers: Mapping[str,
     return intake.completion(hidden, headers)
 
 
-class EmbeddingShape(Shape):
+class EmbeddingShape(ReplyShape):
     """``/v1/embeddings``: numbers that are the same for the same text, and mean nothing."""
 
     prefix, object = "embd", "list"

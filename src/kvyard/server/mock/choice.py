@@ -89,5 +89,5 @@ class RequestFlow:
 
     def cached_tokens(self, firsts: Sequence[int]) -> int:
         """Prompt tokens that needed no computing, by the choices numbered ``firsts``, one for each prompt."""
-        jobs = [self.choices[at].job for at in firsts]
+        jobs = [self.choices[index].job for index in firsts]
         return sum(max(0, job.cached_tokens) + job.external_tokens for job in jobs)

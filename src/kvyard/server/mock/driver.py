@@ -50,8 +50,8 @@ class EngineDriver(msgspec.Struct, eq=False):
 
     def now(self) -> int:
         """The engine's nominal time: it stands still while the engine is frozen."""
-        at = self.clock.now() if self._frozen is None else self._frozen
-        return at - self._lost
+        time = self.clock.now() if self._frozen is None else self._frozen
+        return time - self._lost
 
     # -- what comes from outside --------------------------------------------------------------------------------------
 
@@ -64,18 +64,18 @@ class EngineDriver(msgspec.Struct, eq=False):
         """``job`` is given up now."""
         return self.act("cancel", job, rank)
 
-    def act(self, what: str, job: Job, rank: int = 0, at: int | None = None) -> int:
+    def act(self, what: str, job: Job, rank: int = 0, time: int | None = None) -> int:
         """Pass ``what``, one of ``ACTIONS``, about ``job`` to the engine; returns its stamp."""
 
         def action(now: int) -> None:
             self.journal(now, what, job, rank)
             ACTIONS[what](self.engine, job, now, rank)
 
-        return self.receive(action, at)
+        return self.receive(action, time)
 
-    def receive(self, action: Action, at: int | None = None) -> int:
-        """Have ``action`` done at its stamp, which is returned: now, or ``at`` that time where it isn't over."""
-        stamp = max(self.now() if at is None else at, self._horizon + 1)
+    def receive(self, action: Action, time: int | None = None) -> int:
+        """Have ``action`` done at its stamp, which is returned: now, or ``time`` that time where it isn't over."""
+        stamp = max(self.now() if time is None else time, self._horizon + 1)
         if self._inbox:
             stamp = max(stamp, self._inbox[-1][0])
         self._inbox.append((stamp, action))

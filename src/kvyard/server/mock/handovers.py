@@ -150,18 +150,18 @@ class WorkerHandovers(HandoverPeer):
 
     def holds(self, keys: Iterable[str], engine_id: str, now: int) -> list[str]:
         """Return the keys that are kept here; their lease begins again at ``now``."""
-        found = [key for key in keys if key in self.kept] if engine_id in ("", self.engine_id) else []
-        for key in found:
+        held = [key for key in keys if key in self.kept] if engine_id in ("", self.engine_id) else []
+        for key in held:
             self.kept[key].until = max(self.kept[key].until, now + self._lease)
-        return found
+        return held
 
-    def release(self, keys: Iterable[str], engine_id: str, at: int | None = None) -> list[str]:
+    def release(self, keys: Iterable[str], engine_id: str, time: int | None = None) -> list[str]:
         """Free those that are kept here; returns their keys."""
-        found = [key for key in keys if key in self.kept] if engine_id in ("", self.engine_id) else []
-        for key in found:
+        released = [key for key in keys if key in self.kept] if engine_id in ("", self.engine_id) else []
+        for key in released:
             kept = self.kept.pop(key)
-            self._act("release", kept.job, kept.rank, at)
-        return found
+            self._act("release", kept.job, kept.rank, time)
+        return released
 
     def expire(self, now: int) -> None:
         """Free prompts that were not fetched in time."""
@@ -171,10 +171,10 @@ class WorkerHandovers(HandoverPeer):
 
     # -- as a target ----------------------------------------------------------------------------------------------------
 
-    def landed(self, prompt: IncomingPrompt, at: int) -> None:
+    def landed(self, prompt: IncomingPrompt, time: int) -> None:
         """The blocks of ``prompt`` are here."""
         assert prompt.job is not None
-        self._act("landed", prompt.job, prompt.rank, at)
+        self._act("landed", prompt.job, prompt.rank, time)
 
     def failed(self, prompt: IncomingPrompt) -> None:
         """The blocks of ``prompt`` will never be here."""
@@ -300,10 +300,10 @@ class FleetHandovers:
         # Whether it could be read to its end, the source knows: one that is gone can't be read.
         self._supervisor.begin("the end of a hand-over", self._finish(prompt, landed_at))
 
-    async def _finish(self, prompt: IncomingPrompt, at: int) -> None:
+    async def _finish(self, prompt: IncomingPrompt, time: int) -> None:
         end = self.ends[prompt.target]
         if await self._ask("release", prompt):
-            end.landed(prompt, at)
+            end.landed(prompt, time)
         else:
             end.failed(prompt)
 

@@ -422,8 +422,8 @@ def _schema(given: Mapping[str, Any] | None) -> object:
     raise refuse("response_format must be of type text, json_object or json_schema", "response_format.type", 422)
 
 
-def _function(tool: Mapping[str, Any], at: int) -> tuple[str, object]:
+def _function(tool: Mapping[str, Any], index: int) -> tuple[str, object]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise refuse(f"tools[{at}] must be a function with a name", f"tools[{at}].function", 422)
+        raise refuse(f"tools[{index}] must be a function with a name", f"tools[{index}].function", 422)
     return function["name"], function.get("parameters") or {"type": "object", "properties": {}}

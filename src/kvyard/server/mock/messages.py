@@ -12,7 +12,7 @@ from kvyard.openai import ChatMessage, ChatRequest, HintFields, Json
 from kvyard.server.http import Refusal, openai_error
 from kvyard.server.mock.choice import MockChoice
 from kvyard.server.mock.intake import MockIntake, Taken, refuse
-from kvyard.server.mock.shapes import Shape
+from kvyard.server.mock.shapes import ReplyShape
 
 
 class MessageTurn(msgspec.Struct, kw_only=True):
@@ -69,10 +69,10 @@ def conversation(body: MessagesRequest | CountTokens) -> list[ChatMessage]:
 def _text(content: str | list[Json], field: str) -> str:
     if isinstance(content, str):
         return content
-    texts = [one.get("text") for one in content if one.get("type") == "text"]
-    if len(texts) < len(content) or not all(isinstance(one, str) for one in texts):
+    texts = [part.get("text") for part in content if part.get("type") == "text"]
+    if len(texts) < len(content) or not all(isinstance(part, str) for part in texts):
         raise refuse("this mock takes text only", field)
-    return "\n".join(str(one) for one in texts)
+    return "\n".join(str(part) for part in texts)
 
 
 def take(intake: MockIntake, body: MessagesRequest, headers: Mapping[str, str]) -> Taken:
@@ -103,7 +103,7 @@ def as_anthropic(refusal: Refusal) -> tuple[int, dict[str, Any]]:
     return status, {"type": "error", "error": {"type": problem.error.type, "message": problem.error.message}}
 
 
-class MessagesShape(Shape):
+class MessagesShape(ReplyShape):
     """``/v1/messages``."""
 
     prefix, end = "chatcmpl", b""
@@ -116,9 +116,9 @@ class MessagesShape(Shape):
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         text = "".join(self._take(choices[0])[1])
-        found = self._message([{"type": "text", "text": text}])
-        found |= {name: value for name, value in self._reason(choices[0]).items() if value is not None}
-        return {**found, "usage": self._took(choices)}
+        message = self._message([{"type": "text", "text": text}])
+        message |= {name: value for name, value in self._reason(choices[0]).items() if value is not None}
+        return {**message, "usage": self._took(choices)}
 
     def more(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
         (choice,) = choices
@@ -138,8 +138,8 @@ class MessagesShape(Shape):
         yield {"type": "message_stop"}
 
     def _message(self, content: list[Any]) -> dict[str, Any]:
-        found = {"id": self.id, "type": "message", "role": "assistant", "content": content}
-        return {**found, "model": self.taken.model}
+        message = {"id": self.id, "type": "message", "role": "assistant", "content": content}
+        return {**message, "model": self.taken.model}
 
     def _reason(self, choice: MockChoice) -> dict[str, Any]:
         answer = choice.answer

@@ -37,15 +37,12 @@ class PromptSizes:
 
     def nbytes(self, prompt: IncomingPrompt) -> int:
         """Return the bytes that are sent when the prompt is computed."""
-        whole = prompt.blocks * self._block_bytes
-        if self.config.sends == "prompt":
-            whole = prompt.tokens * self._block_bytes // self._block_size
-        return whole - int(whole * self.config.streamed)
+        return self.config.sent_bytes(prompt.tokens, prompt.blocks, self._block_bytes, self._block_size)
 
     def take_time(self, prompt: IncomingPrompt) -> bool:
         """Return true if the transfer takes any time."""
         limits = self.ports(prompt).values()
-        return self.nbytes(prompt) > 0 and (self.config.latency > 0 or any(one is not None for one in limits))
+        return self.nbytes(prompt) > 0 and (self.config.latency > 0 or any(limit is not None for limit in limits))
 
     def ports(self, prompt: IncomingPrompt) -> dict[Hashable, int | None]:
         """The ports that it goes through, with their limits."""
@@ -102,7 +99,9 @@ class LiveNetwork:
 
     def of(self, number: int) -> list[IncomingPrompt]:
         """Return prompts in flight to or from the worker of that number."""
-        return [one for one in self._in_flight.values() if number in (one.source.number, one.target)]
+        return [
+            transfer for transfer in self._in_flight.values() if number in (transfer.source.number, transfer.target)
+        ]
 
     @property
     def idle(self) -> bool:

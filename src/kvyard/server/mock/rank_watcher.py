@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvyard.server.mock.measures import RankMeasures
 
 
-class RankWatcher(Watcher):
+class MockRankWatcher(Watcher):
     """One rank's watcher. Flows that have news are gathered in ``news``, and notified all at once."""
 
     core: EngineCore

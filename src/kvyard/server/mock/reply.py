@@ -13,7 +13,7 @@ import msgspec
 from kvyard.server.http import JSON, Refusal, Response, header_pairs
 from kvyard.server.mock.choice import RequestFlow
 from kvyard.server.mock.faults import Fate
-from kvyard.server.mock.shapes import Shape
+from kvyard.server.mock.shapes import ReplyShape
 from kvyard.server.request import HttpRequest
 
 _encode = msgspec.json.Encoder().encode
@@ -25,7 +25,7 @@ class MockReply(Response):
     def __init__(
         self,
         flow: RequestFlow,
-        shape: Shape,
+        shape: ReplyShape,
         *,
         fate: Fate,
         gone: Callable[[RequestFlow], None],

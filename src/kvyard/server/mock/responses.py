@@ -12,7 +12,7 @@ import xxhash
 from kvyard.openai import ChatMessage, ChatRequest, HintFields, Json, ResponsesRequest
 from kvyard.server.mock.choice import MockChoice
 from kvyard.server.mock.intake import MockIntake, Taken, refuse
-from kvyard.server.mock.shapes import Shape
+from kvyard.server.mock.shapes import ReplyShape
 from kvyard.server.tokens import Tokenizer
 
 MOST = 1024
@@ -92,7 +92,7 @@ def _message(item: Json, index: int) -> ChatMessage:
     return ChatMessage(role=role, content=content)
 
 
-class ResponseShape(Shape):
+class ResponseShape(ReplyShape):
     """``/v1/responses``."""
 
     prefix, end = "resp", b""
@@ -206,8 +206,8 @@ class ResponseShape(Shape):
         }
 
     def _message(self, status: str, content: list[Any]) -> dict[str, Any]:
-        found = {"id": self._item, "content": content, "role": "assistant", "status": status, "type": "message"}
-        return {**found, "phase": None}
+        message = {"id": self._item, "content": content, "role": "assistant", "status": status, "type": "message"}
+        return {**message, "phase": None}
 
     def _part(self) -> dict[str, Any]:
         return {"annotations": [], "text": self._text, "type": "output_text", "logprobs": None}

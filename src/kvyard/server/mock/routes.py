@@ -35,7 +35,7 @@ from kvyard.server.mock.messages import take as take_messages
 from kvyard.server.mock.reply import MockReply
 from kvyard.server.mock.responses import ResponseShape, ResponseStore
 from kvyard.server.mock.responses import take as take_response
-from kvyard.server.mock.shapes import ChatShape, Shape, TextShape
+from kvyard.server.mock.shapes import ChatShape, ReplyShape, TextShape
 from kvyard.server.mock.worker import MockWorker
 from kvyard.server.request import HttpRequest
 from kvyard.server.tokens import Tokenizer
@@ -97,7 +97,7 @@ class MockRoutes:
             before = kept.messages
         taken_response = take_response(self._intake, body, before, headers)
 
-        def shape(taken: Taken, name: str, tokenizer: Tokenizer) -> Shape:
+        def shape(taken: Taken, name: str, tokenizer: Tokenizer) -> ReplyShape:
             return ResponseShape(taken_response, name, tokenizer, self._responses)
 
         return await self._reply(taken_response.taken, shape, what, headers)
@@ -161,7 +161,7 @@ class MockRoutes:
         return what
 
     async def _reply(
-        self, taken: Taken, shape: Callable[[Taken, str, Tokenizer], Shape], what: Fate, headers: Headers
+        self, taken: Taken, shape: Callable[[Taken, str, Tokenizer], ReplyShape], what: Fate, headers: Headers
     ) -> Any:
         worker, given = self._worker, headers.get("x-request-id", "")
         name = given if _ID.fullmatch(given) else ""  # what the client calls its request
@@ -198,9 +198,9 @@ class MockRoutes:
         worker = self._worker
         base = worker.config.served_model_name
         card = partial(openai.ModelCard, created=self._created, permission=[_permission(self._created)])
-        found = [card(id=base, root=base, parent=None, max_model_len=worker.longest)]
-        found += [card(id=lora.name, root=lora.path, parent=base, max_model_len=None) for lora in worker.loras.values()]
-        return openai.ModelList(data=found)
+        cards = [card(id=base, root=base, parent=None, max_model_len=worker.longest)]
+        cards += [card(id=lora.name, root=lora.path, parent=base, max_model_len=None) for lora in worker.loras.values()]
+        return openai.ModelList(data=cards)
 
     async def tokenize(self, body: schemas.Tokenize, headers: Headers) -> schemas.Tokenized:
         """Text or a conversation as ids."""
@@ -258,7 +258,7 @@ class MockRoutes:
     async def load(self, body: None, headers: Headers) -> schemas.ServerLoad:
         """Number of requests in flight."""
         return schemas.ServerLoad(
-            server_load=sum(one.running for one in self._fleet.states() if one.name == self._worker.name)
+            server_load=sum(state.running for state in self._fleet.states() if state.name == self._worker.name)
         )
 
     async def kv_event_sources(self, body: None, headers: Headers) -> dict[str, openai.EventSource]:
@@ -438,7 +438,13 @@ def _odd_response(message: str, status: int) -> Raw:
 
 def _permission(created: int) -> dict[str, Any]:
     """Return fields that old clients of OpenAI's API look for in a model."""
-    found: dict[str, Any] = {"id": f"modelperm-{uuid4().hex[:16]}", "object": "model_permission", "created": created}
-    found |= dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True)
-    found |= dict.fromkeys(("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False)
-    return found | {"organization": "*", "group": None}
+    permission: dict[str, Any] = {
+        "id": f"modelperm-{uuid4().hex[:16]}",
+        "object": "model_permission",
+        "created": created,
+    }
+    permission |= dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True)
+    permission |= dict.fromkeys(
+        ("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False
+    )
+    return permission | {"organization": "*", "group": None}

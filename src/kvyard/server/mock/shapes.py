@@ -24,7 +24,7 @@ _UNUSED_IN_CHAT = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_
 _UNUSED_IN_MESSAGES = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 
 
-class Shape:
+class ReplyShape:
     """Common ground of both kinds."""
 
     prefix = object = chunk_object = ""
@@ -122,9 +122,9 @@ class Shape:
     def _usage(self, choices: Sequence[MockChoice], prompt: int) -> dict[str, Any]:
         """Return the request's usage. With several prompts vLLM reports the cached tokens of one, whose number is
         ``prompt``."""
-        found = self._running_usage(choices)
-        found.pop("completion_tokens_details", None)
-        return found | {"prompt_tokens_details": {"cached_tokens": self._cached(choices, prompt)}}
+        usage = self._running_usage(choices)
+        usage.pop("completion_tokens_details", None)
+        return usage | {"prompt_tokens_details": {"cached_tokens": self._cached(choices, prompt)}}
 
     def _running_usage(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
         """As far as it got."""
@@ -155,16 +155,16 @@ class Shape:
         called = answer.tool is not None and answer.finish == "stop" and not self.taken.named_tool
         return {"finish_reason": "tool_calls" if called else answer.finish, "stop_reason": answer.ended_by}
 
-    def _likelihoods(self, token: int, at: int) -> tuple[float, list[tuple[int, float]]]:
+    def _likelihoods(self, token: int, index: int) -> tuple[float, list[tuple[int, float]]]:
         """A log probability for ``token``, and for the most likely ones in its place, itself first. Made up, but steady."""
-        draw = xxhash.xxh3_64_intdigest(f"{token} {at}".encode()) / 2**64
+        draw = xxhash.xxh3_64_intdigest(f"{token} {index}".encode()) / 2**64
         own = -0.01 - draw * draw
         size = self.tokenizer.size
         others = [((token + 7 * step) % size, own - 0.5 * step) for step in range(1, self.taken.logprobs or 0)]
         return own, [(token, own), *others] if self.taken.logprobs else []
 
 
-class TextShape(Shape):
+class TextShape(ReplyShape):
     """``/v1/completions``."""
 
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
@@ -215,7 +215,7 @@ class TextShape(Shape):
         return {"text_offset": offsets, "token_logprobs": likely, "tokens": tokens, "top_logprobs": tops}
 
 
-class ChatShape(Shape):
+class ChatShape(ReplyShape):
     """``/v1/chat/completions``."""
 
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -238,10 +238,10 @@ class ChatShape(Shape):
         return reply
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
-        found = super().whole(choices) | _UNUSED_IN_CHAT
+        body = super().whole(choices) | _UNUSED_IN_CHAT
         if self.taken.token_ids:
-            found["prompt_token_ids"] = list(self.taken.prompts[0])
-        return found
+            body["prompt_token_ids"] = list(self.taken.prompts[0])
+        return body
 
     def _chunks(self, choice: MockChoice, over: bool) -> Iterator[dict[str, Any]]:
         start = self._shown[choice.index]
@@ -285,7 +285,7 @@ class ChatShape(Shape):
         content = []
         for number, token in enumerate(ids):
             own, top = self._likelihoods(token, start + number)
-            content.append({**self._one(token, own), "top_logprobs": [self._one(*one) for one in top]})
+            content.append({**self._one(token, own), "top_logprobs": [self._one(*likely) for likely in top]})
         return {"content": content}
 
     def _one(self, token: int, likely: float) -> dict[str, Any]:

@@ -166,14 +166,14 @@ def _decision(admission: Admission, size: int) -> board.DecisionView:
 
 def _notes(workers: list[MockWorker]) -> list[str]:
     """Faults that were asked for."""
-    found = {worker.name: note for worker in workers if (note := _asked_for(worker.faults))}
-    if len(found) == len(workers) > 1 and len(set(found.values())) == 1:
-        return [f"every worker: {found[workers[0].name]}"]
-    return [f"{name}: {note}" for name, note in found.items()]
+    note_of = {worker.name: note for worker in workers if (note := _asked_for(worker.faults))}
+    if len(note_of) == len(workers) > 1 and len(set(note_of.values())) == 1:
+        return [f"every worker: {note_of[workers[0].name]}"]
+    return [f"{name}: {note}" for name, note in note_of.items()]
 
 
 def _asked_for(faults: MockFaults) -> str:
     """Faults that differ from none, in one line."""
     none = msgspec.to_builtins(MockFaults())
-    found = {name: value for name, value in msgspec.to_builtins(faults).items() if value != none[name]}
-    return ", ".join(f"{name} = {value}" for name, value in found.items())
+    changed = {name: value for name, value in msgspec.to_builtins(faults).items() if value != none[name]}
+    return ", ".join(f"{name} = {value}" for name, value in changed.items())

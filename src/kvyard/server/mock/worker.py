@@ -23,7 +23,7 @@ from kvyard.events.transport import Publisher
 from kvyard.events.transport.endpoint import reachable, split_tcp
 from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Namespace, Run, TokenChain, algorithm
-from kvyard.replay.heeding import heeded
+from kvyard.replay.facts import heeded
 from kvyard.server.mock.answers import MadeAnswer
 from kvyard.server.mock.choice import MockChoice, RequestFlow
 from kvyard.server.mock.config import Lora, MockConfig
@@ -32,7 +32,7 @@ from kvyard.server.mock.faults import as_loaded, as_published, as_received, is_l
 from kvyard.server.mock.handovers import Join
 from kvyard.server.mock.incoming import IncomingPrompt
 from kvyard.server.mock.measures import MockMetrics, RankMeasures
-from kvyard.server.mock.rank_watcher import RankWatcher
+from kvyard.server.mock.rank_watcher import MockRankWatcher
 from kvyard.server.mock.schemas import EventStream
 from kvyard.server.mock.tally import RecentWork, WorkerTally
 from kvyard.server.running import patiently
@@ -67,7 +67,7 @@ class MockWorker:
         self.random = Random(f"{config.seed} {number}")
         """For faults of requests, drawn on the loop in order of arrival."""
         self.cores: list[EngineCore] = []
-        self.watchers: list[RankWatcher] = []
+        self.watchers: list[MockRankWatcher] = []
         self.publishers: list[Publisher] = []
         self.neighbour: MockWorker | None = None
         """The worker after it, at whose endpoint events are published by mistake if that fault is asked for."""
@@ -134,7 +134,9 @@ class MockWorker:
         self.watchers = []
         self.measures = MockMetrics(self, self.config.served_model_name, self.longest)
         for rank, core in enumerate(self.cores):
-            watcher = RankWatcher(rank, RankMeasures(self.measures, rank), self.tally, partial(self._announce, rank))
+            watcher = MockRankWatcher(
+                rank, RankMeasures(self.measures, rank), self.tally, partial(self._announce, rank)
+            )
             watcher.core = core
             watcher.handovers = self.handovers
             core.watcher = watcher
@@ -324,10 +326,10 @@ class MockWorker:
         choice.arrival = self.driver.submit(job, rank)
         return choice
 
-    def _act(self, what: str, job: Job, rank: int, at: int | None) -> None:
+    def _act(self, what: str, job: Job, rank: int, time: int | None) -> None:
         """Pass an action on a hand-over to the engine."""
         if self.alive:
-            self.driver.act(what, job, rank, at)
+            self.driver.act(what, job, rank, time)
 
     def _start_over(self, prompt: IncomingPrompt) -> None:
         """A prompt will not come: compute it here, or give up what it is for."""

@@ -13,7 +13,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from kvyard.sglang.under_test import SglangUnderTest, import_sglang
+from kvyard.sglang.absent import import_sglang
+from kvyard.sglang.under_test import SglangUnderTest
 
 STUCK_AFTER = 64
 """Decisions in a row without a batch, with nothing left to wait for."""
@@ -179,7 +180,7 @@ class World:
     def _process(self, batch: Any) -> None:
         """The model has run a batch: every request that isn't in the middle of its prompt has a token."""
         sampled = [self._texts.requests[req.rid]["output"][0] + len(req.output_ids) for req in batch.reqs]
-        self._sglang.process(batch, self._sglang.result(sampled))
+        self._sglang.process(batch, self._sglang.result([[token] for token in sampled]))
 
     # -- what can go wrong --------------------------------------------------------------------------------------------
 

@@ -192,9 +192,9 @@ class LinkBase(Generic[T]):
 
     def _landing(self, transfer: Transfer) -> int:
         while transfer.ended is None:
-            at = self.earliest()
-            assert at is not None, f"{transfer} never lands"
-            self.advance(at)
+            time = self.earliest()
+            assert time is not None, f"{transfer} never lands"
+            self.advance(time)
         return transfer.ended
 
     def stats(self, direction: Direction) -> LaneStats:

@@ -47,10 +47,10 @@ class GrowingPrompts:
                 self._contexts[session] = context
         context.cut(shared)
         self._extend(context, length // size)
-        found = context.ids()
+        ids = context.ids()
         if length % size:
-            found.append(self._take(1))
-        return found
+            ids.append(self._take(1))
+        return ids
 
     def fork(self, session: Hashable, other: Hashable) -> None:
         """Let the next prompt of ``other`` go on from the latest one of ``session``, instead of its own."""
@@ -109,7 +109,7 @@ class _Context:
                 self.blocks = blocks
 
     def ids(self) -> array[int]:
-        found = array("q")
+        ids = array("q")
         for first, count in self.runs:
-            found.extend(range(first, first + count))
-        return found
+            ids.extend(range(first, first + count))
+        return ids

@@ -42,7 +42,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
                 reading.leave_out("prompts without text")
         except UNREADABLE as bad:
             reading.reject(number, bad)
-    rows.sort(key=lambda one: one[:2])
+    rows.sort(key=lambda entry: entry[:2])
     for time, number, row in rows:
         tokens, answer = text_tokens(row.input), text_tokens(row.output)
         yield TraceRequest(

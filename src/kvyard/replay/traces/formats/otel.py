@@ -111,32 +111,32 @@ def _requests(
 
 def _call(span: TraceSpan, context: SpanContext, reading: Reading) -> _ModelCall | None:
     """The call of a span, or nothing for one that is counted and left out. Raises ``BadRow``."""
-    found = span.attributes
+    attributes = span.attributes
     if span.failed:
         reading.leave_out("calls that ended in an error")
         return None
-    tokens_in = _tokens(found, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-    tokens_out = _tokens(found, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+    tokens_in = _tokens(attributes, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+    tokens_out = _tokens(attributes, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
     if tokens_in is None or tokens_out is None:
         reading.leave_out("calls without token counts")
         return None
     checked_lengths(tokens_in, tokens_out, ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"))
     check_prompt(tokens_in)
-    reasons = found.get("gen_ai.response.finish_reasons", ())
+    reasons = attributes.get("gen_ai.response.finish_reasons", ())
     return _ModelCall(
         tokens_in,
         tokens_out,
-        _tokens(found, "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens") or 0,
-        _text(found, "gen_ai.response.model", "gen_ai.request.model"),
-        _text(found, "gen_ai.system_instructions") or "",
+        _tokens(attributes, "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens") or 0,
+        _text(attributes, "gen_ai.response.model", "gen_ai.request.model"),
+        _text(attributes, "gen_ai.system_instructions") or "",
         context.root,
         any(reason in CALLED_TOOL for reason in (reasons if isinstance(reasons, list | tuple) else (reasons,))),
     )
 
 
-def _tokens(found: Mapping[str, Any], *names: str) -> int | None:
+def _tokens(attributes: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
-        value = found.get(name)
+        value = attributes.get(name)
         if value is None:
             continue
         if isinstance(value, float) and value.is_integer():
@@ -147,10 +147,10 @@ def _tokens(found: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def _text(found: Mapping[str, Any], *names: str) -> str | None:
+def _text(attributes: Mapping[str, Any], *names: str) -> str | None:
     """The first of these attributes that is set, as text."""
     for name in names:
-        value = found.get(name)
+        value = attributes.get(name)
         if value:
             return value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return None
@@ -161,7 +161,7 @@ def _tool_times(turns: list[RecordedTurn], tools: Mapping[str, list[int]]) -> se
     starts: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for turn in turns:
         starts[turn.session].append((turn.start, turn.id))
-    found: set[str] = set()
+    ids: set[str] = set()
     for session, times in tools.items():
         ordered = sorted(starts.get(session, ()))
         times.sort()
@@ -169,8 +169,8 @@ def _tool_times(turns: list[RecordedTurn], tools: Mapping[str, list[int]]) -> se
             stop = ordered[index + 1][0] if index + 1 < len(ordered) else None
             last = len(times) if stop is None else bisect_left(times, stop)
             if bisect_right(times, start) < last:
-                found.add(name)
-    return found
+                ids.add(name)
+    return ids
 
 
 def _recognise(head: Head) -> bool:

@@ -143,16 +143,16 @@ def _nanoseconds(value: str | int) -> int:
 
 def _value(value: Mapping[str, Any]) -> Any:
     """Return an attribute's value; whole numbers may be written as text."""
-    for kind, found in value.items():
+    for kind, content in value.items():
         if kind == "intValue":
             try:
-                return int(found)
+                return int(content)
             except (TypeError, ValueError):
-                raise BadRow(f"intValue is {str(found)[:40]!r}: it must be a whole number") from None
+                raise BadRow(f"intValue is {str(content)[:40]!r}: it must be a whole number") from None
         if kind == "arrayValue":
-            listed = found.get("values", ()) if isinstance(found, dict) else ()
+            listed = content.get("values", ()) if isinstance(content, dict) else ()
             return [next(iter(each.values()), None) for each in listed if isinstance(each, dict)]
-        return found
+        return content
     return None
 
 

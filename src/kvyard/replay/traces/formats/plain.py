@@ -30,11 +30,11 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
         return TraceRequest(reading.name(number), time, tokens_in, tokens_out)
 
     def line(number: int, record: bytes) -> TraceRequest:
-        found = decode(record)
-        return request(number, found.arrival, found.input, found.output)
+        row = decode(record)
+        return request(number, row.arrival, row.input, row.output)
 
-    def fields(number: int, found: Fields) -> TraceRequest:
-        return request(number, real(found, "arrival"), integer(found, "input"), integer(found, "output"))
+    def fields(number: int, row: Fields) -> TraceRequest:
+        return request(number, real(row, "arrival"), integer(row, "input"), integer(row, "output"))
 
     if look(first_record(reading.path)).columns:
         return read_table(reading, COLUMNS, fields)

@@ -51,7 +51,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             rows.append((_time(row.timestamp), number, row))
         except UNREADABLE as bad:
             reading.reject(number, bad)
-    rows.sort(key=lambda one: one[:2])
+    rows.sort(key=lambda entry: entry[:2])
     for time, number, row in rows:
         yield TraceRequest(
             reading.name(number),
@@ -65,7 +65,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
 
 def _parts(trace: Path) -> Mapping[int, range]:
     """The tokens of each part, by its id. Raises ``TraceError`` where its file is missing or wrong."""
-    found: dict[int, range] = {}
+    tokens_of: dict[int, range] = {}
     next_token = 0
     for name in PARTS:
         path = trace.with_name(f"{name}.jsonl")
@@ -82,9 +82,9 @@ def _parts(trace: Path) -> Mapping[int, range]:
             length = row.get("token_length", -1)
             if part is None or not 0 <= length <= LONGEST_PROMPT or length >= MOST_TOKENS - next_token:
                 raise TraceError(path, f"a row must have an id and a token_length from 0 to {LONGEST_PROMPT}", number)
-            found[part] = range(next_token, next_token + length)
+            tokens_of[part] = range(next_token, next_token + length)
             next_token += length
-    return found
+    return tokens_of
 
 
 def _check_parts(row: _RagRow, parts: Mapping[int, range]) -> None:

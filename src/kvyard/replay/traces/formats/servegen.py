@@ -146,7 +146,7 @@ def _tables(file: Path) -> list[tuple[float, LengthTables]]:
             tables.append((float(start), table))
     if not tables:
         raise BadRow(f"{beside.name} has no tables")
-    return sorted(tables, key=lambda one: one[0])
+    return sorted(tables, key=lambda entry: entry[0])
 
 
 def _table(text: str, where: str) -> tuple[list[int], list[float]]:

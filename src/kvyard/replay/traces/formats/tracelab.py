@@ -87,22 +87,22 @@ def _read_rounds(reading: Reading) -> Iterator[TraceRequest]:
             reading.reject(number, bad)
     prompts = GrowingPrompts(reading.block_size)
     before: dict[str, int] = {}
-    for turn, waits in weave(found.turn for found in rounds.values()):
-        found = rounds.pop(turn.id)
+    for turn, waits in weave(round_.turn for round_ in rounds.values()):
+        round_ = rounds.pop(turn.id)
         latest = before.get(turn.session)
-        kept = found.cached if latest is None or found.input < latest else latest
-        before[turn.session] = found.input
+        kept = round_.cached if latest is None or round_.input < latest else latest
+        before[turn.session] = round_.input
         yield TraceRequest(
             turn.id,
             reading.arrive(turn.start) if waits.delay is None else reading.offset(turn.start),
-            found.input,
-            found.output,
-            prompts.ids(turn.session, found.input, kept, common=found.common),
+            round_.input,
+            round_.output,
+            prompts.ids(turn.session, round_.input, kept, common=round_.common),
             prompts.block_size,
             session=turn.session,
             delay=waits.delay,
-            model=found.model,
-            tool_call=found.calls,
+            model=round_.model,
+            tool_call=round_.calls,
         )
 
 

@@ -54,14 +54,14 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
     decode = msgspec.json.Decoder(_WekaSession).decode
     for number, record in records(reading.path):
         try:
-            requests = _Reader(reading, number, decode(record)).requests()
+            requests = _SessionReader(reading, number, decode(record)).requests()
         except UNREADABLE as bad:
             reading.reject(number, bad)
             continue
         yield from requests
 
 
-class _Reader:
+class _SessionReader:
     """One session."""
 
     def __init__(self, reading: Reading, number: int, session: _WekaSession) -> None:
@@ -82,7 +82,7 @@ class _Reader:
     def requests(self) -> list[TraceRequest]:
         """All of them, in the order of their start."""
         self._collect(self.session.requests, self.name, None, 0)
-        return [self._request(one, waits.after, waits.delay) for one, waits in weave(self.recorded, SLACK)]
+        return [self._request(turn, waits.after, waits.delay) for turn, waits in weave(self.recorded, SLACK)]
 
     def _collect(self, requests: list[_WekaRequest], session: str, parent: str | None, base: int) -> None:
         agents = 0
@@ -101,25 +101,25 @@ class _Reader:
             think = None if request.think_time is None else span(request.think_time, SECOND, "think_time")
             self.recorded.append(RecordedTurn(name, session, start, start + api, parent, think))
 
-    def _request(self, one: RecordedTurn, after: tuple[str, ...], delay: int | None) -> TraceRequest:
-        recorded = self.found[one.id]
+    def _request(self, turn: RecordedTurn, after: tuple[str, ...], delay: int | None) -> TraceRequest:
+        recorded = self.found[turn.id]
         try:
             checked_lengths(recorded.input, recorded.output, ("in", "out"))
             ids = self._ids(recorded)
         except BadRow as bad:
-            raise BadRow(f"request {one.id}: {bad}") from None
+            raise BadRow(f"request {turn.id}: {bad}") from None
         return TraceRequest(
-            one.id,
-            max(0, one.start) if delay is not None else 0,
+            turn.id,
+            max(0, turn.start) if delay is not None else 0,
             recorded.input,
             recorded.output,
             ids,
             self.block_size,
-            session=one.session,
+            session=turn.session,
             delay=delay,
             after=after,
             model=recorded.model,
-            root=None if one.session == self.name else self.name,
+            root=None if turn.session == self.name else self.name,
             tool_call=recorded.stop == "tool_use",
         )
 

@@ -50,7 +50,7 @@ class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def allows(self, model: str) -> bool:
         """Return true if it may ask for that model."""
-        return not self.models or any(fnmatchcase(model, one) for one in self.models)
+        return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
 
     @property
     def digest(self) -> str:

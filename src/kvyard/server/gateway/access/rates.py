@@ -26,7 +26,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tokens_per_minute: Figure | None = None
 
 
-class Bucket:
+class TokenBucket:
     """One figure of a rate."""
 
     def __init__(self, limit: int, now: Now) -> None:
@@ -58,8 +58,8 @@ class Allowance:
     def __init__(self, whose: str, rate: Rate, now: Now) -> None:
         self.whose = whose
         self.rate = rate
-        self.requests = None if rate.requests_per_minute is None else Bucket(rate.requests_per_minute, now)
-        self.tokens = None if rate.tokens_per_minute is None else Bucket(rate.tokens_per_minute, now)
+        self.requests = None if rate.requests_per_minute is None else TokenBucket(rate.requests_per_minute, now)
+        self.tokens = None if rate.tokens_per_minute is None else TokenBucket(rate.tokens_per_minute, now)
 
     @property
     def bounded(self) -> bool:
@@ -69,7 +69,7 @@ class Allowance:
     @property
     def full(self) -> bool:
         """Return true if nothing is used: as good as new."""
-        return all(one is None or one.level >= one.limit for one in (self.requests, self.tokens))
+        return all(bucket is None or bucket.level >= bucket.limit for bucket in (self.requests, self.tokens))
 
 
 class RateAdmission(Protocol):
@@ -115,9 +115,9 @@ class RateTicket:
 
     def settle(self, tokens: int) -> None:
         """Settle the request's quota with the tokens it used."""
-        for one in self._allowances:
-            if one.tokens is not None:
-                one.tokens.take(tokens - self.taken)
+        for allowance in self._allowances:
+            if allowance.tokens is not None:
+                allowance.tokens.take(tokens - self.taken)
         self.taken = tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:

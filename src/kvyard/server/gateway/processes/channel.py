@@ -88,10 +88,10 @@ class Channel(asyncio.Protocol):
 
     async def ask_hub(self, what: str, body: bytes = b"", seconds: float | None = None) -> bytes:
         """The hub's answer. Raises ``ConnectionError`` where it is gone, or doesn't answer in time."""
-        found = await self._ask(what, body, {HUB}, HUB_PATIENCE if seconds is None else seconds)
-        if HUB not in found:
+        answers = await self._ask(what, body, {HUB}, HUB_PATIENCE if seconds is None else seconds)
+        if HUB not in answers:
             raise ConnectionError("the parent process doesn't answer")
-        return found[HUB]
+        return answers[HUB]
 
     async def ask_others(self, what: str, body: bytes = b"", seconds: float = PATIENCE) -> dict[int, bytes]:
         """The answers of all other processes that answer in time, by number."""

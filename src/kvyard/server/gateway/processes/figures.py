@@ -44,8 +44,13 @@ class HubState(msgspec.Struct, kw_only=True):
 def gathered_figures(registry: Any) -> Figures:
     """All that a process has."""
     return [
-        (one.name, one.type, one.documentation, [(s.name, dict(s.labels), float(s.value)) for s in one.samples])
-        for one in registry.collect()
+        (
+            family.name,
+            family.type,
+            family.documentation,
+            [(sample.name, dict(sample.labels), float(sample.value)) for sample in family.samples],
+        )
+        for family in registry.collect()
     ]
 
 

@@ -341,9 +341,9 @@ class Hub:
         """A process has made a change that ``process`` was asked for."""
         change = _change(body)
         if self._changes.made(process, change):
-            for one in self._members.values():
-                if one.caught_up and (process, change.number) in one.missed:
-                    self.send(FrameKind.CHANGE, one.number, process, body)  # it came in between
+            for member in self._members.values():
+                if member.caught_up and (process, change.number) in member.missed:
+                    self.send(FrameKind.CHANGE, member.number, process, body)  # it came in between
 
     def _state(self) -> HubState:
         ready = sum(member.ready for member in self._members.values())

@@ -19,9 +19,9 @@ from kvyard.index.metrics import Sample
 from kvyard.server.dashboard.view import FleetView, ViewSource
 from kvyard.server.gateway.access import KeyFile
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
+from kvyard.server.gateway.engine import Engine
 from kvyard.server.gateway.gateway import Gateway
 from kvyard.server.gateway.health import Finding
-from kvyard.server.gateway.pool import Engine
 from kvyard.server.gateway.processes.changes import EngineChange
 from kvyard.server.gateway.processes.channel import Channel, encode
 from kvyard.server.gateway.processes.figures import gathered_figures
@@ -203,8 +203,8 @@ class GatewayPart:
         told = SettingsInForce(settings=live_settings(config), keys=None if keys is None else keys.file)
         self.channel.send(FrameKind.CONFIG, HUB, encode(told))
 
-    def _tell(self, found: Finding | str, engine: str, reason: str) -> None:
-        self.channel.send(FrameKind.FOUND, ALL, encode((found, engine, reason)))
+    def _tell(self, finding: Finding | str, engine: str, reason: str) -> None:
+        self.channel.send(FrameKind.FOUND, ALL, encode((finding, engine, reason)))
 
     def _heard(self, _: int, body: bytes) -> None:
         finding, name, reason = _found(body)

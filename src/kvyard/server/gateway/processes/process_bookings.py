@@ -127,8 +127,8 @@ class ProcessBookings:
 
     def _tell_pool(self, peer: int, pool: str) -> None:
         told = self._pools[pool].all_told()
-        for at in range(0, len(told), PORTION):
-            self._send(peer, pool, told[at : at + PORTION], None)
+        for start in range(0, len(told), PORTION):
+            self._send(peer, pool, told[start : start + PORTION], None)
         self._state(peer, pool)
 
     def _state(self, peer: int, pool: str) -> None:

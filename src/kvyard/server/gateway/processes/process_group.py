@@ -251,7 +251,7 @@ class ProcessGroup:
 
     def _pause(self, now: int) -> float:
         due = [child.due for child in self._wanted() if not child.pid]
-        return min([FLUSH, LOOK, *((one - now) / SECOND for one in due)])
+        return min([FLUSH, LOOK, *((time - now) / SECOND for time in due)])
 
 
 def _taken_note_of(number: int, _: object) -> None:

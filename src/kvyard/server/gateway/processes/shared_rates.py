@@ -58,5 +58,5 @@ class SharedRates:
         return ticket
 
 
-def _named(one: Allowance) -> tuple[str, int | None, int | None]:
-    return one.whose, one.rate.requests_per_minute, one.rate.tokens_per_minute
+def _named(allowance: Allowance) -> tuple[str, int | None, int | None]:
+    return allowance.whose, allowance.rate.requests_per_minute, allowance.rate.tokens_per_minute

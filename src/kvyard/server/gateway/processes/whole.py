@@ -80,7 +80,7 @@ class WholeGateway:
     async def engines(self) -> list[EngineInfo]:
         """Return the engines, with all processes' requests there."""
         states, _ = await self._all("statement", self._part.statement(), PartStatement)
-        return merged_engines([one.engines for one in states])
+        return merged_engines([state.engines for state in states])
 
     async def metrics(self) -> tuple[bytes, str]:
         """As they are scraped, and the media type."""
@@ -230,35 +230,37 @@ def _tenants(views: Sequence[FleetView]) -> list[TenantView]:
 
 def _decisions(views: Sequence[FleetView]) -> list[DecisionView]:
     """The newest of all. Processes count their own; here the time says which is new, in microseconds."""
-    newest = sorted((one for view in views for one in view.decisions), key=lambda one: one.at, reverse=True)
-    return [msgspec.structs.replace(one, number=int(one.at * 1e6)) for one in newest[:MOST_DECISIONS]]
+    newest = sorted(
+        (decision for view in views for decision in view.decisions), key=lambda decision: decision.at, reverse=True
+    )
+    return [msgspec.structs.replace(decision, number=int(decision.at * 1e6)) for decision in newest[:MOST_DECISIONS]]
 
 
 def _promises(parts: Sequence[PromisesView | None]) -> PromisesView | None:
-    there = [one for one in parts if one is not None]
+    there = [part for part in parts if part is not None]
     if not there:
         return None
     return PromisesView(
         **_sums(there, ("promised", "delivered", "unpromised", "kept", "broken")),
-        missing=_added([one.missing for one in there]),
+        missing=_added([part.missing for part in there]),
     )
 
 
 def _sums(parts: Sequence[object], names: Iterable[str]) -> dict[str, Any]:
-    return {name: sum(getattr(one, name) for one in parts) for name in names}
+    return {name: sum(getattr(part, name) for part in parts) for name in names}
 
 
 def _added(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for one in parts:
-        found.update(one)
-    return dict(found)
+    sums: Counter[str] = Counter()
+    for counts in parts:
+        sums.update(counts)
+    return dict(sums)
 
 
 def _worst(parts: Sequence[dict[str, str]], order: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, state in (pair for one in parts for pair in one.items()):
-        known = found.get(name)
+    worst: dict[str, str] = {}
+    for name, state in (pair for part in parts for pair in part.items()):
+        known = worst.get(name)
         if known is None or order.index(state) > order.index(known):
-            found[name] = state
-    return found
+            worst[name] = state
+    return worst

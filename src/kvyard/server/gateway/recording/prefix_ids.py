@@ -152,9 +152,9 @@ class PrefixIds:
             node = parent
 
 
-def _alike(names: array[int], wanted: array[int], at: int) -> int:
-    """Return how many names of a run ``wanted`` has from ``at`` on; the first is known to be equal."""
-    most = min(len(names), len(wanted) - at)
-    if names[:most] == wanted[at : at + most]:
+def _alike(names: array[int], wanted: array[int], start: int) -> int:
+    """Return how many names of a run ``wanted`` has from ``start`` on; the first is known to be equal."""
+    most = min(len(names), len(wanted) - start)
+    if names[:most] == wanted[start : start + most]:
         return most
-    return parting(names, wanted, 0, most - 1, 0, -at)
+    return parting(names, wanted, 0, most - 1, 0, -start)

@@ -135,7 +135,7 @@ class Peers(msgspec.Struct, eq=False):
     def keep_only(self, who: str, numbers: Collection[int]) -> None:
         """Keep only these requests of a member; others were lost on the way, and are removed."""
         peer = self._peers.get(who)
-        for number in [] if peer is None else [one for one in peer.requests if one not in numbers]:
+        for number in [] if peer is None else [known for known in peer.requests if known not in numbers]:
             self.counters.expired += 1
             self._apply(who, self._peers[who], number, False)
 
@@ -215,9 +215,9 @@ def packed(keys: Sequence[int]) -> bytes:
 
 def unpacked(keys: bytes) -> "array[int]":
     """Names of blocks that were ``packed``."""
-    found = array("Q")
-    found.frombytes(keys[: len(keys) // 8 * 8])
-    return _little(found)
+    words = array("Q")
+    words.frombytes(keys[: len(keys) // 8 * 8])
+    return _little(words)
 
 
 def _little(words: "array[int]") -> "array[int]":

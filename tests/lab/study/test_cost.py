@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvyard.lab.study.cost import GIB, Prices, cost, fleet_size
-from kvyard.replay.fleet_memory import lower_bytes
+from kvyard.lab.study.cost import GIB, Prices, cost, fleet_size, lower_bytes
 from kvyard.replay.settings import make_config
 
 SETTINGS: dict[str, object] = {"workers": 3, "dp_size": 2, "host_bytes": "4GiB", "num_gpu_blocks": 100}
