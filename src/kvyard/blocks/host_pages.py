@@ -87,8 +87,8 @@ class HostPages:
 
     def below(self, node: Node) -> Node | None:
         """The host's node with the pages of ``node``, if it has them."""
-        found = self.map.starts.get(node.key)
-        return found if found is not None and found.copies else None
+        copied = self.map.starts.get(node.key)
+        return copied if copied is not None and copied.copies else None
 
     def walk(self, keys: Keys, limit: int, at: int) -> tuple[list[Node], int]:
         """The nodes that a chain continues with at position ``at``, where the device's end, and how far they agree with it."""

@@ -145,7 +145,7 @@ def expect(
     counted = _counted(traffic, metrics, metrics_before, answers, page)
     with patient() as obey:
 
-        def told(came: int, through: int, now: int) -> None:
+        def told(arrived: int, through: int, now: int) -> None:
             obey()
 
         expectation = work_out(

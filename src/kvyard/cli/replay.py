@@ -180,9 +180,9 @@ def replay(
 
             with patient() as obey:
 
-                def told(came: int, through: int, now: int) -> None:
+                def told(arrived: int, through: int, now: int) -> None:
                     if bar is not None:
-                        bar.update(came, through, now)
+                        bar.update(arrived, through, now)
                     obey()
 
                 rows = results.per_request

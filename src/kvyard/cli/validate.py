@@ -73,7 +73,7 @@ def validate(
     measured.name = label or measured.name
     with patient() as obey:
 
-        def told(came: int, through: int, now: int) -> None:
+        def told(arrived: int, through: int, now: int) -> None:
             obey()
 
         validation = compare_with_replay(measured, settings, progress=told)

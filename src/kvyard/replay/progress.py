@@ -64,7 +64,7 @@ class ProgressBar:
         fields: dict[str, Any] = {"simulated": "0:00", "rate": "", "of": "?" if total is None else f"{total:,}"}
         self._task = self._progress.add_task("replay", total=total, **fields)
 
-    def update(self, came: int, through: int, now: int) -> None:
+    def update(self, arrived: int, through: int, now: int) -> None:
         """Draw where the run is."""
         if not self.shown:
             self._lines.say(lambda: f"{through:,} requests replayed, {clock(now)} of their time")

@@ -89,8 +89,10 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
     @classmethod
     def of(cls, update: Update, now: int) -> "Applied":
         """The entry for ``update``, applied at ``now``."""
-        said = {name: getattr(update, name) for name in cls.__struct_fields__ if name not in ("at", "events", "router")}
-        return cls(at=now, events=len(update.events), **said)
+        fields = {
+            name: getattr(update, name) for name in cls.__struct_fields__ if name not in ("at", "events", "router")
+        }
+        return cls(at=now, events=len(update.events), **fields)
 
 
 class Lost(Entry, frozen=True, kw_only=True, tag="lost"):

@@ -52,10 +52,10 @@ def readiness(reasons: Iterable[HealthReason]) -> Readiness:
 
 async def say_health(reasons: Callable[[], Iterable[HealthReason]]) -> None:
     """Look each second, and say on stderr what begins and ends to be wrong."""
-    said = HealthLog()
+    log = HealthLog()
     while True:
         await pause(INTERVAL)
-        said.look(reasons())
+        log.look(reasons())
 
 
 class HealthLog:

@@ -101,12 +101,12 @@ def _session(body: HintFields, headers: Mapping[str, str]) -> str:
     return session_name(name)
 
 
-def session_name(said: str) -> str:
+def session_name(name: str) -> str:
     """Return the internal name of a session: a long name is replaced by its hash. Raises ``Refusal`` for one with a NUL in
     it."""
-    if "\0" in said:
+    if "\0" in name:
         raise Refusal(400, "a session's name must not have a NUL in it.")
-    return said if len(said) <= LONGEST_SESSION else xxhash.xxh3_128_hexdigest(said.encode())
+    return name if len(name) <= LONGEST_SESSION else xxhash.xxh3_128_hexdigest(name.encode())
 
 
 def _ranges(body: HintFields) -> tuple[Retention, ...]:

@@ -48,8 +48,8 @@ def document(operations: Sequence[Operation], *, title: str, secured: bool, prob
         for status in sorted(set(refusals)):
             # What is passed on may not be there at all, and then the other server says so in its own way.
             elsewhere = operation.raw and status in (404, 405)
-            said = {} if elsewhere else {"schema": refused}
-            responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": {JSON: said}}
+            refusal = {} if elsewhere else {"schema": refused}
+            responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": {JSON: refusal}}
         described: dict[str, Any] = {
             "summary": operation.summary,
             "operationId": f"{operation.method.lower()}_{operation.path.strip('/').replace('.', '_')}",

@@ -76,11 +76,11 @@ class SglangPasses(PassMaker):
         jobs = self.jobs
         jobs.manager.begin_step()
         jobs.batch.resting = bool(jobs.in_flight) and not jobs.in_flight[-1].decided.decoding
-        made = self._form(now, longest)
+        new_pass = self._form(now, longest)
         jobs.batch.resting = False
-        if made is not None and self._hicache is not None:
-            made.begins = self._hicache.clock
-        return made
+        if new_pass is not None and self._hicache is not None:
+            new_pass.begins = self._hicache.clock
+        return new_pass
 
     def _form(self, now: int, longest: int) -> Pass | None:
         jobs, decode, admission = self.jobs, self._decode, self._admission

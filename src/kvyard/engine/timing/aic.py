@@ -84,8 +84,8 @@ def known_engines(system: str) -> dict[str, list[str]]:
     gemm = files("aiconfigurator_core").joinpath("systems", "data", system, "gemm")
     if not gemm.is_dir():
         return {}
-    folders = sorted((one for one in gemm.iterdir() if one.is_dir()), key=lambda one: one.name)
-    return {one.name: sorted(version.name for version in one.iterdir() if version.is_dir()) for one in folders}
+    folders = sorted((folder for folder in gemm.iterdir() if folder.is_dir()), key=lambda folder: folder.name)
+    return {folder.name: sorted(version.name for version in folder.iterdir() if version.is_dir()) for folder in folders}
 
 
 @cache
@@ -97,7 +97,7 @@ def known_models() -> dict[str, dict[str, Any]]:
     if aic_version() is None:
         raise KvyardError("measured tables need aiconfigurator-core: pip install 'kvyard[aic]'")
     folder = files("aiconfigurator_core").joinpath("model_configs")
-    found = {}
+    configs = {}
     for entry in sorted(folder.iterdir(), key=lambda one: one.name):
         if entry.name.endswith("_config.json") and not entry.name.endswith(QUANTISED):
             stem = entry.name.removesuffix("_config.json")
@@ -105,8 +105,8 @@ def known_models() -> dict[str, dict[str, Any]]:
             quantised = folder.joinpath(stem + QUANTISED)
             if quantised.is_file():
                 config["hf_quant_config"] = json.loads(quantised.read_bytes())
-            found[stem.replace("--", "/", 1)] = config
-    return found
+            configs[stem.replace("--", "/", 1)] = config
+    return configs
 
 
 def find_model(config: Mapping[str, Any], weight_dtype: str | None = None) -> str | None:
@@ -176,7 +176,10 @@ def compile_aic(
 
     def possible(us: float, pairs: float) -> float:
         nonlocal raised
-        least = sum(pairs * one.prompt_flops * one.count for one in of.attention if not one.window) / peak
+        least = (
+            sum(pairs * attention.prompt_flops * attention.count for attention in of.attention if not attention.window)
+            / peak
+        )
         raised += us < least
         return max(us, least)
 
@@ -189,8 +192,10 @@ def compile_aic(
         tokens=Curve(TOKENS, tuple(handle.rest(tokens) for tokens in TOKENS)),
         sequences=Curve(SEQUENCES, tuple(handle.head(sequences) for sequences in SEQUENCES)),
         prompt=Plane(NEW, PAST, prompt),
-        decode=Plane(BATCHES, CONTEXTS, tuple(tuple(handle.decode(one, at) for at in CONTEXTS) for one in BATCHES)),
-        experts=Curve(tuple(at * sources for at in TOKENS), tuple(handle.experts(at) for at in TOKENS))
+        decode=Plane(
+            BATCHES, CONTEXTS, tuple(tuple(handle.decode(batch, context) for context in CONTEXTS) for batch in BATCHES)
+        ),
+        experts=Curve(tuple(point * sources for point in TOKENS), tuple(handle.experts(point) for point in TOKENS))
         if sources > 1
         else None,
     )
@@ -198,19 +203,19 @@ def compile_aic(
 
 def _modes(model: str, config: Mapping[str, Any], weight_dtype: str | None, kv_cache_dtype: str) -> dict[str, str]:
     """Their names of the types that must be passed: what was asked for, and what ``config`` has and ``model`` doesn't."""
-    found: dict[str, str | None] = {}
+    modes: dict[str, str | None] = {}
     if weight_dtype is not None:
         mode = QUANT_MODES.get(weight_dtype)
-        found |= {"gemm_quant_mode": mode, "moe_quant_mode": mode or "w4a16_mxfp4"}  # mxfp4 is for experts alone
+        modes |= {"gemm_quant_mode": mode, "moe_quant_mode": mode or "w4a16_mxfp4"}  # mxfp4 is for experts alone
     elif _stored(config) != _stored(known_models()[model]):
         linear, routed = STORED.get(_stored(config), ("", ""))
         if not linear:
             raise KvyardError(f"aiconfigurator-core has no {model} quantised as {_stored(config)}: say weight_dtype")
-        found |= {"gemm_quant_mode": linear, "moe_quant_mode": routed}
+        modes |= {"gemm_quant_mode": linear, "moe_quant_mode": routed}
     cache = kv_cache_dtype if kv_cache_dtype != "auto" else _stored_cache(config)
     if cache:
-        found["kvcache_quant_mode"] = "fp8" if "fp8" in cache else cache
-    return {name: mode for name, mode in found.items() if mode}
+        modes["kvcache_quant_mode"] = "fp8" if "fp8" in cache else cache
+    return {name: mode for name, mode in modes.items() if mode}
 
 
 class _Handle:

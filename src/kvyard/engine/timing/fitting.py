@@ -101,7 +101,7 @@ def fit(rows: Sequence[Measurement]) -> Fit:
     if _mean(plain) < GOOD:
         return plain
     lowest, highest = float(data.features.tokens.min()), float(data.features.tokens.max())
-    knots = tuple(at for at in KNOTS if lowest / 2 <= at <= 2 * highest)
+    knots = tuple(knot for knot in KNOTS if lowest / 2 <= knot <= 2 * highest)
     if len(knots) > 2:
         curved = _fit(data, guess, knots)
         if _mean(curved) < WORTH * _mean(plain):
@@ -117,8 +117,8 @@ def rough_fit(rows: Sequence[Measurement]) -> Form:
     return form_of(Coefficients(**{name: float(value) for name, value in zip(NAMES, values, strict=True)}), {})
 
 
-def _mean(found: Fit) -> float:
-    return float(np.abs(found.unseen_errors).mean())
+def _mean(fitted: Fit) -> float:
+    return float(np.abs(fitted.unseen_errors).mean())
 
 
 def _enough(rows: Sequence[Measurement]) -> Sequence[Measurement]:
@@ -133,24 +133,25 @@ def _enough(rows: Sequence[Measurement]) -> Sequence[Measurement]:
 def errors_by_kind(rows: Sequence[Measurement], errors: Sequence[float]) -> dict[str, KindError]:
     """Return the size of ``errors``, for each kind in ``rows`` and for ``all`` of them."""
     sizes = np.abs(np.array(errors))
-    found = {}
+    by_kind = {}
     for kind in (*KINDS, "all"):
         chosen = sizes[[kind in (row.kind, "all") for row in rows]]
         if len(chosen):
-            found[kind] = KindError(len(chosen), float(chosen.mean()), float(np.median(chosen)), float(chosen.max()))
-    return found
+            by_kind[kind] = KindError(len(chosen), float(chosen.mean()), float(np.median(chosen)), float(chosen.max()))
+    return by_kind
 
 
 def row_errors(form: Form, rows: Sequence[Measurement]) -> list[float]:
     """By how much ``form`` is off for each of ``rows``, as shares."""
     data = _Rows.of(rows)
     values = [getattr(form.coefficients, name) for name in NAMES]
-    at = data.features
+    features = data.features
     factors, whole_factors = (
-        np.array([form.factor(count) for count in tokens]) for tokens in (at.tokens, at.tokens + at.cached)
+        np.array([form.factor(count) for count in tokens])
+        for tokens in (features.tokens, features.tokens + features.cached)
     )
     whole = data.ms + data.host
-    off: list[float] = (data.total(estimate(values, at, factors, whole_factors)) / whole - 1.0).tolist()
+    off: list[float] = (data.total(estimate(values, features, factors, whole_factors)) / whole - 1.0).tolist()
     return off
 
 
@@ -175,10 +176,10 @@ class _Rows(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, rows: Sequence[Measurement]) -> "_Rows":
         shapes, part_of, times = [], [], []
-        for at, row in enumerate(rows):
+        for number, row in enumerate(rows):
             for count, shape in ((1.0, row.shape), *row.others):
                 shapes.append(shape)
-                part_of.append(at)
+                part_of.append(number)
                 times.append(count)
         kinds = [_kind_of(row) for row in rows]
         counts, seen = Counter(kinds), Counter[Hashable]()
@@ -233,7 +234,7 @@ def _folds(rows: Sequence[Measurement], kinds: Sequence[Hashable]) -> npt.NDArra
         named: Sequence[Hashable] = [row.group for row in rows]
     else:
         named = range(len(rows)) if len(rows) <= MANY else kinds
-    numbers = {name: at for at, name in enumerate(dict.fromkeys(named))}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
     most = min(len(numbers), FOLDS if len(rows) <= MANY else FEW_FOLDS)
     return np.array([numbers[name] % most for name in named], dtype=np.int64)
 
@@ -247,22 +248,22 @@ def _fit(data: _Rows, guess: Floats, knots: tuple[int, ...]) -> Fit:
         out = data.fold == fold
         rest, left = data.only(data.kept & ~out), data.only(out)
         without = _descend(best, start, rest, knots)
-        found = _estimate(without, left, knots) + _host_ms(_host(rest), left)
-        unseen[out] = found / whole[out] - 1.0
+        estimated = _estimate(without, left, knots) + _host_ms(_host(rest), left)
+        unseen[out] = estimated / whole[out] - 1.0
     # Six digits are far more than measurements hold, and make a profile that people can read.
     values = [0.0 if value <= 2 * NONE else float(f"{value:.6g}") for value in _values(best)]
     if not data.features.behind.any():
         values[NAMES.index("skew")] = 0.0
-    made = dict(zip(NAMES, values, strict=True))
+    coefficients = dict(zip(NAMES, values, strict=True))
     if data.apart:
-        made |= {name: float(f"{value:.6g}") for name, value in zip(HOST, _host(data), strict=True)}
+        coefficients |= {name: float(f"{value:.6g}") for name, value in zip(HOST, _host(data), strict=True)}
     factors = [float(f"{value:.6g}") for value in np.exp(_curve(best, knots))]
     curves = [np.exp(spread @ np.log(factors)) for spread in _spreads(data.features, knots)]
-    found = data.total(estimate(values, data.features, *curves)) + _host_ms(_host(data), data)
+    estimated = data.total(estimate(values, data.features, *curves)) + _host_ms(_host(data), data)
     return Fit(
-        Coefficients(**made),
+        Coefficients(**coefficients),
         dict(zip(knots, factors, strict=True)),
-        tuple((found / whole - 1.0).tolist()),
+        tuple((estimated / whole - 1.0).tolist()),
         tuple(unseen.tolist()),
     )
 
@@ -270,31 +271,31 @@ def _fit(data: _Rows, guess: Floats, knots: tuple[int, ...]) -> Fit:
 def _host(data: _Rows) -> Floats:
     """Host time of a pass, per sequence of it, and of one with prompts, from the passes that have it apart; none negative."""
     free = np.ones(len(HOST), dtype=np.bool_)
-    found = np.zeros(len(HOST))
+    solution = np.zeros(len(HOST))
     if not data.apart:
-        return found
+        return solution
     known = data.only(data.hosted)
-    at, weight, host = known.features, known.weight, known.host
-    each = (np.ones(len(at.sequences)), at.sequences, at.launched)
+    features, weight, host = known.features, known.weight, known.host
+    each = (np.ones(len(features.sequences)), features.sequences, features.launched)
     parts = np.stack([known.total(part) for part in each], axis=1)
     trust = weight.copy()
     for _ in range(HOST_ROUNDS):
         scale = np.sqrt(trust)[:, None]
-        found = np.zeros(len(HOST))
-        found[free] = np.linalg.lstsq(parts[:, free] * scale, host * scale[:, 0], rcond=None)[0]
-        if (found < 0).any():
-            free &= found >= 0
+        solution = np.zeros(len(HOST))
+        solution[free] = np.linalg.lstsq(parts[:, free] * scale, host * scale[:, 0], rcond=None)[0]
+        if (solution < 0).any():
+            free &= solution >= 0
             continue
-        trust = weight / (1.0 + ((host - parts @ found) / HOST_SCALE) ** 2)
-    return np.maximum(found, 0.0)
+        trust = weight / (1.0 + ((host - parts @ solution) / HOST_SCALE) ** 2)
+    return np.maximum(solution, 0.0)
 
 
 def _host_ms(host: Floats, data: _Rows) -> Floats:
     """Return the host's addition to each measurement that has its time apart."""
     if not data.apart:
         return np.zeros(len(data.ms))
-    at = data.features
-    added = data.total(host[0] + host[1] * at.sequences + host[2] * at.launched)
+    features = data.features
+    added = data.total(host[0] + host[1] * features.sequences + host[2] * features.launched)
     return np.where(data.hosted, added, 0.0)
 
 
@@ -304,26 +305,26 @@ def _spreads(features: Features, knots: tuple[int, ...]) -> list[Floats]:
 
 
 def _spread(tokens: Floats, knots: tuple[int, ...]) -> Floats:
-    at = np.log2(np.maximum(tokens, 1.0))  # a pass without tokens is at the first knot
-    return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
+    position = np.log2(np.maximum(tokens, 1.0))  # a pass without tokens is at the first knot
+    return np.stack([np.interp(position, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
 
 
-def _values(at: Floats) -> Floats:
+def _values(point: Floats) -> Floats:
     """Coefficients of a point of the search: logarithms, but for the blend, which stays above 1.
 
     A prompt beside decode steps never makes these cheaper.
     """
-    values: Floats = np.exp(at[: len(NAMES)])
+    values: Floats = np.exp(point[: len(NAMES)])
     values[BLEND] = 1.0 + min(values[BLEND], SHARPEST)
     values[MIXED_DECODE] = max(1.0, values[MIXED_DECODE])
     return values
 
 
-def _curve(at: Floats, knots: tuple[int, ...]) -> Floats:
+def _curve(point: Floats, knots: tuple[int, ...]) -> Floats:
     """Logarithms of the curve's factors of a point of the search: none so far below the last that more tokens take less."""
-    factors = at[len(NAMES) :].copy()
+    factors = point[len(NAMES) :].copy()
     if knots:
-        values = _values(at)
+        values = _values(point)
         weights, token, blend = (float(values[NAMES.index(name)]) for name in ("weights", "token", "blend"))
         for place, (low, high) in enumerate(pairwise(knots)):
             # By how many percent the work without the curve grows with one percent of tokens: least at the lower end.
@@ -332,12 +333,12 @@ def _curve(at: Floats, knots: tuple[int, ...]) -> Floats:
     return factors
 
 
-def _estimate(at: Floats, data: _Rows, knots: tuple[int, ...], spreads: Sequence[Floats] | None = None) -> Floats:
+def _estimate(point: Floats, data: _Rows, knots: tuple[int, ...], spreads: Sequence[Floats] | None = None) -> Floats:
     if not knots:
-        return data.total(estimate(_values(at), data.features))
+        return data.total(estimate(_values(point), data.features))
     spreads = _spreads(data.features, knots) if spreads is None else spreads
-    factors = _curve(at, knots)
-    return data.total(estimate(_values(at), data.features, *(np.exp(spread @ factors) for spread in spreads)))
+    factors = _curve(point, knots)
+    return data.total(estimate(_values(point), data.features, *(np.exp(spread @ factors) for spread in spreads)))
 
 
 def _first_guess(rows: Sequence[Measurement], apart: bool) -> Floats:
@@ -379,35 +380,35 @@ def _descend(start: Floats, guess: Floats, data: _Rows, knots: tuple[int, ...]) 
     spreads = _spreads(data.features, knots)
     weight, logs = data.weight, np.log(data.ms)
 
-    def errors(at: Floats) -> Floats:
-        return np.asarray(np.log(_estimate(at, data, knots, spreads)) - logs)
+    def errors(point: Floats) -> Floats:
+        return np.asarray(np.log(_estimate(point, data, knots, spreads)) - logs)
 
-    def loss(off: Floats, at: Floats) -> float:
-        return float((weight * np.log1p((off / SCALE) ** 2)).sum() + (hold * (at - guess) ** 2).sum())
+    def loss(off: Floats, point: Floats) -> float:
+        return float((weight * np.log1p((off / SCALE) ** 2)).sum() + (hold * (point - guess) ** 2).sum())
 
-    at, damping, step = start.copy(), 1e-2, 1e-5
-    off = errors(at)
-    now = loss(off, at)
+    point, damping, step = start.copy(), 1e-2, 1e-5
+    off = errors(point)
+    now = loss(off, point)
     for _ in range(ROUNDS):
-        slope = np.zeros((len(off), len(at)))
-        for one in free:
-            moved = at.copy()
-            moved[one] += step
-            slope[:, one] = (errors(moved) - off) / step
+        slope = np.zeros((len(off), len(point)))
+        for column in free:
+            moved = point.copy()
+            moved[column] += step
+            slope[:, column] = (errors(moved) - off) / step
         trust = weight / (SCALE**2 + off**2)
         curve = slope.T @ (trust[:, None] * slope) + np.diag(hold)
-        down = -(slope.T @ (trust * off)) - hold * (at - guess)
+        down = -(slope.T @ (trust * off)) - hold * (point - guess)
         for _ in range(12):
             move = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), down), -0.7, 0.7)
-            next_off = errors(at + move)
-            then = loss(next_off, at + move)
+            next_off = errors(point + move)
+            then = loss(next_off, point + move)
             if then < now:
                 break
             damping *= 4.0
         else:
             break
         gained, now = now - then, then
-        at, off, damping = at + move, next_off, max(damping / 3.0, 1e-9)
+        point, off, damping = point + move, next_off, max(damping / 3.0, 1e-9)
         if gained < ENOUGH:
             break
-    return at
+    return point

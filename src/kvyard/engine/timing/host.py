@@ -113,7 +113,7 @@ class HostTiming(TimingConfig, frozen=True, kw_only=True):
         launch = self.launch_us
         if launch is None:
             layer, experts = LAUNCH_US.get(self.engine, (0.0, 0.0))
-            mixtures = sum(one.count for one in operators.experts)
+            mixtures = sum(kind.count for kind in operators.experts)
             launch = layer * (operators.layers - mixtures) + experts * mixtures
         if self.host_us is not None or self.host_sequence_us is not None:
             return Host(step_us=self.host_us or 0.0, sequence_us=self.host_sequence_us or 0.0, launch_us=launch)

@@ -4,16 +4,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 
-def along(at: Sequence[int], us: Sequence[float], x: float) -> float:
+def along(axis: Sequence[int], us: Sequence[float], x: float) -> float:
     """Between two points linear; before the first the first, beyond the last as between the last two."""
-    last = len(at) - 2
-    low = bisect_right(at, x) - 1
+    last = len(axis) - 2
+    low = bisect_right(axis, x) - 1
     if low < 0 or last < 0:
         return us[0]
     if low > last:
         low = last
     start = us[low]
-    share = (x - at[low]) / (at[low + 1] - at[low])
+    share = (x - axis[low]) / (axis[low + 1] - axis[low])
     return start + share * (us[low + 1] - start)
 
 
@@ -26,22 +26,22 @@ def row_between(rows: Sequence[int], us: Sequence[Sequence[float]], x: float) ->
     return tuple([near[column] + share * (far[column] - near[column]) for column in range(len(near))])
 
 
-def across(rows: Sequence[int], at: Sequence[int], us: Sequence[Sequence[float]], x: float, y: float) -> float:
+def across(rows: Sequence[int], axis: Sequence[int], us: Sequence[Sequence[float]], x: float, y: float) -> float:
     """Return ``along(at, row_between(rows, us, x), y)``, without the rest of the row."""
     near = far = us[0]
     share = 0.0
     if len(rows) > 1:
         low, share = _place(rows, x)
         near, far = us[low], us[low + 1]
-    last = len(at) - 2
-    column = bisect_right(at, y) - 1
+    last = len(axis) - 2
+    column = bisect_right(axis, y) - 1
     if column < 0 or last < 0:
         return near[0] + share * (far[0] - near[0])
     if column > last:
         column = last
     here = near[column] + share * (far[column] - near[column])
     there = near[column + 1] + share * (far[column + 1] - near[column + 1])
-    return here + (y - at[column]) / (at[column + 1] - at[column]) * (there - here)
+    return here + (y - axis[column]) / (axis[column + 1] - axis[column]) * (there - here)
 
 
 def _place(rows: Sequence[int], x: float) -> tuple[int, float]:

@@ -157,7 +157,7 @@ def _decoding(value: dict[str, Any], batch: int) -> tuple[int, int, int]:
 
 
 def _count(value: dict[str, Any], name: str, least: int) -> int:
-    found = value.get(name)
-    if isinstance(found, bool) or not isinstance(found, int) or found < least:
-        raise KvyardError(f"{name} must be a whole number of at least {least}, got {found!r}")
-    return found
+    number = value.get(name)
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise KvyardError(f"{name} must be a whole number of at least {least}, got {number!r}")
+    return number

@@ -128,14 +128,14 @@ def weight_types(fields: Fields, weight_dtype: str | None = None) -> tuple[str, 
     quantised = fields.outer.get("quantization_config") or fields.get("quantization_config")
     if not isinstance(quantised, Mapping):
         return "bf16", "bf16"
-    said = (
+    quantization = (
         f"{quantised.get('quant_method', '')} {quantised.get('quant_algo', '')} {quantised.get('format', '')}".lower()
     )
-    if "mxfp4" in said:
+    if "mxfp4" in quantization:
         return "bf16", "mxfp4"
-    if "fp4" in said:
+    if "fp4" in quantization:
         return "fp4", "fp4"
-    if "fp8" in said or "float-quantized" in said:
+    if "fp8" in quantization or "float-quantized" in quantization:
         return "fp8", "fp8"
     linear, _ = weight_bits(fields)
     name = "int4" if linear < 8 else "int8" if linear == 8 else "bf16"
@@ -170,8 +170,8 @@ class _Counter:
         return Operators(
             layers=len(kinds),
             products=tuple(Product(n, k, self._linear, count) for (n, k), count in self._products.items()),
-            attention=tuple(msgspec.structs.replace(one, count=count) for one, count in self._attention.items()),
-            experts=tuple(msgspec.structs.replace(one, count=count) for one, count in self._experts.items()),
+            attention=tuple(msgspec.structs.replace(shape, count=count) for shape, count in self._attention.items()),
+            experts=tuple(msgspec.structs.replace(shape, count=count) for shape, count in self._experts.items()),
             states=self._states,
             head=head,
             small_kernels=self._kernels,
@@ -195,8 +195,8 @@ class _Counter:
         self._kernels += 1
         self._moved += bytes_per_token
 
-    def _attends(self, one: AttentionShape) -> None:
-        self._attention[one] = self._attention.get(one, 0) + 1
+    def _attends(self, shape: AttentionShape) -> None:
+        self._attention[shape] = self._attention.get(shape, 0) + 1
 
     def _mixer(self, kind: str) -> None:
         if kind == "none":
@@ -324,7 +324,7 @@ class _Counter:
         mine, slice_ = split.experts_of(experts, inner)
         sources = split.data_parallel_size
         self._exchanges += 2
-        one = Experts(
+        mixture = Experts(
             count=0,
             experts=mine,
             per_token=chosen * sources * mine / experts,
@@ -335,4 +335,4 @@ class _Counter:
             pair_bytes=2 * ACTIVATION * (seen + slice_),
             holders=max(1, experts // mine),
         )
-        self._experts[one] = self._experts.get(one, 0) + 1
+        self._experts[mixture] = self._experts.get(mixture, 0) + 1

@@ -210,7 +210,10 @@ class Features(msgspec.Struct, frozen=True):
 
 
 def estimate(
-    values: Sequence[float] | Floats, at: Features, factors: Floats | float = 1.0, whole_factors: Floats | float = 1.0
+    values: Sequence[float] | Floats,
+    features: Features,
+    factors: Floats | float = 1.0,
+    whole_factors: Floats | float = 1.0,
 ) -> Floats:
     """Milliseconds of many passes, for coefficients in the order of ``NAMES`` and each pass's factor of the curve.
 
@@ -224,19 +227,22 @@ def estimate(
     def base(tokens: Floats, by: Floats | float) -> Floats:
         return np.asarray(by * (weights**blend + (token * tokens) ** blend) ** (1.0 / blend))
 
-    reading = context * (at.context + skew * at.behind) * np.where(at.launched > 0, mixed_decode, 1.0)
-    rest = sequence * at.sequences + reading + attention * at.pairs
-    work = base(at.tokens, factors) + rest
-    launching = at.launched * launch + at.with_decode * mixed_launch
-    past = np.maximum(past_attention * at.past_pairs, past_read * at.past_tokens) + past_copy * at.past_tokens
-    took = np.maximum(work + past, launching + at.with_past * past_launch)
-    of = np.flatnonzero(at.with_past)
+    reading = context * (features.context + skew * features.behind) * np.where(features.launched > 0, mixed_decode, 1.0)
+    rest = sequence * features.sequences + reading + attention * features.pairs
+    work = base(features.tokens, factors) + rest
+    launching = features.launched * launch + features.with_decode * mixed_launch
+    past = (
+        np.maximum(past_attention * features.past_pairs, past_read * features.past_tokens)
+        + past_copy * features.past_tokens
+    )
+    took = np.maximum(work + past, launching + features.with_past * past_launch)
+    of = np.flatnonzero(features.with_past)
     if len(of):
         by = whole_factors[of] if isinstance(whole_factors, np.ndarray) else whole_factors
-        whole = base((at.tokens + at.cached)[of], by) + rest[of] + attention * at.whole_pairs[of]
-        least = np.maximum(work[of] + attention * at.new_pairs[of], launching[of])
+        whole = base((features.tokens + features.cached)[of], by) + rest[of] + attention * features.whole_pairs[of]
+        least = np.maximum(work[of] + attention * features.new_pairs[of], launching[of])
         took[of] = np.maximum(least, np.minimum(took[of], np.maximum(whole, launching[of])))
-    total: Floats = took + (host + host_sequence * at.sequences + host_prompts * at.launched)
+    total: Floats = took + (host + host_sequence * features.sequences + host_prompts * features.launched)
     return total
 
 
@@ -355,9 +361,9 @@ class ProfileTiming(TimingConfig, frozen=True, kw_only=True, tag="profile"):
         if not text:
             raise KvyardError("timing is 'profile': write profile:NAME (kvyard profile list)")
         own = text not in shipped() and Path(text).exists()
-        made = cls(name=None if own else text, path=text if own else None, speedup_ratio=speedup_ratio)
-        load_profile(name=made.name, path=made.path)
-        return made
+        timing = cls(name=None if own else text, path=text if own else None, speedup_ratio=speedup_ratio)
+        load_profile(name=timing.name, path=timing.path)
+        return timing
 
 
 class ProfileModel:
@@ -385,8 +391,8 @@ class ProfileModel:
         of, ratio = self._form.coefficients, self._decode_ratio
         base, slope, host = base_ms(self._form, batch, batch), of.context, of.host + of.host_sequence * batch
         if passes <= SHORT or of.skew:
-            steps = (counted(of, batch, context + at * batch, longest + at) for at in range(passes))
+            steps = (counted(of, batch, context + step * batch, longest + step) for step in range(passes))
             return np.array(
-                [scaled(round((base + slope * at + host) * NS_PER_MS), ratio) for at in steps], dtype=np.int64
+                [scaled(round((base + slope * step + host) * NS_PER_MS), ratio) for step in steps], dtype=np.int64
             )
         return scaled_many(np.rint((base + slope * contexts(batch, context, passes) + host) * NS_PER_MS), ratio)

@@ -106,9 +106,9 @@ class RooflineModel:
         self._of = of
         self._card = card
         self._kernels = kernels
-        self._attention = [_Attention(one, card, kernels) for one in of.attention]
-        self._decode_launch = sum(one.decode_launch for one in self._attention)
-        self._prompt_launch = sum(one.prompt_launch for one in self._attention)
+        self._attention = [_Attention(shape, card, kernels) for shape in of.attention]
+        self._decode_launch = sum(shape.decode_launch for shape in self._attention)
+        self._prompt_launch = sum(shape.prompt_launch for shape in self._attention)
         self._mixed_launch = max(self._decode_launch, self._prompt_launch)
         self._mixed = (shares or card.shares).mixed_decode
         self._host = host
@@ -143,14 +143,14 @@ class RooflineModel:
             return scaled_many(np.rint(us * 1e3), self._decode_ratio)
         steps = range(context, context + batch * passes, batch)
         reading, ratio = self._reading, self._decode_ratio
-        spent = [scaled(round(joined(batch, (base + reading(batch, at)) * scale) * 1e3), ratio) for at in steps]
+        spent = [scaled(round(joined(batch, (base + reading(batch, step)) * scale) * 1e3), ratio) for step in steps]
         return np.array(spent, dtype=np.int64)
 
     def uneven_ns(self, tokens: int, of_all: Sequence[int]) -> int:
         if not self._of.exchanges:
             return 0
         most = max(of_all)
-        mean = padded(most) if most <= GRAPH_TOKENS else sum(max(1, one) for one in of_all) / len(of_all)
+        mean = padded(most) if most <= GRAPH_TOKENS else sum(max(1, of_rank) for of_rank in of_all) / len(of_all)
         us = (self._shared(mean) - self._shared(padded(tokens))) * self._prefill
         return round(us * 1e3 / self._prompt_ratio)
 
@@ -158,12 +158,12 @@ class RooflineModel:
 
     def _base(self, tokens: int, sequences: int) -> float:
         """Return the time of everything but attention over what is cached."""
-        found = self._bases.get((tokens, sequences))
-        if found is None:
+        base_us = self._bases.get((tokens, sequences))
+        if base_us is None:
             if len(self._bases) > 1 << 16:
                 self._bases.clear()
-            found = self._bases[tokens, sequences] = self._work_out(padded(tokens), sequences)
-        return found
+            base_us = self._bases[tokens, sequences] = self._work_out(padded(tokens), sequences)
+        return base_us
 
     def _work_out(self, tokens: int, sequences: int) -> float:
         of, kernels, peak = self._of, self._kernels, self._card.bandwidth / 1e6
@@ -214,15 +214,15 @@ class RooflineModel:
 
     def _attending(self, new: int, past: int) -> float:
         """Attention of one prompt."""
-        return sum(one.prompt(new, past) for one in self._attention)
+        return sum(attention.prompt(new, past) for attention in self._attention)
 
     def _reading(self, batch: int, context: int) -> float:
         """Attention of a decode step: all that its requests have cached is read once."""
-        return sum(one.decode(batch, context) for one in self._attention)
+        return sum(attention.decode(batch, context) for attention in self._attention)
 
     def _readings(self, batch: int, context: Times) -> Times:
         """Like the above for many steps."""
         total = np.zeros(len(context))
-        for one in self._attention:
-            total += one.decodes(batch, context)
+        for attention in self._attention:
+            total += attention.decodes(batch, context)
         return total

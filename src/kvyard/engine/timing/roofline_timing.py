@@ -117,13 +117,13 @@ def parse_calibration(text: str) -> Calibration:
     """
     values: dict[str, float | int] = {}
     for part in text.split(","):
-        found = re.fullmatch(r"(ttft|itl)=([0-9.]+)(?:ms)?@([0-9]+)", part.strip())
-        if found is None or float(found[2]) <= 0 or int(found[3]) < 1:
+        match = re.fullmatch(r"(ttft|itl)=([0-9.]+)(?:ms)?@([0-9]+)", part.strip())
+        if match is None or float(match[2]) <= 0 or int(match[3]) < 1:
             raise KvyardError(
                 f"calibrate is {text!r}: write ttft=MS@TOKENS, itl=MS@BATCH or both, as in ttft=120@2048,itl=14@32"
             )
-        name, amount, at = found.groups()
-        values |= {f"{name}_ms": float(amount), "prompt_tokens" if name == "ttft" else "batch": int(at)}
+        name, amount, size = match.groups()
+        values |= {f"{name}_ms": float(amount), "prompt_tokens" if name == "ttft" else "batch": int(size)}
     return msgspec.convert(values, Calibration)
 
 

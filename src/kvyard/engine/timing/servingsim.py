@@ -69,7 +69,7 @@ def read_servingsim(
     dense = _curves(folder / "dense.csv", "layer", "tokens")
     if not dense:
         raise KvyardError(f"{folder / 'dense.csv'} has no rows")
-    axis = sorted({at for curve in dense.values() for at in curve.at})
+    axis = sorted({point for curve in dense.values() for point in curve.at})
     times = dict.fromkeys(dense, layers) | dict.fromkeys(TWICE, 2 * layers) | dict.fromkeys(ONCE, 1)
     experts: Curve | None = None
     if mixture is not None:
@@ -77,25 +77,25 @@ def read_servingsim(
             times |= dict.fromkeys(DENSE_MLP, layers - mixture.layers)
         experts = _experts(folder, mixture, axis, exchange_us)
     tokens = []
-    for at in axis:
-        us = sum(times[name] * curve.value(at) for name, curve in dense.items()) + layers * collective_us(at)
+    for point in axis:
+        us = sum(times[name] * curve.value(point) for name, curve in dense.items()) + layers * collective_us(point)
         if experts is not None and mixture is not None:
-            us += experts.value(at * mixture.sources)
+            us += experts.value(point * mixture.sources)
         tokens.append(us)
     heads = _curves(folder / "per_sequence.csv", "layer", "sequences")
-    found = [heads[name] for name in HEAD if name in heads]
-    if not found:
+    curves = [heads[name] for name in HEAD if name in heads]
+    if not curves:
         raise KvyardError(
             f"{folder / 'per_sequence.csv'} has none of {', '.join(HEAD)}; it has {', '.join(heads) or 'no rows'}"
         )
-    sequences = sorted({at for curve in found for at in curve.at})
+    sequences = sorted({point for curve in curves for point in curve.at})
     prompt, decode, together = _attention(folder / "attention.csv", layers)
     computed = "collectives" if mixture is None or mixture.slices == 1 else "collectives and slices of experts"
     return PassTable(
         source=f"LLMServingSim's profile in {folder}",
         coverage=f"one layer of each kind measured with vLLM; {computed} computed",
         tokens=Curve(tuple(axis), tuple(tokens)),
-        sequences=Curve(tuple(sequences), tuple(sum(curve.value(at) for curve in found) for at in sequences)),
+        sequences=Curve(tuple(sequences), tuple(sum(curve.value(point) for curve in curves) for point in sequences)),
         prompt=prompt,
         decode=decode,
         together=together,
@@ -113,43 +113,47 @@ def _experts(folder: Path, mixture: Mixture, axis: Sequence[int], exchange_us: C
         slices = max(1, slices // max(1, mixture.slices // mixture.sources))  # measured as slices of tensor ranks
     if not path.is_file():
         raise KvyardError(f"{folder}: no moe.csv, and the model has {mixture.experts} experts")
-    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    by_tokens: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for _, (tokens, called, us) in _rows(path, "tokens", "activated_experts", "time_us"):
-        found[int(tokens)].append((int(called), us))
-    if not found:
+        by_tokens[int(tokens)].append((int(called), us))
+    if not by_tokens:
         raise KvyardError(f"{path} has no rows")
-    numbers = sorted({called for points in found.values() for called, _ in points})
-    rows = sorted(found)
+    numbers = sorted({called for points in by_tokens.values() for called, _ in points})
+    rows = sorted(by_tokens)
     measured = Plane(
-        tuple(rows), tuple(numbers), tuple(tuple(_curve(found[row]).value(at) for at in numbers) for row in rows)
+        tuple(rows),
+        tuple(numbers),
+        tuple(tuple(_curve(by_tokens[row]).value(point) for point in numbers) for row in rows),
     )
     shared = mixture._replace(slices=slices)
-    points = sorted({*axis, *(at * mixture.sources for at in axis)})
-    return Curve(tuple(points), tuple(mixture.layers * (shared.us(measured, at) + exchange_us(at)) for at in points))
+    points = sorted({*axis, *(point * mixture.sources for point in axis)})
+    return Curve(
+        tuple(points), tuple(mixture.layers * (shared.us(measured, point) + exchange_us(point)) for point in points)
+    )
 
 
 def _rows(path: Path, *numbers: str) -> Iterator[tuple[dict[str, Any], list[float]]]:
     with path.open(newline="") as file:
-        for at, row in enumerate(csv.DictReader(file), 2):
+        for number, row in enumerate(csv.DictReader(file), 2):
             try:
                 values = [float(row[name]) for name in numbers]
             except (KeyError, TypeError, ValueError):
-                raise KvyardError(f"{path}, line {at}: needs numbers in {', '.join(numbers)}") from None
+                raise KvyardError(f"{path}, line {number}: needs numbers in {', '.join(numbers)}") from None
             yield row, values
 
 
 def _curves(path: Path, name: str, axis: str) -> dict[str, Curve]:
-    found: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for row, (at, us) in _rows(path, axis, "time_us"):
+    by_name: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row, (point, us) in _rows(path, axis, "time_us"):
         if name not in row:
             raise KvyardError(f"{path}: no column {name}; it has {', '.join(map(str, row))}")
-        found[row[name]].append((int(at), us))
-    return {name: _curve(points) for name, points in found.items()}
+        by_name[row[name]].append((int(point), us))
+    return {name: _curve(points) for name, points in by_name.items()}
 
 
 def _curve(points: Iterable[tuple[int, float]]) -> Curve:
     ordered = sorted(dict(points).items())
-    return Curve(tuple(at for at, _ in ordered), tuple(us for _, us in ordered))
+    return Curve(tuple(point for point, _ in ordered), tuple(us for _, us in ordered))
 
 
 def _attention(path: Path, layers: int) -> tuple[Plane, Plane, tuple[tuple[int, int, Plane], ...]]:
@@ -170,19 +174,19 @@ def _attention(path: Path, layers: int) -> tuple[Plane, Plane, tuple[tuple[int, 
 
 
 def _plane(rows: dict[int, dict[int, float]]) -> Plane:
-    axis = sorted({at for row in rows.values() for at in row})
+    axis = sorted({point for row in rows.values() for point in row})
     numbers = sorted(rows)
     curves = [_curve(rows[number].items()) for number in numbers]
-    return Plane(tuple(numbers), tuple(axis), tuple(tuple(curve.value(at) for at in axis) for curve in curves))
+    return Plane(tuple(numbers), tuple(axis), tuple(tuple(curve.value(point) for point in axis) for curve in curves))
 
 
 def _skew(path: Path) -> Curve:
     """Return the share of the way to the longest context that counts: the median of fits to decode steps of moderate skew."""
     if not path.is_file():
         return Curve((1,), (0.0,))
-    found = [
+    slopes = [
         alpha
         for row, (chunk, alpha) in _rows(path, "pc", "alpha")
         if not chunk and not str(row.get("skew_rate_label", "")).startswith("sr>")
     ]
-    return Curve((1,), (max(0.0, median(found)) if found else 0.0,))
+    return Curve((1,), (max(0.0, median(slopes)) if slopes else 0.0,))

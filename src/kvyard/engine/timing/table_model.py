@@ -84,8 +84,8 @@ class TableModel:
             return scaled_many(np.rint(self._host.joined_many(batch, base + steps) * 1e3), ratio)
         step, joined = row.step, self._host.joined
         spent = [
-            scaled(round(joined(batch, base + step((context + at * batch) / batch, longest + at)) * 1e3), ratio)
-            for at in range(passes)
+            scaled(round(joined(batch, base + step((context + done * batch) / batch, longest + done)) * 1e3), ratio)
+            for done in range(passes)
         ]
         return np.array(spent, dtype=np.int64)
 
@@ -96,7 +96,9 @@ class TableModel:
         most = max(of_all)
         # As CUDA graphs all ranks' passes have the largest one's size; launched one by one, kernels take what there is.
         total = (
-            len(of_all) * self._size(most) if most <= self._table.graph_tokens else sum(max(1, one) for one in of_all)
+            len(of_all) * self._size(most)
+            if most <= self._table.graph_tokens
+            else sum(max(1, of_rank) for of_rank in of_all)
         )
         us = experts.value(total) - experts.value(len(of_all) * self._size(tokens))
         return round(us * 1e3 / self._prompt_ratio)
@@ -104,31 +106,31 @@ class TableModel:
     # -- parts, in microseconds -------------------------------------------------------------------------------------
 
     def _base(self, tokens: int, sequences: int) -> float:
-        found = self._bases.get((tokens, sequences))
-        if found is None:
+        base_us = self._bases.get((tokens, sequences))
+        if base_us is None:
             _bound(self._bases)
             table = self._table
-            found = table.tokens.value(self._size(tokens)) + table.sequences.value(sequences)
-            self._bases[tokens, sequences] = found
-        return found
+            base_us = table.tokens.value(self._size(tokens)) + table.sequences.value(sequences)
+            self._bases[tokens, sequences] = base_us
+        return base_us
 
     def _size(self, tokens: int) -> int:
         """Tokens that are computed where ``tokens`` are wanted."""
         return padded(tokens) if tokens <= self._table.graph_tokens else tokens
 
     def _row(self, batch: int) -> _Row:
-        found = self._rows.get(batch)
-        if found is None:
+        cached = self._rows.get(batch)
+        if cached is None:
             table = self._table
-            found = self._rows[batch] = _Row(table.decode.row(batch), table.skew.value(batch))
-        return found
+            cached = self._rows[batch] = _Row(table.decode.row(batch), table.skew.value(batch))
+        return cached
 
     def _prompt(self, new: int, past: int) -> float:
-        found = self._prompts.get((new, past))
-        if found is None:
+        us = self._prompts.get((new, past))
+        if us is None:
             _bound(self._prompts)
-            found = self._prompts[new, past] = max(0.0, self._table.prompt.value(new, past))
-        return found
+            us = self._prompts[new, past] = max(0.0, self._table.prompt.value(new, past))
+        return us
 
 
 def _bound(memory: dict[tuple[int, int], float]) -> None:
@@ -229,13 +231,13 @@ class _MixedAttention:
         return total + share * part * self._line(row, low + 1, batch).value(context)
 
     def _line(self, row: int, column: int, batch: int) -> _Line:
-        found = self._lines.get((row, column, batch))
-        if found is None:
+        cached = self._lines.get((row, column, batch))
+        if cached is None:
             if len(self._lines) >= REMEMBERED:
                 self._lines.clear()
             plane = self._planes[self._new[row]][self._past[row][column]]
-            found = self._lines[row, column, batch] = _Line(plane.row(batch))
-        return found
+            cached = self._lines[row, column, batch] = _Line(plane.row(batch))
+        return cached
 
 
 def _before(axis: list[int], x: float) -> int:

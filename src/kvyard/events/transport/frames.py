@@ -116,8 +116,8 @@ def reply_parts(topic: bytes | None, word: bytes | int, payload: bytes) -> list[
     """An answer: to one of our words, a part of a snapshot, or a replayed batch as vLLM sends it, by its sequence; without a
     topic, as SGLang does.
     """
-    said = word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word
-    return [b"", said, payload] if topic is None else [b"", topic, said, payload]
+    encoded = word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word
+    return [b"", encoded, payload] if topic is None else [b"", topic, encoded, payload]
 
 
 def end_reply() -> list[bytes]:

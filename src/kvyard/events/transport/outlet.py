@@ -283,10 +283,10 @@ class Outlet:
         zmq = require()
         while True:
             try:
-                said = self._pub.recv(zmq.NOBLOCK)
+                message = self._pub.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self.subscribers += {b"\x01": 1, b"\x00": -1}.get(said[:1], 0)
+            self.subscribers += {b"\x01": 1, b"\x00": -1}.get(message[:1], 0)
 
     def _take_requests(self) -> bool:
         zmq = require()

@@ -123,7 +123,7 @@ class EventNumbers:
             self._events.append(("stored", tier.label, parent, hashes, tokens))
 
     def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
-        hashes = [run.chain.keys[at] for at in range(run.start, run.stop)]
+        hashes = [run.chain.keys[index] for index in range(run.start, run.stop)]
         before = self._events[-1] if self._events else None
         if before is not None and before[:2] == ("removed", tier.label):
             before[3].extend(hashes)
@@ -409,7 +409,10 @@ def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> LogDiffe
 def _flat(events: list[list[Any]]) -> list[tuple[Any, ...]]:
     """Events block by block, however they were put together."""
     return [
-        (kind, tier, low + at) for kind, tier, *rest in events for low, count in _numbers(rest) for at in range(count)
+        (kind, tier, low + number)
+        for kind, tier, *rest in events
+        for low, count in _numbers(rest)
+        for number in range(count)
     ]
 
 

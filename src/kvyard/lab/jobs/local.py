@@ -116,11 +116,11 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     ensure_running()  # it starts a process too, and lets Ctrl-C through again while it does
-    came: list[int] = []
+    signals: list[int] = []
     handler: Any = None
     if current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is not None:
         # Blocking it is not enough: another thread, such as one of numpy's, may take the signal, and then this one acts on it.
-        handler = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+        handler = signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -128,7 +128,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if handler is not None:
             signal.signal(signal.SIGINT, handler)
-        if came:
+        if signals:
             signal.raise_signal(signal.SIGINT)
 
 

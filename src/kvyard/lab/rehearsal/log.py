@@ -238,9 +238,9 @@ def transfer_facts(what: str, source: int, target: int, amount: int) -> dict[str
     return facts | {"sent": {"bytes": amount}, "landed": {"queued": amount}}.get(what, {})
 
 
-def network_lines(told: Iterable[tuple[int, str, str, dict[str, object]]]) -> list[LogLine]:
+def network_lines(transfers: Iterable[tuple[int, str, str, dict[str, object]]]) -> list[LogLine]:
     """Return the log of a network, (time, what, job, facts), in an order that doesn't depend on when it was read."""
-    lines = [LogLine(time, what, job.partition(" ")[2] or job, facts) for time, what, job, facts in told]
+    lines = [LogLine(time, what, job.partition(" ")[2] or job, facts) for time, what, job, facts in transfers]
     return sorted(lines, key=lambda line: (line.at, line.what, line.of))
 
 

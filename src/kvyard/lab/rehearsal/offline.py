@@ -184,8 +184,8 @@ class OfflineNetwork:
             self._tell(flow.ended, flows[flow.number], flow.queued, "landed")
 
     def _tell(self, time: int, action: TransferAction, amount: int, what: str = "") -> None:
-        said = what or action.what
-        self.told.append((time, said, action.job, transfer_facts(said, action.source, action.target, amount)))
+        name = what or action.what
+        self.told.append((time, name, action.job, transfer_facts(name, action.source, action.target, amount)))
 
 
 class Offline:

@@ -128,10 +128,10 @@ class Tuned(msgspec.Struct):
     def sentences(self) -> list[str]:
         """Return the answer, how it does on the test part, and what to doubt."""
         slo = " and ".join(map(str, self.limits))
-        said = answer(self.done, self.metrics, self.limits, slo, self.replayed)
+        parts = answer(self.done, self.metrics, self.limits, slo, self.replayed)
         if self.answer is None:
             return ["No point could be replayed."]
-        return said.also(_tested(self, self.answer), *_doubts(self, self.answer)).sentences
+        return parts.also(_tested(self, self.answer), *_doubts(self, self.answer)).sentences
 
     def result(self) -> Result:
         """Return it to be shown."""

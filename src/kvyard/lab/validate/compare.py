@@ -223,9 +223,9 @@ def _seen_by_clients(done: SimulatedRun) -> int:
 
 def _times(rows: Sequence[tuple[int, int | None, int, int]]) -> dict[str, Values]:
     """Milliseconds of each request, from its arrival, first token, end and length; nan where there is none."""
-    came, first, ended, tokens = np.array(rows, dtype=np.float64).T
+    arrived, first, ended, tokens = np.array(rows, dtype=np.float64).T
     gaps = np.where(tokens > 1, tokens - 1, np.nan)
-    return {"ttft": (first - came) / MS, "tpot": (ended - first) / gaps / MS, "e2e": (ended - came) / MS}
+    return {"ttft": (first - arrived) / MS, "tpot": (ended - first) / gaps / MS, "e2e": (ended - arrived) / MS}
 
 
 def _latency(measured: Values, replayed: Values) -> ComparedLatency:

@@ -221,10 +221,10 @@ def _ns(value: float | None, unit: int = SECOND) -> int | None:
     return round(value * unit) if value is not None and math.isfinite(value) else None
 
 
-def _later(came: int | None, took: float | None, unit: int) -> int | None:
-    """The time ``took`` after ``came``, where both are known."""
+def _later(arrived_ns: int | None, took: float | None, unit: int) -> int | None:
+    """The time ``took`` after ``arrived_ns``, if both are known."""
     length = _ns(took, unit)
-    return None if came is None or length is None else came + length
+    return None if arrived_ns is None or length is None else arrived_ns + length
 
 
 # -- LLMServingSim ------------------------------------------------------------------------------------------------------
@@ -448,13 +448,13 @@ def _aiperf(path: Path, records: list[Any]) -> RunContent:
 def _aiperf_row(row: _AiperfRow) -> RunRow:
     metrics = {name: metric.value for name, metric in (row.metrics or {}).items()}
     numbers = {name: value for name, value in metrics.items() if isinstance(value, float) and math.isfinite(value)}
-    came, gaps = row.metadata.request_start_ns, metrics.get("inter_chunk_latency")
+    arrived_ns, gaps = row.metadata.request_start_ns, metrics.get("inter_chunk_latency")
     return RunRow(
         int(numbers.get("input_sequence_length", 0)),
         int(numbers.get("output_sequence_length", 0)),
-        came,
-        _later(came, numbers.get("time_to_first_token"), MS),
-        _later(came, numbers.get("request_latency"), MS),
+        arrived_ns,
+        _later(arrived_ns, numbers.get("time_to_first_token"), MS),
+        _later(arrived_ns, numbers.get("request_latency"), MS),
         row.metadata.x_request_id,
         gaps=[_ns(gap, MS) or 0 for gap in gaps] if isinstance(gaps, list) else None,
     )
@@ -486,16 +486,16 @@ def _recording(path: Path, records: list[Any]) -> RunContent:
 
 
 def _recorded(row: _RecordedRow) -> RunRow:
-    came = _ns(row.timestamp, MS)
+    arrived_ns = _ns(row.timestamp, MS)
     prompt = None
     if row.hash_ids is not None:
         prompt = TraceRequest("", 0, row.input_length, row.output_length, row.hash_ids, row.block_size)
     return RunRow(
         row.input_length,
         row.output_length,
-        came,
-        _later(came, row.ttft, MS),
-        _later(came, row.e2e, MS),
+        arrived_ns,
+        _later(arrived_ns, row.ttft, MS),
+        _later(arrived_ns, row.e2e, MS),
         cached=row.cached,
         prompt=prompt,
     )

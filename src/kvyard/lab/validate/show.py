@@ -84,8 +84,8 @@ def rate_rows(validation: Validation) -> Iterator[tuple[str, str, str, str]]:
 def notes(validation: Validation) -> list[str]:
     """Return the caveats of the figures."""
     taken = [f"{name} {value}" for name, value in validation.settings.items()]
-    said = [f"Taken from the run: {', '.join(taken)}."] if taken else []
-    return [f"Times: {validation.timing}.", *said, *validation.notes]
+    lines = [f"Taken from the run: {', '.join(taken)}."] if taken else []
+    return [f"Times: {validation.timing}.", *lines, *validation.notes]
 
 
 def print_validation(validation: Validation, console: Console | None = None) -> None:

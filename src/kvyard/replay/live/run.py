@@ -175,11 +175,11 @@ def make_live_report(
     )
 
 
-def _cached(told: Mapping[str, int]) -> tuple[dict[str, Share], dict[str, Share]]:
+def _cached(usage: Mapping[str, int]) -> tuple[dict[str, Share], dict[str, Share]]:
     """Return the reused and the computed share of prompts, as far as the endpoint reports them."""
-    if not told["requests"]:
+    if not usage["requests"]:
         return {}, {}
-    part, whole = told["cached"], told["input"]
+    part, whole = usage["cached"], usage["input"]
     cached = share(part, whole, f"prompt tokens that the endpoint says were cached / {ANSWERED}")
     computed = share(whole - part, whole, f"prompt tokens that were computed / {ANSWERED}")
     return {"cached": cached, "all": cached}, {"unknown": computed}

@@ -260,9 +260,9 @@ def _evicted_text(report: Report) -> str:
     """Return the share of prompt tokens that were evicted before, with its two parts if it has two."""
     evicted, _ = _avoidable(report)
     here = report.missed_tokens["evicted"].value if "evicted" in report.missed_tokens else 0.0
-    said = f"{evicted:.1%} of prompt tokens were computed again because they had been evicted"
+    text = f"{evicted:.1%} of prompt tokens were computed again because they had been evicted"
     there = f"{evicted - here:.1%}"
-    return said if float(there[:-1]) == 0 else f"{said} ({here:.1%} on their worker, {there} on another that had them)"
+    return text if float(there[:-1]) == 0 else f"{text} ({here:.1%} on their worker, {there} on another that had them)"
 
 
 def _next(resource: Resource, report: Report, parts: TimeParts) -> str:

@@ -190,8 +190,8 @@ def row(cells: Sequence[str | PageLink], kind: str = "", marks: Sequence[str] = 
 
 def card(title: str, text: str, inner: str, wide: bool = True) -> str:
     """A card with anything in it."""
-    said = f"<p>{esc(text)}</p>" if text else ""
-    return f'<section class="{"card wide" if wide else "card"}"><h3>{esc(title)}</h3>{said}{inner}</section>'
+    paragraph = f"<p>{esc(text)}</p>" if text else ""
+    return f'<section class="{"card wide" if wide else "card"}"><h3>{esc(title)}</h3>{paragraph}{inner}</section>'
 
 
 def listing(title: str, value: object) -> str:

@@ -121,4 +121,6 @@ def _within_slo(records: Records, slo: Slo, start: int, window: int, count: int)
         done = rows[rows["status"] == FINISHED]
         done = done[good_rows(slo, done)]
         good += np.bincount((done["arrival"] - start) // window, minlength=count)
-    return [kept / came if came else None for kept, came in zip(good.tolist(), arrived.tolist(), strict=True)]
+    return [
+        kept / arrivals if arrivals else None for kept, arrivals in zip(good.tolist(), arrived.tolist(), strict=True)
+    ]

@@ -178,8 +178,8 @@ class _Reader:
         before: list[int] = []
         latest: dict[int, int] = {}
         for row in range(start, stop):
-            came = arrival[row]
-            ended_before = bisect_right(ends, (came, stop))
+            arrived_ns = arrival[row]
+            ended_before = bisect_right(ends, (arrived_ns, stop))
             before.append(ends[ended_before - 1][1] if ended_before else -1)
             end = (ended[row], row)
             if not ends or end > ends[-1]:
@@ -237,12 +237,12 @@ class _Reader:
             previous = before[row - start]
             if previous >= 0:
                 done = ends[previous - start]
-                came = max(done, due[row]) if due[row] >= 0 else done + arrival[row] - ended[previous]
+                arrival_ns = max(done, due[row]) if due[row] >= 0 else done + arrival[row] - ended[previous]
                 ns = served[previous - start]
             else:
-                came = arrival[row]
-                ns = came - arrival[start]
-            ends.append(came + idle[row])
+                arrival_ns = arrival[row]
+                ns = arrival_ns - arrival[start]
+            ends.append(arrival_ns + idle[row])
             served.append(ns + idle[row])
         return served[max(range(stop - start), key=lambda turn: (ends[turn], turn))]
 

@@ -493,8 +493,10 @@ def day_rows(report: Report) -> list[list[str]]:
         workers = " + ".join(measured(sum(on[some]) / len(arrived)) for on in scaling.workers.values())
         rate = measured(sum(arrived) / (len(arrived) * series.window_s))
         pairs = zip(arrived, scaling.within_slo[some], strict=False)
-        good = [(came, share) for came, share in pairs if share is not None]
-        kept = sum(came * share for came, share in good) / sum(came for came, _ in good) if good else None
+        good = [(arrivals, share) for arrivals, share in pairs if share is not None]
+        kept = (
+            sum(arrivals * share for arrivals, share in good) / sum(arrivals for arrivals, _ in good) if good else None
+        )
         rows.append([span(first * series.window_s), workers, rate, "–" if kept is None else percent(kept)])
     return rows
 

@@ -141,8 +141,8 @@ def with_hints(trace: Trace, wanted: str | tuple[MadeHint, ...], seed: int = 0) 
     hints_made = parse_hints(wanted) if isinstance(wanted, str) else wanted
 
     def rows(tally: ReadingTally) -> Iterator[TraceRequest]:
-        said = TraceFuture.of(trace).hints(hints_made, seed)
-        for request, hints in zip(trace.rows(tally), said, strict=False):
+        hints_by_row = TraceFuture.of(trace).hints(hints_made, seed)
+        for request, hints in zip(trace.rows(tally), hints_by_row, strict=False):
             kept = request.hints.retention
             yield replace(request, hints=replace(hints, retention=kept) if kept else hints)
 
@@ -160,11 +160,11 @@ def _said(hint: MadeHint, hints: Hints, longest_gap: float) -> Hints:
 
 def count_hints(hints: Hints, counts: dict[str, int]) -> None:
     """Add one request's ``hints`` to ``counts``, by what they say."""
-    said: Mapping[str, bool] = {
+    present: Mapping[str, bool] = {
         "session end": hints.session_end,
         "time to live": hints.ttl is not None,
         "retention priority": bool(hints.retention),
     }
-    for name, here in said.items():
+    for name, here in present.items():
         if here:
             counts[name] = counts.get(name, 0) + 1

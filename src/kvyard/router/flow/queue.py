@@ -54,11 +54,11 @@ class Waiting(Generic[T]):
 
     __slots__ = ("_ahead", "_departed", "asked", "came", "held_for", "held_until", "item", "request", "serial")
 
-    def __init__(self, request: FlowRequest, item: T, serial: int, came: int, ahead: int, departed: int) -> None:
+    def __init__(self, request: FlowRequest, item: T, serial: int, arrived: int, ahead: int, departed: int) -> None:
         self.request = request
         self.item = item
         self.serial = serial
-        self.came = came
+        self.came = arrived
         self._ahead = ahead
         self._departed = departed
         self.asked = False

@@ -206,5 +206,7 @@ def trailers_pass(*, request: bool) -> Any:
 
 def immediate(status: int, headers: Iterable[tuple[str, str]], body: bytes, details: str) -> Any:
     """The client gets this, and no engine the request."""
-    said = ImmediateResponse(status=HttpStatus(code=status), headers=_set(headers), body=body, details=details)
-    return ProcessingResponse(immediate_response=said)
+    immediate_response = ImmediateResponse(
+        status=HttpStatus(code=status), headers=_set(headers), body=body, details=details
+    )
+    return ProcessingResponse(immediate_response=immediate_response)

@@ -131,11 +131,11 @@ class EppService(AsyncService):
         return port
 
     async def _follow_health(self) -> None:
-        said = False
+        was_ready = False
         while True:
             ready = self.ready
-            if ready != said:
-                said = ready
+            if ready != was_ready:
+                was_ready = ready
                 await self._say_ready(ready)
             await pause(LOOK)
 

@@ -188,8 +188,8 @@ class GatewayRoutes(msgspec.Struct, eq=False):
     async def close_session(self, body: openai.EndedSession, headers: Headers) -> schemas.SessionClosed:
         """Tell all engines that a session is over, since any may have parts of it."""
         ups = [engine for engine in self.gateway.members.engines.values() if engine.up]
-        told = await asyncio.gather(*(self.gateway.client.close_session(ready.url, body.session_id) for ready in ups))
-        return schemas.SessionClosed(engines=[ready.name for ready, did in zip(ups, told, strict=True) if did])
+        closed = await asyncio.gather(*(self.gateway.client.close_session(ready.url, body.session_id) for ready in ups))
+        return schemas.SessionClosed(engines=[ready.name for ready, did in zip(ups, closed, strict=True) if did])
 
     # -- engines --------------------------------------------------------------------------------------------------------
 

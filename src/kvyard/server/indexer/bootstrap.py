@@ -162,9 +162,9 @@ def _take_over(models: Models, dump: ModelDump, now: int) -> list[str]:
     return [stream.stream for stream in taken]
 
 
-def _position(told: ModelDump, stream: StreamDump) -> tuple[int, int, int | None] | None:
+def _position(dump: ModelDump, stream: StreamDump) -> tuple[int, int, int | None] | None:
     """Return the position of the peer's socket in a stream."""
-    return told.positions.get(stream.stream, {}).get(stream.topic.encode())
+    return dump.positions.get(stream.stream, {}).get(stream.topic.encode())
 
 
 def _same(mine: Register, theirs: Register) -> bool:

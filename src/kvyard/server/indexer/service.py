@@ -108,11 +108,11 @@ class Service(AsyncService):
                 model.indexer.tick(self.clock.now())
             await pause(TICK)
 
-    async def register(self, told: Register) -> list[str]:
+    async def register(self, registration: Register) -> list[str]:
         """Listen to one more worker, or more ranks of one. Raises ``Refusal`` or ``KvyardError``, changing nothing."""
-        await self._networks.check([told.endpoint, told.replay_endpoint])
+        await self._networks.check([registration.endpoint, registration.replay_endpoint])
         async with self._changing:
-            opened = await self.open(told)
+            opened = await self.open(registration)
             for listener in opened:
                 listener.start(self.supervisor)
             return [listener.source.stream for listener in opened]

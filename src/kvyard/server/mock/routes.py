@@ -244,8 +244,8 @@ class MockRoutes:
         """Unload one."""
         if self._worker.loras.pop(body.lora_name, None) is None:
             raise refuse(f"The lora adapter '{body.lora_name[:200]}' cannot be found.", "lora_name", 404)
-        said = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
-        return Raw(said.encode("utf-8", "replace"), "text/plain")
+        message = f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+        return Raw(message.encode("utf-8", "replace"), "text/plain")
 
     # -- the server -----------------------------------------------------------------------------------------------------
 

@@ -160,14 +160,14 @@ class _IdTexts:
         return ids[:]
 
 
-def _common_bytes(one: bytes, other: bytes) -> int:
+def _common_bytes(first: bytes, second: bytes) -> int:
     """Return the length of the common prefix in bytes."""
-    least, most = 0, min(len(one), len(other))
-    if one[:most] == other[:most]:
+    least, most = 0, min(len(first), len(second))
+    if first[:most] == second[:most]:
         return most
     while most - least > 1:
         middle = (least + most) // 2
-        if one[least:middle] == other[least:middle]:
+        if first[least:middle] == second[least:middle]:
             least = middle
         else:
             most = middle

@@ -86,24 +86,24 @@ class Channel(asyncio.Protocol):
         """Return true if no message waits."""
         return self._transport is not None and self._transport.get_write_buffer_size() == 0
 
-    async def ask_hub(self, what: str, body: bytes = b"", seconds: float | None = None) -> bytes:
+    async def ask_hub(self, subject: str, body: bytes = b"", seconds: float | None = None) -> bytes:
         """The hub's answer. Raises ``ConnectionError`` where it is gone, or doesn't answer in time."""
-        answers = await self._ask(what, body, {HUB}, HUB_PATIENCE if seconds is None else seconds)
+        answers = await self._ask(subject, body, {HUB}, HUB_PATIENCE if seconds is None else seconds)
         if HUB not in answers:
             raise ConnectionError("the parent process doesn't answer")
         return answers[HUB]
 
-    async def ask_others(self, what: str, body: bytes = b"", seconds: float = PATIENCE) -> dict[int, bytes]:
+    async def ask_others(self, subject: str, body: bytes = b"", seconds: float = PATIENCE) -> dict[int, bytes]:
         """The answers of all other processes that answer in time, by number."""
-        return await self._ask(what, body, set(self.others), seconds) if self.others else {}
+        return await self._ask(subject, body, set(self.others), seconds) if self.others else {}
 
-    async def _ask(self, what: str, body: bytes, whom: set[int], seconds: float) -> dict[int, bytes]:
+    async def _ask(self, subject: str, body: bytes, whom: set[int], seconds: float) -> dict[int, bytes]:
         number = next(self._numbers)
         answers: dict[int, bytes] = {}
         waiting = asyncio.get_running_loop().create_future()
         self._asked[number] = waiting, whom, answers
         try:
-            if not self.send(FrameKind.ASK, HUB if whom == {HUB} else ALL, encode((number, what, body))):
+            if not self.send(FrameKind.ASK, HUB if whom == {HUB} else ALL, encode((number, subject, body))):
                 return answers
             async with asyncio.timeout(seconds):
                 await waiting
@@ -152,16 +152,16 @@ class Channel(asyncio.Protocol):
                     waiting.set_result(None)
 
     def _answer(self, peer: int, body: bytes) -> None:
-        number, what, asked = _question(body)
-        answering = self.answers.get(what)
-        said = b"" if answering is None else answering(asked)
-        self.send(FrameKind.ANSWER, peer, encode((number, said)))
+        number, subject, asked = _question(body)
+        answering = self.answers.get(subject)
+        answer = b"" if answering is None else answering(asked)
+        self.send(FrameKind.ANSWER, peer, encode((number, answer)))
 
     def _answered(self, peer: int, body: bytes) -> None:
-        number, said = _reply(body)
+        number, answer = _reply(body)
         asked = self._asked.get(number)
         if asked is not None:
             waiting, whom, answers = asked
-            answers[peer] = said
+            answers[peer] = answer
             if whom <= answers.keys() and not waiting.done():
                 waiting.set_result(None)

@@ -314,26 +314,26 @@ class Hub:
             self.engines = self.engines or int(body or b"0")
 
     def _answer(self, asker: int, body: bytes) -> None:
-        number, what, asked = _question(body)
+        number, subject, asked = _question(body)
         reply = b""
-        if what == "admit":
+        if subject == "admit":
             reply = self._admit(*_admission(asked))
-        elif what == "home":
+        elif subject == "home":
             home = self._homes.find(asked.decode())
             reply = b"" if home is None else encode(home)
-        elif what == "changed":
+        elif subject == "changed":
             self._made(asked[0], asked[1:])
-        elif what == "changes":
+        elif subject == "changes":
             reply = encode(self._changes.listed())
             if asker in self._members:
                 self._members[asker].caught_up = True
-        elif what == "config":
+        elif subject == "config":
             reply = self._config
-        elif what == "figures":
+        elif subject == "figures":
             # One that starts knows of no engine yet whether it answers.
             kept = [member.figures for member in self._members.values() if member.ready]
             reply = encode([self._ended, *kept])
-        elif what == "state":
+        elif subject == "state":
             reply = encode(self._state())
         self.send(FrameKind.ANSWER, asker, HUB, encode((number, reply)))
 

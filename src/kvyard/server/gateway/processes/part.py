@@ -200,8 +200,8 @@ class GatewayPart:
 
     def _configured(self, config: GatewayConfig) -> None:
         keys = self._gateway.keys
-        told = SettingsInForce(settings=live_settings(config), keys=None if keys is None else keys.file)
-        self.channel.send(FrameKind.CONFIG, HUB, encode(told))
+        in_force = SettingsInForce(settings=live_settings(config), keys=None if keys is None else keys.file)
+        self.channel.send(FrameKind.CONFIG, HUB, encode(in_force))
 
     def _tell(self, finding: Finding | str, engine: str, reason: str) -> None:
         self.channel.send(FrameKind.FOUND, ALL, encode((finding, engine, reason)))

@@ -126,9 +126,9 @@ class ProcessBookings:
             self._tell_pool(peer, pool)
 
     def _tell_pool(self, peer: int, pool: str) -> None:
-        told = self._pools[pool].all_told()
-        for start in range(0, len(told), PORTION):
-            self._send(peer, pool, told[start : start + PORTION], None)
+        bookings = self._pools[pool].all_told()
+        for start in range(0, len(bookings), PORTION):
+            self._send(peer, pool, bookings[start : start + PORTION], None)
         self._state(peer, pool)
 
     def _state(self, peer: int, pool: str) -> None:

@@ -55,9 +55,9 @@ class SharedBookings:
         if request.id in self._mine:
             self.finished(request.id)
         number = next(self._numbers)
-        told = (worker.name, worker.rank, request.num_tokens, new_tokens, packed(request.keys[: self._max_blocks]))
-        self._mine[request.id] = (number, told)
-        self._tell(number, told)
+        booking = (worker.name, worker.rank, request.num_tokens, new_tokens, packed(request.keys[: self._max_blocks]))
+        self._mine[request.id] = (number, booking)
+        self._tell(number, booking)
 
     def prefill_done(self, id_: object) -> None:
         """Its first token is there."""

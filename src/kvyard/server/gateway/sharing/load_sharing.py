@@ -212,9 +212,9 @@ class LoadSharing(SharedBookings):
 
     def _tell_all(self) -> None:
         """Send every booking in flight; members that know it already ignore it."""
-        for number, told in self._mine.values():
-            self._outbox.append((number, told))
-            self._waiting += size_of(told)
+        for number, booking in self._mine.values():
+            self._outbox.append((number, booking))
+            self._waiting += size_of(booking)
         self._bound = BACKLOG + self._waiting
 
     def _portion(self) -> list[tuple[int, Told | bool]]:
