@@ -41,12 +41,12 @@ def from_ms(milliseconds: Number) -> int:
 
 
 def to_seconds(ns: int) -> float:
-    """The float nearest to ``ns`` in seconds, for people and reports."""
+    """Return the float nearest to ``ns`` in seconds, for people and reports."""
     return ns / SECOND
 
 
 def to_ms(ns: int) -> float:
-    """The float nearest to ``ns`` in milliseconds."""
+    """Return the float nearest to ``ns`` in milliseconds."""
     return ns / MS
 
 
@@ -67,7 +67,7 @@ class Clock(Protocol):
     """The time, and waiting for it. Times are nanoseconds on the clock's own scale and never go back."""
 
     def now(self) -> int:
-        """The time."""
+        """Return the time."""
         ...
 
     def sleep_until(self, t: int) -> None:
@@ -132,7 +132,7 @@ class WallClock:
         return cls(time.time_ns())
 
     def now(self) -> int:
-        """The time."""
+        """Return the time."""
         passed = time.monotonic_ns() - self._origin
         if not self._real:
             over, under = self._rate

@@ -92,7 +92,7 @@ def _encodable(value: Any) -> Any:
 
 
 def open_new(path: str | Path) -> IO[bytes]:
-    """A file to write what can't be made again. Raises ``KvyardError`` where a regular file is there already."""
+    """Return a file to write what can't be made again. Raises ``KvyardError`` where a regular file is there already."""
     try:
         number = _descriptor(path)
         if number is not None:
@@ -156,7 +156,7 @@ def name_of(path: str | Path) -> str:
 
 
 def _replaced(target: Path, is_whole: IsWhole) -> Iterator[IO[bytes]]:
-    """A new file beside ``target`` that takes its place in the end, or its partial name."""
+    """Yield a new file beside ``target`` that takes its place in the end, or its partial name."""
     there = target.exists()
     if there and not os.access(target.parent, os.W_OK):
         with TemporaryFile(prefix="kvyard-") as kept:  # what is there stays until there is something to take its place
@@ -199,7 +199,9 @@ def _part_of(target: Path) -> tuple[Path, IO[bytes]]:
 
 
 def _descriptor(path: str | Path) -> int | None:
-    """The open file of this process that ``path`` stands for: 1 for ``-`` and ``/dev/stdout``; ``None`` for other names."""
+    """Return the open file of this process that ``path`` stands for: 1 for ``-`` and ``/dev/stdout``; ``None`` for
+    other names.
+    """
     if str(path) == STDOUT:
         return 1
     target = os.path.abspath(path)

@@ -46,7 +46,7 @@ Options: TypeAlias = Mapping[str, Option | float]
 
 
 def defaults(options: Options) -> dict[str, float]:
-    """The default of each option."""
+    """Return the default of each option."""
     return {name: option.default if isinstance(option, Option) else option for name, option in options.items()}
 
 
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         self._plugins: dict[str, EntryPoint] | None = None
 
     def names(self) -> list[str]:
-        """Every name that ``get`` takes: ours first, in the order of the table, then those added from outside."""
+        """Return every name that ``get`` takes: ours first, in the order of the table, then those added from outside."""
         return list(dict.fromkeys([*self.ours, *self._loaded, *self._found()]))
 
     def __contains__(self, name: object) -> bool:
@@ -104,7 +104,7 @@ class Registry(Generic[T]):
         return value
 
     def options(self, name: str) -> dict[str, Option]:
-        """The options of an entry, by name. Raises as ``get``."""
+        """Return the options of an entry, by name. Raises as ``get``."""
         stated: Options = getattr(self.get(name), "OPTIONS", {})
         return {key: option if isinstance(option, Option) else Option(option) for key, option in stated.items()}
 

@@ -82,7 +82,7 @@ class Declared(NamedTuple):
         return f"{text} [default: {self.default}]"
 
     def options(self) -> list[str]:
-        """A line for each number that can be set here, of each entry of its registry."""
+        """Return a line for each number that can be set here, of each entry of its registry."""
         registry = self.mark.options() if callable(self.mark.options) else self.mark.options
         if registry is None:
             return []
@@ -307,7 +307,7 @@ SMALLEST, LARGEST = 1e-12, 1e18
 
 
 def count(name: str, value: object) -> int:
-    """A whole number: 20000, ``"20k"``, ``"1.5m"``."""
+    """Return a whole number: 20000, ``"20k"``, ``"1.5m"``."""
     exact: int | Fraction | None = None
     if isinstance(value, int) and not isinstance(value, bool):
         exact = value
@@ -327,7 +327,7 @@ def count(name: str, value: object) -> int:
 
 
 def number(name: str, value: object) -> float:
-    """A number, whole or not."""
+    """Return a number, whole or not."""
     parsed: float | None = None
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         with suppress(ValueError, OverflowError):
@@ -340,7 +340,7 @@ def number(name: str, value: object) -> float:
 
 
 def figures(name: str, value: object) -> dict[str, float]:
-    """Numbers by name: a table, or text such as ``"alpha=0.5,window_s=60"``."""
+    """Return numbers by name: a table, or text such as ``"alpha=0.5,window_s=60"``."""
     if isinstance(value, str):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         value = {key.strip(): number(name, worth.strip()) for key, _, worth in pairs}
@@ -359,7 +359,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def text(name: str, value: object) -> str:
-    """Text that isn't empty."""
+    """Return text that isn't empty."""
     if isinstance(value, str) and value.strip():
         return value.strip()
     _refuse(name, value, "a name")
@@ -386,7 +386,7 @@ def duration(name: str, value: object) -> int:
 
 
 def bandwidth(name: str, value: object) -> tuple[int | None, int | None]:
-    """Bytes per second out of the device and back into it, from GB/s: 32, ``"32"``, ``"32/24"``, ``"unlimited"``."""
+    """Return bytes per second out of the device and back into it, from GB/s: 32, ``"32"``, ``"32/24"``, ``"unlimited"``."""
     parts = value.split("/") if isinstance(value, str) else [value]
     if len(parts) <= 2:
         speeds = [_one_way(part) for part in parts]

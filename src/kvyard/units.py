@@ -11,7 +11,7 @@ for _power, _prefix in enumerate("KMGT", 1):
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes that text such as ``80GiB`` or ``24 GB`` stands for. Raises ``KvyardError`` for anything else."""
+    """Return the bytes that text such as ``80GiB`` or ``24 GB`` stands for. Raises ``KvyardError`` for anything else."""
     matched = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = UNITS.get(matched[2]) if matched else None
     if matched is None or unit is None:

@@ -32,14 +32,14 @@ class EqualGroups:
         """Distance past a candidate at which the block may lie that is found and then discarded."""
 
     def common(self, spans: Sequence[Spans]) -> Spans:
-        """The intervals that every member has, given those of all groups."""
+        """Return the intervals that every member has, given those of all groups."""
         both = spans[self.members[0]]
         for member in self.members[1:]:
             both = intersect(both, spans[member])
         return both
 
     def match(self, spans: Spans, limit: int, drop: bool, keys: Keys | None) -> RuleMatch:
-        """The longest prefix of at most ``limit`` tokens that every member can use; ``spans`` are what all of them have.
+        """Return the longest prefix of at most ``limit`` tokens that every member can use; ``spans`` are what all of them have.
 
         ``keys`` are the prompt's hashes, for groups that can be hit inside a block.
         """
@@ -65,7 +65,7 @@ def equal_groups(specs: Sequence[GroupSpec]) -> list[list[int]]:
 
 
 def agree(parts: Sequence[EqualGroups], spans: Sequence[Spans], limit: int, end: int, keys: Keys | None) -> Agreed:
-    """The longest prefix of at most ``limit`` tokens that all of ``parts`` can use, given the ``spans`` of each.
+    """Return the longest prefix of at most ``limit`` tokens that all of ``parts`` can use, given the ``spans`` of each.
 
     A candidate length shrinks until every part accepts it. ``end`` is how many tokens the prompt's full blocks have: a block
     that will be dropped may lie past ``limit``.
@@ -112,7 +112,7 @@ class Agreement:
         ]
 
     def longest(self, spans: Sequence[Spans], limit: int, end: int) -> int:
-        """The longest prefix of at most ``limit`` tokens that every group can use, given the intervals of each.
+        """Return the longest prefix of at most ``limit`` tokens that every group can use, given the intervals of each.
 
         ``end`` is how many tokens the prompt's full blocks have.
         """

@@ -35,7 +35,7 @@ class CacheMap:
         """Blocks that can also be found by a hash that ends inside them, first marked first."""
 
     def walk(self, keys: Keys, limit: int, through_holes: bool = True, index: int = 0) -> tuple[list[Node], int]:
-        """The nodes along a chain's first ``limit`` blocks and how many of those blocks they cover.
+        """Return the nodes along a chain's first ``limit`` blocks and how many of those blocks they cover.
 
         The last node may reach further than the chain agrees with it. Without ``through_holes`` it ends at the first hole.
         ``index`` is where to begin, if not at the start: a position where a node ends that the chain is known to contain.
@@ -54,7 +54,7 @@ class CacheMap:
         return nodes, index
 
     def spans(self, keys: Keys, limit: int) -> tuple[Spans, list[Node]]:
-        """The intervals of a chain's first ``limit`` blocks that have copies, and the nodes along it, holes included."""
+        """Return the intervals of a chain's first ``limit`` blocks that have copies, and the nodes along it, holes included."""
         nodes, end = self.walk(keys, limit)
         return covered(nodes, end), nodes
 
@@ -259,11 +259,11 @@ class CacheMap:
         self.marks.clear()
 
     def nodes(self) -> Iterator[Node]:
-        """Every node that has a copy, in no useful order."""
+        """Return every node that has a copy, in no useful order."""
         return (node for node in self.starts.values() if node.copies)
 
     def extents(self) -> Iterator[Extent]:
-        """Every extent that a lookup can find."""
+        """Yield every extent that a lookup can find."""
         for node in self.nodes():
             yield from node.copies
         for holders in self.marks.values():
@@ -329,7 +329,7 @@ class CacheMap:
 
 
 def covered(nodes: list[Node], limit: int) -> Spans:
-    """The intervals that have copies, of ``nodes`` in order of position, up to position ``limit``."""
+    """Return the intervals that have copies, of ``nodes`` in order of position, up to position ``limit``."""
     spans: list[tuple[int, int]] = []
     for node in nodes:
         if node.copies:

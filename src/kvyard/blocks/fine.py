@@ -20,7 +20,7 @@ from kvyard.integers import ceil_div
 def match_prefix_inside(
     members: Sequence[Group], keys: Keys, unit: int, spans: Spans, limit: int, drop: bool
 ) -> RuleMatch:
-    """The longest prefix of full attention, continued into the first block that isn't whole.
+    """Return the longest prefix of full attention, continued into the first block that isn't whole.
 
     ``keys`` are the fine hashes, ``unit`` tokens each. With ``drop`` one unit is given up.
     """
@@ -42,7 +42,7 @@ def match_prefix_inside(
 def match_state_inside(
     members: Sequence[Group], keys: Keys, unit: int, alignment: int, spans: Spans, limit: int
 ) -> RuleMatch:
-    """The last state at a boundary of ``alignment`` tokens, at a block's end or inside it.
+    """Return the last state at a boundary of ``alignment`` tokens, at a block's end or inside it.
 
     ``keys`` are the fine hashes, ``unit`` tokens each. A state at a block's end may be known by a mark too, where it was
     written inside a chunk (``GroupSpec.checkpoint_unit``).
@@ -60,13 +60,13 @@ def match_state_inside(
 
 
 def _marked(members: Sequence[Group], key: Key) -> list[Extent] | None:
-    """The first block that each member finds by ``key``; ``None`` unless all do."""
+    """Return the first block that each member finds by ``key``; ``None`` unless all do."""
     marks = [group.map.marks.get(key) for group in members]
     return [holders[0] for holders in marks if holders] if all(marks) else None
 
 
 def mark_of(request: Request, tokens: int, unit: int) -> Run:
-    """The hash unit that ends at ``tokens``, as a run that keeps nothing else of the request."""
+    """Return the hash unit that ends at ``tokens``, as a run that keeps nothing else of the request."""
     index = tokens // unit - 1
     return Run(request.chain.cut(index, index + 1), index, index + 1)
 

@@ -73,7 +73,7 @@ class GroupHit:
         return total
 
     def ids(self) -> list[int]:
-        """The physical ids, 0 for null, as long as the hit."""
+        """Return the physical ids, 0 for null, as long as the hit."""
         listed = [0] * self.blocks
         for node in self.parts():
             low, high = max(self.low, node.start), min(self.blocks - (self.tail is not None), node.stop)
@@ -165,11 +165,11 @@ class Group:
         """Told of each registration before it happens (first and last position); for recorders."""
 
     def chain_of(self, request: Request) -> Chain:
-        """The request's chain at this group's block size."""
+        """Return the request's chain at this group's block size."""
         return request.chain if self._native else request.view(self.block_size)
 
     def spans(self, request: Request, limit: int) -> tuple[Spans, list[Node]]:
-        """The cached intervals among the chain's first ``limit`` tokens, and the nodes they lie in."""
+        """Return the cached intervals among the chain's first ``limit`` tokens, and the nodes they lie in."""
         keys = self.chain_of(request).keys
         blocks = min(limit // self.block_size, len(keys))
         if self.is_full:
@@ -280,7 +280,7 @@ class Group:
         register_kept(self.map, chain, request, table, kept)
 
     def _block_at(self, table: BlockTable, position: int) -> Extent | None:
-        """The block at ``position`` as an extent of its own, split off if need be; ``None`` where the table is null."""
+        """Return the block at ``position`` as an extent of its own, split off if need be; ``None`` where the table is null."""
         for extent in table:
             if extent.start <= position < extent.stop:
                 block = self.pool.isolate(extent, position - extent.start)
@@ -340,7 +340,7 @@ class Group:
 
 
 def group_class(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:
-    """The class that serves ``spec``. Raises ``ConfigError`` where its kind names something else than a group."""
+    """Return the class that serves ``spec``. Raises ``ConfigError`` where its kind names something else than a group."""
     choose = spec.attention.group_class
     kind: type[object] = Group if choose is None else choose(spec, caching, hash_block_size)
     if not issubclass(kind, Group):

@@ -86,12 +86,14 @@ class HostPages:
         self.windows.host.discard(part_of(node.copies[0]))
 
     def below(self, node: Node) -> Node | None:
-        """The host's node with the pages of ``node``, if it has them."""
+        """Return the host's node with the pages of ``node``, if it has them."""
         copied = self.map.starts.get(node.key)
         return copied if copied is not None and copied.copies else None
 
     def walk(self, keys: Keys, limit: int, at: int) -> tuple[list[Node], int]:
-        """The nodes that a chain continues with at position ``at``, where the device's end, and how far they agree with it."""
+        """Return the nodes that a chain continues with at position ``at``, where the device's end, and how far they agree with
+        it.
+        """
         return self.map.walk(keys, limit, through_holes=False, index=at)
 
     # -- to the host ------------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class HostPages:
         return self.windows.host.make_room(sum([node.stop - node.start for node in nodes]))
 
     def _room_for(self, node: Node) -> Extent | None:
-        """Pages of the host for a copy of ``node``; ``None`` if there is no room."""
+        """Return pages of the host for a copy of ``node``; ``None`` if there is no room."""
         pages = node.stop - node.start
         pool = self.pool
         if self._duplicates and pool.unnamed < pages:
@@ -257,7 +259,7 @@ class HostPages:
 
 
 def path_to(node: Node) -> list[Node]:
-    """The nodes from the root to ``node``."""
+    """Return the nodes from the root to ``node``."""
     path: list[Node] = []
     ancestor: Node | None = node
     while ancestor is not None:

@@ -34,7 +34,7 @@ class Ledger:
         """Time at which it began to count."""
 
     def account(self, tenant: str) -> int:
-        """The number of ``tenant``, given now if it has none."""
+        """Return the number of ``tenant``, given now if it has none."""
         number = self._numbers.get(tenant)
         if number is None:
             if len(self.names) >= MOST_ACCOUNTS:

@@ -55,7 +55,7 @@ def end_session(order: EvictionOrder, session: str) -> int:
 
 
 def _claimed(extent: Extent, session: str, hints: Hints) -> tuple[int, int | None]:
-    """The priority of ``extent``, and how long it lasts, after a request of ``session``, which is noted as its user."""
+    """Return the priority of ``extent``, and how long it lasts, after a request of ``session``, which is noted as its user."""
     if extent.owner != session:
         extent.owner = SHARED if extent.owner else session
     own = extent.owner == session

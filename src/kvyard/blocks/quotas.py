@@ -42,7 +42,7 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
 
     def share(self, tenant: str) -> float:
-        """The share that ``tenant`` is entitled to."""
+        """Return the share that ``tenant`` is entitled to."""
         share = self.shares.get(tenant)
         if share is None:
             share = self.shares.get(ALL_OTHERS)

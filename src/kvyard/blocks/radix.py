@@ -55,7 +55,7 @@ class RadixGroup(Group):
         """Pages get into the tree by an insert only."""
 
     def order_by_weight(self, ends: list[Node | None]) -> list[int]:
-        """Indices of ``ends``, where matches ended, with the branches first that most matches ended in (SGLang's
+        """Return indices of ``ends``, where matches ended, with the branches first that most matches ended in (SGLang's
         ``dfs-weight``). Takes time by the number of nodes.
         """
         children: dict[Node | None, list[Node]] = {}
@@ -99,8 +99,8 @@ class RadixGroup(Group):
         self._find(request, len(self.chain_of(request).keys))
 
     def _find(self, request: Request, pages: int) -> tuple[list[Node], int]:
-        """The nodes that a request can reuse of its first ``pages`` pages, and how many of these the tree has. Counts as a use
-        of those nodes; where the tree parts with the request a node is split.
+        """Return the nodes that a request can reuse of its first ``pages`` pages, and how many of these the tree has. Counts as
+        a use of those nodes; where the tree parts with the request a node is split.
         """
         keys = self.chain_of(request).keys
         nodes, position = self.map.walk(keys, min(pages, len(keys)), through_holes=False)
@@ -129,8 +129,8 @@ class RadixGroup(Group):
         return self._find_windows(nodes, beyond, windows, host), max(position, stop)
 
     def _find_windows(self, nodes: list[Node], beyond: list[Node], windows: WindowPages, host: HostPages) -> list[Node]:
-        """The part of ``nodes``, with which a match leads down the device, that can be reused without a load. ``beyond``: the
-        nodes of the host that follow them.
+        """Return the part of ``nodes``, with which a match leads down the device, that can be reused without a load.
+        ``beyond``: the nodes of the host that follow them.
         """
         usable = nodes[: windows.usable(nodes)]
         path = [*nodes, *beyond]
@@ -219,7 +219,7 @@ class RadixGroup(Group):
             self.host.inserted(leaf)
 
     def _own(self, request: Request, path: list[Node], stop: int) -> Extent:
-        """The request's own pages that follow ``path``, cut at position ``stop``."""
+        """Return the request's own pages that follow ``path``, cut at position ``stop``."""
         table = request.tables[0]
         own = table.extents[-1]
         assert own.start == (path[-1].stop if path else 0), f"{request} holds its own pages in several extents"
@@ -443,7 +443,7 @@ class RadixGroup(Group):
 
     @staticmethod
     def _kept_tokens(held: "Held", states: StateSlots, tokens: int, *, finished: bool) -> int:
-        """Tokens of a request up to the latest state that is kept of it, of ``tokens`` that it has computed."""
+        """Return tokens of a request up to the latest state that is kept of it, of ``tokens`` that it has computed."""
         tracking = states.tracking
         if tracking is None:
             return tokens

@@ -125,7 +125,7 @@ def _enter_kept(
 
 
 def _wish_bounds(request: Request, block_size: int, first: int, last: int) -> list[int]:
-    """Positions strictly between ``first`` and ``last`` where the wished priority may change."""
+    """Return positions strictly between ``first`` and ``last`` where the wished priority may change."""
     bounds: list[int] = []
     for wish in request.retention:
         for token in (wish.start, wish.stop):
@@ -136,7 +136,7 @@ def _wish_bounds(request: Request, block_size: int, first: int, last: int) -> li
 
 
 def resume_points(request: Request, draft_unit: int) -> list[int]:
-    """Token positions where a later request with this prompt can resume, worth keeping under sparse retention.
+    """Return token positions where a later request with this prompt can resume, worth keeping under sparse retention.
 
     ``draft_unit`` is the scheduler's block size where there is a draft head, else 0: then the block after the boundary is
     computed again, for a resend and for a longer sibling.

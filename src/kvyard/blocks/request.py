@@ -71,14 +71,14 @@ class Request:
         self.chain.append(tokens)
 
     def view(self, block_size: int) -> Chain:
-        """The chain at a group's block size."""
+        """Return the chain at a group's block size."""
         chain = self.views.get(block_size)
         if chain is None:
             chain = self.views[block_size] = self.chain.coarser(block_size)
         return chain
 
     def pairs(self) -> Chain:
-        """The chain in blocks of token pairs."""
+        """Return the chain in blocks of token pairs."""
         chain = self.views.get(PAIRS)
         if chain is None:
             chain = self.views[PAIRS] = PairChain(self.chain)
@@ -92,7 +92,7 @@ class Request:
         self.registered_until: int = NEVER
 
     def priority_at(self, token: int) -> tuple[int, int | None]:
-        """The retention priority and duration asked for at ``token``."""
+        """Return the retention priority and duration asked for at ``token``."""
         return wish_at(self.retention, token)
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class Request:
 
 
 def wish_at(wishes: Sequence[Retention], token: int) -> tuple[int, int | None]:
-    """The priority that ``token`` is to be kept with, and for how long; the last matching wish wins."""
+    """Return the priority that ``token`` is to be kept with, and for how long; the last matching wish wins."""
     for wish in reversed(wishes):
         if wish.start <= token and (wish.stop is None or token < wish.stop):
             return wish.priority, wish.duration

@@ -47,11 +47,11 @@ class Rule:
         return 0
 
     def fresh_until(self, position: int) -> int:
-        """The largest number of computed tokens that leaves the block at ``position`` in use."""
+        """Return the largest number of computed tokens that leaves the block at ``position`` in use."""
         return ENDLESS
 
     def match(self, spans: Spans, limit: int, alignment: int, drop: bool) -> RuleMatch:
-        """The longest usable prefix of at most ``limit`` tokens, a multiple of ``alignment`` tokens.
+        """Return the longest usable prefix of at most ``limit`` tokens, a multiple of ``alignment`` tokens.
 
         With ``drop`` the last block found is given up (a draft head needs it computed again).
         """
@@ -64,7 +64,7 @@ class Rule:
         return RuleMatch(tokens - tokens % alignment, 0)
 
     def cap(self, in_flight: int, max_tokens: int) -> int | None:
-        """The most blocks a request ever holds at once, where the kind gives blocks back as it goes."""
+        """Return the most blocks a request ever holds at once, where the kind gives blocks back as it goes."""
         return None
 
     def keeps_all(self, alignment: int, eagle: bool, retention: int | None) -> bool:

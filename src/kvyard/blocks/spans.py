@@ -22,7 +22,7 @@ def clip(intervals: list[tuple[int, int]], first: int, last: int) -> list[tuple[
 
 
 def intersect(left: Spans, right: Spans) -> list[tuple[int, int]]:
-    """The positions that are in both."""
+    """Return the positions that are in both."""
     both: list[tuple[int, int]] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -37,7 +37,7 @@ def intersect(left: Spans, right: Spans) -> list[tuple[int, int]]:
 
 
 def unite(*spans: Spans) -> list[tuple[int, int]]:
-    """The positions that are in any of ``spans``."""
+    """Return the positions that are in any of ``spans``."""
     present = [some for some in spans if some]
     if len(present) == 1:
         return list(present[0])
@@ -46,7 +46,7 @@ def unite(*spans: Spans) -> list[tuple[int, int]]:
 
 
 def without(low: int, high: int, spans: Spans) -> list[tuple[int, int]]:
-    """The intervals of ``low`` to ``high`` that are not in ``spans``."""
+    """Return the intervals of ``low`` to ``high`` that are not in ``spans``."""
     left: list[tuple[int, int]] = []
     for start, stop in spans:
         if stop <= low:

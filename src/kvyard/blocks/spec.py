@@ -66,7 +66,7 @@ ATTENTION: Registry[Attention] = Registry(
 
 
 def kind_on_wire(wire: str) -> str | None:
-    """The kind that events call ``wire``, if it is one that can be cached."""
+    """Return the kind that events call ``wire``, if it is one that can be cached."""
     for name in ATTENTION.names():
         try:
             kind = ATTENTION.get(name)

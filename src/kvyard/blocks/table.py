@@ -95,7 +95,7 @@ class BlockTable:
         self.starts[index : index + 1] = [part.start for part in parts]
 
     def ids(self) -> list[int]:
-        """The physical id at every position, 0 where the table holds the null block."""
+        """Return the physical id at every position, 0 where the table holds the null block."""
         listed: list[int] = []
         for extent in self.settle():
             listed += [0] * (extent.start - len(listed))

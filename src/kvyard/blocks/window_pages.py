@@ -59,7 +59,7 @@ class WindowPages:
         return usable
 
     def on_host(self, nodes: list[Node]) -> list[Node]:
-        """Those of ``nodes``, in order, in the window at their end that only the host has window pages of."""
+        """Return those of ``nodes``, in order, in the window at their end that only the host has window pages of."""
         covered = 0
         missing: list[Node] = []
         for node in reversed(nodes):
@@ -73,7 +73,7 @@ class WindowPages:
         return missing
 
     def unwritten(self, node: Node) -> list[Node]:
-        """The nodes in the window that ends with ``node`` whose window pages the host hasn't, in order."""
+        """Return the nodes in the window that ends with ``node`` whose window pages the host hasn't, in order."""
         covered = 0
         missing: list[Node] = []
         above: Node | None = node
@@ -137,7 +137,7 @@ class WindowPages:
                 self.host.lost(part)
 
     def first(self) -> Extent | None:
-        """The node whose window pages are evicted next."""
+        """Return the node whose window pages are evicted next."""
         part = self._ends.newer
         while part.locks:
             part = part.newer
@@ -146,7 +146,7 @@ class WindowPages:
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> int:
-        """A request reads the window that ends with ``node``. Returns the position where the locked nodes begin."""
+        """Return a request reads the window that ends with ``node``. Returns the position where the locked nodes begin."""
         covered = 0
         low = node.stop
         ancestor: Node | None = node
@@ -223,7 +223,7 @@ class WindowPages:
 
 
 def part_of(extent: Extent) -> WindowPart:
-    """The window part of a node's extent."""
+    """Return the window part of a node's extent."""
     use = use_of(extent)
     part = use.window
     if part is None:

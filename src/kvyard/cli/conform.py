@@ -63,7 +63,7 @@ def conform(
 
 
 def _compare(path: Path) -> Callable[[Path], LogVerdict]:
-    """The comparison for the kind of log that ``path`` is."""
+    """Return the comparison for the kind of log that ``path`` is."""
     if is_sglang_log(path):
         return compare_batches
     if is_trtllm_log(path):

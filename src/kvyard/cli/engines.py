@@ -52,7 +52,7 @@ class EngineFlags(NamedTuple):
 
 
 def gathered(kind: type[C], known: Settings, server: str, settings: Mapping[str, object], flags: EngineFlags) -> C:
-    """The configuration of ``server`` by file and flags, which count more. Raises ``KvyardError``."""
+    """Return the configuration of ``server`` by file and flags, which count more. Raises ``KvyardError``."""
     engine, fleet, dns, config, router_set, set_ = flags
     where = "the flags" if config is None else str(config)
     values: dict[str, Any] = {}

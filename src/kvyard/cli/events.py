@@ -275,7 +275,7 @@ def summary(subscription: Subscription) -> Iterator[str]:
 
 
 def report_lines(report: StreamReport, source: str) -> Iterator[str]:
-    """A conformance report for people."""
+    """Yield a conformance report for people."""
     facts, guess = report.facts, report.facts.guess
     batches = sum(stream.batches for stream in facts.streams.values())
     yield f"{source}: {batches:,} batches, {sum(facts.events.values()):,} events, {facts.payload_bytes:,} bytes of payload"
@@ -313,13 +313,13 @@ def report_lines(report: StreamReport, source: str) -> Iterator[str]:
 
 
 def report_value(report: StreamReport, source: str) -> dict[str, Any]:
-    """A conformance report for programs."""
+    """Return a conformance report for programs."""
     value: dict[str, Any] = msgspec.to_builtins(report)
     return {"source": source, "clean": report.clean, **value}
 
 
 def finding_lines(title: str, findings: Sequence[Finding], several: bool) -> Iterator[str]:
-    """Findings under a title, with where they were made if there are several places; nothing where there are none."""
+    """Yield findings under a title, with where they were made if there are several places; nothing where there are none."""
     if findings:
         yield f"\n{title}"
     for finding in findings:

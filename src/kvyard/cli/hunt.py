@@ -64,7 +64,7 @@ def hunt(
 
 
 def _hunt(engine: Hunted, python: Path, out: Path, seconds: float, seed: int, quiet: bool) -> dict[str, Any]:
-    """The result of a process that hunts with ``python``."""
+    """Return the result of a process that hunts with ``python``."""
     if out.exists() and not out.is_dir():
         raise KvyardError(f"{out} is a file: name a folder with --out")
     source = str(Path(kvyard.__file__).parents[1])

@@ -155,7 +155,7 @@ def query(
 
 
 def _over(config: Config, **over: Any) -> Config:
-    """The configuration with what the command line says put over it."""
+    """Return the configuration with what the command line says put over it."""
     options = msgspec.to_builtins(config)
     for name, value in over.items():
         if value is not None:

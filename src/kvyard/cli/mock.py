@@ -135,7 +135,7 @@ class VllmEvents(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def _as_vllm(text: str) -> dict[str, Any]:
-    """The settings that vLLM's JSON stands for."""
+    """Return the settings that vLLM's JSON stands for."""
     from kvyard.events.transport.endpoint import check, is_bound
 
     try:

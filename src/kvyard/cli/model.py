@@ -116,7 +116,7 @@ def _show(of: ModelPlan, config: str, on: PlanOptions) -> None:
 
 
 def _alike(of: ModelPlan) -> Sequence[tuple[int, int, Any]]:
-    """Runs of equal groups: number of the first, how many, one of them."""
+    """Return runs of equal groups: number of the first, how many, one of them."""
     runs: list[tuple[int, int, Any]] = []
     for number, group in enumerate(of.layer_groups):
         if runs and runs[-1][2] == group:

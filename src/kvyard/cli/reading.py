@@ -97,5 +97,5 @@ def with_reading(*more: inspect.Parameter, block_size: str = "--block-size") -> 
 
 
 def read_trace(path: Path, reading: Mapping[str, Any]) -> Trace:
-    """The trace in ``path``, by the options of ``with_reading``."""
+    """Return the trace in ``path``, by the options of ``with_reading``."""
     return open_trace(path, **reading)

@@ -215,7 +215,7 @@ def generate_agent(
 
 
 def figure_lines(wanted: AgentFigures, generated: AgentFigures) -> Iterator[str]:
-    """The figures of two traces side by side, for people."""
+    """Yield the figures of two traces side by side, for people."""
     yield f"  {'':<14}{'given':>12}{'generated':>12}"
     for name in AgentFigures.__struct_fields__:
         given, generated_ = getattr(wanted, name), getattr(generated, name)
@@ -264,7 +264,7 @@ COLUMNS = ("mean", "min", "p50", "p90", "p95", "p99", "max", "std")
 
 
 def info_lines(info: Info) -> Iterator[str]:
-    """The lines, for people."""
+    """Yield the lines, for people."""
     yield f"{info.name} ({info.format})"
     yield f"  requests   {info.requests:,}"
     if info.sessions:

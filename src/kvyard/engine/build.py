@@ -144,7 +144,7 @@ def make_core(
 
 
 def radix_tree(config: EngineConfig) -> TreeSettings | None:
-    """The radix tree that the backend caches blocks in, if that is its way."""
+    """Return the radix tree that the backend caches blocks in, if that is its way."""
     of_backend = BACKENDS.get(config.backend).tree
     return of_backend(config) if of_backend is not None else None
 

@@ -242,7 +242,7 @@ _SPELLINGS = str.maketrans("", "", " -_")
 
 
 def find_card(name: str) -> Card:
-    """The card called ``name``, however it is spelled (``RTX-4090``). Raises ``KvyardError`` for an unknown one."""
+    """Return the card called ``name``, however it is spelled (``RTX-4090``). Raises ``KvyardError`` for an unknown one."""
     plain = name.lower().translate(_SPELLINGS).removeprefix("nvidia").removeprefix("amd").removeprefix("geforce")
     card = CARDS.get(plain) or CARDS.get(plain.removesuffix("sxm"))
     if card is None:

@@ -316,7 +316,7 @@ BACKENDS: Registry[SchedulerBackend[EngineConfig]] = Registry(
 
 
 def read_engine_config(value: Mapping[str, Any]) -> EngineConfig:
-    """A config from plain values, such as a decoded JSON file; its timing may be of any kind in the registry.
+    """Return a config from plain values, such as a decoded JSON file; its timing may be of any kind in the registry.
 
     Raises ``msgspec.ValidationError`` or ``KvyardError`` for what can't be read; ``check`` says whether it makes sense.
     """

@@ -49,7 +49,7 @@ class EventBatcher(Sink, Protocol):
         """Return true if anything has happened since the last pass ended."""
 
     def end_iteration(self, now: int) -> EventBatch | None:
-        """A pass is over: what it changed, if it is wanted as a batch."""
+        """Return a pass is over: what it changed, if it is wanted as a batch."""
 
 
 class EngineCore:

@@ -122,8 +122,8 @@ class DecodeBatch:
         return jobs
 
     def due_before(self, tick: int, size: int) -> list[Job]:
-        """The jobs that need a block in passes before ``tick``, in the order of passes and, in a pass, of admission, each as
-        often as it needs one, which lasts ``size`` passes. Notes that they have it.
+        """Return the jobs that need a block in passes before ``tick``, in the order of passes and, in a pass, of admission,
+        each as often as it needs one, which lasts ``size`` passes. Notes that they have it.
         """
         touches = self._touches
         jobs: list[Job] = []
@@ -138,7 +138,7 @@ class DecodeBatch:
         return jobs
 
     def next_touch(self) -> int | None:
-        """The next pass in which a job needs its block manager."""
+        """Return the next pass in which a job needs its block manager."""
         touches = self._touches
         while touches:
             when, _, job = touches[0]
@@ -148,7 +148,7 @@ class DecodeBatch:
         return None
 
     def next_end(self) -> int | None:
-        """The number of passes after which the next job has all its tokens."""
+        """Return the number of passes after which the next job has all its tokens."""
         ends = self._ends
         while ends:
             when, _, job = ends[0]
@@ -158,7 +158,9 @@ class DecodeBatch:
         return None
 
     def longest(self) -> int:
-        """The length of the longest job in the pass ``tick``, the token being computed included; 0 if that isn't kept."""
+        """Return the length of the longest job in the pass ``tick``, the token being computed included; 0 if that
+        isn't kept.
+        """
         lengths = self._lengths
         while lengths:
             behind, _, job = lengths[0]

@@ -92,5 +92,5 @@ class Horizon:
 
 
 def in_lockstep(running: Mapping[int, Job]) -> list[Job]:
-    """The jobs that take part in every decode pass, in order of admission."""
+    """Return the jobs that take part in every decode pass, in order of admission."""
     return [job for job in running.values() if job.end >= 0 and job.state is JobState.DECODE]

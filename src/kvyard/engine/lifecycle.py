@@ -93,7 +93,7 @@ class Lifecycle:
         return leaving if self.handovers is None else {**leaving, **self.handovers.leaving}
 
     def lockstep(self) -> list[Job]:
-        """The jobs that take part in every decode pass, in order of admission."""
+        """Return the jobs that take part in every decode pass, in order of admission."""
         return in_lockstep(self.running) if self.speculative is None else []
 
     # -- in ---------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Queue(Protocol):
         """A job comes back. It goes before all others, unless they have an order of their own."""
 
     def peek(self) -> Job:
-        """The next one. Raises ``IndexError`` when none waits."""
+        """Return the next one. Raises ``IndexError`` when none waits."""
 
     def pop(self) -> Job:
         """Take the next one out. Raises ``IndexError`` when none waits."""
@@ -96,5 +96,5 @@ class PriorityQueue:
 
 
 def make_queue(policy: str, *, strict: bool = True) -> Queue:
-    """The queue of a ``scheduling_policy``; unless it is ``strict``, a job may be skipped for a later one."""
+    """Return the queue of a ``scheduling_policy``; unless it is ``strict``, a job may be skipped for a later one."""
     return PriorityQueue() if policy == "priority" else ArrivalQueue(strict=strict)

@@ -72,7 +72,7 @@ class Scheduler:
         self.jobs.complete(done, end)
 
     def lockstep(self) -> list[Job]:
-        """The jobs that take part in every decode pass, in order of admission."""
+        """Return the jobs that take part in every decode pass, in order of admission."""
         return self.jobs.lockstep()
 
     @property

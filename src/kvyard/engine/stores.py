@@ -45,7 +45,7 @@ class Stores:
                 offload.offload(job, end)
 
     def quiet_passes(self, decoding: Iterable[Job]) -> int:
-        """Passes until one of the ``decoding`` jobs may have something to store; at least one."""
+        """Return passes until one of the ``decoding`` jobs may have something to store; at least one."""
         offload, tick = self._offload, self._batch.tick
         left = min(offload.quiet_until(job) - (job.base + tick - job.joined) for job in decoding)
         return max(1, min(left, 1 << 30))

@@ -36,7 +36,7 @@ def begin_together(engines: Mapping[int, Engine], due: Collection[int], now: int
 
 
 def _ending(engines: Mapping[int, Engine], known: set[int], now: int, after: int = -1) -> list[int]:
-    """The engines behind number ``after`` that have to form a pass at ``now``, in the middle of their plans; they become
+    """Return the engines behind number ``after`` that have to form a pass at ``now``, in the middle of their plans; they become
     ``known``.
     """
     numbers: list[int] = []

@@ -129,7 +129,7 @@ class Departures:
 
 
 def joined_hashes(runs: Sequence[Run]) -> Sequence[Key]:
-    """The hashes of all ``runs``, packed where their chains keep them so."""
+    """Return the hashes of all ``runs``, packed where their chains keep them so."""
     first = runs[0]
     joined = first.chain.packed_hashes(first.start, first.stop)
     if len(runs) == 1:
@@ -143,7 +143,7 @@ def joined_hashes(runs: Sequence[Run]) -> Sequence[Key]:
 
 
 def arrange(lane: Lane, runs: Iterable[Run]) -> list[Arrivals]:
-    """The Stored to be that announce all ``runs`` of a map, parents first and each chain in as few as it takes."""
+    """Return the Stored to be that announce all ``runs`` of a map, parents first and each chain in as few as it takes."""
     out: list[Arrivals] = []
     open_at: dict[Key, Arrivals] = {}
     # A parent sits at a lower position than its children, so sorting by position puts it first.

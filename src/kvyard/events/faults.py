@@ -83,7 +83,7 @@ class Injector:
         self._stall_left = 0
 
     def renumber(self, frame: Frame) -> tuple[Frame, bool]:
-        """The frame as the publisher sends it, and whether it is the first of a new one.
+        """Return the frame as the publisher sends it, and whether it is the first of a new one.
 
         For a relay, which stands in for the publisher and has to answer for what it sent. Call it once per frame, and then
         ``disturb``; ``feed`` does both.
@@ -151,7 +151,7 @@ class Injector:
         return frame if payload is frame.payload else Frame(frame.topic, frame.seq, payload)
 
     def _caught_up(self) -> list[Frame]:
-        """Frames that have now been overtaken by as many as they should."""
+        """Return frames that have now been overtaken by as many as they should."""
         ready = [frame for left, frame in self._overtaken if left <= 0]
         self._overtaken = [(left - 1, frame) for left, frame in self._overtaken if left > 0]
         return ready

@@ -149,7 +149,7 @@ def _parents_first(runs: Iterable[Stored]) -> list[Stored]:
 
 
 def _compact(tokens: Sequence[int] | None) -> Sequence[int] | None:
-    """Tokens at four bytes each where they fit: a mirror keeps them for as long as blocks are held."""
+    """Return tokens at four bytes each where they fit: a mirror keeps them for as long as blocks are held."""
     if tokens is None or isinstance(tokens, array):
         return tokens
     try:

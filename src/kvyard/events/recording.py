@@ -47,7 +47,7 @@ class Recorded(msgspec.Struct, frozen=True):
     parts: list[bytes]
 
     def frame(self) -> Frame | str:
-        """The batch it is, or why it is none."""
+        """Return the batch it is, or why it is none."""
         return read_live(self.parts)
 
     @property
@@ -117,7 +117,7 @@ class Recording:
                 raise KvyardError(f"{path} is a damaged recording: its second line says nothing ({error})") from None
 
     def __iter__(self) -> Iterator[Recorded]:
-        """The messages in order. Raises ``KvyardError`` at one that can't be read."""
+        """Yield the messages in order. Raises ``KvyardError`` at one that can't be read."""
         with self._open() as file:
             try:
                 yield from self._lines(file) if self.is_json else self._messages(file)

@@ -41,7 +41,7 @@ def _parts(event: Event, most: int) -> Iterator[Event]:
 
 
 def _stored(event: Stored, low: int, high: int) -> Stored:
-    """Blocks ``low`` to ``high`` of a store, which follow on the one before them."""
+    """Return blocks ``low`` to ``high`` of a store, which follow on the one before them."""
     hashes, tokens, extras, size = event.hashes, event.tokens, event.extra_keys, event.block_size
     if tokens is not None and len(tokens) != size * len(hashes):
         tokens = None  # they can't be distinguished, and so are evidence of no block

@@ -58,7 +58,7 @@ class Algorithm(Protocol):
     def hash_blocks(
         self, parent: Key | None, tokens: Sequence[int], block_size: int, extras: Extras = None
     ) -> list[Key]:
-        """The keys of every full block of ``tokens``, chained from ``parent`` (``None`` or empty: from ``root``).
+        """Return the keys of every full block of ``tokens``, chained from ``parent`` (``None`` or empty: from ``root``).
 
         ``extras`` has one entry per full block; leave it out for plain text. Changes nothing. Raises ``HashingError`` for a
         block size below 1, a parent that isn't a key of this algorithm, or a wrong number of extras.
@@ -70,7 +70,7 @@ Factory: TypeAlias = Callable[[str | None], Algorithm]
 
 
 def algorithm(name: str, seed: str | None = None, environ: Mapping[str, str] = os.environ) -> Algorithm:
-    """The algorithm called ``name``. Its seed is ``seed``, else the text of ``PYTHONHASHSEED``, else its own default.
+    """Return the algorithm called ``name``. Its seed is ``seed``, else the text of ``PYTHONHASHSEED``, else its own default.
 
     Raises ``HashingError`` for a name that isn't in ``ALGORITHMS``.
     """
@@ -81,7 +81,7 @@ def algorithm(name: str, seed: str | None = None, environ: Mapping[str, str] = o
 
 
 def wire_hash(key: Key) -> int:
-    """The key as events carry it: the low 64 bits, unsigned."""
+    """Return the key as events carry it: the low 64 bits, unsigned."""
     return key & _U64 if isinstance(key, int) else int.from_bytes(key[-8:], "big")
 
 
@@ -189,7 +189,7 @@ class _Xxh3:
 
 
 def _with_wide_tokens(tokens: Sequence[int], block_size: int, extras: Extras) -> Iterator[bytes]:
-    """The bytes that ``_Xxh3`` hashes, block by block, where a token somewhere takes more than 32 bits."""
+    """Yield the bytes that ``_Xxh3`` hashes, block by block, where a token somewhere takes more than 32 bits."""
     blocks = zip(*[iter(tokens)] * block_size, strict=False)
     for block, extra in zip(blocks, repeat(None) if extras is None else extras, strict=False):
         try:
@@ -203,7 +203,9 @@ def _with_wide_tokens(tokens: Sequence[int], block_size: int, extras: Extras) ->
 
 
 def packed(width: str, numbers: Iterable[int]) -> bytes:
-    """Numbers as words of ``array``'s type ``width``, the same everywhere. Raises ``OverflowError`` for what doesn't fit."""
+    """Return numbers as words of ``array``'s type ``width``, the same everywhere. Raises ``OverflowError`` for what doesn't
+    fit.
+    """
     if width == "I" and isinstance(numbers, memoryview) and numbers.format == "B":
         # Where bytes are tokens: this widens each to a word without making a number of it.
         return bytes(numbers).decode("latin-1").encode("utf-32-le")

@@ -22,7 +22,7 @@ from kvyard.hashing.namespace import PLAIN, ExtraKeys, Namespace
 
 
 def _compact(tokens: Sequence[int]) -> MutableSequence[int]:
-    """Token ids at four bytes each where they fit, which is nearly always: what is cached keeps its tokens."""
+    """Return token ids at four bytes each where they fit, which is nearly always: what is cached keeps its tokens."""
     try:
         return array("I", tokens)
     except OverflowError:
@@ -43,7 +43,7 @@ class Chain:
     namespace: Namespace
 
     def hashes(self, start: int, stop: int) -> list[Key]:
-        """The hashes of blocks ``start`` to ``stop``."""
+        """Return the hashes of blocks ``start`` to ``stop``."""
         keys = self.keys
         return [keys[i] for i in range(start, stop)]
 
@@ -52,7 +52,7 @@ class Chain:
         return self.hashes(start, stop)
 
     def tokens_of(self, start: int, stop: int) -> list[int] | None:
-        """The token ids of blocks ``start`` to ``stop``; ``None`` where only trace ids are known."""
+        """Return the token ids of blocks ``start`` to ``stop``; ``None`` where only trace ids are known."""
         words = self.words_of(start, stop)
         return None if words is None else list(words)
 
@@ -76,7 +76,9 @@ class Chain:
         return CoarseChain(self, block_size // self.block_size)
 
     def finer(self, block_size: int) -> "Chain":
-        """A chain made by ``coarser``, seen at a size between its original's and its own. Raises ``ValueError`` otherwise."""
+        """Return a chain made by ``coarser``, seen at a size between its original's and its own. Raises ``ValueError``
+        otherwise.
+        """
         if block_size != self.block_size:
             raise ValueError(f"a chain of blocks of {self.block_size} tokens has no blocks of {block_size}")
         return self
@@ -384,7 +386,7 @@ class _TraceKeys:
         return ~((self.own << 40) | index)
 
     def keys_between(self, start: int, stop: int) -> list[Key]:
-        """All of ``start`` to ``stop`` at once."""
+        """Return all of ``start`` to ``stop`` at once."""
         ids, size, step = self.ids, self.id_block_size, self.block_size
         prompt = min(stop, self.num_prompt_tokens // step)
         keys: list[Key] = []
@@ -439,7 +441,7 @@ class Run:
     @overload
     def __getitem__(self, index: slice) -> "Run": ...
     def __getitem__(self, index: SupportsIndex | slice) -> "Key | Run":
-        """The hash at a position of the run, or a shorter run over the same chain (step 1 only)."""
+        """Return the hash at a position of the run, or a shorter run over the same chain (step 1 only)."""
         if isinstance(index, slice):
             low, high, step = index.indices(len(self))
             if step != 1:
@@ -456,7 +458,7 @@ class Run:
         return iter(self.hashes)
 
     def split(self, offset: int) -> "tuple[Run, Run]":
-        """The first ``offset`` blocks and the rest, both views of the same chain."""
+        """Return the first ``offset`` blocks and the rest, both views of the same chain."""
         if not 0 <= offset <= len(self):
             raise ValueError(f"cannot split a run of {len(self)} blocks at {offset}")
         middle = self.start + offset

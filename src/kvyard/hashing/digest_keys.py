@@ -47,7 +47,7 @@ class DigestKeys(DigestSequence):
             self._pack()
 
     def between(self, start: int, stop: int) -> list[Key]:
-        """The digests at positions ``start`` to ``stop``."""
+        """Return the digests at positions ``start`` to ``stop``."""
         size, packed = self._size, self._packed
         keys: list[Key] = list(chain.from_iterable(self._record.iter_unpack(self._blob[start * size : stop * size])))
         if stop > packed:
@@ -55,7 +55,7 @@ class DigestKeys(DigestSequence):
         return keys
 
     def cut(self, start: int, stop: int) -> "DigestKeys":
-        """A copy of the digests ``start`` to ``stop``."""
+        """Return a copy of the digests ``start`` to ``stop``."""
         size, packed = self._size, self._packed
         part = DigestKeys(size)
         part._blob = self._blob[start * size : stop * size]
@@ -69,7 +69,7 @@ class DigestKeys(DigestSequence):
         return self.cut(start, stop)
 
     def narrowed(self) -> list[int]:
-        """The last 64 bits of each digest, as events carry them by default."""
+        """Return the last 64 bits of each digest, as events carry them by default."""
         self._pack()
         words = Struct(f">{self._size - 8}xQ")
         return list(chain.from_iterable(words.iter_unpack(self._blob)))

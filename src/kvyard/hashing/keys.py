@@ -24,14 +24,14 @@ class NumberKeys(array):  # type: ignore[type-arg]
     __slots__ = ()
 
     def between(self, start: int, stop: int) -> list[Key]:
-        """The hashes at positions ``start`` to ``stop``."""
+        """Return the hashes at positions ``start`` to ``stop``."""
         return self[start:stop].tolist()
 
     packed = between
     """A list is the cheapest form to pass on here."""
 
     def cut(self, start: int, stop: int) -> "NumberKeys":
-        """A copy of the hashes ``start`` to ``stop``."""
+        """Return a copy of the hashes ``start`` to ``stop``."""
         return NumberKeys("Q", self[start:stop])
 
 
@@ -39,5 +39,5 @@ PackedKeys: TypeAlias = DigestKeys | NumberKeys
 
 
 def packed_keys(example: Key) -> PackedKeys:
-    """An empty sequence for keys like ``example``."""
+    """Return an empty sequence for keys like ``example``."""
     return NumberKeys("Q") if isinstance(example, int) else DigestKeys(len(example))

@@ -11,7 +11,7 @@ from kvyard.hashing.keys import Keys
 
 
 def parting(left: Keys, right: Keys, same: int, other: int, left_base: int = 0, right_base: int = 0) -> int:
-    """The first position where two chains differ. They agree at ``same`` and differ at ``other``, both in blocks.
+    """Return the first position where two chains differ. They agree at ``same`` and differ at ``other``, both in blocks.
 
     ``left_base`` and ``right_base`` are the positions of the first key that each of them has.
     """
@@ -86,7 +86,9 @@ def paint(
 
 
 def _changed(row: int, add: int, drop: int) -> int:
-    """A row with the bits ``add`` and without the bits ``drop``. No complement is made: rows may have thousands of bits."""
+    """Return a row with the bits ``add`` and without the bits ``drop``. No complement is made: rows may have
+    thousands of bits.
+    """
     if add:
         row |= add
     if drop:

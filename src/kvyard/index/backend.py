@@ -37,7 +37,7 @@ class RowSource(Protocol):
     """Input of a scorer: rows of prompts."""
 
     def lookup(self, keys: Sequence[int], through_holes: bool = False) -> Rows:
-        """The rows of a prompt. Ends at the first key that no place holds; with ``through_holes`` at the last one held.
+        """Return the rows of a prompt. Ends at the first key that no place holds; with ``through_holes`` at the last one held.
 
         Changes nothing but recency.
         """
@@ -70,4 +70,6 @@ class IndexBackend(RowSource, Protocol):
         change."""
 
     def held(self, place: int) -> Iterator[Sequence[int]]:
-        """Everything that ``place`` holds, in runs of consecutive blocks. For dumps and audits; costs by what it yields."""
+        """Return everything that ``place`` holds, in runs of consecutive blocks. For dumps and audits; costs by
+        what it yields.
+        """

@@ -12,7 +12,7 @@ _FILLED: Final = re.compile(rb"[^\0]")
 
 
 def bits(mask: int) -> Sequence[int]:
-    """The numbers of the bits that are set, lowest first, byte by byte."""
+    """Return the numbers of the bits that are set, lowest first, byte by byte."""
     if mask < 256:
         return _BYTES[mask]
     out: list[int] = []
@@ -40,7 +40,7 @@ def bits(mask: int) -> Sequence[int]:
 
 
 def mask_of(numbers: Iterable[int]) -> int:
-    """The integer that has just these bits set."""
+    """Return the integer that has just these bits set."""
     wanted = list(numbers)
     if len(wanted) <= _WIDE:
         mask = 0

@@ -57,13 +57,13 @@ class TextSpan(msgspec.Struct, eq=False):
         return self.begin + self.size * len(self.hashes)
 
     def last_before(self, block: int) -> int | None:
-        """The key of our last full block before number ``block``, which begins in here or right behind."""
+        """Return the key of our last full block before number ``block``, which begins in here or right behind."""
         if block > self.first:
             return self.keys[block - 1 - self.first]
         return None if self.parent is None else self.parent.last
 
     def start(self, count: int, block_size: int) -> TextSpan:
-        """The first ``count`` blocks, without the tail; ``block_size`` is ours."""
+        """Return the first ``count`` blocks, without the tail; ``block_size`` is ours."""
         start = TextSpan(self.begin, self.size, self.hashes[:count], self.parent)
         start.is_start = True
         start.number, start.first, start.beyond = self.number, self.first, self.beyond
@@ -120,7 +120,7 @@ class Bridge:
         return key in self._known
 
     def find(self, key: Key) -> tuple[TextSpan, int] | None:
-        """The span that ``key`` is in and its position there, if it is known."""
+        """Return the span that ``key`` is in and its position there, if it is known."""
         loc = self._known.get(key)
         return None if loc is None else (self._spans[loc >> _BITS], loc & _OFFSET)
 
@@ -204,12 +204,12 @@ class Bridge:
         raise IdentityError("a hash names another text already")
 
     def _upto(self, loc: int) -> TextSpan:
-        """The text up to a hash, as a parent of what follows it."""
+        """Return the text up to a hash, as a parent of what follows it."""
         whole, offset = self._spans[loc >> _BITS], loc & _OFFSET
         return whole if offset + 1 == len(whole.hashes) else self._start_of(whole, offset + 1)
 
     def _start_of(self, whole: TextSpan, count: int) -> TextSpan:
-        """The first ``count`` blocks of ``whole`` as a parent."""
+        """Return the first ``count`` blocks of ``whole`` as a parent."""
         size = self.identity.block_size
         front = whole.start(count, size)
         front.last = front.keys[-1] if front.keys else (whole.parent.last if whole.parent is not None else None)
@@ -269,7 +269,7 @@ class Bridge:
     # -- positions --------------------------------------------------------------------------------------------------
 
     def keys_between(self, span: TextSpan, start: int, stop: int) -> list[int]:
-        """The keys of our blocks ``start`` to ``stop`` on the way to ``span``, the last of which ends in it."""
+        """Return the keys of our blocks ``start`` to ``stop`` on the way to ``span``, the last of which ends in it."""
         if start >= span.first:
             return span.keys[start - span.first : stop - span.first].tolist()
         keys: list[int] = []
@@ -283,14 +283,16 @@ class Bridge:
         return keys
 
     def keys_at(self, span: TextSpan, block: int, end: int) -> list[int]:
-        """The keys, on every way known, of our block number ``block`` that the text of ``span`` up to ``end`` is part of."""
+        """Return the keys, on every way known, of our block number ``block`` that the text of ``span`` up to ``end`` is part
+        of.
+        """
         keys = [key for key, upto in span.beyond.get(block, ()) if end <= upto]
         if (block + 1) * self.identity.block_size <= span.end:
             keys += self.keys_between(span, block, block + 1)
         return keys
 
     def straddled(self, span: TextSpan) -> Iterator[TextSpan]:
-        """The spans that our first block in ``span`` reaches back into; they learn its key."""
+        """Yield the spans that our first block in ``span`` reaches back into; they learn its key."""
         block = span.first
         ancestor = span.parent
         while ancestor is not None and ancestor.end > block * self.identity.block_size:
@@ -336,7 +338,7 @@ class Bridge:
     # -- snapshots --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[list[SpanSnapshot], list[Key]]:
-        """Every span that is needed, each after those that it refers to, and the idle hashes."""
+        """Return every span that is needed, each after those that it refers to, and the idle hashes."""
         order: dict[int, int] = {}
         out: list[SpanSnapshot] = []
         for known in self._spans.values():

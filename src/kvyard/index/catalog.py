@@ -82,7 +82,7 @@ class Catalog:
             self._changed(holder)
 
     def group(self, holder: Holder, group: int | None) -> int | None:
-        """The group as the holder's layout names it: of a single configured group an event need not say which it is."""
+        """Return the group as the holder's layout names it: of a single configured group an event need not say which it is."""
         fixed = self._fixed.get(holder)
         return 0 if fixed is not None and len(fixed.groups) == 1 else group
 
@@ -94,7 +94,7 @@ class Catalog:
         return self._seen.get(holder, {}).get(group)
 
     def layout(self, holder: Holder) -> GroupLayout | str:
-        """The holder's groups; where nothing is known, or something isn't known well enough, a sentence that says so."""
+        """Return the holder's groups; where nothing is known, or something isn't known well enough, a sentence that says so."""
         layout = self._fixed.get(holder) or self._cache.get(holder)
         if layout is None:
             layout = self._cache[holder] = self._work_out(holder)

@@ -151,7 +151,7 @@ class ChainIndex:
     # -- questions --------------------------------------------------------------------------------------------------
 
     def lookup(self, keys: Keys, through_holes: bool = False) -> Rows:
-        """The rows of a prompt; see ``IndexBackend.lookup``."""
+        """Return the rows of a prompt; see ``IndexBackend.lookup``."""
         rows: list[tuple[int, int]] = []
         for node, _, high in self._along(keys, len(keys)):
             for stop, mask in zip(node.stops, node.masks):

@@ -47,7 +47,7 @@ class DedupFilter:
         return sum(sum(counts.values()) for counts in self._beyond.values())
 
     def outstanding_at(self, places: Iterable[int]) -> int:
-        """References beyond the first at ``places`` that haven't been taken back."""
+        """Return references beyond the first at ``places`` that haven't been taken back."""
         return sum(sum(self._beyond.get(place, {}).values()) for place in places)
 
     def count(self, place: int, key: Key) -> int:
@@ -72,7 +72,7 @@ class DedupFilter:
             del self._beyond[place]
 
     def removed(self, place: int, keys: Sequence[KeyT]) -> Sequence[KeyT]:
-        """A removal came: the keys to pass on, in order, each as often as it is to be. Unknown ones always are."""
+        """Return a removal came: the keys to pass on, in order, each as often as it is to be. Unknown ones always are."""
         counts = self._beyond.get(place)
         if counts is None or counts.keys().isdisjoint(keys):
             self.counters.forwarded += len(keys)
@@ -113,7 +113,7 @@ class DedupFilter:
         self.size -= len(self._beyond.pop(place, ()))
 
     def snapshot(self, place: int) -> list[tuple[Key, int]]:
-        """A place's counts above one, as ``count`` gives them."""
+        """Return a place's counts above one, as ``count`` gives them."""
         return list(self._beyond.get(place, {}).items())
 
     def restore(self, place: int, counts: Iterable[tuple[Key, int]]) -> None:

@@ -23,7 +23,7 @@ _WORD = (1 << 64) - 1
 
 
 def fingerprint(key: Key, span: int) -> int:
-    """The number of a block among ``span``; equally likely each, also where keys are no hashes."""
+    """Return the number of a block among ``span``; equally likely each, also where keys are no hashes."""
     mixed = key if isinstance(key, int) else int.from_bytes(key[-8:], "big")
     # The finaliser of splitmix64.
     mixed = (mixed + 0x9E3779B97F4A7C15) & _WORD
@@ -42,7 +42,7 @@ def span_of(blocks: int, error: float) -> int:
 
 
 def encode(numbers: Iterable[int], span: int) -> bytes:
-    """A digest as it is sent: 32 bits for the count, 6 for the division of a difference, then differences."""
+    """Return a digest as it is sent: 32 bits for the count, 6 for the division of a difference, then differences."""
     ordered = sorted(set(numbers))
     low = max(0, round(log2(max(1.0, 0.69 * span / max(1, len(ordered))))))
     bits = [format(len(ordered), "032b"), format(low, "06b")]
@@ -58,7 +58,7 @@ def encode(numbers: Iterable[int], span: int) -> bytes:
 
 
 def decode(data: bytes) -> list[int]:
-    """The numbers of a digest, in order. Raises ``KvyardError`` where it is cut off."""
+    """Return the numbers of a digest, in order. Raises ``KvyardError`` where it is cut off."""
     text = format(int.from_bytes(data, "big"), f"0{8 * len(data)}b")
     numbers: list[int] = []
     try:
@@ -126,7 +126,7 @@ class DigestIndex(ChainIndex):
         self._more = {key: count for key, count in self._more.items() if key[1] != place}
 
     def lookup(self, keys: Keys, through_holes: bool = False) -> Rows:
-        """The rows of a prompt, with places that seem to hold blocks and don't."""
+        """Return the rows of a prompt, with places that seem to hold blocks and don't."""
         rows: list[tuple[int, int]] = []
         masks, span = self._masks, self.span
         for index in range(len(keys)):

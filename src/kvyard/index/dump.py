@@ -131,7 +131,7 @@ def load(indexer: Indexer, dump: IndexDump, wanted: Collection[str], now: int = 
 
 
 def _complete(dump: IndexDump, wanted: Collection[str]) -> list[StreamDump]:
-    """The streams of ``wanted`` that were whole, and whose holders are fed by no others."""
+    """Return the streams of ``wanted`` that were whole, and whose holders are fed by no others."""
     taken = {dumped.stream for dumped in dump.streams if dumped.stream in wanted}
     taken -= {dumped.stream for dumped in dump.streams if dumped.state != State.FRESH or dumped.lost}
     feeding: dict[Holder, set[str]] = {}

@@ -293,7 +293,7 @@ class Feed:
     # -- hashes and keys --------------------------------------------------------------------------------------------
 
     def _runs(self, place: int, hashes: Sequence[Key], storing: bool) -> list[list[int]]:
-        """The request keys that ``hashes`` stand for at ``place``, in runs.
+        """Return the request keys that ``hashes`` stand for at ``place``, in runs.
 
         What covers our blocks only in part is taken care of here and not returned.
         """

@@ -48,7 +48,7 @@ class Identity:
         return [self.algorithm.name, self.algorithm.seed, str(self.block_size), "direct" if self.direct else "bridged"]
 
     def keys(self, tokens: Sequence[int], namespace: Namespace = PLAIN) -> list[int]:
-        """The request keys of every full block of a prompt. Raises ``IdentityError`` for an adapter in direct mode."""
+        """Return the request keys of every full block of a prompt. Raises ``IdentityError`` for an adapter in direct mode."""
         if self.direct:
             if namespace.lora_name is not None:
                 raise IdentityError("direct mode can't name blocks of an adapter: its path isn't on the wire")
@@ -77,8 +77,9 @@ class Identity:
     def keys_after(
         self, parent: int | None, start: int, tokens: Sequence[int], namespace: Namespace = PLAIN
     ) -> list[int]:
-        """The request keys of the full blocks of ``tokens``, the first of which is token ``start`` of a prompt, after the block
-        with the key ``parent`` (``None``: there is none). Not for direct mode, where keys don't say enough to go on from.
+        """Return the request keys of the full blocks of ``tokens``, the first of which is token ``start`` of a prompt, after
+        the block with the key ``parent`` (``None``: there is none). Not for direct mode, where keys don't say enough to go on
+        from.
         """
         marks = [] if namespace.plain else _marks_of_prompt(namespace, self.block_size, start + len(tokens))
         return self.chain(parent, start, tokens, marks)
@@ -90,7 +91,7 @@ class Identity:
         return self._extras(blocks, 0, marks)
 
     def chain(self, parent: int | None, start: int, tokens: Sequence[int], marks: Sequence[Mark]) -> list[int]:
-        """The keys of the full blocks of ``tokens``, whose first is token ``start`` of its prompt, at a block's edge."""
+        """Return the keys of the full blocks of ``tokens``, whose first is token ``start`` of its prompt, at a block's edge."""
         extras = self._extras(len(tokens) // self.block_size, start, marks)
         return self.algorithm.hash_blocks(parent, tokens, self.block_size, extras)  # type: ignore[return-value]
 
@@ -106,7 +107,7 @@ class Identity:
         return extras
 
     def direct_keys(self, hashes: Sequence[Key]) -> list[int]:
-        """An engine's hashes as request keys, in direct mode; the same list where they are that already."""
+        """Return an engine's hashes as request keys, in direct mode; the same list where they are that already."""
         try:
             # Says at C's pace whether all fit: some may be bytes, and in a trace those of generated blocks are below zero.
             fit: array[int] = array("Q", hashes)  # type: ignore[arg-type]

@@ -198,7 +198,7 @@ class Indexer:
         return self.scorer.matches(keys)
 
     def roster(self, workers: Sequence[Holder]) -> Roster:
-        """Workers in an order of the caller's, to ask ``reaches`` about."""
+        """Return workers in an order of the caller's, to ask ``reaches`` about."""
         return Roster(self.scorer, workers)
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
@@ -241,7 +241,7 @@ class Indexer:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def feeds(self) -> Iterable[tuple[str, Feed]]:
-        """Every feed with the name of its stream."""
+        """Return every feed with the name of its stream."""
         return [(name, feed) for (name, _), stream in self.streams.items() for feed in stream.feeds.values()]
 
     def adopt(self, stream: str, topic: str) -> FollowedStream:
@@ -265,7 +265,7 @@ class Indexer:
         return followed
 
     def feed_for(self, stream: FollowedStream, holder: Holder, ranks: Iterable[int | None]) -> Feed:
-        """The feed of one holder, which updates of ``ranks`` go to from now on."""
+        """Return the feed of one holder, which updates of ``ranks`` go to from now on."""
         feed = stream.feeds.get(holder)
         if feed is None:
             feed = Feed(holder, self.places, self.backend, self.dedup, self.catalog, self.identity, **self._bounds)

@@ -111,7 +111,7 @@ class Segment:
         return 1, 1
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Every run: from and to where, and its row."""
+        """Return every run: from and to where, and its row."""
         return zip([0, *self.stops], self.stops, self.masks, strict=False)
 
     def live(self, off: int) -> tuple[int, int]:
@@ -342,7 +342,7 @@ class MemoryIndex:
         return count
 
     def holding(self) -> list[int]:
-        """The places that hold something."""
+        """Return the places that hold something."""
         return [place for place, numbers in enumerate(self._held) if numbers]
 
     def usage(self) -> Usage:

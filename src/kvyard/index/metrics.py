@@ -40,7 +40,7 @@ MOST_PODS = 256
 
 
 def collect(indexer: Indexer) -> list[Sample]:
-    """Every sample of an index."""
+    """Return every sample of an index."""
     usage = indexer.backend.usage()
     dedup = indexer.dedup.counters
     out: list[Sample] = [
@@ -85,7 +85,7 @@ def _distrusted(stream: FollowedStream) -> int:
 
 
 def _outstanding(indexer: Indexer) -> list[Sample]:
-    """References by pod, that is by worker or by the pool that several workers share."""
+    """Return references by pod, that is by worker or by the pool that several workers share."""
     by_pod: dict[str, int] = {}
     for _, feed in indexer.feeds():
         pod = feed.holder.name

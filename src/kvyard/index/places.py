@@ -61,7 +61,7 @@ class Places:
         return self.all[number]
 
     def number(self, place: Place) -> int:
-        """The number of ``place``, a new one where it is new."""
+        """Return the number of ``place``, a new one where it is new."""
         number = self._numbers.get(place)
         if number is None:
             if self._free:
@@ -83,7 +83,7 @@ class Places:
         self.version += 1
 
     def known(self, place: Place) -> int | None:
-        """The number of ``place`` if it has one."""
+        """Return the number of ``place`` if it has one."""
         return self._numbers.get(place)
 
     def share(self, pool: str, members: Iterable[Holder]) -> None:
@@ -95,11 +95,11 @@ class Places:
         self.version += 1
 
     def pools(self, worker: Holder) -> list[Holder]:
-        """The pools that ``worker`` is a member of."""
+        """Return the pools that ``worker`` is a member of."""
         if not self.members:
             return []
         return [Holder(name, 0, True) for name, members in sorted(self.members.items()) if worker in members]
 
     def names(self, mask: int) -> list[Place]:
-        """The places whose bits are set in ``mask``."""
+        """Return the places whose bits are set in ``mask``."""
         return [self.all[bit] for bit in bits(mask)]

@@ -153,7 +153,7 @@ def _add(levels: list[tuple[int, int]], blocks: int, workers: int) -> None:
 
 
 def _together(levels: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Numbers of blocks with workers, most first, each number once, and without those that have nothing."""
+    """Return numbers of blocks with workers, most first, each number once, and without those that have nothing."""
     out: dict[int, int] = {}
     for blocks, workers in levels:
         if blocks:

@@ -252,7 +252,7 @@ class RunIndexer:
         self._attached = 0
 
     def attach(self, holder: Holder, groups: Sequence[GroupSpec], tiers: Iterable[Tier]) -> RunFeed:
-        """The feed for ``holder``'s caches on ``tiers``; give it to them as their sink."""
+        """Return the feed for ``holder``'s caches on ``tiers``; give it to them as their sink."""
         self.catalog.configure(holder, groups)
         places = {
             (group, tier): self.places.number(Place(holder, tier, group))
@@ -293,7 +293,7 @@ class RunIndexer:
                 feed.flush(now)
 
     def roster(self, workers: Sequence[Holder], tiers: tuple[Tier, ...] | None = None) -> Roster:
-        """Workers in an order of the caller's, to ask ``reaches`` about; of all tiers, or of ``tiers`` alone."""
+        """Return workers in an order of the caller's, to ask ``reaches`` about; of all tiers, or of ``tiers`` alone."""
         if tiers is None:
             return Roster(self.scorer, workers)
         scorer = self._narrow.get(tiers)

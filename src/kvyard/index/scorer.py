@@ -62,7 +62,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[Holder, WorkerMatch]
 
     def best(self) -> WorkerMatch | None:
-        """The highest score, the first by name where several have it; ``None`` where no worker has any."""
+        """Return the highest score, the first by name where several have it; ``None`` where no worker has any."""
         top = max(self.workers.values(), key=lambda match: match.score, default=None)
         if top is None or top.score <= 0:
             return None
@@ -76,7 +76,7 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
     """From 0 to 1. While something is missing rows may be wrong either way, so nothing unless asked for."""
 
     def of(self, state: State) -> float:
-        """The confidence in the announcements of a stream in ``state``."""
+        """Return the confidence in the announcements of a stream in ``state``."""
         return 1.0 if state == State.FRESH else self.catching_up if state == State.CATCHING_UP else 0.0
 
 
@@ -285,7 +285,7 @@ class Scorer:
         return reached
 
     def reach(self, view: WorkerView, rows: Rows, level: int, limit: int, end: int) -> int:
-        """The longest usable prefix of a worker with rules of its own."""
+        """Return the longest usable prefix of a worker with rules of its own."""
         masks = view.levels[level]
         if not all(masks) or not rows:
             return 0

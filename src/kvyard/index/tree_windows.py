@@ -61,7 +61,7 @@ class TreeWindows:
                 yield msgspec.structs.replace(event, hashes=hashes, group=group)
 
     def _before(self, before: Key | None, reach: int) -> list[Key]:
-        """The last ``reach`` blocks up to ``before``, which is one of them."""
+        """Return the last ``reach`` blocks up to ``before``, which is one of them."""
         hashes: list[Key] = []
         while len(hashes) < reach and before is not None:
             known = self._bridge.find(before)
@@ -75,8 +75,9 @@ class TreeWindows:
 
 
 def computed(keys: Sequence[int], whole: bool, reach: int, has: Callable[[int], bool]) -> Sequence[int]:
-    """Blocks with window pages at the end of a prompt that was computed, of ``keys``, its last blocks, of which there should be
-    two more than a window reaches. ``whole``: it ends with a block. ``has``: whether a block is known to have window pages.
+    """Return blocks with window pages at the end of a prompt that was computed, of ``keys``, its last blocks, of which there
+    should be two more than a window reaches. ``whole``: it ends with a block. ``has``: whether a block is known to have window
+    pages.
     """
     if all(map(has, keys[-reach:])):
         return keys[-reach - 1 :] if whole else ()  # it was announced

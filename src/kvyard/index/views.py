@@ -47,7 +47,7 @@ class RowFold:
         """The places that any worker counts."""
 
     def work_out(self, row: int) -> int:
-        """The workers of a row that isn't known yet."""
+        """Return the workers of a row that isn't known yet."""
         if len(self.known) > 1 << 14:
             self.known.clear()
         pieces = self._pieces
@@ -104,7 +104,7 @@ class WorkerView:
         return self.levels[-1] if self.levels else (0,) * len(self.layout.groups)
 
     def spans(self, group: int, rows: Rows, mask: int) -> Spans:
-        """The intervals, in blocks of the layout's ``group``, that places in ``mask`` hold."""
+        """Return the intervals, in blocks of the layout's ``group``, that places in ``mask`` hold."""
         spec, ours = self.layout.specs[group], self.block_size
         size = spec.block_size
         spans: list[tuple[int, int]] = []
@@ -123,7 +123,7 @@ class WorkerView:
         return spans
 
     def limiting(self, rows: Rows, limit: int) -> int | None:
-        """The group that reaches least far by itself, of ``limit`` tokens."""
+        """Return the group that reaches least far by itself, of ``limit`` tokens."""
         if len(self.layout.groups) == 1:
             return self.layout.groups[0]
         reach = [
@@ -184,7 +184,7 @@ class Views:
         return self._folds
 
     def names(self, workers: int) -> dict[Holder, None]:
-        """The workers of a fold. A dict, since that keeps their hashes: answers are made from it by the million."""
+        """Return the workers of a fold. A dict, since that keeps their hashes: answers are made from it by the million."""
         named = self.named.get(workers)
         if named is None:
             if len(self.named) > 1 << 16:
@@ -215,7 +215,7 @@ class Views:
 
 
 def _group_in(layout: GroupLayout, place: Place) -> int | None:
-    """The group of a layout that a place is about: where either side has one group only, it need not be named."""
+    """Return the group of a layout that a place is about: where either side has one group only, it need not be named."""
     single = len(layout.groups) == 1
     if single and (place.group is None or layout.groups[0] is None) and place.group in (None, 0):
         return layout.groups[0]

@@ -84,7 +84,7 @@ def _slo(reports: Sequence[Report], runs: Sequence[str]) -> tuple[bool | None, s
 
 
 def _line(table: Table, metric: Metric) -> dict[str, Any]:
-    """A metric over all runs, by run: values, changes against the first, and the numbers of the best."""
+    """Return a metric over all runs, by run: values, changes against the first, and the numbers of the best."""
     values = [row.values[metric.name] for row in table.rows]
     about = {name: getattr(metric, name) for name in ("key", "title", "part", "unit", "better")}
     changes = [metric.change(value, values[0]) for value in values]

@@ -264,7 +264,7 @@ def _chosen(
     limits: Sequence[Limit],
     choice: str,
 ) -> Iterator[str]:
-    """The fleet that keeps the SLO: its cards, its price, and its figures beside their limits."""
+    """Yield the fleet that keeps the SLO: its cards, its price, and its figures beside their limits."""
     for point, _ in study.done:
         if limits and point.label == choice:
             count, price = fleets[point.key]

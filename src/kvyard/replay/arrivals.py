@@ -34,7 +34,7 @@ class Arrivals:
         raise NotImplementedError
 
     def take(self, now: int) -> list[TraceRequest]:
-        """The requests that come at or before ``now``, in order."""
+        """Return the requests that come at or before ``now``, in order."""
         raise NotImplementedError
 
     def ended(self, request: TraceRequest, now: int) -> None:
@@ -296,7 +296,7 @@ class TraceArrivals(Arrivals):
             self._fill(now)
 
     def _slot(self, request: TraceRequest) -> str:
-        """The owner of a slot of the closed loop: a session with all its sub-agents, or a single request."""
+        """Return the owner of a slot of the closed loop: a session with all its sub-agents, or a single request."""
         return self._slots.get(request.id) or request.root or request.session or request.id
 
     def _scaled(self, ns: int) -> int:

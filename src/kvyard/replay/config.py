@@ -291,7 +291,7 @@ def _router(name: str, value: object) -> RouterConfig:
 
 
 def read_warm_up(name: str, value: object) -> str:
-    """A number of requests, a time or the name of a file, as text. Raises ``KvyardError`` for anything else."""
+    """Return a number of requests, a time or the name of a file, as text. Raises ``KvyardError`` for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value:

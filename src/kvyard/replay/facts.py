@@ -75,14 +75,14 @@ def _named(space: Hashable, ids: Iterable[int], number: int) -> Iterable[tuple[H
 
 
 def hints_of(row: TraceRequest) -> Hints:
-    """The hints of a row, with the name of its session in any case: engines note whose blocks are whose."""
+    """Return the hints of a row, with the name of its session in any case: engines note whose blocks are whose."""
     if row.session is None or row.hints.session:
         return row.hints
     return replace(row.hints, session=row.session)
 
 
 def heeded(hints: Hints, manager: BlockManager) -> Hints:
-    """The part of ``hints`` that the engine of ``manager`` heeds."""
+    """Return the part of ``hints`` that the engine of ``manager`` heeds."""
     if hints is NO_HINTS or manager.hints:
         return hints
     if manager.keeps_by_priority and hints.retention:

@@ -352,7 +352,7 @@ class Fleet:
         return worker
 
     def _feed(self, kind: WorkerConfig, holder: Holder) -> RunFeed | None:
-        """The way of a rank's own caches into the index, if the router reads one. What is shared is the pool's."""
+        """Return the way of a rank's own caches into the index, if the router reads one. What is shared is the pool's."""
         if self.indexer is None:
             return None
         below = kind.engine.tiers
@@ -362,7 +362,7 @@ class Fleet:
         return self.indexer.attach(holder, kind.engine.specs, tiers)
 
     def _host_link(self, number: int, cores: list[EngineCore], rank: int) -> LinkMaker:
-        """The maker of a rank's link to host memory: a link of its own, or one that shares the device's bus with other
+        """Return the maker of a rank's link to host memory: a link of its own, or one that shares the device's bus with other
         traffic. ``cores`` are those of its worker.
         """
         fabric, touched = self.fabric, self._touched
@@ -382,7 +382,7 @@ class Fleet:
 
 
 def _make_indexer(config: ReplayConfig, block_size: int) -> RunIndexer:
-    """The router's view of caches: all of their contents, or digests."""
+    """Return the router's view of caches: all of their contents, or digests."""
     digests: DigestIndex | None = None
     if config.digest_error:
         digests = DigestIndex(max(kind.engine.num_gpu_blocks for kind in config.workers), config.digest_error)
@@ -390,7 +390,7 @@ def _make_indexer(config: ReplayConfig, block_size: int) -> RunIndexer:
 
 
 def _front_end(timings: Iterable[TimingConfig]) -> Callable[[int], int] | None:
-    """Nanoseconds outside of engines by tokens of a prompt, the longest of ``timings``; ``None`` if none has any."""
+    """Return nanoseconds outside of engines by tokens of a prompt, the longest of ``timings``; ``None`` if none has any."""
     known = [timing for timing in timings if timing.front_end_ns(1 << 20)]
     return (lambda tokens: max(timing.front_end_ns(tokens) for timing in known)) if known else None
 

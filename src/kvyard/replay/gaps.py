@@ -55,7 +55,7 @@ class Gaps:
         self._longer.clear()
 
     def columns(self) -> tuple[Column, Column]:
-        """The durations, ascending, in nanoseconds, and how often each occurred."""
+        """Return the durations, ascending, in nanoseconds, and how often each occurred."""
         self._settle()
         near = np.flatnonzero(self._table)
         far = np.array(sorted(self._longer), dtype=np.int64)

@@ -75,7 +75,7 @@ class Handovers:
         return WorkerPeer(self)
 
     def send_ms(self, tokens: int) -> float:
-        """Milliseconds that ``tokens`` would take on an idle network."""
+        """Return milliseconds that ``tokens`` would take on an idle network."""
         return self.fabric.alone_ms(self._bytes(tokens, ceil_div(tokens, self._block_size)))
 
     def _bytes(self, tokens: int, blocks: int) -> int:

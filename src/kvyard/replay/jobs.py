@@ -25,12 +25,12 @@ class JobMaker:
         self._made = 0
 
     def facts(self, record: Record) -> RequestFacts:
-        """The trace's facts of a request; to be asked once each time that it is placed."""
+        """Return the trace's facts of a request; to be asked once each time that it is placed."""
         facts = NO_FACTS if self._facts is None else self._facts.of(record.request)
         return facts._replace(tenant=record.tenant) if record.tenant else facts
 
     def make(self, record: Record, block_size: int, facts: RequestFacts, suffix: str = "") -> Job:
-        """A job for a worker whose blocks hold ``block_size`` tokens."""
+        """Return a job for a worker whose blocks hold ``block_size`` tokens."""
         self._made += 1
         request = record.request
         chain: TraceChain | TokenChain
@@ -62,7 +62,7 @@ class JobMaker:
         )
 
     def route_request(self, record: Record, job: Job) -> RouteRequest:
-        """The request as a router takes it; ``job`` has its keys."""
+        """Return the request as a router takes it; ``job`` has its keys."""
         request = record.request
         return RouteRequest(
             id=request.id,

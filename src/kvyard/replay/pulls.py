@@ -65,7 +65,7 @@ class FleetPulls:
         self._known = False
 
     def pull_ms(self, tokens: int) -> float | None:
-        """Milliseconds that ``tokens`` take on an idle network; ``None`` for too few to be pulled."""
+        """Return milliseconds that ``tokens`` take on an idle network; ``None`` for too few to be pulled."""
         if tokens < self.pulls.min_lead:
             return None
         return self.pulls.fabric.alone_ms(tokens * self._token_bytes)

@@ -42,7 +42,7 @@ class Recorder(Watcher):
         """(jobs, nanoseconds): how long decoding jobs have been kept waiting for prompts, longest first."""
 
     def record(self, job: Job) -> Record:
-        """The record that ``job`` belongs to."""
+        """Return the record that ``job`` belongs to."""
         return self.records[job.id.removesuffix(PREFILL) if job.handed_over else job.id]
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:

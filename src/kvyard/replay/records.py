@@ -45,7 +45,7 @@ STAGE_ROW = np.dtype([("prefill_worker", "<i4")] + [(name, "<i8") for name in _S
 
 
 def _packing(row: np.dtype[np.void]) -> struct.Struct:
-    """The packing of one ``row``, which is quicker than an assignment to a numpy row."""
+    """Return the packing of one ``row``, which is quicker than an assignment to a numpy row."""
     codes = {"i8": "q", "i4": "i", "u4": "I", "i1": "b", "u1": "B"}
     columns = [row[name] for name in row.names or ()]
     packing = struct.Struct(
@@ -128,7 +128,7 @@ class SessionTable:
         return number
 
     def root(self, number: int) -> str | None:
-        """The name of the session at the top of another one; ``None`` for a session that no other called."""
+        """Return the name of the session at the top of another one; ``None`` for a session that no other called."""
         top = self.tops[number]
         return None if top == number else self.names[top]
 
@@ -145,7 +145,7 @@ class RecordPart:
         """Names of requests, by ``name_at``."""
 
     def ids(self) -> list[bytes]:
-        """The requests' ids, UTF-8."""
+        """Return the requests' ids, UTF-8."""
         names = bytes(self.names)
         ends = self.rows["name_at"] + self.rows["name_size"]
         return [names[start:end] for start, end in zip(self.rows["name_at"].tolist(), ends.tolist(), strict=True)]
@@ -228,7 +228,7 @@ class Records(Mapping[str, Record]):
         return packed
 
     def packed(self) -> PackedRecords:
-        """All records, those in flight as they are."""
+        """Return all records, those in flight as they are."""
         parts = [
             (part.rows.tobytes(), b"" if part.stages is None else part.stages.tobytes(), bytes(part.names))
             for part in self.parts()
@@ -239,7 +239,7 @@ class Records(Mapping[str, Record]):
 
     @classmethod
     def unpacked(cls, packed: PackedRecords) -> "Records":
-        """The records that ``packed`` returned; only for reading."""
+        """Return the records that ``packed`` returned; only for reading."""
         records = cls(packed.levels)
         tables = (
             (records.workers, packed.workers),
@@ -316,7 +316,7 @@ class Records(Mapping[str, Record]):
         return _RecordValues(self)
 
     def read(self, start: int | None = None, stop: int | None = None) -> Iterator[Record]:
-        """The records of rows ``start`` to ``stop``."""
+        """Yield the records of rows ``start`` to ``stop``."""
         start = self._first if start is None else start
         stop = self._count if stop is None else stop
         in_flight = {number: self.open[name] for name, number in self._numbers.items()}
@@ -331,7 +331,7 @@ class Records(Mapping[str, Record]):
             start = upto
 
     def some(self, places: Sequence[int]) -> dict[int, Record]:
-        """The records at ``places``, counted from the first and in order, by place."""
+        """Return the records at ``places``, counted from the first and in order, by place."""
         by_place: dict[int, Record] = {}
         numbers = [self._first + place for place in places]
         in_flight = {number: self.open[name] for name, number in self._numbers.items()}
@@ -346,7 +346,7 @@ class Records(Mapping[str, Record]):
         return by_place
 
     def parts(self) -> Iterator[RecordPart]:
-        """All records as rows, some at a time. Packs those in flight as they are, without an end."""
+        """Yield all records as rows, some at a time. Packs those in flight as they are, without an end."""
         for name, number in self._numbers.items():
             self._pack(self.open[name], number, closes=False)
         for number in range(self._first // CHUNK, len(self._chunks)):

@@ -41,7 +41,7 @@ class ReplayOutcome:
         return list(self._records.values())
 
     def first_rejected(self) -> Record | None:
-        """The first request that was turned away, if any was."""
+        """Return the first request that was turned away, if any was."""
         if not self.report.requests.get("rejected"):
             return None
         return next(record for record in self._records.values() if record.status == "rejected")
@@ -212,7 +212,7 @@ def hinted(source: Trace | Iterable[TraceRequest], config: DrivingConfig) -> Tra
 def as_config(
     config: ReplayConfig | str | Path | Mapping[str, object] | None, settings: Mapping[str, object]
 ) -> ReplayConfig:
-    """The replay that ``config`` and the ``settings`` on top of it describe. Raises ``KvyardError``."""
+    """Return the replay that ``config`` and the ``settings`` on top of it describe. Raises ``KvyardError``."""
     if isinstance(config, ReplayConfig):
         if settings:
             raise KvyardError(
@@ -258,7 +258,7 @@ def limited(
 
 
 def describe(source: Trace | Iterable[TraceRequest]) -> dict[str, object]:
-    """The facts of a trace for its report: none that depends on where the file lies."""
+    """Return the facts of a trace for its report: none that depends on where the file lies."""
     if not isinstance(source, Trace):
         return {}
     tally = source.tally

@@ -43,7 +43,7 @@ class _Lines:
         """Lines by their first id."""
 
     def find(self, name: int) -> int:
-        """The line whose first id is ``name``, -1 where there is none."""
+        """Return the line whose first id is ``name``, -1 where there is none."""
         return self._firsts.get(name, -1)
 
     def add(self, base: int, ids: Sequence[int], workers: int) -> None:
@@ -59,7 +59,7 @@ class _Lines:
         self.masks.append(workers)
 
     def stop(self, line: int) -> int:
-        """The position behind its last id."""
+        """Return the position behind its last id."""
         return self.bases[line] + self.offsets[line + 1] - self.offsets[line]
 
     def runs(self, line: int) -> tuple[list[int], list[int]]:
@@ -238,7 +238,7 @@ class Seen:
         return bits[worker]
 
     def _at(self, path: _Path, position: int) -> int:
-        """The workers that have computed the id at a position."""
+        """Return the workers that have computed the id at a position."""
         for line, _, high in path:
             if position < high:
                 return self._lines.workers(line, position)

@@ -192,7 +192,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _settings_of(tier: Tier) -> Settings:
-    """Settings of one lower tier."""
+    """Return settings of one lower tier."""
     settings = settings_of(TierSettings, f"{tier.label}_", tier=tier.place, speed=str(tier.entry.gb_s))
     scope = f"{tier.label}_scope"
     return Settings(settings, {scope: settings[scope]._replace(default=tier.entry.scope)})
@@ -243,7 +243,7 @@ ONLY_WITHOUT_MODEL = ("groups", "bytes_per_token", "bytes_per_block")
 
 
 def make_config(settings: Mapping[str, object]) -> ReplayConfig:
-    """The replay that flat ``settings`` describe. Names that are left out have their defaults, and so has ``None``.
+    """Return the replay that flat ``settings`` describe. Names that are left out have their defaults, and so has ``None``.
 
     Raises ``KvyardError`` for an unknown name, with the nearest one; for what this replay leaves out, by name; and for values
     that make no sense alone or together.
@@ -386,7 +386,7 @@ def _with_weights(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _timing(given: Mapping[str, Any]) -> TimingConfig:
-    """The timing that was asked for, or the best there is for what is known of model and card."""
+    """Return the timing that was asked for, or the best there is for what is known of model and card."""
     deployment = None
     if "model" in given and "gpu" in given:
         deployment = Deployment(**{name: given[name] for name in Deployment.__struct_fields__ if name in given})
@@ -530,7 +530,7 @@ def _tier(given: Mapping[str, Any], tier: Tier, room: Mapping[str, Any]) -> Tier
 
 
 def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
-    """The capacity of a tier as ``TierConfig`` takes it; empty for none, ``None`` where it wasn't asked for."""
+    """Return the capacity of a tier as ``TierConfig`` takes it; empty for none, ``None`` where it wasn't asked for."""
     sizes = {name: given[f"{tier}_{name}"] for name in ("blocks", "bytes") if f"{tier}_{name}" in given}
     if len(sizes) > 1:
         raise KvyardError(f"{tier}_blocks and {tier}_bytes say the same: give one of the two")
@@ -542,7 +542,7 @@ def _room(given: Mapping[str, Any], tier: str) -> dict[str, int] | None:
 
 
 def _link(given: Mapping[str, Any], tier: Tier, scope: str) -> LinkConfig:
-    """A worker's own link to a tier, or its share of a link that all workers use."""
+    """Return a worker's own link to a tier, or its share of a link that all workers use."""
     if tier == LOWER_TIERS[0] and "link" in given:
         for name in (f"{tier.label}_bandwidth", f"{tier.label}_latency", "link_discipline"):
             if name in given:

@@ -30,7 +30,7 @@ class SharedTiers:
         self._timeline = Timeline(self._feed)
 
     def timeline(self, engine: EngineConfig) -> Timeline | None:
-        """The time line for an engine that shares tiers, ``None`` for one that doesn't."""
+        """Return the time line for an engine that shares tiers, ``None`` for one that doesn't."""
         return self._timeline if engine.tiers is not None and engine.tiers.shared else None
 
     def credit(self, members: Iterable[Holder]) -> None:

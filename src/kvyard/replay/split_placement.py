@@ -154,7 +154,7 @@ class SplitPlacement(RequestListener):
         worker.submit(job, now, rank)
 
     def _load_of(self, holder: Holder) -> WorkerLoad:
-        """The load of a rank in the stage that it is there for."""
+        """Return the load of a rank in the stage that it is there for."""
         return (self.prefill_pool if holder in self.prefill_pool else self.decode_pool).router.load(holder)
 
     def passes_started(self, now: int) -> None:

@@ -74,7 +74,7 @@ def _counters(fleet: Fleet) -> Iterator[tuple[Any, Iterable[str]]]:
 
 
 def _tables(fleet: Fleet) -> Iterator[dict[str, int]]:
-    """Counters by name."""
+    """Yield counters by name."""
     for worker in fleet.workers:
         for core in worker.cores:
             if core.offload is not None:

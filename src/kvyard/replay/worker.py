@@ -69,7 +69,7 @@ class Worker:
         self._touched.add(self.number)
 
     def name_of(self, rank: int) -> str:
-        """The name of a rank in records: a worker with one rank goes by its own name."""
+        """Return the name of a rank in records: a worker with one rank goes by its own name."""
         return self.name if len(self.cores) == 1 else str(self.holders[rank])
 
     def submit(self, job: Job, now: int, rank: int) -> None:
@@ -97,7 +97,7 @@ class Worker:
             engine.cancel(job, now)
 
     def tier_counters(self) -> dict[str, int]:
-        """Counters of its lower tiers, all ranks together; empty without any."""
+        """Return counters of its lower tiers, all ranks together; empty without any."""
         total: Counter[str] = Counter()
         for core in self.cores:
             if core.offload is not None:

@@ -54,6 +54,6 @@ class WorkerPool:
         return decision, worker, rank
 
     def preview(self, request: RouteRequest, now: int) -> tuple[Decision, Worker]:
-        """The choice that ``route`` would make, without booking it."""
+        """Return the choice that ``route`` would make, without booking it."""
         decision = self.router.preview(request, now)
         return decision, self._ranks[decision.worker][0]

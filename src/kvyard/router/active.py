@@ -82,7 +82,9 @@ class ActiveLoads:
             self.ranking.put(worker.slot, bucket, figure)
 
     def most_blocks(self, more: int, capacity: int) -> int:
-        """Blocks of the worker that holds most; or, where ``more`` beside them fit into ``capacity`` in any case, a bound."""
+        """Return blocks of the worker that holds most; or, where ``more`` beside them fit into ``capacity`` in any case, a
+        bound.
+        """
         if self._high + more > capacity:
             self._high = max([worker.blocks for worker in self.workers])
         return self._high

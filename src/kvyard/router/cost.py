@@ -68,7 +68,7 @@ class BlockCost:
         return cost
 
     def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
-        """Blocks that no worker with this ``rank`` or more costs less than."""
+        """Return blocks that no worker with this ``rank`` or more costs less than."""
         if match is not self._match:
             self._look_at(match)
         config, size = self._config, self._size
@@ -82,7 +82,7 @@ class BlockCost:
         self._adds = self._blocks - match.shared_blocks
 
     def _credit_of(self, match: Match, device_credit: float) -> float:
-        """The blocks' worth of what is cached, where a block in device memory counts ``device_credit``."""
+        """Return the blocks' worth of what is cached, where a block in device memory counts ``device_credit``."""
         tiers = match.tiers
         if not tiers:
             return 0.0
@@ -94,7 +94,7 @@ class BlockCost:
 
 
 def block_rank(config: RouterConfig, worker: WorkerLoad) -> tuple[int, float]:
-    """The part of the cost that a worker has for any request, in tokens."""
+    """Return the part of the cost that a worker has for any request, in tokens."""
     held = config.held_weight * worker.blocks + config.request_weight * worker.requests
     return 0, config.prefill_scale * worker.prefill_tokens + worker.block_size * held
 
@@ -117,7 +117,7 @@ def is_exact(config: RouterConfig) -> bool:
 
 
 def drawn(routing: RoutingInput, costs: BlockCost, temperature: float) -> Choice:
-    """A draw: softmax over costs scaled to 0 .. 1, the least being the likeliest."""
+    """Return a draw: softmax over costs scaled to 0 .. 1, the least being the likeliest."""
     workers = routing.loads.workers
     ranked = sorted(
         [(slot, costs.cost(workers[slot], match)) for match in routing.matches for slot in bits(match.slots)]

@@ -92,16 +92,16 @@ class RoutingInput:
         return requests / len(self.workers)
 
     def match_of(self, slot: int) -> Match:
-        """The match of one worker that may be chosen."""
+        """Return the match of one worker that may be chosen."""
         return next(match for match in self.matches if match.slots >> slot & 1)
 
     def workers_of(self, matches: Sequence[Match]) -> list[WorkerLoad]:
-        """The workers of some matches."""
+        """Return the workers of some matches."""
         workers = self.loads.workers
         return [workers[slot] for match in matches for slot in bits(match.slots)]
 
     def closed(self) -> list[WorkerLoad]:
-        """Workers that may not be chosen: excluded, draining or gone."""
+        """Return workers that may not be chosen: excluded, draining or gone."""
         workers = self.loads.workers
         if len(self.workers) == len(workers):
             return []
@@ -112,7 +112,7 @@ class RoutingInput:
         return self.prefixes.of(slot) if self.prefixes is not None else ()
 
     def shared_blocks(self, slot: int) -> int:
-        """Blocks of the prompt that requests in flight hold at a worker."""
+        """Return blocks of the prompt that requests in flight hold at a worker."""
         return of_slot(self._shared, slot)
 
     @property
@@ -132,7 +132,7 @@ class RoutingInput:
         bound: Bound | None = None,
         same_rank_same_cost: bool = False,
     ) -> Choice:
-        """The worker of least cost, of all or of some ``matches``; of equals each has the same chance. ``bound`` and
+        """Return the worker of least cost, of all or of some ``matches``; of equals each has the same chance. ``bound`` and
         ``same_rank_same_cost`` are a policy's, where it has a rank.
         """
         search = Search(self.loads, cost, bound, same_rank_same_cost)
@@ -140,7 +140,7 @@ class RoutingInput:
         return self.draw(search.tied, search.best, why)
 
     def least(self, cost: Cost, matches: Sequence[Match] | None = None) -> tuple[float, int]:
-        """The least cost, and the slots, as bits, of the workers that have it."""
+        """Return the least cost, and the slots, as bits, of the workers that have it."""
         search = Search(self.loads, cost, None, False)
         search.look(self.matches if matches is None else matches)
         return search.best, search.tied

@@ -88,7 +88,7 @@ class Applied(Entry, frozen=True, kw_only=True, tag="applied"):
 
     @classmethod
     def of(cls, update: Update, now: int) -> "Applied":
-        """The entry for ``update``, applied at ``now``."""
+        """Return the entry for ``update``, applied at ``now``."""
         fields = {
             name: getattr(update, name) for name in cls.__struct_fields__ if name not in ("at", "events", "router")
         }
@@ -187,7 +187,7 @@ class Ended(Entry, frozen=True, kw_only=True, tag="ended"):
 
 
 def number(key: int | bytes) -> int:
-    """A key as a whole number; trace keys are numbers already, hashes of bytes are read as one."""
+    """Return a key as a whole number; trace keys are numbers already, hashes of bytes are read as one."""
     return key if isinstance(key, int) else int.from_bytes(key, "big")
 
 
@@ -256,8 +256,8 @@ class JournalFile:
 
 
 def read_journal(path: str | Path) -> Iterator[Entry]:
-    """The entries of a journal, packed (``.gz``) or not, in order. One that was cut off in its last line, because its writer
-    was killed, is read up to there. Raises ``KvyardError`` for what isn't a journal.
+    """Yield the entries of a journal, packed (``.gz``) or not, in order. One that was cut off in its last line, because its
+    writer was killed, is read up to there. Raises ``KvyardError`` for what isn't a journal.
     """
     decode = msgspec.json.Decoder(LINE).decode
     path = Path(path)

@@ -25,7 +25,7 @@ class PrefixIndex(Protocol):
         """Return the naming of blocks, and their size."""
 
     def roster(self, workers: Sequence[Holder]) -> Roster:
-        """Workers by slot, to ask ``reaches`` about."""
+        """Return workers by slot, to ask ``reaches`` about."""
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
         """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
@@ -174,7 +174,7 @@ def _of_device(levels: Levels) -> Groups:
 
 
 def _levels(levels: Levels) -> Levels:
-    """Blocks with slots, most first."""
+    """Return blocks with slots, most first."""
     return sorted([level for level in levels if level[0]], reverse=True)
 
 

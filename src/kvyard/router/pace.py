@@ -137,7 +137,7 @@ class ModelPace:
 
 
 def engine_pace(config: EngineConfig) -> ModelPace:
-    """The pace of an engine, from its own configuration."""
+    """Return the pace of an engine, from its own configuration."""
     block_bytes = config.bytes_per_block or 0
     loads = []
     for _, tier in config.tiers.levels if config.tiers is not None else ():
@@ -245,7 +245,7 @@ class LearntPace:
 
 
 def _solved(xx: float, xp: float, pp: float, xy: float, py: float) -> tuple[float, float]:
-    """The two factors of least squares; of one alone where the two can't be told apart or one would be negative."""
+    """Return the two factors of least squares; of one alone where the two can't be told apart or one would be negative."""
     apart = xx * pp - xp * xp
     if apart > 1e-6 * xx * pp:
         slope, bend = (pp * xy - xp * py) / apart, (xx * py - xp * xy) / apart

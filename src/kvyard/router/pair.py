@@ -7,8 +7,8 @@ from kvyard.router.policies import make_policy
 
 
 def router_pair(first: RouterConfig, second: RouterConfig | None, mixed: bool) -> tuple[RouterConfig, RouterConfig]:
-    """The settings of both. ``second`` is of those that decode, and by default the fewest blocks held; ``mixed``: some workers
-    do both.
+    """Return the settings of both. ``second`` is of those that decode, and by default the fewest blocks held; ``mixed``: some
+    workers do both.
     """
     if not mixed:
         first = replace(first, held_weight=0.0)  # what is held there is what is being computed

@@ -56,11 +56,11 @@ class Bucket:
         del self.figures[place], self.single_slots[place]
 
     def many(self, figure: float) -> int:
-        """The slots, as bits, of a figure that has no single one."""
+        """Return the slots, as bits, of a figure that has no single one."""
         return self._many[figure]
 
     def slots(self) -> Iterator[tuple[float, int]]:
-        """Every figure, least first, and the slots, as bits, that have it."""
+        """Yield every figure, least first, and the slots, as bits, that have it."""
         for figure, single in zip(self.figures, self.single_slots):
             yield figure, 1 << single if single >= 0 else self._many[figure]
 
@@ -107,7 +107,7 @@ class Ranking:
         new.add(slot, figure)
 
     def of(self, slot: int) -> tuple[int, float]:
-        """The bucket and the figure of a slot that has a place."""
+        """Return the bucket and the figure of a slot that has a place."""
         assert self._bucket_of[slot] >= 0, f"slot {slot} has no place"
         return self._bucket_of[slot], self._figure_of[slot]
 
@@ -125,7 +125,7 @@ class Ranking:
 
 
 def as_bytes(slots: int) -> bytes:
-    """A set in the form that ``is_in`` reads."""
+    """Return a set in the form that ``is_in`` reads."""
     return slots.to_bytes((slots.bit_length() + 7) // 8, "little")
 
 
@@ -136,7 +136,7 @@ def is_in(row: bytes, slot: int) -> bool:
 
 
 def of_slot(levels: Levels, slot: int) -> int:
-    """The blocks that ``slot`` has."""
+    """Return the blocks that ``slot`` has."""
     for blocks, mask in levels:
         if mask >> slot & 1:
             return blocks
@@ -144,7 +144,7 @@ def of_slot(levels: Levels, slot: int) -> int:
 
 
 def most(levels: Levels, among: int) -> tuple[int, int]:
-    """The most blocks that a slot of the set ``among`` has, and those slots; nothing and none where none has any."""
+    """Return the most blocks that a slot of the set ``among`` has, and those slots; nothing and none where none has any."""
     for blocks, mask in levels:
         if mask & among:
             return blocks, mask & among
@@ -152,7 +152,7 @@ def most(levels: Levels, among: int) -> tuple[int, int]:
 
 
 def nth_slot(mask: int, number: int) -> int:
-    """The slot of a set that has ``number`` others of it before it."""
+    """Return the slot of a set that has ``number`` others of it before it."""
     slot = 0
     width = mask.bit_length()
     while width > 1:
@@ -170,5 +170,5 @@ def nth_slot(mask: int, number: int) -> int:
 
 
 def lowest(mask: int) -> int:
-    """The first slot of a set that isn't empty."""
+    """Return the first slot of a set that isn't empty."""
     return (mask & -mask).bit_length() - 1

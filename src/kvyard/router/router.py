@@ -224,8 +224,8 @@ class Router:
         exclude: Collection[Holder] = (),
         known: Known | None = None,
     ) -> Hold | None:
-        """The worker of ``full``, which have no room, that ``request`` should wait for; ``None`` if it should go to one that
-        has room. ``exclude`` and ``known`` are those of ``route``. Books nothing and uses up no chance.
+        """Return the worker of ``full``, which have no room, that ``request`` should wait for; ``None`` if it should go to one
+        that has room. ``exclude`` and ``known`` are those of ``route``. Books nothing and uses up no chance.
         """
         if not self.policy.waits or not full:
             return None
@@ -298,7 +298,7 @@ class Router:
         return True
 
     def explain(self, record: Decision) -> str:
-        """A decision in words, and with its details as a table."""
+        """Return a decision in words, and with its details as a table."""
         return explain(record, self.config, self.block_size)
 
     def load(self, worker: Holder) -> WorkerLoad:
@@ -323,7 +323,9 @@ class Router:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _eligible(self, exclude: Collection[Holder]) -> tuple[Sequence[WorkerLoad], int]:
-        """The workers that may be chosen this time, and their slots as bits. Raises ``KvyardError`` where there is none."""
+        """Return the workers that may be chosen this time, and their slots as bits. Raises ``KvyardError`` where
+        there is none.
+        """
         self._settle()
         workers, slots = self._open, self._open_slots
         if exclude:
@@ -379,7 +381,7 @@ class Router:
         return fields if exclude is None else fields | {"excluded": tuple(sorted(exclude))}
 
     def _guard(self, routing: RoutingInput) -> Choice | None:
-        """The least loaded, where loads are too far apart for the policy to be followed."""
+        """Return the least loaded, where loads are too far apart for the policy to be followed."""
         config = self.config
         if config.guard is None or not self.policy.guarded:
             return None
@@ -390,8 +392,8 @@ class Router:
         return routing.cheapest(lambda worker, _: load_of(config.load, worker), "guard")
 
     def _new_tokens(self, request: RouteRequest, tiers: Sequence[int]) -> int:
-        """Tokens that a worker with ``tiers`` of a prompt has to compute. What it must fetch counts by its credit, or not at
-        all where the policy goes by time, since a load is no work for the device.
+        """Return tokens that a worker with ``tiers`` of a prompt has to compute. What it must fetch counts by its credit, or
+        not at all where the policy goes by time, since a load is no work for the device.
         """
         config, size = self.config, self.block_size
         if not tiers:
@@ -419,7 +421,7 @@ class Router:
         new_tokens: int,
         detail: bool,
     ) -> Decision:
-        """The record of ``choice``, made before anything is booked."""
+        """Return the record of ``choice``, made before anything is booked."""
         request, prefixes = routing.request, routing.prefixes
         best = regret = predicted = 0
         best_worker: Holder | None = None
@@ -454,7 +456,7 @@ class Router:
         )
 
     def _candidates(self, routing: RoutingInput) -> tuple[Candidate, ...]:
-        """All workers that could have been chosen."""
+        """Return all workers that could have been chosen."""
         costs = self.policy.costs(routing)
         prefixes = routing.prefixes
         return tuple(

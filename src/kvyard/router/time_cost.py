@@ -52,7 +52,7 @@ class TimeCost:
         """and the least time of those who decode in the passes that compute it."""
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         if match is not self._match:
             self._look_at(match)
         if self._crowded:
@@ -62,8 +62,8 @@ class TimeCost:
         return self._sum(worker, match.new_tokens, self._own, self._past, 0.0) + self._copy
 
     def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
-        """Milliseconds that no worker with this ``rank`` or more costs less than: all terms that are left out are times, and
-        so 0 or more.
+        """Return milliseconds that no worker with this ``rank`` or more costs less than: all terms that are left out are times,
+        and so 0 or more.
         """
         if self._crowded:
             return -inf
@@ -90,7 +90,7 @@ class TimeCost:
         self._passes_ms = pace.passes(new) * pace.least_step
 
     def _sum(self, worker: WorkerLoad, new: int, own: float, past: float, room: float) -> float:
-        """The cost without that of a second copy."""
+        """Return the cost without that of a second copy."""
         pace, waiting, requests = self._pace, worker.prefill_tokens, worker.requests
         wait = 0.0
         if waiting:
@@ -114,7 +114,7 @@ class TimeCost:
         return cost + self._stickiness * (pace.prefill(beyond) + pace.past(beyond, tokens - beyond))
 
     def _copy_ms(self, has: int) -> float:
-        """The cost of computing what a worker with ``has`` tokens lacks and another one keeps."""
+        """Return the cost of computing what a worker with ``has`` tokens lacks and another one keeps."""
         pace, tokens, kept = self._pace, self._tokens, self._kept
         if has >= kept:
             return 0.0
@@ -135,7 +135,7 @@ class WithoutRoom(NamedTuple):
 
 
 def _crowded(routing: RoutingInput) -> dict[int, WithoutRoom]:
-    """Workers that may be chosen and have no room for the prompt, by slot."""
+    """Return workers that may be chosen and have no room for the prompt, by slot."""
     loads, prompt = routing.loads, routing.blocks
     capacities = [pace.capacity for pace, _ in routing.speeds if pace.capacity is not None]
     if not capacities or loads.most_blocks(prompt, min(capacities)) + prompt <= min(capacities):
@@ -157,7 +157,7 @@ def _crowded(routing: RoutingInput) -> dict[int, WithoutRoom]:
 
 
 def _kept(routing: RoutingInput, crowded: Mapping[int, WithoutRoom]) -> int:
-    """The most cached tokens of a worker that has room for the prompt."""
+    """Return the most cached tokens of a worker that has room for the prompt."""
     matches = routing.matches
     if crowded:
         full = mask_of(crowded)
@@ -166,8 +166,8 @@ def _kept(routing: RoutingInput, crowded: Mapping[int, WithoutRoom]) -> int:
 
 
 def time_rank(worker: WorkerLoad, computed: float) -> tuple[int, float]:
-    """The rank of a worker with this much new content: two buckets for each number of requests. The first is for workers that
-    compute no prompt, by their new content; the second for those that do, by when they may be done.
+    """Return the rank of a worker with this much new content: two buckets for each number of requests. The first is for workers
+    that compute no prompt, by their new content; the second for those that do, by when they may be done.
     """
     bucket, waiting = 2 * worker.requests, worker.prefill_tokens
     if not waiting:

@@ -36,7 +36,7 @@ class PromptNode:
 
 
 def last_keys(end: PromptNode, count: int) -> list[int]:
-    """Keys of the last ``count`` blocks of the prompt that ends with ``end``, or of all."""
+    """Return keys of the last ``count`` blocks of the prompt that ends with ``end``, or of all."""
     keys: list[int] = []
     node: PromptNode | None = end
     while node is not None and len(keys) < count:

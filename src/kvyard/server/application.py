@@ -215,7 +215,7 @@ class Application:
         return by_method
 
     def _find(self, request: HttpRequest) -> Operation | Response:
-        """The operation of a request, or why there is none."""
+        """Return the operation of a request, or why there is none."""
         path, method = request.path, request.method
         methods = self._methods(path)
         if methods is not None:

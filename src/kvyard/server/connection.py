@@ -225,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
         return (self.transport,) if self._below is None else (self.transport, self._below)
 
     def _unread_bytes(self) -> int:
-        """Bytes of answers that the system hasn't taken."""
+        """Return bytes of answers that the system hasn't taken."""
         return sum(layer.get_write_buffer_size() for layer in self._transports())
 
     def _busy(self) -> bool:
@@ -315,7 +315,7 @@ class ClientConnection(asyncio.Protocol):
         return self._head_bytes > HEADER_BYTES or len(self._headers) > HEADERS
 
     def _head_size(self) -> int:
-        """Bytes that a head takes so far, its objects included."""
+        """Return bytes that a head takes so far, its objects included."""
         return self._head_bytes + HEADER_OVERHEAD * len(self._headers)
 
     def on_body(self, data: bytes) -> None:

@@ -44,7 +44,7 @@ class Readiness(msgspec.Struct, kw_only=True):
 
 
 def readiness(reasons: Iterable[HealthReason]) -> Readiness:
-    """The answer that follows from ``reasons``; those that keep it from being ready come first."""
+    """Return the answer that follows from ``reasons``; those that keep it from being ready come first."""
     ordered = sorted(reasons, key=lambda reason: (reason.grade != "unready", reason))
     ready = not any(reason.grade == "unready" for reason in ordered)
     return Readiness(ready=ready, degraded=bool(ordered), reasons=ordered[:MOST])

@@ -53,7 +53,7 @@ NOTHING_ASKED = AskedHints()
 
 
 def peek_hints(body: bytes, headers: Mapping[str, str], prompt_tokens: int) -> Hints:
-    """The hints of a request that is only passed on; none where they make no sense, which its engine will say."""
+    """Return the hints of a request that is only passed on; none where they make no sense, which its engine will say."""
     try:
         return read_hints(msgspec.json.decode(body, type=HintFields), headers).of(prompt_tokens)
     except (Refusal, *DECODE_ERRORS):
@@ -85,7 +85,7 @@ def read_hints(body: HintFields, headers: Mapping[str, str]) -> AskedHints:
 
 
 def _session(body: HintFields, headers: Mapping[str, str]) -> str:
-    """The name of the session, by the first that says one."""
+    """Return the name of the session, by the first that says one."""
     control = body.nvext.session_control if body.nvext is not None else None
     extra = (body.vllm_xargs or {}).get("session_id")
     name = (

@@ -34,7 +34,7 @@ class HttpReply(msgspec.Struct, frozen=True):
         return self.content.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """The body's value. Raises ``ValueError`` or another of ``DECODE_ERRORS``."""
+        """Return the body's value. Raises ``ValueError`` or another of ``DECODE_ERRORS``."""
         return msgspec.json.decode(self.content)
 
 
@@ -67,7 +67,7 @@ async def _send(session: Any, method: str, url: str, **given: Any) -> HttpReply:
 
 
 async def ask(url: str, *, token: str | None, seconds: float, headers: Mapping[str, str]) -> HttpReply:
-    """The answer to a GET. Raises ``NoAnswer``."""
+    """Return the answer to a GET. Raises ``NoAnswer``."""
     async with _session(token, seconds, None) as session:
         return await _send(session, "GET", url, headers=headers, allow_redirects=False)
 

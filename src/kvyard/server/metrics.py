@@ -14,7 +14,7 @@ from kvyard.server.counting import BucketCounts, ByLabels, Count
 
 
 def read_catalog(path: Path) -> dict[str, Any]:
-    """The TOML file with the names and help texts of metrics."""
+    """Return the TOML file with the names and help texts of metrics."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -39,13 +39,13 @@ class Metrics:
         self._texts.update(texts)
 
     def counts(self, name: str, *labels: str) -> ByLabels[Count]:
-        """A counter for hot paths, of one event loop."""
+        """Return a counter for hot paths, of one event loop."""
         counter = ByLabels(name, self._texts[name], labels, Count)
         self._counted.append(counter)
         return counter
 
     def bucketed(self, name: str, buckets: Sequence[float], *labels: str) -> ByLabels[BucketCounts]:
-        """A histogram for hot paths, of one event loop."""
+        """Return a histogram for hot paths, of one event loop."""
         histogram = ByLabels(name, self._texts[name], labels, partial(BucketCounts, buckets))
         self._counted.append(histogram)
         return histogram
@@ -76,7 +76,7 @@ class Metrics:
         yield from families.values()
 
     def text(self) -> tuple[bytes, str]:
-        """Everything as it is scraped, and its media type."""
+        """Return everything as it is scraped, and its media type."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

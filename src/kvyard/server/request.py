@@ -159,7 +159,7 @@ class HttpRequest(Mapping[str, str]):
     # -- its body -------------------------------------------------------------------------------------------------------
 
     async def body(self, bounds: Bounds) -> bytes:
-        """The whole body. Raises ``Refusal`` for one that is too long or late, and ``ClientGone``."""
+        """Return the whole body. Raises ``Refusal`` for one that is too long or late, and ``ClientGone``."""
         if not self._stopped():
             await self._all_of_body(bounds)
         if self._too_long:

@@ -111,5 +111,5 @@ class Supervisor:
 
 
 def error_text(error: BaseException) -> str:
-    """An error in a few words."""
+    """Return an error in a few words."""
     return f"{type(error).__name__}: {error}"[:300]

@@ -25,10 +25,10 @@ class Tokenizer(Protocol):
     """Ids that stand for something are below this."""
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The ids of ``text``; ``special``: with what the tokenizer adds by itself."""
+        """Return the ids of ``text``; ``special``: with what the tokenizer adds by itself."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``."""
+        """Return the text of ``ids``."""
 
     def word(self, token: int) -> str:
         """Return the text of one id by itself."""
@@ -106,15 +106,15 @@ class FileTokenizer:
 
 
 def make_tokenizer(path: str | None) -> Tokenizer:
-    """The tokenizer in ``path``, or bytes."""
+    """Return the tokenizer in ``path``, or bytes."""
     return ByteTokenizer() if path is None else FileTokenizer(path)
 
 
 def render(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, ask: bool = True, go_on: bool = False
 ) -> str:
-    """A conversation as one text; ``ask``: with the beginning of the answer; ``go_on``: so that the last message goes on.
-    Raises ``Refusal`` for what isn't text.
+    """Return a conversation as one text; ``ask``: with the beginning of the answer; ``go_on``: so that the last message goes
+    on. Raises ``Refusal`` for what isn't text.
     """
     parts: list[str] = []
     if tools:
@@ -150,7 +150,7 @@ def _text(content: object, index: int) -> str:
 
 @lru_cache(maxsize=16)
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer in the file ``path``. Raises ``KvyardError`` where it can't be had."""
+    """Return the tokenizer in the file ``path``. Raises ``KvyardError`` where it can't be had."""
     try:
         import tokenizers
     except ImportError:
@@ -164,7 +164,7 @@ def load_tokenizer(path: str) -> Any:
 
 
 def parse_tokens(text: str, where: str) -> list[int]:
-    """Token ids written as a JSON list, or with commas or spaces between. Raises ``KvyardError``, naming ``where``."""
+    """Return token ids written as a JSON list, or with commas or spaces between. Raises ``KvyardError``, naming ``where``."""
     try:
         if text.lstrip().startswith("["):
             ids = json.loads(text)
@@ -186,7 +186,9 @@ def gather_prompt(
     tokenizer_file: Path | None = None,
     special: bool = True,
 ) -> list[int]:
-    """The prompt that was given in one of four ways. Raises ``KvyardError`` for none, several, or one that can't be read."""
+    """Return the prompt that was given in one of four ways. Raises ``KvyardError`` for none, several, or one that can't be
+    read.
+    """
     given = [way for way in (tokens, tokens_file, text, text_file) if way is not None]
     if len(given) != 1:
         raise KvyardError("give the prompt in one way: --tokens, --tokens-file, --text or --text-file")

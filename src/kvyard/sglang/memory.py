@@ -11,7 +11,7 @@ DEVICE = "cpu"
 
 
 def make_allocator(settings: dict[str, Any]) -> Any:
-    """The allocator of token slots, with tensors of keys and values only where HiCache copies them."""
+    """Return the allocator of token slots, with tensors of keys and values only where HiCache copies them."""
     import torch
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
@@ -37,7 +37,7 @@ def make_allocator(settings: dict[str, Any]) -> Any:
 
 
 def make_tree(settings: dict[str, Any], scheduler: Any) -> Any:
-    """The radix tree of a scheduler that has its pools, with HiCache below it where the log has that."""
+    """Return the radix tree of a scheduler that has its pools, with HiCache below it where the log has that."""
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.components import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -94,7 +94,7 @@ def window_pool() -> Any:
 
 
 def rows_with_states(rows: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """Rows of requests beside a pool of tiny Mamba states."""
+    """Return rows of requests beside a pool of tiny Mamba states."""
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def hicache_args(settings: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a server with HiCache, if the log has it."""
+    """Return arguments of a server with HiCache, if the log has it."""
     hicache = settings.get("hicache")
     if hicache is None:
         return {}
@@ -25,7 +25,7 @@ def hicache_args(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _storage_args(storage: dict[str, Any] | None) -> dict[str, Any]:
-    """Arguments of a server with files below HiCache's host memory, if the log has them."""
+    """Return arguments of a server with files below HiCache's host memory, if the log has them."""
     if storage is None:
         return {}
     names = ("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token")
@@ -39,13 +39,13 @@ def _storage_args(storage: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def state_args(settings: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a server whose model has states of recurrent layers, if the log has them."""
+    """Return arguments of a server whose model has states of recurrent layers, if the log has them."""
     names = ("max_mamba_cache_size", "mamba_radix_cache_strategy", "mamba_track_interval")
     return {name: settings[name] for name in names if name in settings}
 
 
 def draft_args(settings: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a server with draft tokens, if the log has them."""
+    """Return arguments of a server with draft tokens, if the log has them."""
     drafts = settings.get("speculative")
     if drafts is None:
         return {}

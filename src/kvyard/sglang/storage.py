@@ -105,7 +105,7 @@ class VirtualStorage:
         return min((end for end in ends if end is not None and end > self.clock.now), default=None)
 
     def _deadline(self, wait: Any) -> int | None:
-        """The first nanosecond at which a request has waited too long."""
+        """Return the first nanosecond at which a request has waited too long."""
         if not wait.timer.running or not any(
             request in self.tree.ongoing_prefetch
             for request, other in self.tree._storage_prefetch_wait.items()

@@ -186,7 +186,7 @@ class SglangUnderTest:
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def add(self, request: dict[str, Any]) -> Any:
-        """A request of a log arrives; returns SGLang's ``Req``."""
+        """Return a request of a log arrives; returns SGLang's ``Req``."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -235,7 +235,7 @@ class SglangUnderTest:
         return batch
 
     def result(self, tokens: list[list[int]], *, verifies: bool = False) -> Any:
-        """The model's output of a batch: the tokens of each request, one unless the batch ``verifies`` drafts."""
+        """Return the model's output of a batch: the tokens of each request, one unless the batch ``verifies`` drafts."""
         from sglang.srt.managers.utils import GenerationBatchResult
 
         torch = self._torch
@@ -262,7 +262,7 @@ class SglangUnderTest:
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Requests that run and wait; pages that are free, evictable and protected; the share of output set aside."""
+        """Return requests that run and wait; pages that are free, evictable and protected; the share of output set aside."""
         scheduler = self.of_sglang
         page = scheduler.page_size
         tree = scheduler.tree_cache
@@ -300,12 +300,12 @@ class SglangUnderTest:
         return list(self.of_sglang.tree_cache.cache_controller.ack_load_queue) if self.copies is not None else []
 
     def take_requeued(self) -> list[tuple[str, str]]:
-        """Requests that were retracted or preempted since this was last called, in order."""
+        """Return requests that were retracted or preempted since this was last called, in order."""
         taken, self._requeued = self._requeued, []
         return taken
 
     def take_events(self) -> list[Any]:
-        """Events of the tree since they were last taken."""
+        """Return events of the tree since they were last taken."""
         return list(self.of_sglang.tree_cache.take_events())
 
 

@@ -49,7 +49,7 @@ class FleetServer(ThreadedService):
         return self.fleet.config.served_model_name
 
     def streams(self, worker: int = 0) -> Sequence[EventStream]:
-        """Endpoints on which a worker's ranks publish, and replay missed batches."""
+        """Return endpoints on which a worker's ranks publish, and replay missed batches."""
         return self.fleet.workers[worker].streams
 
     def kill(self, worker: int) -> None:
@@ -97,7 +97,7 @@ class GatewayServer(ThreadedService):
         self.url = self._server.url
 
     def engines(self) -> list[str]:
-        """The names of the engines that get requests now."""
+        """Return the names of the engines that get requests now."""
         return sorted(name for name, engine in self.gateway.members.engines.items() if engine.state == "ready")
 
     async def serve(self, ready: Callable[[], None]) -> None:

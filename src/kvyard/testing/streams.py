@@ -41,7 +41,7 @@ class StreamReader(ThreadedService):
         return [event for update in self.updates for event in update.events]
 
     def wait_for(self, seen: Callable[[Sequence[Event]], object], seconds: float = PATIENCE) -> list[Event]:
-        """The events once ``seen`` is true of them. Raises ``TimeoutError`` with the events that came instead."""
+        """Return the events once ``seen`` is true of them. Raises ``TimeoutError`` with the events that came instead."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: seen([e for update in self._updates for e in update.events]), seconds

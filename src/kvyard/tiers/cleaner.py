@@ -236,5 +236,5 @@ class Cleaner:
 
 
 def _kept(hit: Hit) -> dict[Node, tuple[int, int]]:
-    """The positions that ``hit`` has of each node."""
+    """Return the positions that ``hit`` has of each node."""
     return {node: (group.low, group.blocks) for group in hit.groups for node in group.parts() if node.stop > group.low}

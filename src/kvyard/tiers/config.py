@@ -164,7 +164,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def parse_offload_config(raw: Mapping[str, object]) -> OffloadConfig:
-    """The configuration that a file describes: the keys of ``OffloadConfig``, links as presets or keys of their own.
+    """Return the configuration that a file describes: the keys of ``OffloadConfig``, links as presets or keys of their own.
 
     Raises ``ConfigError`` for an unknown key or a value that can't be.
     """
@@ -179,7 +179,7 @@ def parse_offload_config(raw: Mapping[str, object]) -> OffloadConfig:
 
 
 def _with_link(tier: object) -> object:
-    """A tier's keys, its link written out."""
+    """Return a tier's keys, its link written out."""
     if not isinstance(tier, Mapping) or not isinstance(link := tier.get("link"), str | Mapping):
         return tier
     return {**tier, "link": msgspec.to_builtins(parse_link_config(link))}

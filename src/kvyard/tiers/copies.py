@@ -204,7 +204,9 @@ def make_tier(
     linked: LinkMaker = make_link,
     radix: str | None = None,
 ) -> LinkedTier:
-    """An empty tier for blocks of ``layout``, behind what ``linked`` makes. ``radix``: see ``Pool``. Raises ``ConfigError``."""
+    """Return an empty tier for blocks of ``layout``, behind what ``linked`` makes. ``radix``: see ``Pool``. Raises
+    ``ConfigError``.
+    """
     if sink is not None and layout.chunk > 1 and events == "self-describing":
         sink = ChunkSink(sink, layout.block_sizes)
     pages = layout.pages(config.capacity(layout.block_bytes))

@@ -209,7 +209,7 @@ class HiCache(Offload):
 
 
 def _stream(config: LinkConfig) -> Link:
-    """The link of ``config`` with a queue for each direction."""
+    """Return the link of ``config`` with a queue for each direction."""
     lanes = [msgspec.structs.replace(lane, client_bandwidth=None) for lane in config.lanes]
     return FifoLink(LinkConfig(discipline="fifo", outward=lanes[0], inward=lanes[1]))
 

@@ -62,11 +62,11 @@ class PageLayout:
         return num_blocks // self.chunk
 
     def chain(self, request: Request, group: int) -> Chain:
-        """The request's chain, a hash per page of ``group``."""
+        """Return the request's chain, a hash per page of ``group``."""
         return request.view(self.page_tokens[group])
 
     def named(self, request: Request, group: int, first: int) -> list[Extent]:
-        """The registered extents of the request on the device that reach beyond page ``first``."""
+        """Return the registered extents of the request on the device that reach beyond page ``first``."""
         extents = request.tables[group].settle()
         index, before = len(extents), first * self.chunk
         while index and extents[index - 1].stop > before:
@@ -74,7 +74,7 @@ class PageLayout:
         return [extent for extent in extents[index:] if extent.node is not None]
 
     def pages_of(self, extents: Iterable[Extent]) -> Spans:
-        """The intervals of pages that ``extents``, in order of position, cover in whole."""
+        """Return the intervals of pages that ``extents``, in order of position, cover in whole."""
         spans: list[tuple[int, int]] = []
         for extent in extents:
             start = extent.start

@@ -380,7 +380,7 @@ class Loader:
         self.changes += 1
 
     def loaded(self, copy: Copy) -> Request | None:
-        """A load has landed: the request may go on after ``copy.tokens``. ``None`` if it has gone in the meantime."""
+        """Return a load has landed: the request may go on after ``copy.tokens``. ``None`` if it has gone in the meantime."""
         state = self.state
         request = copy.request
         if request is None:

@@ -151,7 +151,7 @@ class Network:
         return landed
 
     def limit(self, port: Hashable) -> int | None:
-        """Bytes per second of ``port``, ``None`` for no limit."""
+        """Return bytes per second of ``port``, ``None`` for no limit."""
         return self._limits.get(port)
 
     def busy_ns(self, port: Hashable) -> int:
@@ -177,7 +177,7 @@ class Network:
         return trial._landing(next(other for other in in_flight if other.number == flow.number))
 
     def _trial(self) -> "Network":
-        """A copy to try things on."""
+        """Return a copy to try things on."""
         trial = Network(self.latency, shared=self._shared)
         trial._limits = self._limits
         trial.ports = {port: PortUse() for port in self.ports}

@@ -373,7 +373,7 @@ class Offload:
                 assert tier.store.pool.holds <= known, f"{tier.store.tier.name} holds something without a reason"
 
     def _copies(self) -> Iterator[Copy]:
-        """Everything of this worker that has not been delivered."""
+        """Yield everything of this worker that has not been delivered."""
         for level in range(len(self.tiers)):
             for copy in self.state.in_flight(level):
                 yield copy

@@ -8,7 +8,7 @@ from kvyard.hashing import Chain, Key, Keys
 
 
 def whole_chain(node: Node) -> Chain:
-    """A chain that answers for everything up to the end of ``node``.
+    """Return a chain that answers for everything up to the end of ``node``.
 
     What stays cached after its request keeps no more of the chain than its own run. The runs before it are in the
     tree as well, as nodes with or without copies, each with its own hashes; so the way up gives the whole prefix back.
@@ -33,7 +33,7 @@ class PathChain(Chain):
         self.keys = _PathKeys(self._starts, [ancestor.keys for ancestor in path], node.stop)
 
     def cut(self, start: int, stop: int, with_tokens: bool = True) -> Chain:
-        """The chain of the run itself, where one node has it all."""
+        """Return the chain of the run itself, where one node has it all."""
         index = bisect_right(self._starts, start) - 1
         if index + 1 == len(self._starts) or stop <= self._starts[index + 1]:
             return self._chains[index]

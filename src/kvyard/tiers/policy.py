@@ -76,7 +76,7 @@ class AfterHits(WriteThrough):
         return chosen
 
     def _with_uses(self, group: int, chain: Chain, first: int, last: int, uses: int, fewer: bool) -> Spans:
-        """The intervals of pages ``first`` to ``last`` with at least, or at most, ``uses`` uses."""
+        """Return the intervals of pages ``first`` to ``last`` with at least, or at most, ``uses`` uses."""
         nodes, covered = self._seen.pool.maps[group].walk(chain.keys, last)
         spans = [
             (node.start, min(node.stop, covered))

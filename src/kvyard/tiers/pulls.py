@@ -43,7 +43,7 @@ class PeerPages:
         """True if the worker doesn't answer any more."""
 
     def resident(self, group: int, keys: Keys, limit: int) -> Spans:
-        """The intervals of a chain's first ``limit`` pages that it has."""
+        """Return the intervals of a chain's first ``limit`` pages that it has."""
         return () if self._gone else self.pool.maps[group].spans(keys, min(limit, len(keys)))[0]
 
     def hold(self, piece: PageRange) -> BlockTable:

@@ -129,7 +129,7 @@ class OffloadState:
         return None
 
     def of(self, request: Request) -> RequestState:
-        """The record of ``request``, made if need be."""
+        """Return the record of ``request``, made if need be."""
         state = self.requests.get(request)
         if state is None:
             state = self.requests[request] = RequestState(self.layout.num_groups, len(self.tiers))

@@ -85,7 +85,7 @@ class PendingPages:
             del here[key]
 
     def spans(self, keys: Keys, limit: int) -> Spans:
-        """The intervals of a chain's first ``limit`` positions that are on their way."""
+        """Return the intervals of a chain's first ``limit`` positions that are on their way."""
         spans: list[tuple[int, int]] = []
         for start, here in self._starts.items():
             if start < limit:
@@ -173,7 +173,7 @@ class TierStore:
     # -- asking: nothing changes, recency neither ---------------------------------------------------------------------
 
     def resident(self, group: int, keys: Keys, limit: int) -> Spans:
-        """The intervals of a chain's first ``limit`` pages that are here and whole."""
+        """Return the intervals of a chain's first ``limit`` pages that are here and whole."""
         nodes, end = self._walk(group, keys, min(limit, len(keys)))
         return covered(nodes, end)
 
@@ -194,12 +194,12 @@ class TierStore:
         return self._found
 
     def on_the_way(self, group: int, keys: Keys, limit: int) -> Spans:
-        """The intervals of a chain's first ``limit`` pages that a transfer is bringing."""
+        """Return the intervals of a chain's first ``limit`` pages that a transfer is bringing."""
         pending = self.pending[group]
         return pending.spans(keys, min(limit, len(keys))) if pending else ()
 
     def missing(self, group: int, keys: Keys, first: int, last: int) -> list[tuple[int, int]]:
-        """The intervals of pages ``first`` to ``last`` that are neither here nor on the way."""
+        """Return the intervals of pages ``first`` to ``last`` that are neither here nor on the way."""
         left = without(first, last, self.resident(group, keys, last))
         pending = self.on_the_way(group, keys, last) if left else ()
         if not pending:

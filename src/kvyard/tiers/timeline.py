@@ -68,7 +68,7 @@ class Timeline:
         return self.tiers
 
     def connect(self, ends: tuple[str, str], pools: tuple[Pool, Pool], config: LinkConfig) -> WorkerLink:
-        """A link between the devices of two workers with these block pools. Raises ``ConfigError`` for a second one."""
+        """Return a link between the devices of two workers with these block pools. Raises ``ConfigError`` for a second one."""
         if ends[0] == ends[1] or ends in self._worker_links or ends[::-1] in self._worker_links:
             raise ConfigError(f"{ends[0]} and {ends[1]} are one worker, or have a link already")
         link = self._worker_links[ends] = WorkerLink(ends, pools, make_link(config))

@@ -22,7 +22,7 @@ _SCHEDULERS = {
 
 
 def __getattr__(name: str) -> object:
-    """The scheduler class called ``name``. Raises ``VersionError`` for a vLLM that it isn't written for."""
+    """Return the scheduler class called ``name``. Raises ``VersionError`` for a vLLM that it isn't written for."""
     if name not in _SCHEDULERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_version()

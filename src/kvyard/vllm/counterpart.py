@@ -29,7 +29,7 @@ class EngineHashes:
     def hash_blocks(
         self, parent: Key | None, tokens: Sequence[int], block_size: int, extras: object = None
     ) -> list[Key]:
-        """The hashes of the next full blocks; ``tokens`` only says how many there are."""
+        """Return the hashes of the next full blocks; ``tokens`` only says how many there are."""
         first = self._given
         self._given += len(tokens) // block_size
         hashes: list[Key] = list(self._hashes[first : self._given])

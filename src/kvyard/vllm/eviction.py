@@ -101,7 +101,7 @@ class OrderPolicy(CachePolicy):
 
 
 def __getattr__(name: str) -> type[OrderPolicy]:
-    """The policy called ``name``. Raises ``AttributeError``, saying what there is, for an order that isn't there."""
+    """Return the policy called ``name``. Raises ``AttributeError``, saying what there is, for an order that isn't there."""
     order = name.removeprefix(PREFIX)
     if name.startswith(PREFIX) and order in usable():
         return type(f"OrderPolicy[{order}]", (OrderPolicy,), {"order": order})

@@ -45,7 +45,7 @@ class FreeLine:
         return self._blocks.pool.free
 
     def get_all_free_blocks(self) -> list[Any]:
-        """The free blocks, next to be handed out first. Takes time by their number."""
+        """Return the free blocks, next to be handed out first. Takes time by their number."""
         return [KVCacheBlock(block_id) for block_id in self._blocks.pool.line()]
 
 
@@ -66,7 +66,7 @@ class PoolFacade:
         return self._blocks.pool.free
 
     def get_usage(self) -> float:
-        """The share of blocks in use, 0 to 1."""
+        """Return the share of blocks in use, 0 to 1."""
         return self._blocks.usage
 
     def free_blocks(self, ordered_blocks: Iterable[DetachedBlocks | CopyEnd]) -> None:

@@ -145,18 +145,18 @@ def drift(vllm: Path) -> list[str]:
 
 
 def asked_for() -> set[str]:
-    """The attributes of the manager that ``KNOWN`` asks for, such as ``block_pool.free_blocks``."""
+    """Return the attributes of the manager that ``KNOWN`` asks for, such as ``block_pool.free_blocks``."""
     return {line.partition(" asks for ")[2] for line in pinned() if " asks for " in line}
 
 
 def signatures(source: str, name: str) -> dict[str, list[str]]:
-    """The methods of class ``name`` in Python text ``source``, each with its parameters and their defaults."""
+    """Return the methods of class ``name`` in Python text ``source``, each with its parameters and their defaults."""
     class_ = next(item for item in ast.parse(source).body if isinstance(item, ast.ClassDef) and item.name == name)
     return {item.name: _parameters(item) for item in class_.body if isinstance(item, ast.FunctionDef)}
 
 
 def installed() -> Path:
-    """The folder of the vLLM that is installed, which is not imported. Raises ``VersionError`` where there is none."""
+    """Return the folder of the vLLM that is installed, which is not imported. Raises ``VersionError`` where there is none."""
     spec = find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         raise VersionError("no vLLM is installed for this Python")
@@ -194,7 +194,7 @@ def _signature(item: ast.stmt) -> str:
 
 
 def _parameters(item: ast.FunctionDef) -> list[str]:
-    """The parameters without their types."""
+    """Return the parameters without their types."""
     bare = ast.parse(f"def f({ast.unparse(item.args)}): ...").body[0]
     assert isinstance(bare, ast.FunctionDef)
     for argument in (*bare.args.posonlyargs, *bare.args.args, *bare.args.kwonlyargs):

@@ -121,7 +121,7 @@ class Manager:
         return self.blocks.usage
 
     def make_prefix_cache_stats(self) -> Any:
-        """The statistics since the last call; ``None`` where they are not kept."""
+        """Return the statistics since the last call; ``None`` where they are not kept."""
         if not self.log_stats:
             return None
         stats, self.prefix_cache_stats = self.prefix_cache_stats, PrefixCacheStats()
@@ -141,7 +141,7 @@ class Manager:
     # -- lookup --------------------------------------------------------------------------------------------------------
 
     def get_computed_blocks(self, request: Any) -> tuple[Any, int, int]:
-        """The longest cached prefix: its blocks, its tokens, and how far another group has this text (0: no further)."""
+        """Return the longest cached prefix: its blocks, its tokens, and how far another group has this text (0: no further)."""
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         hit = self.blocks.lookup(self._follow(request).update(False))
@@ -170,7 +170,7 @@ class Manager:
         return blocks if tokens else self.empty_kv_cache_blocks, tokens, 0, min(lengths) < tokens
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
-        """A lookup's result cut at ``num_computed_tokens``, which all block sizes divide; states may end before it.
+        """Return a lookup's result cut at ``num_computed_tokens``, which all block sizes divide; states may end before it.
 
         Raises ``AssertionError`` as vLLM does where a group can't be cut there.
         """
@@ -214,7 +214,7 @@ class Manager:
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> Any:
-        """Slots for ``num_new_tokens`` more tokens: the new blocks, or ``None`` if they can't be had.
+        """Return slots for ``num_new_tokens`` more tokens: the new blocks, or ``None`` if they can't be had.
 
         Raises ``ValueError`` (a ``RequestError``), changing nothing, for a call that makes no sense.
         """
@@ -311,7 +311,7 @@ class Manager:
         return True
 
     def take_events(self) -> list[Any]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         return self._events.take() if self._events is not None else []
 
     def estimate_cached_tokens(self, request: Any) -> int:
@@ -325,7 +325,7 @@ class Manager:
     # -- what a request holds ------------------------------------------------------------------------------------------
 
     def get_blocks(self, request_id: str) -> Any:
-        """The blocks that a request holds."""
+        """Return the blocks that a request holds."""
         ours = self.blocks.requests.get(request_id)
         return self.empty_kv_cache_blocks if ours is None else HeldBlocks(self.blocks, ours)
 
@@ -387,7 +387,7 @@ class Manager:
         return offloads
 
     def finalize_partial_tail_offloads(self, request: Any) -> list[tuple[int, int, int]]:
-        """The state that a request's prompt ended with inside a block, if the request ends there: as above, once."""
+        """Return the state that a request's prompt ended with inside a block, if the request ends there: as above, once."""
         ours = self.blocks.requests.get(request.request_id)
         if ours is None:
             return []

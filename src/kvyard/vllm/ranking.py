@@ -66,7 +66,7 @@ class ChunkRanking(Generic[ChunkT]):
         return self._order.reads_priorities
 
     def get(self, key: bytes) -> ChunkT | None:
-        """The chunk of ``key``, if it is here."""
+        """Return the chunk of ``key``, if it is here."""
         ranked = self._chunks.get(key)
         return ranked.chunk if ranked is not None else None
 
@@ -122,13 +122,13 @@ class ChunkRanking(Generic[ChunkT]):
         self._order = make_order(self._name, self._now)
 
     def __iter__(self) -> Iterator[bytes]:
-        """All keys, next victim first."""
+        """Return all keys, next victim first."""
         return (self._keys[extent.ids[0]] for extent in self._order)
 
 
 def read_wishes(raw: object) -> tuple[Retention, ...]:
-    """A request's wishes for retention: a list of ``{"start":0,"stop":512,"priority":80,"duration":null}``, where ``stop``
-    may be null and durations are nanoseconds. Raises ``RetentionError`` for anything else.
+    """Return a request's wishes for retention: a list of ``{"start":0,"stop":512,"priority":80,"duration":null}``, where
+    ``stop`` may be null and durations are nanoseconds. Raises ``RetentionError`` for anything else.
     """
     if raw is None:
         return ()

@@ -161,7 +161,7 @@ def _begin(scheduler: Any, folder: Path, limit: int, clock: WallClock) -> Engine
 
 
 def _header(scheduler: Any) -> tuple[dict[str, Any] | None, str]:
-    """The first line of a log of decisions; or ``None`` and why kvyard's engine couldn't repeat them."""
+    """Return the first line of a log of decisions; or ``None`` and why kvyard's engine couldn't repeat them."""
     if scheduler.connector is not None:
         return None, "a connector brings blocks from elsewhere"
     if scheduler.lora_config is not None or scheduler.vllm_config.speculative_config is not None:

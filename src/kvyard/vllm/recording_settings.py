@@ -15,7 +15,9 @@ KEYS = ("folder", "limit")
 
 
 def recording_settings(vllm_config: Any) -> tuple[Path, int] | None:
-    """The folder to record to and the limit per file; ``None`` where none is set. Raises ``KvyardError`` for a bad value."""
+    """Return the folder to record to and the limit per file; ``None`` where none is set. Raises ``KvyardError`` for a bad
+    value.
+    """
     extra = vllm_config.additional_config
     given = extra.get("kvyard_record") if isinstance(extra, dict) else None
     if given is None:

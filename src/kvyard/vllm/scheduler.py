@@ -48,7 +48,7 @@ def _check(scheduler: Any) -> None:
 
 
 def _manager_of(scheduler: Any) -> Manager:
-    """A manager with the settings that vLLM's constructor gave its own."""
+    """Return a manager with the settings that vLLM's constructor gave its own."""
     return Manager(
         kv_cache_config=scheduler.kv_cache_config,
         max_model_len=scheduler.max_model_len,

@@ -151,7 +151,7 @@ class AlignedStateGroup(StateGroup):
         return kept
 
     def take_own_end(self, table: BlockTable) -> KeptState | None:
-        """The state inside a block that the request's prompt ended with, once, unless the request has written on."""
+        """Return the state inside a block that the request's prompt ended with, once, unless the request has written on."""
         progress = self._progress(table)
         kept, progress.own_end = progress.own_end, None
         return kept
@@ -191,7 +191,8 @@ class AlignedStateGroup(StateGroup):
         return min(fresh, most) + (hit.free_blocks(0) if hit.blocks else 0)
 
     def _checkpoint(self, request: Request, table: BlockTable, demand: Demand) -> tuple[int, int] | None:
-        """The state that a step to ``demand.main`` tokens can write inside: after how many tokens, and at which position.
+        """Return the state that a step to ``demand.main`` tokens can write inside: after how many tokens, and at which
+        position.
 
         ``None`` where the backend has none, or can't write it at that point of this step.
         """
@@ -214,7 +215,7 @@ class AlignedStateGroup(StateGroup):
         return tokens, position
 
     def _resumed_at(self, tokens: int, unit: int) -> int:
-        """The last boundary of ``unit`` tokens at which a resend of ``tokens`` could continue."""
+        """Return the last boundary of ``unit`` tokens at which a resend of ``tokens`` could continue."""
         if self.use_eagle:
             return max(tokens // unit * unit - unit, 0)
         return (tokens - 1) // unit * unit
@@ -234,7 +235,7 @@ class AlignedStateGroup(StateGroup):
         return loaded + fresh + self._ends_inside(table, hit, demand) + hit.free_blocks(skipped)
 
     def _most(self, table: BlockTable) -> int:
-        """The most blocks that a step takes: one to write its state to, and speculative ones if it is the first."""
+        """Return the most blocks that a step takes: one to write its state to, and speculative ones if it is the first."""
         return 1 if self._progress(table).started else 1 + self.spec.spec_blocks
 
     def _ends_inside(self, table: BlockTable, hit: GroupHit, demand: Demand) -> bool:

@@ -37,10 +37,10 @@ class EvictionOrder(Protocol):
         """Priorities that have run out by now fall back; nothing in an order that has none."""
 
     def head(self) -> Extent:
-        """The next victim. Raises ``IndexError`` when there is none."""
+        """Return the next victim. Raises ``IndexError`` when there is none."""
 
     def __iter__(self) -> Iterator[Extent]:
-        """All candidates, next victim first."""
+        """Return all candidates, next victim first."""
 
 
 _HERE = "kvyard.blocks.eviction"
@@ -73,7 +73,7 @@ def make_order(name: str, now: Callable[[], int], options: Mapping[str, float] |
 
 
 def eviction_with_hints(name: str) -> str:
-    """The order that heeds hints and is ``name`` without any. Raises ``ConfigError`` where there is none."""
+    """Return the order that heeds hints and is ``name`` without any. Raises ``ConfigError`` where there is none."""
     if name not in ("lru", "priority"):
         raise ConfigError(f"hints need eviction lru or priority, not {name}: leave one of the two out")
     return "priority"

@@ -49,7 +49,7 @@ class LearningOrder:
     # -- events -----------------------------------------------------------------------------------------------------
 
     def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
-        """A request used ``extents`` of one group, given in order of position and held by it or by no request.
+        """Return a request used ``extents`` of one group, given in order of position and held by it or by no request.
 
         ``states``: each block is a state that stands for all before it. Returns them as they are now: where parts are to be
         treated differently they are split, and none may be a candidate then.
@@ -92,7 +92,7 @@ class LearningOrder:
         """These extents are what waiting requests would find cached, the next request's first."""
 
     def cut(self, extent: Extent, bounds: Sequence[int]) -> list[Extent]:
-        """The parts of ``extent`` between ``bounds``, in order of position."""
+        """Return the parts of ``extent`` between ``bounds``, in order of position."""
         parts: list[Extent] = []
         for bound in bounds:
             if extent.start < bound < extent.start + len(extent.ids):
@@ -126,7 +126,7 @@ class LearningOrder:
 
 
 def learning_order(name: str) -> type[LearningOrder] | None:
-    """The order called ``name``, if it is one of these. Raises ``KvyardError`` for an unknown one."""
+    """Return the order called ``name``, if it is one of these. Raises ``KvyardError`` for an unknown one."""
     order = ORDERS.get(name)
     return order if isinstance(order, type) and issubclass(order, LearningOrder) else None
 

@@ -65,7 +65,7 @@ class QuotaOrder:
         return max(0, min(self._ledger.used[account] - limit, self.idle[account]))
 
     def room(self, account: int, unnamed: int) -> int:
-        """Blocks that ``account`` may take in a pool that has ``unnamed`` empty ones and can refuse."""
+        """Return blocks that ``account`` may take in a pool that has ``unnamed`` empty ones and can refuse."""
         self.know(account)
         own = self.idle[account]
         room = unnamed + (own if self.isolated else sum(self.idle))
@@ -75,7 +75,7 @@ class QuotaOrder:
         return max(0, room)
 
     def first(self, account: int) -> Extent:
-        """The next victim among the extents of ``account``. Raises ``IndexError`` when there is none."""
+        """Return the next victim among the extents of ``account``. Raises ``IndexError`` when there is none."""
         return self._lines[account].head()
 
     def shrunk(self, account: int, blocks: int) -> None:
@@ -83,7 +83,7 @@ class QuotaOrder:
         self.idle[account] -= blocks
 
     def victim(self, taker: int) -> Extent:
-        """The next victim where ``taker`` needs room. Raises ``IndexError`` when there is none."""
+        """Return the next victim where ``taker`` needs room. Raises ``IndexError`` when there is none."""
         if self.isolated and taker < len(self.idle) and self.idle[taker]:
             return self._lines[taker].head()
         return self.head()
@@ -107,7 +107,7 @@ class QuotaOrder:
         return max(self._grain, blocks if not rest and other < account else blocks + 1)
 
     def _leader(self, but: int) -> int:
-        """The account with idle blocks that has the most for its weight, the first among equals; -1 if there is none."""
+        """Return the account with idle blocks that has the most for its weight, the first among equals; -1 if there is none."""
         best, best_used, best_weight = -1, 0, 1
         for account, idle in enumerate(self.idle):
             if idle and account != but:
@@ -144,7 +144,7 @@ class QuotaOrder:
             line.expire()
 
     def __iter__(self) -> Iterator[Extent]:
-        """All candidates, account by account: who goes next depends on who takes."""
+        """Yield all candidates, account by account: who goes next depends on who takes."""
         for line in self._lines:
             yield from line
 

@@ -212,7 +212,7 @@ class RadixOrder:
         """No priority runs out."""
 
     def first(self) -> Extent | None:
-        """The next victim, if there is one."""
+        """Return the next victim, if there is one."""
         entries = self._entries
         while entries:
             _, ticket, extent = entries[0]
@@ -270,7 +270,7 @@ class RadixOrder:
 
 
 def use_of(extent: Extent) -> NodeUse:
-    """The use of a node's extent; of one that was never inserted, none."""
+    """Return the use of a node's extent; of one that was never inserted, none."""
     history = extent.history
     if not isinstance(history, NodeUse):
         history = extent.history = NodeUse()

@@ -52,7 +52,7 @@ class Fields:
         self.model_type = str(self._values.get("model_type", ""))
 
     def get(self, name: str) -> Any:
-        """The value under ``name`` or another spelling of it; None if it isn't there."""
+        """Return the value under ``name`` or another spelling of it; None if it isn't there."""
         for spelling in (name, *ALIASES.get(name, ())):
             value = self._values.get(spelling)
             if value is not None:
@@ -60,7 +60,7 @@ class Fields:
         return None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number of at least 0. Raises ``KvyardError`` if it is something else, or missing without a default."""
+        """Return a whole number of at least 0. Raises ``KvyardError`` if it is something else, or missing without a default."""
         value = self.get(name)
         if value is None:
             if default is None:
@@ -82,7 +82,7 @@ class Fields:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """A config file. Raises ``KvyardError`` if it can't be read or isn't a JSON object."""
+    """Return a config file. Raises ``KvyardError`` if it can't be read or isn't a JSON object."""
     try:
         value = msgspec.json.decode(Path(path).read_bytes())
     except OSError as error:
@@ -95,13 +95,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def presets() -> list[str]:
-    """The names of the configs that ship with kvyard; each says where its numbers come from."""
+    """Return the names of the configs that ship with kvyard; each says where its numbers come from."""
     folder = files("kvyard.engine.models") / "configs"
     return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
 
 
 def hub_names() -> dict[str, str]:
-    """Presets by the names under which models are published, such as ``Qwen/Qwen3-32B``."""
+    """Return presets by the names under which models are published, such as ``Qwen/Qwen3-32B``."""
     return {hub: name for name in presets() for hub in preset(name)["hub"]}
 
 

@@ -135,7 +135,7 @@ def cache_layers(fields: Fields, precision: Precision, ranks: int) -> list[Cache
 
 
 def head_dim(fields: Fields) -> int:
-    """The width of an attention head."""
+    """Return the width of an attention head."""
     if fields.get("head_dim") is not None:
         return fields.integer("head_dim")
     return fields.integer("hidden_size") // fields.integer("num_attention_heads")
@@ -165,7 +165,7 @@ def check_heads(fields: Fields, heads: int, kv_heads: int, ranks: int) -> None:
 
 
 def conv_width(fields: Fields, ranks: int = 1) -> int:
-    """Channels of a Mamba-2 layer's convolution, over all ranks: the groups are repeated until each rank has one."""
+    """Return channels of a Mamba-2 layer's convolution, over all ranks: the groups are repeated until each rank has one."""
     groups = fields.integer("mamba_groups", 1)
     if groups % ranks:
         groups = ranks
@@ -173,7 +173,7 @@ def conv_width(fields: Fields, ranks: int = 1) -> int:
 
 
 def mamba_width(fields: Fields) -> int:
-    """The inner width of a Mamba layer."""
+    """Return the inner width of a Mamba layer."""
     if fields.get("mamba_d_ssm") is not None:
         return fields.integer("mamba_d_ssm")
     size = fields.get("mamba_head_dim")
@@ -197,7 +197,7 @@ def _typed(fields: Fields, types: Sequence[object], count: int) -> list[str]:
 
 
 def _windows(fields: Fields, count: int) -> list[str]:
-    """Models whose layers are attention with or without a window, by the conventions of each family."""
+    """Return models whose layers are attention with or without a window, by the conventions of each family."""
     window = fields.get("sliding_window")
     if window is None or fields.get("use_sliding_window") is False:
         return ["full"] * count
@@ -221,7 +221,7 @@ def _shared(fields: Fields, kinds: list[str]) -> list[str]:
 
 
 def _attention_bytes(fields: Fields, precision: Precision, ranks: int, everywhere: bool = False) -> int:
-    """Keys and values of one token. Heads are split over ranks, and repeated when there are fewer of them than ranks."""
+    """Return keys and values of one token. Heads are split over ranks, and repeated when there are fewer of them than ranks."""
     stored, width = kv_heads(fields, everywhere)
     check_heads(fields, fields.integer("num_attention_heads"), stored, ranks)
     return 2 * max(1, stored // ranks) * width * precision.cache

@@ -70,7 +70,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(group.spec for group in self.layer_groups)
 
     def engine_options(self) -> dict[str, Any]:
-        """The fields of an engine's config that follow from this plan. An engine doesn't count vLLM's null block."""
+        """Return the fields of an engine's config that follow from this plan. An engine doesn't count vLLM's null block."""
         return {
             "num_gpu_blocks": self.num_blocks - 1,
             "groups": msgspec.to_builtins(self.groups),
@@ -83,7 +83,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def weight_dtypes() -> list[str]:
-    """Names of what weights may be stored in."""
+    """Return names of what weights may be stored in."""
     return list(WEIGHT_DTYPES)
 
 
@@ -269,7 +269,7 @@ def _too_large(fields: Fields, memory: int, on: PlanOptions, tight: _StagePlan) 
 
 
 def _enough_ranks(fields: Fields, memory: int, on: PlanOptions) -> int | None:
-    """The fewest tensor ranks on which there is room; ``None`` where none is known."""
+    """Return the fewest tensor ranks on which there is room; ``None`` where none is known."""
     if on.weights is not None:
         return None  # the number per card was given, and doesn't follow from the ranks
     for ranks in range(on.tensor_parallel_size + 1, MOST_RANKS + 1):
@@ -299,7 +299,7 @@ def _precision(fields: Fields, kv_cache_dtype: str) -> Precision:
 
 
 def _blocks_per_request(spec: GroupSpec, longest: int, batched: int) -> int:
-    """Blocks that a request of ``longest`` tokens holds in a group at most, while a chunk of ``batched`` is computed."""
+    """Return blocks that a request of ``longest`` tokens holds in a group at most, while a chunk of ``batched`` is computed."""
     if spec.is_state:
         return 2 if spec.mode == "align" else 1
     cap = spec.rule().cap(batched, longest)
@@ -307,7 +307,7 @@ def _blocks_per_request(spec: GroupSpec, longest: int, batched: int) -> int:
 
 
 def _longest(groups: Sequence[LayerGroup], most: int, batched: int, blocks: int) -> int:
-    """The longest request that ``blocks`` hold: what it needs never shrinks as it grows."""
+    """Return the longest request that ``blocks`` hold: what it needs never shrinks as it grows."""
 
     def needed(length: int) -> int:
         return sum(_blocks_per_request(group.spec, length, batched) for group in groups)

@@ -17,7 +17,7 @@ GRAPHS = GIB
 
 
 def context_bytes(ranks: int) -> int:
-    """Bytes of a card that are taken before SGLang looks at how much is free."""
+    """Return bytes of a card that are taken before SGLang looks at how much is free."""
     return CONTEXT_OF_RANKS if ranks > 1 else CONTEXT
 
 

@@ -47,7 +47,9 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return experts, ceil_div(width, self.expert_ranks)
 
     def stages(self, layers: int) -> list[range]:
-        """The layers of each pipeline stage. What doesn't divide goes to stages before the last, which has the output layer."""
+        """Return the layers of each pipeline stage. What doesn't divide goes to stages before the last, which has the output
+        layer.
+        """
         count = self.pipeline_parallel_size
         sizes = [layers // count] * count
         for back in range(layers % count):

@@ -83,7 +83,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dtype_bytes(name: str) -> int:
-    """Bytes of one element. Raises ``KvyardError`` for a type it doesn't know."""
+    """Return bytes of one element. Raises ``KvyardError`` for a type it doesn't know."""
     size = DTYPE_BYTES.get(name.removeprefix("torch."))
     if size is None:
         raise KvyardError(f"unknown data type {name!r}: {suggest(name, DTYPE_BYTES)}")
@@ -102,14 +102,14 @@ def _stores_8_bit_cache(fields: Fields) -> bool:
 
 
 def cache_element(fields: Fields, kv_cache_dtype: str) -> int:
-    """Bytes of one element of the KV cache. Raises ``KvyardError`` for a type that isn't known."""
+    """Return bytes of one element of the KV cache. Raises ``KvyardError`` for a type that isn't known."""
     if kv_cache_dtype != "auto":
         return dtype_bytes(kv_cache_dtype)
     return 1 if _stores_8_bit_cache(fields) else dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
 
 
 def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) -> Weights:
-    """Parameters of the language model, or those that one rank of a pipeline stage has.
+    """Return parameters of the language model, or those that one rank of a pipeline stage has.
 
     Tensor ranks share matrices and have copies of norms, of routers, of what MLA projects down, and of KV heads of which
     there are fewer than ranks. The first stage has the embeddings, the last the output layer, and both have them where they
@@ -150,7 +150,9 @@ def count_weights(fields: Fields, split: Parallelism = WHOLE, stage: int = 0) ->
 
 
 def weight_bytes(fields: Fields, of: Weights, dtype: str | None = None) -> int:
-    """Bytes of ``of`` in ``dtype``, a name of ``WEIGHT_BITS``, or as the checkpoint stores it (``quantization_config``)."""
+    """Return bytes of ``of`` in ``dtype``, a name of ``WEIGHT_BITS``, or as the checkpoint stores it
+    (``quantization_config``).
+    """
     plain = dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
     linear, experts = weight_bits(fields, dtype)
     if experts == WEIGHT_BITS["mxfp4"]:
@@ -160,8 +162,8 @@ def weight_bytes(fields: Fields, of: Weights, dtype: str | None = None) -> int:
 
 
 def weight_bits(fields: Fields, dtype: str | None = None) -> tuple[float, float]:
-    """Bits of one weight of a layer's matrices and of the experts', scales included. Raises ``KvyardError`` for a ``dtype``
-    that isn't known.
+    """Return bits of one weight of a layer's matrices and of the experts', scales included. Raises ``KvyardError`` for a
+    ``dtype`` that isn't known.
     """
     plain = 8.0 * dtype_bytes(str(fields.get("torch_dtype") or "bfloat16"))
     if dtype is None:
@@ -173,7 +175,9 @@ def weight_bits(fields: Fields, dtype: str | None = None) -> tuple[float, float]
 
 
 def find_weight_dtype(name: str) -> str:
-    """The name of ``WEIGHT_BITS`` that ``name``, as engines spell it, stands for. Raises ``KvyardError`` for an unknown one."""
+    """Return the name of ``WEIGHT_BITS`` that ``name``, as engines spell it, stands for. Raises ``KvyardError`` for an unknown
+    one.
+    """
     plain = name.strip().lower().replace("-", "_").removeprefix("torch.")
     for dtype, spellings in WEIGHT_DTYPES.items():
         if plain in (dtype, *spellings):
@@ -184,7 +188,7 @@ def find_weight_dtype(name: str) -> str:
 
 
 def stored_bits(quantisation: Mapping[str, Any] | None, plain: float) -> tuple[float, float]:
-    """Bits of one weight of a layer's matrices and of the experts', scales included."""
+    """Return bits of one weight of a layer's matrices and of the experts', scales included."""
     if not isinstance(quantisation, Mapping):
         return plain, plain
     method = str(quantisation.get("quant_method", ""))
@@ -276,7 +280,7 @@ def _is_mixture(fields: Fields, index: int) -> bool:
 
 
 def mlp_shape(fields: Fields, index: int, kind: str) -> MlpShape | None:
-    """The MLP of layer ``index``, whose mixer is ``kind``; ``None`` where the layer has none."""
+    """Return the MLP of layer ``index``, whose mixer is ``kind``; ``None`` where the layer has none."""
     hidden = fields.integer("hidden_size")
     pattern, types = fields.get("hybrid_override_pattern"), _types(fields)
     alone = _alone(fields)

@@ -101,7 +101,7 @@ class ChunkSizes:
         )
 
     def _last_kept(self, tokens: int, unit: int) -> int:
-        """The last end of a block that a request of the same ``tokens`` could continue from."""
+        """Return the last end of a block that a request of the same ``tokens`` could continue from."""
         if self._drops_block:
             return max(0, tokens // unit * unit - unit)
         return (tokens - 1) // unit * unit

@@ -25,7 +25,7 @@ class Context:
         """Tokens that are computed for that."""
 
     def price(self, chunk: int) -> int:
-        """Tokens that are computed for a chunk: what is cached moves a chunk, and shortens only the last one."""
+        """Return tokens that are computed for a chunk: what is cached moves a chunk, and shortens only the last one."""
         if self.reusable <= 0 or self.reusable + chunk < self.left:
             return chunk
         return max(0, self.left - self.reusable)

@@ -27,17 +27,17 @@ from kvyard.integers import ceil_div
 
 
 def newest(running: dict[int, Job]) -> Job:
-    """The job that was admitted last."""
+    """Return the job that was admitted last."""
     return running[next(reversed(running))]
 
 
 def oldest(running: dict[int, Job]) -> Job:
-    """The job that was admitted first."""
+    """Return the job that was admitted first."""
     return running[next(iter(running))]
 
 
 def least_important(running: dict[int, Job]) -> Job:
-    """The job of the highest priority value, and the last arrival of those; among equals the one admitted first."""
+    """Return the job of the highest priority value, and the last arrival of those; among equals the one admitted first."""
     return max(running.values(), key=lambda job: (job.priority, job.arrival))
 
 

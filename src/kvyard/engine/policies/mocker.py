@@ -50,12 +50,12 @@ class MockerTokenRatio:
         self._since = 0
 
     def at(self, tick: int) -> float:
-        """The ratio when ``tick`` decode passes are over."""
+        """Return the ratio when ``tick`` decode passes are over."""
         passes = tick - self._since
         return self._base if passes <= 0 else max(self._floor, self._base - passes * self._step)
 
     def many(self, tick: int, count: int) -> npt.NDArray[np.float64]:
-        """The ratio after each of the next ``count`` decode passes."""
+        """Return the ratio after each of the next ``count`` decode passes."""
         passes = np.arange(tick + 1, tick + 1 + count) - self._since
         falling = np.maximum(self._floor, self._base - passes * self._step)
         return np.where(passes <= 0, self._base, falling)

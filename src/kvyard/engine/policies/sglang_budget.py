@@ -59,7 +59,7 @@ class NewTokenRatio:
 
 @cache
 def _falls(conservativeness: float) -> list[float]:
-    """Values that the share takes from the first to the floor, one a pass."""
+    """Return values that the share takes from the first to the floor, one a pass."""
     falls = [min(FIRST * conservativeness, 1.0)]
     floor = min(falls[0] * LOWEST_SHARE, 1.0)
     step = (falls[0] - floor) / DECAY_PASSES
@@ -104,7 +104,7 @@ class Budget:
         return ceil_div(tokens, self.page) * self.page
 
     def continued(self) -> int:
-        """Tokens that a prompt which is partly computed may have: what is free, unless that is nothing."""
+        """Return tokens that a prompt which is partly computed may have: what is free, unless that is nothing."""
         assert self.chunk is not None
         room = min(self.chunk, int(self.free - self.total))
         return room if room > 0 else self.chunk
@@ -114,8 +114,8 @@ class Budget:
         return left + answer + self.page < self.free - locked * self.page - self.total
 
     def longest(self, left: int, answer: int, hit: Hit | None, windows: int) -> int | None:
-        """Tokens of a prompt that fits whole which the batch may compute; ``None`` for any number. ``windows``: window tokens
-        that come from the host.
+        """Return tokens of a prompt that fits whole which the batch may compute; ``None`` for any number. ``windows``: window
+        tokens that come from the host.
         """
         return self.chunk
 

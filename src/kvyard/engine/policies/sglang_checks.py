@@ -56,7 +56,7 @@ def check(config: EngineConfig) -> None:
 
 
 def _changed(config: EngineConfig) -> list[str]:
-    """Names of SGLang's settings that have other values than by default."""
+    """Return names of SGLang's settings that have other values than by default."""
     given, usual = config.sglang or SglangSettings(), SglangSettings()
     return [name for name in given.__struct_fields__ if getattr(given, name) != getattr(usual, name)]
 

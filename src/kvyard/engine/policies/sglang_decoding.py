@@ -48,7 +48,9 @@ class DecodeSide:
     # -- who is in it -----------------------------------------------------------------------------------------------
 
     def taking_part(self, extended: list[Job]) -> list[Job]:
-        """The jobs that decode in the pass that was formed last, in SGLang's order. ``extended``: those that mixed in."""
+        """Return the jobs that decode in the pass that was formed last, in SGLang's order. ``extended``: those
+        that mixed in.
+        """
         return [job for job in [*extended, *self.running] if job.end >= 0 and not job.state.ended]
 
     def passed(self) -> int:
@@ -81,14 +83,14 @@ class DecodeSide:
         return job in self.jobs.parting
 
     def computed(self, job: Job) -> int:
-        """Tokens of ``job``, whose first token is known just now, that are computed or in flight."""
+        """Return tokens of ``job``, whose first token is known just now, that are computed or in flight."""
         job.emit(1)
         return job.base + self.jobs.batch.tick - job.joined
 
     # -- tokens -----------------------------------------------------------------------------------------------------
 
     def aside(self) -> float:
-        """Tokens set aside for the answers of running requests."""
+        """Return tokens set aside for the answers of running requests."""
         # One by one, as SGLang adds them up: a product would round differently.
         aside = 0.0
         if self.ahead:
@@ -103,12 +105,12 @@ class DecodeSide:
         return aside
 
     def aside_for(self, job: Job) -> float:
-        """Tokens set aside for the answer of ``job``."""
+        """Return tokens set aside for the answer of ``job``."""
         ratio = 1.0 if self._whole_answers else self.ratio.current
         return min(self.remaining(job), self._clip) * ratio
 
     def remaining(self, job: Job) -> int:
-        """Tokens that a running request has still to produce, those in flight included."""
+        """Return tokens that a running request has still to produce, those in flight included."""
         if job.end < 0:
             return 1
         batch = self.jobs.batch
@@ -116,7 +118,7 @@ class DecodeSide:
         return left + batch.in_flight(job) if self.ahead else left
 
     def produced(self, job: Job) -> int:
-        """Tokens of the answer of ``job`` that are known."""
+        """Return tokens of the answer of ``job`` that are known."""
         return job.wanted - self.remaining(job)
 
     def length(self, job: Job) -> int:
@@ -171,7 +173,7 @@ class DecodeSide:
         return True
 
     def make_pass(self, chunks: list[Chunk], passes: int) -> Pass:
-        """The pass that was provided for, with ``chunks`` of prompts mixed in or for ``passes`` passes."""
+        """Return the pass that was provided for, with ``chunks`` of prompts mixed in or for ``passes`` passes."""
         batch = self.jobs.batch
         return Pass(chunks, batch.count, batch.context, batch.longest(), stable_for=passes)
 
@@ -188,7 +190,7 @@ class DecodeSide:
         return ending
 
     def _due(self) -> list[Job]:
-        """The jobs that need pages in the pass being formed."""
+        """Return the jobs that need pages in the pass being formed."""
         return self.jobs.blocks.due()
 
     def _put_off(self, due: list[Job]) -> None:
@@ -197,7 +199,7 @@ class DecodeSide:
             self.jobs.batch.watch(job, self.jobs.batch.tick)
 
     def _pages(self, due: list[Job]) -> int:
-        """Pages that the jobs which are ``due`` need."""
+        """Return pages that the jobs which are ``due`` need."""
         return len(due)
 
     def _has_room(self, pages: int) -> bool:

@@ -90,7 +90,7 @@ class QueueOrder:
         self.cached = cached
 
     def _start_of(self, job: Job) -> object:
-        """The first tokens of ``job``, or their name; ``None`` if neither is known."""
+        """Return the first tokens of ``job``, or their name; ``None`` if neither is known."""
         chain = job.chain
         if isinstance(chain, TokenChain):
             return tuple(chain.tokens[:SAME_START])
@@ -116,7 +116,7 @@ class QueueOrder:
                 tree.touch(job)
 
     def spare_for_shorter(self, left: int, chunk: int) -> int:
-        """Tokens of the next chunk of a prompt with ``left`` tokens to go, so that shorter prompts fit beside it."""
+        """Return tokens of the next chunk of a prompt with ``left`` tokens to go, so that shorter prompts fit beside it."""
         page, reserved = self._page, 0
         if chunk < 2 * page:
             return chunk

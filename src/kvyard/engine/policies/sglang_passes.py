@@ -67,7 +67,7 @@ class SglangPasses(PassMaker):
         return self._decode.ratio.current
 
     def decoding(self) -> list[Job]:
-        """The jobs that decode in the pass that was last formed, in SGLang's order."""
+        """Return the jobs that decode in the pass that was last formed, in SGLang's order."""
         return self._decode.taking_part(self._extended)
 
     # -- a pass -----------------------------------------------------------------------------------------------------

@@ -22,17 +22,17 @@ def as_mocker(config: EngineConfig) -> bool:
 
 
 def windows_of(config: EngineConfig) -> list[GroupSpec]:
-    """The groups of sliding windows."""
+    """Return the groups of sliding windows."""
     return [spec for spec in config.specs if spec.attention.is_window]
 
 
 def states_of(config: EngineConfig) -> list[GroupSpec]:
-    """The groups of recurrent layers."""
+    """Return the groups of recurrent layers."""
     return [spec for spec in config.specs if spec.is_state]
 
 
 def tree(config: EngineConfig) -> TreeSettings | None:
-    """The radix tree; ``None`` where blocks are cached as vLLM's. With windows, the memory of all blocks is divided."""
+    """Return the radix tree; ``None`` where blocks are cached as vLLM's. With windows, the memory of all blocks is divided."""
     if as_mocker(config):
         return None
     settings, blocks = config.sglang or SglangSettings(), config.num_gpu_blocks
@@ -64,14 +64,14 @@ def _with_windows(config: EngineConfig, settings: SglangSettings) -> TreeSetting
 
 
 def _host_blocks(config: EngineConfig) -> int:
-    """Blocks that host memory has room for, if there is any."""
+    """Return blocks that host memory has room for, if there is any."""
     if config.tiers is None or config.bytes_per_block is None:
         return 0
     return config.tiers.tiers[0].capacity(config.bytes_per_block)
 
 
 def _tracking(config: EngineConfig) -> StateTracking | None:
-    """Positions of states inside requests, if there is an extra buffer for them."""
+    """Return positions of states inside requests, if there is an extra buffer for them."""
     settings = config.sglang or SglangSettings()
     if settings.mamba_radix_cache_strategy != "extra_buffer" or not config.enable_prefix_caching:
         return None
@@ -81,13 +81,13 @@ def _tracking(config: EngineConfig) -> StateTracking | None:
 
 
 def states_needed(config: EngineConfig) -> int:
-    """Slots that all requests need at once, each with one that it goes on from and one to copy to."""
+    """Return slots that all requests need at once, each with one that it goes on from and one to copy to."""
     tracking = _tracking(config)
     return config.max_num_seqs * (STATES_PER_REQUEST + (tracking.slots if tracking is not None else 0))
 
 
 def draft_slots(config: EngineConfig) -> DraftSlots | None:
-    """Slots for drafts: twice what a pass writes, since with overlap it isn't known yet what the one before kept."""
+    """Return slots for drafts: twice what a pass writes, since with overlap it isn't known yet what the one before kept."""
     if config.speculative is None:
         return None
     settings, page = config.sglang or SglangSettings(), config.block_groups[0].block_size

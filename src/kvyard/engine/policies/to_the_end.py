@@ -45,7 +45,7 @@ class FitsToTheEnd(AdmissionRule):
         return fits
 
     def _need(self, job: Job, hit: Hit | None) -> int:
-        """The free blocks that ``job`` takes until its end; sees that ``_left`` is up to date."""
+        """Return the free blocks that ``job`` takes until its end; sees that ``_left`` is up to date."""
         jobs = self._jobs
         if self._endings != jobs.endings:
             self._endings = jobs.endings
@@ -58,7 +58,7 @@ class FitsToTheEnd(AdmissionRule):
         return ceil_div(job.num_prompt_tokens + job.max_tokens, self._size)
 
     def _promised(self) -> int:
-        """The blocks that running jobs have yet to take, and those whose prompts come from other workers."""
+        """Return the blocks that running jobs have yet to take, and those whose prompts come from other workers."""
         jobs = self._jobs
         certain = list(jobs.running.values())
         if jobs.may_load:

@@ -156,7 +156,9 @@ class TrtllmPasses(PassMaker):
         )
 
     def order(self, batch: Pass) -> list[tuple[Job, int]]:
-        """The jobs of a pass with their tokens in TensorRT-LLM's order: prompts that go on, prompts that end, decoding jobs."""
+        """Return the jobs of a pass with their tokens in TensorRT-LLM's order: prompts that go on, prompts that end, decoding
+        jobs.
+        """
         entries = self._waiting.entries
         # They were sorted before; what is cached may have made others the last chunks of their prompts.
         chunks = sorted(batch.chunks, key=lambda chunk: chunk[1] + chunk[2] >= chunk[0].num_tokens)
@@ -259,11 +261,11 @@ class TrtllmPasses(PassMaker):
         return fitting, paused
 
     def _length(self, job: Job) -> int:
-        """Tokens of a decoding job that are computed."""
+        """Return tokens of a decoding job that are computed."""
         return job.base + self.jobs.batch.tick - job.joined if job.end >= 0 else job.num_computed_tokens
 
     def _freed(self, job: Job, references: dict[Extent, int]) -> int:
-        """Blocks that become free when ``job`` is paused, after those whose extents have ``references`` left."""
+        """Return blocks that become free when ``job`` is paused, after those whose extents have ``references`` left."""
         self.jobs.blocks.settle((job,))
         freed = 0
         for extent in job.tables[0]:
@@ -275,7 +277,7 @@ class TrtllmPasses(PassMaker):
     # -- prompts that wait for another's blocks ---------------------------------------------------------------------
 
     def _computing(self, active: Sequence[Job]) -> set[tuple[object, ...]]:
-        """Contents of the next block of each prompt that is partly computed."""
+        """Return contents of the next block of each prompt that is partly computed."""
         if not self._reuses:
             return set()
         started = [job for job in active if job.state is JobState.PREFILL]
@@ -295,7 +297,9 @@ class TrtllmPasses(PassMaker):
         return False
 
     def _content(self, job: Job, block: int) -> tuple[object, ...]:
-        """Content of a whole block of ``job`` that isn't cached. TensorRT-LLM goes by its tokens, whatever precedes them."""
+        """Return content of a whole block of ``job`` that isn't cached. TensorRT-LLM goes by its tokens, whatever precedes
+        them.
+        """
         keys = job.chain.keys
         if block >= len(keys) or (
             (block + 1) * self._size == job.num_tokens

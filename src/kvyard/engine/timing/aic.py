@@ -71,7 +71,7 @@ CONTEXTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1
 
 
 def aic_version() -> str | None:
-    """The version of ``aiconfigurator-core``; ``None`` where it isn't installed."""
+    """Return the version of ``aiconfigurator-core``; ``None`` where it isn't installed."""
     try:
         return version("aiconfigurator-core")
     except Exception:  # PackageNotFoundError, or metadata that can't be read
@@ -80,7 +80,9 @@ def aic_version() -> str | None:
 
 @cache
 def known_engines(system: str) -> dict[str, list[str]]:
-    """The engines whose kernels were measured on a card, by its name there, each with versions; empty where none were."""
+    """Return the engines whose kernels were measured on a card, by its name there, each with versions; empty where
+    none were.
+    """
     gemm = files("aiconfigurator_core").joinpath("systems", "data", system, "gemm")
     if not gemm.is_dir():
         return {}
@@ -90,7 +92,7 @@ def known_engines(system: str) -> dict[str, list[str]]:
 
 @cache
 def known_models() -> dict[str, dict[str, Any]]:
-    """The models that come with the package, by name, each with its config. Raises ``KvyardError`` where it is missing.
+    """Return the models that come with the package, by name, each with its config. Raises ``KvyardError`` where it is missing.
 
     Where a checkpoint says in a file of its own how it is quantised, that is under ``hf_quant_config``.
     """
@@ -110,7 +112,7 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 
 def find_model(config: Mapping[str, Any], weight_dtype: str | None = None) -> str | None:
-    """The name under which the package knows a model of this shape and quantisation; ``None`` if it doesn't.
+    """Return the name under which the package knows a model of this shape and quantisation; ``None`` if it doesn't.
 
     With a ``weight_dtype`` of one's own it is one that isn't quantised, where there is one: the type is then said beside it.
     """
@@ -156,7 +158,8 @@ def compile_aic(
     weight_dtype: str | None = None,
     kv_cache_dtype: str = "auto",
 ) -> PassTable:
-    """The pass table of ``model`` (one of ``known_models``, of the shape of ``config``) on ``card``. Takes a second or two.
+    """Return the pass table of ``model`` (one of ``known_models``, of the shape of ``config``) on ``card``. Takes a second or
+    two.
 
     Raises ``KvyardError`` where the package is missing, or has no tables for that card, engine, model or split.
     """

@@ -110,7 +110,7 @@ def fit(rows: Sequence[Measurement]) -> Fit:
 
 
 def rough_fit(rows: Sequence[Measurement]) -> Form:
-    """The form without a curve, fitted to ``rows`` without a look at unseen ones. Raises as ``fit`` does."""
+    """Return the form without a curve, fitted to ``rows`` without a look at unseen ones. Raises as ``fit`` does."""
     data = _Rows.of(_enough(rows))
     guess = _first_guess(rows, data.apart)
     values = _values(_descend(guess, guess, data.only(data.kept), ()))
@@ -310,7 +310,7 @@ def _spread(tokens: Floats, knots: tuple[int, ...]) -> Floats:
 
 
 def _values(point: Floats) -> Floats:
-    """Coefficients of a point of the search: logarithms, but for the blend, which stays above 1.
+    """Return coefficients of a point of the search: logarithms, but for the blend, which stays above 1.
 
     A prompt beside decode steps never makes these cheaper.
     """
@@ -321,7 +321,9 @@ def _values(point: Floats) -> Floats:
 
 
 def _curve(point: Floats, knots: tuple[int, ...]) -> Floats:
-    """Logarithms of the curve's factors of a point of the search: none so far below the last that more tokens take less."""
+    """Return logarithms of the curve's factors of a point of the search: none so far below the last that more
+    tokens take less.
+    """
     factors = point[len(NAMES) :].copy()
     if knots:
         values = _values(point)
@@ -342,7 +344,7 @@ def _estimate(point: Floats, data: _Rows, knots: tuple[int, ...], spreads: Seque
 
 
 def _first_guess(rows: Sequence[Measurement], apart: bool) -> Floats:
-    """A point of the search with rough values, by what each kind of pass shows at its extremes."""
+    """Return a point of the search with rough values, by what each kind of pass shows at its extremes."""
     prompts = [row for row in rows if row.prefills]
     steps = [row for row in rows if row.batch]
     each = {id(row): row.ms / (1.0 + sum(count for count, _ in row.others)) for row in rows}

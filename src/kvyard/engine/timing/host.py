@@ -36,7 +36,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         return self.step_us + self.sequence_us * sequences
 
     def joined(self, sequences: int, card_us: float) -> float:
-        """Microseconds of a pass of ``sequences`` whose kernels take ``card_us``."""
+        """Return microseconds of a pass of ``sequences`` whose kernels take ``card_us``."""
         host = self.step_us + self.sequence_us * sequences
         if not self.overlap:
             return host + card_us
@@ -106,7 +106,7 @@ class HostTiming(TimingConfig, frozen=True, kw_only=True):
         return round((base + each * tokens) * 1e3)
 
     def host(self, operators: Operators) -> Host:
-        """The host's constants for passes of ``operators``. A ``host_us`` of one's own is what passes take beyond their
+        """Return the host's constants for passes of ``operators``. A ``host_us`` of one's own is what passes take beyond their
         kernels, overlap or not.
         """
         known = HOSTS.get(self.engine, HOSTS["vllm"])

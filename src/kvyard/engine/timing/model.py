@@ -59,5 +59,5 @@ def scaled_many(ns: npt.NDArray[np.float64], ratio: float) -> Durations:
 
 
 def contexts(batch: int, context: int, passes: int) -> npt.NDArray[np.float64]:
-    """The summed context of each pass. Exact, since token counts stay far below 2**53."""
+    """Return the summed context of each pass. Exact, since token counts stay far below 2**53."""
     return np.arange(context, context + batch * passes, batch).astype(np.float64)

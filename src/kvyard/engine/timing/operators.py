@@ -110,7 +110,7 @@ def make_operators(
     weight_dtype: str | None = None,
     kv_cache_dtype: str = "auto",
 ) -> Operators:
-    """The operators of the model in ``config`` (a Hugging Face config.json), split as ``split`` says.
+    """Return the operators of the model in ``config`` (a Hugging Face config.json), split as ``split`` says.
 
     ``weight_dtype`` (a name of ``WEIGHT_BITS``) stands in for what the checkpoint says. Raises ``KvyardError`` for a model that
     lacks fields or can't be split so.

@@ -37,7 +37,7 @@ class Plane(msgspec.Struct, frozen=True):
     us: tuple[tuple[float, ...], ...]
 
     def row(self, x: float) -> Curve:
-        """The curve along ``at`` for ``x`` on the axis of rows."""
+        """Return the curve along ``at`` for ``x`` on the axis of rows."""
         return Curve(self.at, row_between(self.rows, self.us, x))
 
     def value(self, x: float, y: float) -> float:

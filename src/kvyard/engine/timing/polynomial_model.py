@@ -45,7 +45,7 @@ class DecodeSteps:
         """Passes of a full cache, which all take as long."""
 
     def of(self, context: int, batch: int, passes: int) -> Durations:
-        """The durations of ``passes`` passes, whose first has ``context``, not to be changed."""
+        """Return the durations of ``passes`` passes, whose first has ``context``, not to be changed."""
         end = context + batch * passes
         last = end - batch
         if last >= self._contexts:
@@ -122,7 +122,9 @@ class PolynomialModel:
 
 
 def charged_tokens(prefills: Sequence[tuple[int, int]]) -> int:
-    """The tokens that a batch of (new, past) prefills is charged for: batch * (mean length - mean past), means cut to ints."""
+    """Return the tokens that a batch of (new, past) prefills is charged for: batch * (mean length - mean past), means cut to
+    ints.
+    """
     if len(prefills) == 1:
         return prefills[0][0]
     new = past = batch = 0

@@ -89,7 +89,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def form_of(coefficients: Coefficients, curve: Mapping[int, float]) -> Form:
-    """The form with ``curve``: by tokens of a pass, what the work before attention is multiplied by."""
+    """Return the form with ``curve``: by tokens of a pass, what the work before attention is multiplied by."""
     points = sorted(curve.items())
     return Form(
         coefficients=coefficients,
@@ -101,7 +101,7 @@ def form_of(coefficients: Coefficients, curve: Mapping[int, float]) -> Form:
 def pass_ms(
     form: Form, prefills: Sequence[tuple[int, int]], decode_batch: int, decode_context: int, longest: int = 0
 ) -> float:
-    """Milliseconds of one pass; see ``TimingModel.pass_ns`` for what the arguments mean. 0 when nothing is computed."""
+    """Return milliseconds of one pass; see ``TimingModel.pass_ns`` for what the arguments mean. 0 when nothing is computed."""
     of = form.coefficients
     tokens = sequences = decode_batch
     fresh_pairs = new_pairs = past_pairs = whole_pairs = 0.0
@@ -151,7 +151,7 @@ def base_ms(form: Form, tokens: int, sequences: int) -> float:
 
 
 def counted(of: Coefficients, batch: int, context: int, longest: int) -> float:
-    """The context that a decode step is charged for: what is read, and some of the waiting for the longest."""
+    """Return the context that a decode step is charged for: what is read, and some of the waiting for the longest."""
     more = batch * longest - context
     return context + of.skew * more if more > 0 else float(context)
 
@@ -215,7 +215,7 @@ def estimate(
     factors: Floats | float = 1.0,
     whole_factors: Floats | float = 1.0,
 ) -> Floats:
-    """Milliseconds of many passes, for coefficients in the order of ``NAMES`` and each pass's factor of the curve.
+    """Return milliseconds of many passes, for coefficients in the order of ``NAMES`` and each pass's factor of the curve.
 
     ``whole_factors`` are those of the passes as if nothing was cached.
     """
@@ -295,12 +295,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def shipped() -> list[str]:
-    """Names of the profiles that come with kvyard."""
+    """Return names of the profiles that come with kvyard."""
     return sorted(entry.name.removesuffix(".json") for entry in SHIPPED.iterdir() if entry.name.endswith(".json"))
 
 
 def load_profile(*, name: str | None = None, path: str | Path | None = None) -> Profile:
-    """A shipped profile by ``name``, or one from a file. Raises ``KvyardError`` if there is none or it's no profile."""
+    """Return a shipped profile by ``name``, or one from a file. Raises ``KvyardError`` if there is none or it's no profile."""
     if path is None:
         if name not in shipped():
             raise KvyardError(f"unknown profile {name!r}: {suggest(name, shipped(), otherwise='give a path')}")

@@ -34,7 +34,9 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise KvyardError(f"timing: {name} must be a number above 0, got {value}")
 
     def model(self, capacity_tokens: int) -> TimingModel:
-        """The model, for an engine whose cache holds ``capacity_tokens``. Raises ``KvyardError`` if there can't be one."""
+        """Return the model, for an engine whose cache holds ``capacity_tokens``. Raises ``KvyardError`` if there
+        can't be one.
+        """
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -68,7 +70,7 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def parse(cls, text: str, speedup_ratio: float, deployment: Deployment | None = None) -> Self:
-        """The config that ``text``, what follows the name in one word, stands for. Raises ``KvyardError`` if it is none.
+        """Return the config that ``text``, what follows the name in one word, stands for. Raises ``KvyardError`` if it is none.
 
         ``deployment`` is the model and the card, where both are known; most kinds don't ask.
         """
@@ -121,7 +123,7 @@ def parse_timing(text: str, speedup_ratio: float = 1.0, deployment: Deployment |
 
 
 def read_timing(value: Mapping[str, Any]) -> TimingConfig:
-    """The config that a mapping such as ``{"kind": "polynomial"}`` stands for. Raises ``KvyardError`` if it's wrong."""
+    """Return the config that a mapping such as ``{"kind": "polynomial"}`` stands for. Raises ``KvyardError`` if it's wrong."""
     kind = value.get("kind")
     if not isinstance(kind, str):
         raise KvyardError(f"timing: kind must be one of {', '.join(sorted(TIMINGS.names()))}, got {kind!r}")
@@ -132,7 +134,9 @@ def read_timing(value: Mapping[str, Any]) -> TimingConfig:
 
 
 def make_timing(config: TimingConfig | Mapping[str, Any], capacity_tokens: int) -> TimingModel:
-    """The model for an engine whose cache holds ``capacity_tokens``. Raises ``KvyardError`` for a config that can't work."""
+    """Return the model for an engine whose cache holds ``capacity_tokens``. Raises ``KvyardError`` for a config that can't
+    work.
+    """
     if not isinstance(config, TimingConfig):
         config = read_timing(config)
     config.check()

@@ -31,7 +31,7 @@ GRAPH_TOKENS = 512
 
 
 def padded(tokens: int) -> int:
-    """The size of the CUDA graph that ``tokens`` run in: 1, 2, 4, then multiples of 8."""
+    """Return the size of the CUDA graph that ``tokens`` run in: 1, 2, 4, then multiples of 8."""
     if tokens > GRAPH_TOKENS or tokens <= 2:
         return tokens
     return 4 if tokens <= 4 else (tokens + 7) // 8 * 8
@@ -213,11 +213,11 @@ class RooflineModel:
         )
 
     def _attending(self, new: int, past: int) -> float:
-        """Attention of one prompt."""
+        """Return attention of one prompt."""
         return sum(attention.prompt(new, past) for attention in self._attention)
 
     def _reading(self, batch: int, context: int) -> float:
-        """Attention of a decode step: all that its requests have cached is read once."""
+        """Return attention of a decode step: all that its requests have cached is read once."""
         return sum(attention.decode(batch, context) for attention in self._attention)
 
     def _readings(self, batch: int, context: Times) -> Times:

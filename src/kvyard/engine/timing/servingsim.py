@@ -105,7 +105,7 @@ def read_servingsim(
 
 
 def _experts(folder: Path, mixture: Mixture, axis: Sequence[int], exchange_us: Callable[[int], float]) -> Curve:
-    """All layers of experts, by tokens of all data ranks together."""
+    """Return all layers of experts, by tokens of all data ranks together."""
     path, slices = folder / "moe.csv", mixture.slices
     if not path.is_file():
         path = folder.parent / "tp1" / "moe.csv"  # whole experts are the same whatever the attention's ranks

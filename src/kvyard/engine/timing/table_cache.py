@@ -22,7 +22,7 @@ def cache_folder() -> Path:
 
 
 def cached_table(parts: list[str], make: Callable[[], PassTable]) -> PassTable:
-    """The table made from what ``parts`` name: from disk, or by ``make`` and then kept.
+    """Return the table made from what ``parts`` name: from disk, or by ``make`` and then kept.
 
     A file that can't be read or written is no error: the table is then made again the next time.
     """
@@ -47,7 +47,7 @@ def cached_table(parts: list[str], make: Callable[[], PassTable]) -> PassTable:
 
 
 def folder_digest(folder: Path) -> str:
-    """A fingerprint of the CSV files in ``folder``."""
+    """Return a fingerprint of the CSV files in ``folder``."""
     digest = xxhash.xxh3_128()
     for path in sorted(folder.glob("*.csv")):
         digest.update(path.name.encode())

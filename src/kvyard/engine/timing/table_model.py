@@ -115,7 +115,7 @@ class TableModel:
         return base_us
 
     def _size(self, tokens: int) -> int:
-        """Tokens that are computed where ``tokens`` are wanted."""
+        """Return tokens that are computed where ``tokens`` are wanted."""
         return padded(tokens) if tokens <= self._table.graph_tokens else tokens
 
     def _row(self, batch: int) -> _Row:

@@ -30,7 +30,7 @@ class TablesTiming(HostTiming, frozen=True, kw_only=True, tag="tables"):
     """Folder of LLMServingSim's CSV files, of one ``tp`` size; ``None`` for the tables of aiconfigurator-core."""
 
     def table(self) -> PassTable:
-        """The table, from disk where it was compiled before. Raises ``KvyardError`` where its source has none."""
+        """Return the table, from disk where it was compiled before. Raises ``KvyardError`` where its source has none."""
         of = self.deployment
         shape = msgspec.json.encode([of.config(), of.split, of.weight_dtype, of.kv_cache_dtype]).decode()
         if self.folder is not None:

@@ -69,7 +69,9 @@ class FindingTexts:
         examples: Sequence[str] = (),
         **values: Any,
     ) -> Finding:
-        """The finding of that table; its code is what comes before a dot. ``values`` and ``count`` are put into its texts."""
+        """Return the finding of that table; its code is what comes before a dot. ``values`` and ``count`` are put into its
+        texts.
+        """
         texts = {part: text.format(count=count, **values) for part, text in self._texts[name].items()}
         code = name.partition(".")[0]
         return Finding(code=code, severity=severity, where=where, count=count, examples=[*examples], **texts)
@@ -284,7 +286,7 @@ def _explained(
     otherwise: Severity = _PROBLEM,
     **values: Any,
 ) -> Iterator[Finding]:
-    """Findings about ``tally``: what is unexplained, and what is normal and why.
+    """Yield findings about ``tally``: what is unexplained, and what is normal and why.
 
     ``below`` says why it is normal below the device, ``always`` why it is everywhere; ``partial`` whether it is in groups
     that don't keep every block, ``finer`` whether it is for entries of parts of a block.

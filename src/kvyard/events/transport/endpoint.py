@@ -14,7 +14,7 @@ MAX_PORT = 65_535
 
 
 def at_rank(endpoint: str, rank: int = 0) -> str:
-    """The address of ``rank``: the port plus the rank, or a suffix for ``inproc``; port 0 stays 0.
+    """Return the address of ``rank``: the port plus the rank, or a suffix for ``inproc``; port 0 stays 0.
 
     Raises ``KvyardError`` for what isn't an endpoint, for ``ipc`` with a rank above 0, and for ports beyond the last.
     """
@@ -53,7 +53,7 @@ def is_ipv6(endpoint: str) -> bool:
 
 
 def reachable(endpoint: str) -> str:
-    """An address at which this machine itself reaches what was bound at ``endpoint``."""
+    """Return an address at which this machine itself reaches what was bound at ``endpoint``."""
     if not endpoint.startswith("tcp://"):
         return endpoint
     host, port = split_tcp(endpoint)

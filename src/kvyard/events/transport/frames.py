@@ -36,7 +36,7 @@ class Frame(msgspec.Struct, frozen=True):
     payload: bytes
 
     def parts(self) -> list[bytes]:
-        """The frames of the live message."""
+        """Return the frames of the live message."""
         return [self.topic, self.seq.to_bytes(SEQUENCE_BYTES, "big"), self.payload]
 
 
@@ -80,7 +80,7 @@ write_head = msgspec.msgpack.Encoder().encode
 
 
 def read_live(parts: Sequence[bytes]) -> Frame | str:
-    """The batch in a live message, or what is wrong with it."""
+    """Return the batch in a live message, or what is wrong with it."""
     if len(parts) != 3:
         return f"a message of {len(parts)} frames instead of 3"
     topic, sequence, payload = parts
@@ -89,7 +89,7 @@ def read_live(parts: Sequence[bytes]) -> Frame | str:
 
 
 def read_reply(parts: Sequence[bytes]) -> Reply | str:
-    """The answer in a message of a replay socket, or what is wrong with it."""
+    """Return the answer in a message of a replay socket, or what is wrong with it."""
     if len(parts) not in (3, 4) or parts[0]:
         return f"a reply of {len(parts)} frames"
     topic = parts[1] if len(parts) == 4 else None
@@ -108,13 +108,13 @@ def read_reply(parts: Sequence[bytes]) -> Reply | str:
 
 
 def request(word: bytes | int) -> list[bytes]:
-    """The message that asks for batches from a sequence on, or sends one of our words."""
+    """Return the message that asks for batches from a sequence on, or sends one of our words."""
     return [b"", word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word]
 
 
 def reply_parts(topic: bytes | None, word: bytes | int, payload: bytes) -> list[bytes]:
-    """An answer: to one of our words, a part of a snapshot, or a replayed batch as vLLM sends it, by its sequence; without a
-    topic, as SGLang does.
+    """Return an answer: to one of our words, a part of a snapshot, or a replayed batch as vLLM sends it, by its sequence;
+    without a topic, as SGLang does.
     """
     encoded = word.to_bytes(SEQUENCE_BYTES, "big") if isinstance(word, int) else word
     return [b"", encoded, payload] if topic is None else [b"", topic, encoded, payload]
@@ -131,7 +131,7 @@ def fingerprint(payload: bytes) -> int:
 
 
 def chained(digest: int, print_: int) -> int:
-    """The digest after one more payload, by its fingerprint: equal on both sides where nothing was lost or damaged."""
+    """Return the digest after one more payload, by its fingerprint: equal on both sides where nothing was lost or damaged."""
     return xxhash.xxh3_64_intdigest(print_.to_bytes(8, "big"), digest)
 
 

@@ -101,7 +101,7 @@ class Archive:
         return frames.StreamHead(epoch=self.epoch, seq=self.last, digest=self._digest, first=first)
 
     def answer(self, word: bytes) -> Iterator[list[bytes]]:
-        """The messages that answer ``word``, each without the asker's address; the last is always the end marker."""
+        """Return the messages that answer ``word``, each without the asker's address; the last is always the end marker."""
         if not self._plain and word == frames.HEAD_WORD:
             self.counters.heads += 1
             head = frames.reply_parts(self.topic, word, frames.write_head(self.head()))

@@ -59,7 +59,7 @@ def _messages(
 
 
 def fetch_replay(endpoint: str, start: int = 0, *, timeout: float = 2.0) -> Iterator[Frame]:
-    """The batches from sequence ``start`` on that the publisher at ``endpoint`` still has.
+    """Yield the batches from sequence ``start`` on that the publisher at ``endpoint`` still has.
 
     Raises ``KvyardError`` where it is silent for ``timeout`` seconds before it said that this was all.
     """

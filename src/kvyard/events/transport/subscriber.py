@@ -306,7 +306,7 @@ class Subscriber:
         return await self._sockets.connected(seconds)
 
     async def receive(self, timeout: float | None = None) -> Update | None:
-        """The next update, waiting up to ``timeout`` seconds (``None``: for ever); ``None`` where there is none.
+        """Return the next update, waiting up to ``timeout`` seconds (``None``: for ever); ``None`` where there is none.
 
         Raises ``KvyardError`` where it isn't open.
         """

@@ -258,7 +258,7 @@ class Subscription:
         return State.FRESH if states else State.STALE
 
     def statuses(self) -> list[StreamStatus]:
-        """A look at every stream."""
+        """Return a look at every stream."""
         return [follower.log.status() for follower in self._followers.values()]
 
     def _find(self, topic: bytes, now: int) -> Follower | None:

@@ -10,7 +10,7 @@ from kvyard.events.transport.endpoint import is_ipv6
 
 
 def require() -> ModuleType:
-    """The ``zmq`` module. Raises ``KvyardError`` that names the extra where it isn't installed."""
+    """Return the ``zmq`` module. Raises ``KvyardError`` that names the extra where it isn't installed."""
     try:
         import zmq
     except ImportError:
@@ -19,7 +19,7 @@ def require() -> ModuleType:
 
 
 def shared_context() -> Any:
-    """The process's context, with room for as many sockets as ZeroMQ can have.
+    """Return the process's context, with room for as many sockets as ZeroMQ can have.
 
     By itself it has 1,023, and a stream takes three: a process could follow 341 engines.
     """

@@ -129,7 +129,7 @@ def no_events(reason: str) -> Decoded:
 
 
 def read_stamp(ts: object) -> tuple[float, Problem | None]:
-    """A time stamp off the wire, or 0 and the problem with it."""
+    """Return a time stamp off the wire, or 0 and the problem with it."""
     if isinstance(ts, int | float) and not isinstance(ts, bool) and abs(ts) < 1e300:
         return float(ts), None
     return 0.0, Problem(-1, "a time stamp that isn't a number", ProblemKind.BATCH)

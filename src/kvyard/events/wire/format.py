@@ -30,7 +30,7 @@ UNKNOWN = "unknown"
 
 
 def reading_order(dialect: str) -> list[str]:
-    """The formats to try for a payload: ``dialect``, then those from outside the package, then ours.
+    """Return the formats to try for a payload: ``dialect``, then those from outside the package, then ours.
 
     Raises ``KvyardError`` for an unknown one; "auto" is no preference.
     """
@@ -47,7 +47,7 @@ def dialects() -> list[str]:
 
 
 def written_dialects() -> list[str]:
-    """The formats that can be written."""
+    """Return the formats that can be written."""
     return [name for name in WIRES.names() if WIRES.get(name).writer is not None]
 
 
@@ -161,7 +161,7 @@ class EngineGuess(msgspec.Struct):
                 self.hashes["hex"] += 1
 
     def engine(self) -> str:
-        """The format that is most like this, or ``UNKNOWN``."""
+        """Return the format that is most like this, or ``UNKNOWN``."""
         likeness = {name: WIRES.get(name).likeness(self) for name in WIRES.names()}
         best = max(likeness, key=lambda name: likeness[name])
         return best if likeness[best] > 0 else UNKNOWN

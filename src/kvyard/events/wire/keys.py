@@ -54,7 +54,7 @@ def read_hash(key: Key, narrow: bool = False) -> Key:
 
 
 def read_hex(text: str, narrow: bool = False) -> Key:
-    """A digest written in hex, as TensorRT-LLM sends its SHA-256 hashes. Raises ``BadHash``."""
+    """Return a digest written in hex, as TensorRT-LLM sends its SHA-256 hashes. Raises ``BadHash``."""
     try:
         return read_hash(bytes.fromhex(text), narrow)
     except ValueError as error:

@@ -15,7 +15,8 @@ _seen: dict[str, Tier] = {}
 
 
 def tier_of(medium: str | None) -> Tier | None:
-    """The tier that ``medium`` names; no medium is the device, as in engines from before they said. ``None``: unknown word.
+    """Return the tier that ``medium`` names; no medium is the device, as in engines from before they said. ``None``: unknown
+    word.
 
     An unknown word must not be guessed at: a copy credited to the wrong tier is worse than one not known.
     """

@@ -309,7 +309,7 @@ def _capacity(envelope: Envelope, data: Created) -> dict[int | None, int]:
 
 
 def _place(envelope: Envelope) -> tuple[int | None, int | None]:
-    """The group and window of an event."""
+    """Return the group and window of an event."""
     group, window = envelope.layer_group_id, envelope.window_size
     if window is not None and abs(window) >= STATE_GROUP * 2:
         raise EventRefused(ProblemKind.GROUP, f"window {window} is out of range")
@@ -321,7 +321,7 @@ def _place(envelope: Envelope) -> tuple[int | None, int | None]:
 
 
 def _unknown_level(index: int, envelope: Envelope) -> Problem | None:
-    """The problem with a block that moves from or to a level that isn't known."""
+    """Return the problem with a block that moves from or to a level that isn't known."""
     move = envelope.data.cache_level if isinstance(envelope.data, Updated) else None
     for level in () if move is None else (move.new_value, move.old_value):
         if level not in _TIERS:
@@ -448,7 +448,7 @@ class TrtllmWriter:
 
 
 def _closest(bits: int) -> int:
-    """The tier of the lowest bit set."""
+    """Return the tier of the lowest bit set."""
     return (bits & -bits).bit_length() - 1
 
 
@@ -470,7 +470,7 @@ def _block(event: Stored, index: int, key: Key, level: int) -> Block:
 
 
 def _media(item: object) -> MediaKey | None:
-    """An extra key that is a media item, seen from the item: how far into it the block starts."""
+    """Return an extra key that is a media item, seen from the item: how far into it the block starts."""
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int):
         return MediaKey(hash=item[0], start_offset=-item[1])
     return None

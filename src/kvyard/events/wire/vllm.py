@@ -273,7 +273,7 @@ def _open(raw: Raw | None) -> object:
 
 
 def _tag(data: bytes, shape: str) -> object:
-    """The kind of an event by its tag."""
+    """Return the kind of an event by its tag."""
     try:
         if shape == MAP:
             return _ANY.decode(_RAW_MAP.decode(data)["type"])
@@ -298,7 +298,7 @@ _SCALARS = (str, int, float, bytes, type(None))
 
 
 def read_event(shape: AnyEvent, narrow: bool = False, loose: bool = False) -> Event:
-    """The event in ``shape``. Raises ``EventRefused``.
+    """Return the event in ``shape``. Raises ``EventRefused``.
 
     ``narrow`` turns digests into 64-bit integers; ``loose`` says that tokens may be pairs.
     """
@@ -383,7 +383,7 @@ def _extra(item: object, block: int) -> object:
 
 
 def salt_of(extras: Extras, lora_name: str | None) -> str | None:
-    """The salt among the extra keys of a chain's first block: the one bare text that isn't the adapter's name.
+    """Return the salt among the extra keys of a chain's first block: the one bare text that isn't the adapter's name.
 
     The wire doesn't tag extra keys. Two bare texts can't be told apart, and then there is no saying.
     """

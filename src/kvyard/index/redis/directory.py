@@ -55,7 +55,7 @@ class Directory:
         """State that ``looks`` depends on."""
 
     def name(self, place: int) -> tuple[str, bytes]:
-        """The owner of a place here, and its name there."""
+        """Return the owner of a place here, and its name there."""
         if self._places is None:
             return SOLO, b"%d" % place
         named = self._places[place]
@@ -98,7 +98,7 @@ class Directory:
         return min((owner.until for owner in self.owners.values() if owner.until), default=0)
 
     def translator(self, without: Collection[str] = ()) -> Callable[[bytes], int]:
-        """A function from a row there to a row here. What the owners in ``without`` have is left out."""
+        """Return a function from a row there to a row here. What the owners in ``without`` have is left out."""
         places = self._places
         version = (self.version, -1 if places is None else places.version)
         if version != self._of_version:
@@ -136,13 +136,13 @@ def owner_of(holder: Holder) -> str:
 
 
 def encode(place: Place) -> bytes:
-    """A place's name on the server."""
+    """Return a place's name on the server."""
     holder = place.holder
     return msgspec.json.encode([holder.name, holder.rank, holder.shared, place.tier, place.group])
 
 
 def decode(name: bytes) -> Place | None:
-    """The place of that name, or ``None`` where it is no place's."""
+    """Return the place of that name, or ``None`` where it is no place's."""
     try:
         holder, rank, shared, tier, group = msgspec.json.decode(name, type=tuple[str, int, bool, Tier, int | None])
     except DECODE_ERRORS:

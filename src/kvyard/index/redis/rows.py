@@ -77,7 +77,7 @@ class PendingWrites:
             self.put(owner, operation, name, text[low : low + CALL_KEYS * 8])
 
     def take(self) -> list[tuple[str, list[bytes]]]:
-        """The next round trip's calls: (owner, arguments). They are gone from here."""
+        """Return the next round trip's calls: (owner, arguments). They are gone from here."""
         calls: list[tuple[str, list[bytes]]] = []
         room = writes = 0
         while self._writes:
@@ -443,7 +443,7 @@ class RedisIndex:
 
 
 def _values(session: ReplicaSession, kind: str, command: str) -> dict[bytes, Any]:
-    """The values of all keys of a kind, by the rest of their names."""
+    """Return the values of all keys of a kind, by the rest of their names."""
     prefix = f"kvy:{session.epoch}{kind}".encode()
     names = sorted(key for key in session.scan(("SCAN",), "MATCH", prefix + b"*") if key.startswith(prefix))
     values = session.server.commands([(command, name) for name in names]) if names else []

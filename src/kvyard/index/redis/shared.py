@@ -63,7 +63,7 @@ _decoder = msgspec.msgpack.Decoder(StreamRecord)
 
 @lru_cache(1 << 14)
 def read(text: bytes) -> StreamRecord | None:
-    """A record from the server; ``None`` for what is none, so that it speaks for nothing."""
+    """Return a record from the server; ``None`` for what is none, so that it speaks for nothing."""
     try:
         return _decoder.decode(text)
     except (*DECODE_ERRORS, KvyardError):
@@ -213,7 +213,7 @@ class SharedIndexer(Indexer):
         self._publish(self._of(owner), again=True)
 
     def _of(self, owner: str) -> list[StreamKey]:
-        """The streams of an owner."""
+        """Return the streams of an owner."""
         return [key for key, stream in self.streams.items() if owner_of(stream.source.holder()) == owner]
 
     def _publish(self, keys: Iterable[StreamKey], *, again: bool = False, steps: bool = False) -> None:
@@ -330,7 +330,7 @@ class SharedIndexer(Indexer):
         self._judged = self._view()
 
     def _published_by_all(self) -> dict[str, list[tuple[StreamRecord, FollowedStream]]]:
-        """Every stream of which its writer says something, as what that is worth now."""
+        """Return every stream of which its writer says something, as what that is worth now."""
         by_stream: dict[str, list[tuple[StreamRecord, FollowedStream]]] = {}
         now = self.backend.clock.now()
         tokens = self.backend.session.tokens
@@ -360,7 +360,7 @@ class SharedIndexer(Indexer):
             self.catalog.adopt(feed.holder, dict(feed.groups))
 
     def _fed(self) -> list[Holder]:
-        """The holders that streams of this replica feed."""
+        """Return the holders that streams of this replica feed."""
         return [holder for stream in self.streams.values() for holder in stream.feeds]
 
     def _retire(self, mentioned: Iterable[Holder]) -> None:

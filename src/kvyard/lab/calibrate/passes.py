@@ -32,7 +32,7 @@ class PassLog(msgspec.Struct):
 
 
 def read_passes(path: str | Path) -> Measurements:
-    """Passes from a file of either kind, packed or not. Raises ``KvyardError`` for what can't be read or has none."""
+    """Return passes from a file of either kind, packed or not. Raises ``KvyardError`` for what can't be read or has none."""
     data = whole(Path(path))
     log = _document(data)
     if log is not None:
@@ -45,7 +45,7 @@ def read_passes(path: str | Path) -> Measurements:
 
 
 def _document(data: bytes) -> Any:
-    """The log that ``data`` is as a whole, ``None`` for lines."""
+    """Return the log that ``data`` is as a whole, ``None`` for lines."""
     if not data.lstrip().startswith(b"{"):
         return None
     try:
@@ -56,7 +56,7 @@ def _document(data: bytes) -> Any:
 
 
 def passes_of(log: Any, source: str) -> Measurements:
-    """The passes of a log that was read already. Raises ``KvyardError``, naming ``source``, where it has none."""
+    """Return the passes of a log that was read already. Raises ``KvyardError``, naming ``source``, where it has none."""
     try:
         pass_log = msgspec.convert(log, PassLog)
     except msgspec.ValidationError as error:

@@ -61,7 +61,7 @@ class Probe(NamedTuple):
 
 
 def make_plan(limits: CalibrationLimits, facts: EngineFacts) -> list[Probe]:
-    """The probes of one round for an engine, by what it can hold. Raises ``KvyardError`` where it holds none."""
+    """Return the probes of one round for an engine, by what it can hold. Raises ``KvyardError`` where it holds none."""
     longest = min(limits.max_prompt, (facts.max_model_len or limits.max_prompt + TOKENS) - TOKENS)
     seats = min(limits.max_batch, facts.max_num_seqs or limits.max_batch)
     room = SHARE * (facts.capacity or float("inf"))

@@ -267,11 +267,11 @@ class _Prober:
         raise KvyardError(f"{url} completes neither token ids nor text: {reason}")
 
     async def served(self) -> tuple[int, float] | None:
-        """Requests that the engine has counted, and the seconds to their first tokens by its own clock, if it counts."""
+        """Return requests that the engine has counted, and the seconds to their first tokens by its own clock, if it counts."""
         return served(await metrics_page(self.endpoint))
 
     async def served_since(self, before: tuple[int, float] | None) -> float | None:
-        """Milliseconds to the first token of the one request since ``before``, by the engine's own clock."""
+        """Return milliseconds to the first token of the one request since ``before``, by the engine's own clock."""
         for _ in range(LOOKS):
             now = await self.served() if before is not None else None
             if before is None or now is None or now[0] > before[0] + 1:

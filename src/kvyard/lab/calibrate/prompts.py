@@ -18,7 +18,7 @@ class FreshPrompts:
         self._per_word = 3.0
 
     def make(self, length: int) -> list[int] | str:
-        """A prompt of ``length`` tokens; as text, of about as many."""
+        """Return a prompt of ``length`` tokens; as text, of about as many."""
         if self.ids is not None:
             return self._random.choices(range(*self.ids), k=length)
         words = max(1, round(length / self._per_word))

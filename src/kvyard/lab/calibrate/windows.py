@@ -69,7 +69,7 @@ def windows(
     late: int = 0,
     until: int | None = None,
 ) -> list[Measurement]:
-    """Passes of a run, a few in a row as one measurement. ``budget`` is ``max_num_batched_tokens``, where it is known.
+    """Return passes of a run, a few in a row as one measurement. ``budget`` is ``max_num_batched_tokens``, where it is known.
     Measurements that end after ``until`` are left out.
 
     A new answer begins later than others go on, on a busy machine by several passes: its prompt is put to the longest of the
@@ -134,7 +134,7 @@ def _chunks(new: int, past: int, budget: int) -> list[tuple[int, int]]:
 
 
 def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_TimedAnswer]]:
-    """Answers by arrival, and whether the time of every token is known."""
+    """Return answers by arrival, and whether the time of every token is known."""
     fine, answers = True, []
     for measured in requests:
         if measured.first_token is None:
@@ -154,7 +154,7 @@ def _answers(requests: Iterable[MeasuredRequest]) -> tuple[bool, list[_TimedAnsw
 
 
 def _each(times: Times, tokens: int) -> Times:
-    """The time of each token, where some came together: after the longest waits, since passes went on meanwhile."""
+    """Return the time of each token, where some came together: after the longest waits, since passes went on meanwhile."""
     count = np.ones(len(times), dtype=np.int64)
     waits = np.diff(times, prepend=times[:1])
     for _ in range(tokens - len(times)):
@@ -163,7 +163,7 @@ def _each(times: Times, tokens: int) -> Times:
 
 
 def _observers(answers: Sequence[_TimedAnswer]) -> Iterator[_TimedAnswer]:
-    """Answers that together cover the time, each cut to begin where the one before ends."""
+    """Yield answers that together cover the time, each cut to begin where the one before ends."""
     waiting = sorted((answer for answer in answers if len(answer.times) > 1), key=attrgetter("first"))
     now = -1
     index = 0
@@ -199,7 +199,9 @@ def _seen_by(
     group: int | None,
     late: int,
 ) -> Iterator[tuple[int, Measurement]]:
-    """The windows of one observer, each with its end. Pass k gave it token k; what others got is put to the nearest pass."""
+    """Yield the windows of one observer, each with its end. Pass k gave it token k; what others got is put to the
+    nearest pass.
+    """
     grid = observer.times
     last = len(grid) - 1
     batch = np.zeros(last + 2, dtype=np.int64)
@@ -253,7 +255,7 @@ def _nearest(grid: Times, time: int) -> int:
 
 
 def _count_until(times: Times, time: int) -> int:
-    """Tokens that had come at ``time``, with the one that came nearly then."""
+    """Return tokens that had come at ``time``, with the one that came nearly then."""
     count = int(np.searchsorted(times, time, side="right"))
     near = count < len(times) and count and int(times[count]) - time < time - int(times[count - 1])
     return max(1, count + bool(near))

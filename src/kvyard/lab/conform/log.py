@@ -64,7 +64,7 @@ class Replayer:
         }
 
     def apply(self, op: Record) -> Record:
-        """The result of one operation, in the shape of the log. An operation that we refuse yields ``error``."""
+        """Return the result of one operation, in the shape of the log. An operation that we refuse yields ``error``."""
         act: Callable[[Record], Record | None] | None = getattr(self, f"op_{op['op']}", None)
         if act is None:
             raise LogError(f"unknown operation {op['op']!r}")

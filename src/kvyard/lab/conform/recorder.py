@@ -70,13 +70,13 @@ class VllmRecorder:
                 self.store(group, group.chain_of(request), range(match.blocks), 0, match.blocks)
 
     def take(self) -> list[Any]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         self.flush()
         events, self.events = self.events, []
         return events
 
     def wire(self, key: Key) -> Key:
-        """A hash as the wire has it: its low 64 bits, or all of its bytes."""
+        """Return a hash as the wire has it: its low 64 bits, or all of its bytes."""
         return key if self._hashes_as_bytes else wire_hash(key)
 
     def flush(self) -> None:

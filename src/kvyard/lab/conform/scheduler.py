@@ -157,7 +157,7 @@ class SchedulerLog:
             raise LogError(f"{path}: is no scheduler log: {bad!r}") from bad
 
     def engine_config(self, config: Record, timing: TimingConfig) -> EngineConfig:
-        """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
+        """Return the settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
         return engine_config(config, timing)
 
     def scripts(self) -> dict[str, LoadScript] | None:
@@ -182,7 +182,7 @@ class SchedulerLog:
 
 
 def read_lines(path: Path) -> list[Record]:
-    """A file of JSON lines, plain, .xz or .gz. Raises ``LogError`` if it is none."""
+    """Return a file of JSON lines, plain, .xz or .gz. Raises ``LogError`` if it is none."""
     try:
         data = path.read_bytes()
         if path.suffix in UNPACK:
@@ -199,7 +199,7 @@ def is_scheduler_log(path: Path) -> bool:
 
 
 def read_first_line(path: Path) -> object:
-    """The first line of a file of JSON lines, plain, .xz or .gz; ``None`` if it can't be read."""
+    """Return the first line of a file of JSON lines, plain, .xz or .gz; ``None`` if it can't be read."""
     try:
         with _open(path) as lines:
             return json.loads(next(iter(lines), "null"))
@@ -214,7 +214,7 @@ def _open(path: Path) -> IO[str]:
 
 
 def engine_config(config: Record, timing: TimingConfig) -> EngineConfig:
-    """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
+    """Return the settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
     groups = tuple(
         GroupSpec(
             kind=group["type"],
@@ -241,7 +241,7 @@ def engine_config(config: Record, timing: TimingConfig) -> EngineConfig:
 
 
 def drafts(config: Record) -> SpeculativeConfig | None:
-    """The settings for draft tokens. How many hold is in the log."""
+    """Return the settings for draft tokens. How many hold is in the log."""
     count = config["num_speculative_tokens"]
     if not count:
         return None
@@ -388,7 +388,7 @@ class LoggedRun(Watcher):
         self._next = {}
 
     def in_order(self, batch: Pass) -> list[tuple[Job, int]]:
-        """The jobs of a pass and their tokens, in the order of the log: that of admission."""
+        """Return the jobs of a pass and their tokens, in the order of the log: that of admission."""
         decoding = [(job, 1) for job in self.core.scheduler.lockstep()] if batch.decoding else []
         entries = [*((job, new) for job, new, _ in batch.chunks), *batch.drafted, *decoding]
         return sorted(entries, key=lambda entry: entry[0].serial)

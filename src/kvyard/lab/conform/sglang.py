@@ -137,7 +137,7 @@ class EventNumbers:
         return None
 
     def take(self) -> list[list[Any]]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         written: list[list[Any]] = []
         for kind, tier, parent, hashes, tokens in self._events:
             if kind == "stored":
@@ -192,7 +192,7 @@ class SglangLog:
 
 
 def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
-    """The settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
+    """Return the settings that stand for a log's. Raises ``LogError`` for what the engine has no setting for."""
     page = config["page_size"]
     window = config.get("sliding_window_size")
     groups: tuple[GroupSpec, ...] = ()
@@ -240,7 +240,7 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
 
 
 def _drafts(drafts: Record | None) -> SpeculativeConfig | None:
-    """The settings for draft tokens. How many hold is in the log."""
+    """Return the settings for draft tokens. How many hold is in the log."""
     if drafts is None:
         return None
     chains = drafts["algorithm"] == "NGRAM"
@@ -407,7 +407,7 @@ def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> LogDiffe
 
 
 def _flat(events: list[list[Any]]) -> list[tuple[Any, ...]]:
-    """Events block by block, however they were put together."""
+    """Return events block by block, however they were put together."""
     return [
         (kind, tier, low + number)
         for kind, tier, *rest in events

@@ -101,12 +101,12 @@ class Difference:
         return bool((self.counts <= most).all()) if self.by_request else self.total <= int(most.sum())
 
     def distance(self, hits: Tokens) -> int:
-        """Tokens by which ``hits`` differ from the counts."""
+        """Return tokens by which ``hits`` differ from the counts."""
         known = np.maximum(hits[self.known], 0)
         return int(np.abs(known - self.counts).sum()) if self.by_request else abs(int(known.sum()) - self.total)
 
     def unexplained(self, hits: Tokens) -> float:
-        """Share of the difference that is left if the engine's hits are ``hits``; above 1 if they are farther off."""
+        """Return share of the difference that is left if the engine's hits are ``hits``; above 1 if they are farther off."""
         return self.distance(hits) / max(1, self.distance(self.replayed.hits))
 
     def replay(self, **changed: object) -> Tokens | None:
@@ -128,7 +128,8 @@ class Difference:
             return None
 
     def sample(self) -> Difference:
-        """The difference of the first requests, on which causes are tried: a cache's hits don't depend on what comes later.
+        """Return the difference of the first requests, on which causes are tried: a cache's hits don't depend on what comes
+        later.
 
         With counts per request, a sample has ``SAMPLED`` of the difference. A sum is scaled by what the sample is owed.
         """
@@ -153,7 +154,7 @@ class Difference:
         return Difference(traffic, self.settings, replayed, counted, self.evidence, self.tolerance)
 
     def pool_guess(self) -> int:
-        """Blocks of a pool with about the counted hits: from the reuse distances of prompts, as they were routed."""
+        """Return blocks of a pool with about the counted hits: from the reuse distances of prompts, as they were routed."""
         requests = {request.id: request for request in self.traffic.requests}
         records = [record for record in self.replayed.run.records if record.admitted >= 0 and record.id in requests]
         caches: dict[str, Accesses] = {}

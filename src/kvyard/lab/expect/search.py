@@ -44,7 +44,7 @@ class Candidate(NamedTuple):
     figures: Mapping[str, object] = MappingProxyType({})
 
     def unexplained(self, difference: Difference) -> float:
-        """Share of ``difference`` that is left with this cause."""
+        """Return share of ``difference`` that is left with this cause."""
         hits = self.hits(difference)
         return math.inf if hits is None else difference.unexplained(hits)
 
@@ -102,7 +102,7 @@ def _best(source: Source, difference: Difference, sample: Difference) -> tuple[C
 
 
 def _queries(difference: Difference) -> tuple[str, str] | None:
-    """A finding where the engine was asked for other tokens than this traffic has."""
+    """Return a finding where the engine was asked for other tokens than this traffic has."""
     queries, prompts = difference.counted.queries, difference.traffic.prompt_tokens
     if queries is None or difference.by_request or not prompts:
         return None
@@ -190,7 +190,7 @@ def _block_sizes(difference: Difference) -> Iterator[Candidate]:
         shared = np.minimum(shared_tokens(difference.traffic.requests), difference.lengths - 1)[difference.known]
 
         def far(size: int) -> float:
-            """Tokens between the sum counted and about what blocks of ``size`` give."""
+            """Return tokens between the sum counted and about what blocks of ``size`` give."""
             ratio = int((shared // size * size).sum()) / max(1, int((shared // configured * configured).sum()))
             return abs(difference.owed * ratio - difference.total)
 

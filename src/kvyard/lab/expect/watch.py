@@ -176,7 +176,7 @@ class ExpectWatch(AsyncService):
             yield P + "cause", {"cause": view.cause, "kind": "fault" if view.fault else "limit"}, 1
 
     def application(self) -> Application:
-        """The page of metrics over HTTP."""
+        """Return the page of metrics over HTTP."""
 
         async def metrics(body: None, headers: Mapping[str, str]) -> Raw:
             """Owed and counted hits, for Prometheus."""

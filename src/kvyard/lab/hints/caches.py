@@ -60,7 +60,7 @@ class _Cache:
 
 
 def reuse_without_time(prompts: Sequence[Prompt], ends: Sequence[bool], caches: int, capacity: int) -> float:
-    """The share of prompt tokens that are found, with ``caches`` of ``capacity`` blocks each. ``ends``: for each prompt,
+    """Return the share of prompt tokens that are found, with ``caches`` of ``capacity`` blocks each. ``ends``: for each prompt,
     True if a hint ends its conversation.
     """
     cache_list = [_Cache(capacity) for _ in range(caches)]

@@ -210,7 +210,7 @@ def fleet_words(config: ReplayConfig) -> str:
 
 
 def _base(points: Sequence[HintPoint]) -> Values:
-    """Metrics without hints."""
+    """Return metrics without hints."""
     return next((point.values for point in points if not point.recall and not point.false), {})
 
 

@@ -96,7 +96,7 @@ class RayExecutor(Executor):
         self._ray.shutdown()
 
     def _stored(self, trace: str) -> tuple[str, Any]:
-        """The digest of a trace, and where the object store has it."""
+        """Return the digest of a trace, and where the object store has it."""
         stored = self._traces.get(trace)
         if stored is None:
             packed = pack(Path(trace))
@@ -105,7 +105,7 @@ class RayExecutor(Executor):
 
 
 def pack(path: Path) -> Packed:
-    """A trace's file, or all files of a directory. Raises ``KvyardError`` where it can't be read."""
+    """Return a trace's file, or all files of a directory. Raises ``KvyardError`` where it can't be read."""
     try:
         if not path.is_dir():
             return {path.name: path.read_bytes()}
@@ -116,7 +116,7 @@ def pack(path: Path) -> Packed:
 
 
 def unpack(digest: str, packed: Packed) -> str:
-    """The path of a trace in this process's own folder, unpacked now if it wasn't."""
+    """Return the path of a trace in this process's own folder, unpacked now if it wasn't."""
     unpacked = _unpacked.get(digest)
     if unpacked is None:
         folder = tempfile.TemporaryDirectory(prefix="kvyard-")

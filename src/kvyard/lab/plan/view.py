@@ -321,7 +321,7 @@ def _other_card(planned: Planned, answer: FleetOption) -> str:
 
 
 def _table(planned: Planned, most: int | None = MOST_ROWS) -> Table:
-    """The cheapest fleet of each shape and arrangement, those that keep the SLO first."""
+    """Return the cheapest fleet of each shape and arrangement, those that keep the SLO first."""
     replayed = [fleet for fleet in planned.search.fleets if fleet.report is not None]
     shown = replayed
     if most is not None:

@@ -23,12 +23,12 @@ from kvyard.replay.report.sessions import make_sessions
 
 
 def levels_of(runs: Mapping[str, PoolRun]) -> int:
-    """Number of lower tiers of the pool that has the most."""
+    """Return number of lower tiers of the pool that has the most."""
     return max((run.records.levels for run in runs.values()), default=0)
 
 
 def merged_records(runs: Mapping[str, PoolRun], sink: Callable[[list[Record]], object] | None = None) -> Records:
-    """All records in the order in which requests came, workers called by pool and name. ``sink`` is given them, too."""
+    """Return all records in the order in which requests came, workers called by pool and name. ``sink`` is given them, too."""
     records = Records(levels_of(runs))
     if sink is not None:
         records.stream(sink)

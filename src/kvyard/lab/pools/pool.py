@@ -15,7 +15,8 @@ OF_ALL = ("limit", "max_tokens", "pools")
 
 
 def read_pools(settings: Mapping[str, object]) -> dict[str, ReplayConfig]:
-    """The pools of flat ``settings``, which have some, by name. What stands outside of their tables holds for all of them.
+    """Return the pools of flat ``settings``, which have some, by name. What stands outside of their tables holds for all of
+    them.
 
     Raises ``KvyardError`` for tables that make no sense, naming the pool.
     """
@@ -43,7 +44,7 @@ def read_pools(settings: Mapping[str, object]) -> dict[str, ReplayConfig]:
 
 
 def pool_requests(trace: Trace, name: str, names: Collection[str]) -> Trace:
-    """The requests of ``trace`` that ask for the model ``name``, at their times. ``names`` are all pools there are.
+    """Return the requests of ``trace`` that ask for the model ``name``, at their times. ``names`` are all pools there are.
 
     Reading it raises ``KvyardError`` at a request, of whatever pool, that asks for a model without a pool, and at a session or
     a request that waits for one of another pool: then pools wouldn't be independent. So it does where no request asks for it.

@@ -221,7 +221,9 @@ class LiveFleet(AsyncService):
 
 
 def fleet_config(config: ReplayConfig, speed: float) -> MockConfig:
-    """The mock fleet that a replay describes. Raises ``KvyardError``, naming the setting, for what only a simulation can do."""
+    """Return the mock fleet that a replay describes. Raises ``KvyardError``, naming the setting, for what only a simulation can
+    do.
+    """
     kind = config.workers[0]
     plain = [replace(kind, engine=replace(kind.engine, role="both"), count=1, name="w") for kind in config.workers]
     counts = {kind.engine.role: kind.count for kind in config.workers}
@@ -262,7 +264,7 @@ def fleet_config(config: ReplayConfig, speed: float) -> MockConfig:
 
 
 def in_real_time(config: RouterConfig, speed: float) -> RouterConfig:
-    """A router's settings for a gateway: it lives in real time, however fast its engines' passes."""
+    """Return a router's settings for a gateway: it lives in real time, however fast its engines' passes."""
     times = {name: getattr(config, name) / speed for name in TIMES if getattr(config, name)}
     return replace(config, **times)
 

@@ -100,7 +100,7 @@ def tally(log: Mapping[str, Sequence[LogLine]]) -> Counter[str]:
 
 
 def router_lines(entries: Iterable[Entry]) -> list[LogLine]:
-    """A router's journal as lines: what it decided, and between decisions which batches it had applied."""
+    """Return a router's journal as lines: what it decided, and between decisions which batches it had applied."""
     lines: list[LogLine] = []
     for entry in entries:
         if isinstance(entry, Routed):
@@ -192,7 +192,7 @@ class EngineLog(Watcher):
 
 
 def request_of(job: Job) -> str:
-    """The client's name for a job's request, and the job's own where there is none."""
+    """Return the client's name for a job's request, and the job's own where there is none."""
     own, _, name = job.id.partition(" ")
     return name or own
 

@@ -67,7 +67,9 @@ class OfflineEngine:
             core.watcher = log
 
     def batch(self, rank: int, seq: int) -> bytes:
-        """The payload of a batch, for whose sake time passes as far as it must. Raises ``Apart`` where it never comes."""
+        """Return the payload of a batch, for whose sake time passes as far as it must. Raises ``Apart`` where it
+        never comes.
+        """
         batches = self.logs[rank].batches
         assert batches is not None
         while seq not in batches:
@@ -76,8 +78,8 @@ class OfflineEngine:
         return batches[seq][0]
 
     def snapshot(self, rank: int, seq: int) -> bytes:
-        """The payload of all that is held after batch ``seq``, as a publisher would say it. Raises ``Apart`` where the last one
-        was later.
+        """Return the payload of all that is held after batch ``seq``, as a publisher would say it. Raises ``Apart`` where the
+        last one was later.
         """
         upto, mirror = self._mirrors.get(rank, (-1, Mirror()))
         if seq < upto:
@@ -303,7 +305,7 @@ class Offline:
         return engine
 
     def _update(self, entry: did.Applied) -> Update:
-        """The update that ``entry`` names, with the events that this run's engines announce."""
+        """Return the update that ``entry`` names, with the events that this run's engines announce."""
         source = self._sources[entry.stream]
         events: list[Event] = []
         if entry.events:

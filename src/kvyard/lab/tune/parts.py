@@ -87,5 +87,5 @@ def _checked(parts: dict[str, TracePart | None], trace: Trace, test: float, max_
 
 
 def _at(length: int, share: float) -> int:
-    """An instant that lies after the first request in any case."""
+    """Return an instant that lies after the first request in any case."""
     return max(1, round(length * share))

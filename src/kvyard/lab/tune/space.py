@@ -42,7 +42,7 @@ class Chooser(Protocol):
         ...
 
     def real(self, name: str, low: float, high: float, log: bool, /) -> float:
-        """A number between two others."""
+        """Return a number between two others."""
         ...
 
 
@@ -129,7 +129,7 @@ class Space(msgspec.Struct, frozen=True):
         return None if self.options else points
 
     def pick(self, chooser: Chooser) -> dict[str, object]:
-        """Settings of one point, by flat names and in a fixed order."""
+        """Return settings of one point, by flat names and in a fixed order."""
         point: dict[str, object] = {}
         policy = self.policies[0] if len(self.policies) == 1 else ""
         for name, dimension in self.dimensions.items():
@@ -143,7 +143,9 @@ class Space(msgspec.Struct, frozen=True):
         return point
 
     def edges(self, point: Mapping[str, object]) -> dict[str, str]:
-        """Settings of ``point`` that are at the ``low`` or ``high`` end of their range, where it goes on beyond that end."""
+        """Return settings of ``point`` that are at the ``low`` or ``high`` end of their range, where it goes on beyond that
+        end.
+        """
         ends = {name: dimension.edge(point[name]) for name, dimension in self.dimensions.items()}
         policy = str(point.get(ROUTER, self.policies[0] if self.policies else ""))
         options = point.get("router_options")

@@ -245,7 +245,7 @@ def _shown(tuned: Tuned) -> list[str]:
 
 
 def _table(tuned: Tuned, title: str) -> Table:
-    """The front, or the best with those that come next."""
+    """Return the front, or the best with those that come next."""
     best, answer = tuned.best, tuned.answer
     if len(tuned.goals) > 1 and tuned.met:
         shown = best[:: max(1, ceil_div(len(best), MOST_ROWS))]
@@ -377,7 +377,7 @@ def _importance(tuned: Tuned) -> list[Chart]:
 
 
 def _slice(tuned: Tuned, name: str) -> Chart:
-    """The goal's metric (the first limit's, if that is the cost) along one setting."""
+    """Return the goal's metric (the first limit's, if that is the cost) along one setting."""
     dimension = tuned.space.dimensions[name]
     if isinstance(dimension, Choices):
         return bars(tuned.metrics[0], _bars(tuned, name, dimension), name, "The best with each, by the goal.")

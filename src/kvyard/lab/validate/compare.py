@@ -217,12 +217,12 @@ def _compared(run: MeasuredRun, done: SimulatedRun, taken: dict[str, object]) ->
 
 
 def _seen_by_clients(done: SimulatedRun) -> int:
-    """Nanoseconds that clients wait for once per request, beyond the engine."""
+    """Return nanoseconds that clients wait for once per request, beyond the engine."""
     return round(max(kind.engine.timing.request_ms() for kind in done.fleet.config.workers) * MS)
 
 
 def _times(rows: Sequence[tuple[int, int | None, int, int]]) -> dict[str, Values]:
-    """Milliseconds of each request, from its arrival, first token, end and length; nan where there is none."""
+    """Return milliseconds of each request, from its arrival, first token, end and length; nan where there is none."""
     arrived, first, ended, tokens = np.array(rows, dtype=np.float64).T
     gaps = np.where(tokens > 1, tokens - 1, np.nan)
     return {"ttft": (first - arrived) / MS, "tpot": (ended - first) / gaps / MS, "e2e": (ended - arrived) / MS}
@@ -246,7 +246,7 @@ def _error(measured: float, replayed: float) -> float:
 
 
 def _gaps(answered: Sequence[tuple[MeasuredRequest, Record]], done: SimulatedRun) -> ComparedLatency | None:
-    """The gaps between tokens. Those of requests have no order across runs, so only their spreads are compared."""
+    """Return the gaps between tokens. Those of requests have no order across runs, so only their spreads are compared."""
     seen = [gap for measured, _ in answered for gap in measured.gaps or ()]
     if not seen or any(measured.gaps is None for measured, _ in answered):
         return None

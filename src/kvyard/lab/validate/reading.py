@@ -93,7 +93,7 @@ class RunReader(NamedTuple):
 
 
 def read_run(path: str | Path, workload: Trace | None = None) -> MeasuredRun:
-    """The run in a file, packed or not, or in a folder with a ``requests.jsonl``.
+    """Return the run in a file, packed or not, or in a folder with a ``requests.jsonl``.
 
     ``workload`` is the trace that the run was driven with, in the same order: it says what prompts share.
     Raises ``KvyardError`` for what can't be read or isn't known, has no requests or no times, and for another run's workload.
@@ -138,7 +138,7 @@ def _file_in(path: Path) -> Path:
 
 
 def _records(path: Path) -> list[Any]:
-    """The one document of a file, or its lines."""
+    """Return the one document of a file, or its lines."""
     data = whole(path)
     if not data.strip():
         raise KvyardError(f"{path} has no requests in it: it is empty")
@@ -154,7 +154,7 @@ def _records(path: Path) -> list[Any]:
 
 
 def _measured(path: Path, rows: Sequence[RunRow]) -> tuple[list[MeasuredRequest], list[str]]:
-    """The requests that were answered, by arrival, and a note on the others."""
+    """Return the requests that were answered, by arrival, and a note on the others."""
     timed = [
         (index, row)
         for index, row in enumerate(rows)
@@ -222,7 +222,7 @@ def _ns(value: float | None, unit: int = SECOND) -> int | None:
 
 
 def _later(arrived_ns: int | None, took: float | None, unit: int) -> int | None:
-    """The time ``took`` after ``arrived_ns``, if both are known."""
+    """Return the time ``took`` after ``arrived_ns``, if both are known."""
     length = _ns(took, unit)
     return None if arrived_ns is None or length is None else arrived_ns + length
 
@@ -301,7 +301,7 @@ class _ServingSimMeta(msgspec.Struct):
 
 
 def _version(text: str | None) -> tuple[int, int]:
-    """The first two numbers of a version; a high one where it isn't known."""
+    """Return the first two numbers of a version; a high one where it isn't known."""
     matched = re.match(r"(\d+)\.(\d+)", text or "")
     return (int(matched[1]), int(matched[2])) if matched else (1 << 30, 0)
 

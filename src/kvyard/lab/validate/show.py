@@ -28,7 +28,7 @@ MOST_DOTS = 2000
 
 
 def summary(validation: Validation) -> str:
-    """The validation in one line."""
+    """Return the validation in one line."""
     errors = ", ".join(f"{SHORT[name]} {signed(latency.error['mean'])}" for name, latency in validation.latency.items())
     return (
         f"{validation.requests:,} requests · replayed against measured, mean: {errors} · at most {_worst(validation)}"
@@ -56,13 +56,13 @@ def _worst(validation: Validation) -> str:
 
 
 def signed(error: float) -> str:
-    """An error as people write it."""
+    """Return an error as people write it."""
     text = f"{error * 100:+.1f}%"
     return "±0.0%" if text in ("+0.0%", "-0.0%") else text
 
 
 def latency_rows(latency: ComparedLatency) -> Iterator[tuple[str, list[str]]]:
-    """The rows of one latency, by name: a cell for each of ``COLUMNS``."""
+    """Yield the rows of one latency, by name: a cell for each of ``COLUMNS``."""
     yield "measured", [measured(getattr(latency.measured, name)) for name in COLUMNS]
     yield "replayed", [measured(getattr(latency.replayed, name)) for name in COLUMNS]
     yield "error", [signed(latency.error[name]) for name in COLUMNS]
@@ -71,7 +71,7 @@ def latency_rows(latency: ComparedLatency) -> Iterator[tuple[str, list[str]]]:
 
 
 def rate_rows(validation: Validation) -> Iterator[tuple[str, str, str, str]]:
-    """Figures of the whole run: name, measured, replayed, error."""
+    """Yield figures of the whole run: name, measured, replayed, error."""
     for name, rate in validation.throughput.items():
         yield RATES[name], measured(rate.measured), measured(rate.replayed), signed(rate.error)
     if validation.hit_share is not None:
@@ -128,7 +128,7 @@ def write_validation(validation: Validation, path: str | Path) -> None:
 
 
 def validation_page(validation: Validation) -> str:
-    """The page's text."""
+    """Return the page's text."""
     page = Page(f"{validation.run} beside its replay · kvyard")
     page.add(head(f"{validation.run} beside its replay", summary(validation), notes(validation)))
     figures = [_tile(name, latency) for name, latency in validation.latency.items()]

@@ -24,7 +24,7 @@ CLIENTS: Registry[Callable[[Mapping[str, float]], Client]] = Registry(
 
 
 def make_client(name: str | None, options: Mapping[str, float] | None = None) -> Client:
-    """The client called ``name``, or a plain one. Raises ``KvyardError`` for names and options that there aren't."""
+    """Return the client called ``name``, or a plain one. Raises ``KvyardError`` for names and options that there aren't."""
     if name is None:
         return Client({})
     return CLIENTS.get(name)(CLIENTS.resolve(name, options or {}))

@@ -70,7 +70,7 @@ class Client:
         self.options = {**defaults(self.OPTIONS), **options}
 
     def pacing(self, concurrency: int | None) -> Pacing:
-        """The pace of a loop with ``concurrency`` slots, or of an open one."""
+        """Return the pace of a loop with ``concurrency`` slots, or of an open one."""
         return Pacing(
             turnaround=round(self.options["turnaround_ms"] * MS), ramp=round(self.options.get("ramp_s", 0.0) * SECOND)
         )
@@ -80,12 +80,12 @@ class Client:
         return rows
 
     def warm_up(self, first: TraceRequest, concurrency: int | None) -> Iterator[TraceRequest]:
-        """Requests that it sends beforehand, and waits for. ``first`` is the trace's first."""
+        """Return requests that it sends beforehand, and waits for. ``first`` is the trace's first."""
         return iter(())
 
 
 def rounds_of(rows: Iterable[TraceRequest], rounds: float, concurrency: int | None) -> Iterable[TraceRequest]:
-    """The first ``rounds`` requests of each slot of a closed loop; all without a loop, or for 0 rounds."""
+    """Return the first ``rounds`` requests of each slot of a closed loop; all without a loop, or for 0 rounds."""
     if concurrency is None or not rounds:
         return rows
     return islice(rows, round(rounds * concurrency))

@@ -97,7 +97,7 @@ class LiveDriver:
         self._error: BaseException | None = None
 
     def now(self) -> int:
-        """The trace's time."""
+        """Return the trace's time."""
         return self._clock.now() - self.origin
 
     def stop(self) -> None:
@@ -244,5 +244,5 @@ class LiveDriver:
 
 
 def _header(name: str) -> str:
-    """A name of the trace's as headers can have it: itself, or a digest where it can't be one."""
+    """Return a name of the trace's as headers can have it: itself, or a digest where it can't be one."""
     return name if PRINTABLE.fullmatch(name) else xxhash.xxh3_64_hexdigest(name.encode())

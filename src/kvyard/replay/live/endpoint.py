@@ -157,7 +157,7 @@ def _message(body: bytes) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """A connection's failure in words that are the same each time, so that they can be counted."""
+    """Return a connection's failure in words that are the same each time, so that they can be counted."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -110,7 +110,7 @@ def served(page: MetricsPage) -> tuple[int, float] | None:
 
 
 async def _page(endpoint: Endpoint, path: str) -> str | None:
-    """A page that needn't be there, or come in time."""
+    """Return a page that needn't be there, or come in time."""
     try:
         return await endpoint.text(path, PATIENCE)
     except KvyardError:

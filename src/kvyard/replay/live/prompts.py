@@ -32,7 +32,7 @@ class PromptMaker:
         self._span = vocabulary - self._lowest
 
     def tokens(self, row: TraceRequest) -> list[int]:
-        """The prompt of ``row``: its own tokens where the trace has them, made up ones otherwise."""
+        """Return the prompt of ``row``: its own tokens where the trace has them, made up ones otherwise."""
         if row.tokens is not None:
             return list(row.tokens)
         if row.ids is None:
@@ -56,7 +56,7 @@ class PromptMaker:
 
 
 def answer_length(row: TraceRequest, longest: int | None) -> int:
-    """Tokens to ask for: as recorded, but no more than a context of ``longest`` tokens has room for."""
+    """Return tokens to ask for: as recorded, but no more than a context of ``longest`` tokens has room for."""
     length = row.output_length if longest is None else min(row.output_length, longest - row.input_length)
     return max(1, length)
 
@@ -64,8 +64,8 @@ def answer_length(row: TraceRequest, longest: int | None) -> int:
 def body_of(
     row: TraceRequest, tokens: list[int], model: str | None, *, exact: bool = True, longest: int | None = None
 ) -> bytes:
-    """The completion request for ``row``. ``exact``: the answer shall have just the recorded length, by vLLM's extensions, or
-    what there is room for in ``longest`` tokens.
+    """Return the completion request for ``row``. ``exact``: the answer shall have just the recorded length, by vLLM's
+    extensions, or what there is room for in ``longest`` tokens.
     """
     length = answer_length(row, longest)
     body: dict[str, object] = {
@@ -91,7 +91,7 @@ def body_of(
 
 
 def _hint_fields(hints: Hints) -> dict[str, object]:
-    """Hints by the names of vLLM (sessions and ranges) and of Dynamo (ends and times to live)."""
+    """Return hints by the names of vLLM (sessions and ranges) and of Dynamo (ends and times to live)."""
     fields: dict[str, object] = {"session_id": hints.session} if hints.session else {}
     if hints.session_end:
         fields["nvext"] = {

@@ -82,12 +82,12 @@ class AnswerStream:
 
 
 def _joined(event: bytes) -> bytes:
-    """The data of an event of several lines."""
+    """Return the data of an event of several lines."""
     return b"\n".join(line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:"))
 
 
 def error_words(error: object) -> str:
-    """The words of an OpenAI error, or of anything else in its place, on one line."""
+    """Return the words of an OpenAI error, or of anything else in its place, on one line."""
     if isinstance(error, dict):
         inner = error.get("error", error)
         message = inner.get("message") if isinstance(inner, dict) else inner

@@ -156,7 +156,7 @@ def _waits(report: Report) -> dict[str, float]:
 
 
 def answers(report: Report) -> list[str]:
-    """The report in a few sentences; empty if there are none."""
+    """Return the report in a few sentences; empty if there are none."""
     parts = time_parts(report)
     if parts is None:
         return _live(report)
@@ -218,7 +218,7 @@ def _live(report: Report) -> list[str]:
 
 
 def _why(resource: Resource, report: Report, parts: TimeParts) -> str:
-    """The figures that say so, where the parts of the time don't say it already."""
+    """Return the figures that say so, where the parts of the time don't say it already."""
     waits = _waits(report)
     if resource == "cache":
         if _lacks_room(report, parts):
@@ -306,7 +306,7 @@ def _block_size(engine: Mapping[str, Any]) -> int:
 
 
 def _engine(report: Report) -> Mapping[str, Any]:
-    """The settings of the first kind of workers."""
+    """Return the settings of the first kind of workers."""
     kinds = report.config.get("workers")
     if not isinstance(kinds, list) or not kinds:
         return {}

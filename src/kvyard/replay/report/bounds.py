@@ -38,7 +38,7 @@ WORDS = BOUNDS | PLAIN
 
 
 def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: int | None = None) -> dict[str, Share]:
-    """The ``BOUNDS`` and ``PLAIN`` caches of what ``fleet`` has run, ``requests`` being its trace once more.
+    """Return the ``BOUNDS`` and ``PLAIN`` caches of what ``fleet`` has run, ``requests`` being its trace once more.
 
     Prompts are looked up in the order of their first admissions. Traces of tokens are cut into blocks of ``token_block``,
     the fleet's own size if left out, and their answers can be reused too. Bounds without a meaning for this fleet are left
@@ -98,7 +98,7 @@ def make_bounds(fleet: Fleet, requests: Iterable[TraceRequest], *, token_block: 
 def _managed(
     fleet: Fleet, rows: Sequence[tuple[int, str, TraceRequest | None]], absent: Mapping[str, str]
 ) -> dict[str, int]:
-    """The ``PLAIN`` caches by simulation, as far as they aren't ``absent``."""
+    """Return the ``PLAIN`` caches by simulation, as far as they aren't ``absent``."""
     pools = {
         (worker.name if len(worker.cores) == 1 else f"{worker.name}@{rank}"): (kind.engine, core)
         for worker, kind in zip(
@@ -166,7 +166,7 @@ class _PromptLookups:
 
 
 def _rooms(core: EngineCore) -> list[tuple[int, int]]:
-    """The pools of all tiers of a rank, each with the tokens it holds; a shared one has the same name everywhere."""
+    """Return the pools of all tiers of a rank, each with the tokens it holds; a shared one has the same name everywhere."""
     size = max(group.block_size for group in core.scheduler.manager.groups)
     pool = core.scheduler.manager.pool
     rooms = [(id(pool), (pool.num_blocks - 1) * size)]

@@ -113,7 +113,7 @@ def _add_waits(waits: Sequence[Values], here: Counts, ttfts: Counts) -> None:
 
 
 def make_samples(fleet: Fleet, start: int) -> Samples:
-    """The fleet's samples, with times counted from ``start``; fewer of them where there are very many workers."""
+    """Return the fleet's samples, with times counted from ``start``; fewer of them where there are very many workers."""
     used = [worker.number for worker in fleet.workers if worker.began]
     count = len(fleet.timeline.times)
     columns = fleet.timeline.as_dict(used, ceil_div(count, max(1, points(count, len(used)))) or 1)
@@ -149,7 +149,9 @@ class Observations:
         sessions: SessionsReport | None,
         residency: Mapping[str, TierLedgers] | None = None,
     ) -> dict[str, Any]:
-        """The fields of a ``Report`` that follow from records. ``gaps`` are those between tokens, and how often each was."""
+        """Return the fields of a ``Report`` that follow from records. ``gaps`` are those between tokens, and how often each
+        was.
+        """
         totals = self.totals
         tenants = make_tenants(self.records, residency)
         seconds = (self.end - self.start) / SECOND

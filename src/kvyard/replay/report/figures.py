@@ -72,12 +72,12 @@ def rounded(values: Sequence[float]) -> list[float]:
 
 
 def thinned(values: Sequence[float]) -> list[float]:
-    """Means of neighbours, so that there are no more than ``POINTS``."""
+    """Return means of neighbours, so that there are no more than ``POINTS``."""
     return [value for value in coarse(values, ceil_div(len(values), POINTS) or 1) if value is not None]
 
 
 def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Samples at equal distances. The fleet takes none while nothing happens; the latest sample holds until the next."""
+    """Return samples at equal distances. The fleet takes none while nothing happens; the latest sample holds until the next."""
     times = report.timeline.times_s
     count = min(POINTS, len(times))
     wanted = [max(0, bisect_right(times, (index + 0.5) / count * report.duration_s) - 1) for index in range(count)]
@@ -85,7 +85,7 @@ def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]
 
 
 def coarse(values: Sequence[float | None], step: int) -> list[float | None]:
-    """Means of ``step`` neighbours each, without missing values; ``None`` where all are missing."""
+    """Return means of ``step`` neighbours each, without missing values; ``None`` where all are missing."""
     groups = [
         [value for value in values[start : start + step] if value is not None] for start in range(0, len(values), step)
     ]
@@ -93,7 +93,7 @@ def coarse(values: Sequence[float | None], step: int) -> list[float | None]:
 
 
 def distribution(report: Report, key: str) -> Figure:
-    """A histogram with its percentiles marked."""
+    """Return a histogram with its percentiles marked."""
     histogram = report.histograms.get(key, Histogram())
     spread = report.latency[key]
     marks = [{"x": value, "name": name} for name in ("p50", "p90", "p99") if (value := getattr(spread, name)) > 0]
@@ -114,7 +114,7 @@ def distribution(report: Report, key: str) -> Figure:
 
 
 def all_latencies(report: Report) -> Figure:
-    """The distribution functions of everything that is measured."""
+    """Return the distribution functions of everything that is measured."""
     histograms = [
         (SHORT[key], color, report.histograms.get(key)) for key, color in zip(LATENCIES, RUN_COLORS, strict=False)
     ]
@@ -133,14 +133,14 @@ def cumulative(histograms: Sequence[tuple[str, str, Histogram | None]], x: str, 
 
 
 def first_tokens(report: Report) -> Figure:
-    """Time to first token, along time."""
+    """Return time to first token, along time."""
     of = report.series
     series = [line("p99", of.ttft_p99, "orange"), line("p50", of.ttft_p50, "blue")]
     return _over_time(report, windows(report), series, "", "Time to first token by arrival") | LATENCY
 
 
 def queues(report: Report) -> Figure:
-    """Requests in the fleet, along time."""
+    """Return requests in the fleet, along time."""
     values = report.timeline.values
     names = {"running": ("running", "blue"), "waiting": ("waiting", "orange")}
     if any(map(any, values.get("loading", []))):
@@ -156,7 +156,7 @@ def cache_use(report: Report) -> Figure:
 
 
 def _sampled(report: Report, names: Mapping[str, tuple[str, str]], mean: bool, y: str, label: str) -> Figure:
-    """Samples of the whole fleet: sums over workers, or means."""
+    """Return samples of the whole fleet: sums over workers, or means."""
     values = report.timeline.values
     series = [
         line(
@@ -171,7 +171,7 @@ def _sampled(report: Report, names: Mapping[str, tuple[str, str]], mean: bool, y
 
 
 def rates(report: Report) -> Figure:
-    """Requests coming and going, along time."""
+    """Return requests coming and going, along time."""
     of = report.series
     series = [
         line(name, rounded([count / of.window_s for count in counts]), color)
@@ -181,7 +181,7 @@ def rates(report: Report) -> Figure:
 
 
 def workers_on(report: Report) -> Figure:
-    """Workers that were on, along time, by role."""
+    """Return workers that were on, along time, by role."""
     on = report.scaling.workers if report.scaling is not None else {}
     series = [
         line("workers" if role == "both" else f"{role} workers", rounded(counts), color)
@@ -191,14 +191,14 @@ def workers_on(report: Report) -> Figure:
 
 
 def offered(report: Report) -> Figure:
-    """Requests that arrived, along time."""
+    """Return requests that arrived, along time."""
     arriving = rounded([count / report.series.window_s for count in report.series.arrived])
     series = [line("arriving", arriving, "blue")]
     return _over_time(report, windows(report), series, "requests per second", "Requests arriving")
 
 
 def within_slo(report: Report) -> Figure:
-    """Share of the requests that kept the SLO, along time, with the share that must."""
+    """Return share of the requests that kept the SLO, along time, with the share that must."""
     shares = report.scaling.within_slo if report.scaling is not None else []
     places = windows(report)
     series = [line("within the SLO", shares, "blue")]
@@ -300,7 +300,7 @@ def _bounds(report: Report) -> list[Figure]:
 
 
 def heat(report: Report) -> Figure:
-    """Every quantity there is of every worker, along time."""
+    """Return every quantity there is of every worker, along time."""
     series, sampled = report.series, report.timeline.values
     layers: list[Figure] = [
         {"name": "Prompt tokens routed", "unit": "tokens per window", "values": series.routed_tokens},
@@ -331,7 +331,7 @@ def heat(report: Report) -> Figure:
 
 
 def windows(report: Report) -> list[float]:
-    """The middle of each window, in seconds."""
+    """Return the middle of each window, in seconds."""
     return [(window + 0.5) * report.series.window_s for window in range(len(report.series.arrived))]
 
 

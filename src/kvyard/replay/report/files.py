@@ -112,12 +112,12 @@ _MORE: dict[str, Column] = {
 
 
 def to_json(report: Report) -> bytes:
-    """The canonical form: the same report gives the same bytes."""
+    """Return the canonical form: the same report gives the same bytes."""
     return encode_json(report, order="deterministic") + b"\n"
 
 
 def from_json(data: bytes | str, name: str = "this") -> Report:
-    """The report that ``to_json`` wrote. Raises ``KvyardError``, calling it ``name``, for anything else."""
+    """Return the report that ``to_json`` wrote. Raises ``KvyardError``, calling it ``name``, for anything else."""
     try:
         head = msgspec.json.decode(data, type=_ReportHead)
     except DECODE_ERRORS as error:
@@ -135,7 +135,7 @@ def from_json(data: bytes | str, name: str = "this") -> Report:
 
 
 def read_report(path: str | Path) -> Report:
-    """The report in a file. Raises ``KvyardError`` where it can't be read or isn't one."""
+    """Return the report in a file. Raises ``KvyardError`` where it can't be read or isn't one."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -183,7 +183,7 @@ def _write(file: IO[bytes], data: bytes) -> None:
 
 
 def row(record: Record, levels: int = 0) -> dict[str, object]:
-    """A record as it is written down, by the names of ``columns``."""
+    """Return a record as it is written down, by the names of ``columns``."""
     return {name: get(record) for name, (_, get) in columns(levels).items()}
 
 

@@ -70,7 +70,7 @@ class Page:
         self._folding = False
 
     def figure(self, title: str, text: str, figure: Figure, wide: bool = False) -> str:
-        """A card with a chart in it."""
+        """Return a card with a chart in it."""
         return card(title, text, self.chart(figure), wide)
 
     def chart(self, figure: Figure) -> str:
@@ -79,7 +79,7 @@ class Page:
         return f'<div class="chart" data-figure="{len(self._figures) - 1}"></div>'
 
     def text(self) -> str:
-        """The whole page, in one piece that needs no network."""
+        """Return the whole page, in one piece that needs no network."""
         self._end_section()
         here = files("kvyard.replay.report")
         palette, style, scales, script = (
@@ -111,12 +111,12 @@ class Page:
 
 
 def esc(text: object) -> str:
-    """Text as HTML."""
+    """Return text as HTML."""
     return html.escape(str(text))
 
 
 def head(title: str, text: str, notes: Iterable[str] = (), times: str = "") -> str:
-    """The top of a page; ``times`` says where those in it come from."""
+    """Return the top of a page; ``times`` says where those in it come from."""
     more = f"<p>{esc(times)}</p>" if times else ""
     return f"<header><h1>{esc(title)}</h1><p>{esc(text)}</p>{more}</header>" + "".join(
         f'<p class="note">{esc(note)}</p>' for note in notes
@@ -135,7 +135,7 @@ def answer(sentences: Sequence[str], met: bool | None = None, verdict: str = "")
 
 
 def tile(name: str, value: str, unit: str, more: str, missed: bool = False) -> str:
-    """A headline figure; one that ``missed`` its limit says so."""
+    """Return a headline figure; one that ``missed`` its limit says so."""
     kind, verdict = ("tile missed", f"<b>{NOT_MET}</b> ") if missed else ("tile", "")
     size = "value long" if len(value) > LONG_VALUE else "value"
     shown = esc(value).replace(" ", "\u00a0").replace("→\u00a0", "→ ")
@@ -155,8 +155,8 @@ def tiles(parts: Iterable[str]) -> str:
 def table(
     columns: Sequence[str], rows: Iterable[str], tall: bool = False, long: bool = False, marks: Sequence[str] = ()
 ) -> str:
-    """A table of rows made by ``row``. One that is ``tall`` scrolls; cells that are ``long`` wrap; ``marks`` are the classes of
-    headings.
+    """Return a table of rows made by ``row``. One that is ``tall`` scrolls; cells that are ``long`` wrap; ``marks`` are the
+    classes of headings.
     """
     heads = ""
     for name, mark in zip_longest(columns, marks, fillvalue=""):
@@ -180,7 +180,7 @@ class PageLink(NamedTuple):
 
 
 def row(cells: Sequence[str | PageLink], kind: str = "", marks: Sequence[str] = ()) -> str:
-    """A row of cells that are text, or links; ``marks`` are their classes."""
+    """Return a row of cells that are text, or links; ``marks`` are their classes."""
     inner = ""
     for cell, mark in zip_longest(cells, marks, fillvalue=""):
         shown = str(cell) if isinstance(cell, PageLink) else esc(cell)
@@ -189,12 +189,12 @@ def row(cells: Sequence[str | PageLink], kind: str = "", marks: Sequence[str] = 
 
 
 def card(title: str, text: str, inner: str, wide: bool = True) -> str:
-    """A card with anything in it."""
+    """Return a card with anything in it."""
     paragraph = f"<p>{esc(text)}</p>" if text else ""
     return f'<section class="{"card wide" if wide else "card"}"><h3>{esc(title)}</h3>{paragraph}{inner}</section>'
 
 
 def listing(title: str, value: object) -> str:
-    """A value as JSON, folded away."""
+    """Return a value as JSON, folded away."""
     text = msgspec.json.format(encode_json(value, order="deterministic"), indent=2).decode()
     return f"<details><summary>{esc(title)}</summary><pre>{esc(text)}</pre></details>"

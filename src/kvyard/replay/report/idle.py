@@ -27,7 +27,7 @@ class IdleEngine:
         self._per_step = _tokens_per_step(config.speculative)
 
     def prefill_ns(self, tokens: int, cached: int) -> int:
-        """Time to the first token of a prompt of ``tokens``, of which ``cached`` ones were computed before."""
+        """Return time to the first token of a prompt of ``tokens``, of which ``cached`` ones were computed before."""
         size = self._block_size
         past = max(0, min(cached, tokens - 1)) // size * size
         ns = self._front_end(tokens)
@@ -38,13 +38,13 @@ class IdleEngine:
         return ns
 
     def decode_ns(self, tokens: int, output: int) -> int:
-        """Time from the first to the last of ``output`` tokens behind a prompt of ``tokens``."""
+        """Return time from the first to the last of ``output`` tokens behind a prompt of ``tokens``."""
         steps = ceil((output - 1) / self._per_step)
         return int(self._timing.decode_ns(1, tokens + 1, steps, tokens + 1).sum()) if steps > 0 else 0
 
 
 def _tokens_per_step(speculative: SpeculativeConfig | None) -> float:
-    """Tokens of a decode step, on average."""
+    """Return tokens of a decode step, on average."""
     tokens, holds = 1.0, 1.0
     if speculative is not None:
         for rate in speculative.acceptance_rates[: speculative.num_speculative_tokens]:

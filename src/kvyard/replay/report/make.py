@@ -224,7 +224,7 @@ def _worker(worker: Worker, mine: WorkerSums, duration: int) -> WorkerReport:
 
 
 def make_tiers(fleet: Fleet, duration: int) -> dict[str, TierReport]:
-    """Every tier there is. ``duration`` is the run's, in nanoseconds."""
+    """Return every tier there is. ``duration`` is the run's, in nanoseconds."""
     cores = _cores(fleet)
     pools = [core.scheduler.manager.pool for core in cores]
     tiers = {

@@ -28,7 +28,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spread(values: Sequence[float] | npt.NDArray[np.generic], scale: float = 1.0) -> Spread:
-    """The spread of ``values``, each divided by ``scale``."""
+    """Return the spread of ``values``, each divided by ``scale``."""
     data = np.asarray(values, dtype=np.float64)
     return weighted(data, np.ones(len(data), dtype=np.int64), scale)
 
@@ -106,7 +106,7 @@ SMALLEST = 0.001
 def histogram(
     values: Sequence[float] | npt.NDArray[np.generic], weights: npt.NDArray[np.int64] | None = None, scale: float = 1.0
 ) -> Histogram:
-    """The histogram of ``values``, each divided by ``scale``; ``values[i]`` occurs ``weights[i]`` times, or once."""
+    """Return the histogram of ``values``, each divided by ``scale``; ``values[i]`` occurs ``weights[i]`` times, or once."""
     data = np.asarray(values, dtype=np.float64) / scale
     mass = np.ones(len(data), dtype=np.int64) if weights is None else weights
     large = data >= SMALLEST
@@ -121,7 +121,7 @@ def histogram(
 
 
 def merged(histogram: Histogram, other: Histogram) -> Histogram:
-    """The histogram of the values of both."""
+    """Return the histogram of the values of both."""
     zeros = histogram.zeros + other.zeros
     if not histogram.counts or not other.counts:
         more = histogram if histogram.counts else other

@@ -25,7 +25,7 @@ def write_html(report: Report, path: str | Path) -> None:
 
 
 def page(report: Report, home: PageLink | None = None) -> str:
-    """The page's text; ``home`` is a page that this run is a part of.
+    """Return the page's text; ``home`` is a page that this run is a part of.
 
     The first screen has the verdict, the answer and headline figures. Sections follow, folded.
     """
@@ -94,7 +94,7 @@ def _tiles(report: Report) -> Iterator[str]:
 
 
 def _ms(value: float) -> tuple[str, str]:
-    """A time and its unit, apart if there is one unit."""
+    """Return a time and its unit, apart if there is one unit."""
     return _parted(say.latency(value))
 
 
@@ -104,7 +104,7 @@ def _parted(text: str) -> tuple[str, str]:
 
 
 def _ms_range(stated: StatedRange) -> str:
-    """A range in the unit of its lower end, so that both ends can be read."""
+    """Return a range in the unit of its lower end, so that both ends can be read."""
     unit, by = ("ms", 1.0) if stated.low < 1000 else ("s", 1000.0) if stated.low < 120_000 else ("min", 60_000.0)
     return f"{say.ranged(stated, by)} {unit}"
 

@@ -66,7 +66,7 @@ class PlainCache:
 
 
 def _nothing(start: int, stop: int) -> list[int]:
-    """Tokens of an answer: only its prompt is computed here."""
+    """Return tokens of an answer: only its prompt is computed here."""
     return [0] * (stop - start)
 
 

@@ -18,7 +18,7 @@ Points = Mapping[int, Sequence[tuple[int, float]]]
 
 
 def page(profile: Profile, data: Measurements | None) -> str:
-    """The page's text."""
+    """Return the page's text."""
     prefill: dict[int, list[tuple[int, float]]] = defaultdict(list)
     decode: dict[int, list[tuple[int, float]]] = defaultdict(list)
     rows = data.rows if data is not None else ()
@@ -60,7 +60,7 @@ def _lines(
     span: tuple[int, int],
     ms: Callable[[int, int], float],
 ) -> Figure:
-    """A line of estimates for each value of ``what``, and a dot for each measured point."""
+    """Return a line of estimates for each value of ``what``, and a dot for each measured point."""
     first, last = span
     xs = sorted({round(first * (last / first) ** (i / (POINTS - 1))) for i in range(POINTS)})
     series: list[Figure] = []

@@ -81,7 +81,7 @@ def size_rows(sessions: SessionsReport) -> list[list[str]]:
 
 
 def slow_row(session: SlowSession) -> list[str]:
-    """A slow session: name, completion time, slowdown, requests, migrations, main causes."""
+    """Return a slow session: name, completion time, slowdown, requests, migrations, main causes."""
     causes = sorted(((ms, name) for name, ms in session.causes_ms.items() if ms), reverse=True)[:3]
     return [
         session.id,

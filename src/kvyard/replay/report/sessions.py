@@ -84,7 +84,7 @@ def _columns(part: RecordPart, chosen: npt.NDArray[np.intp], tops: Column) -> di
 
 
 def _times(rows: npt.NDArray[np.void]) -> Column:
-    """Nanoseconds of each request by cause; together they are its end-to-end latency."""
+    """Return nanoseconds of each request by cause; together they are its end-to-end latency."""
     arrival, ended = rows["arrival"], np.maximum(rows["ended"], rows["arrival"])
     first = np.where(rows["first_token"] >= 0, rows["first_token"], ended)
     # A live client sees no admission: for it, all that comes before the first token is prefill.
@@ -158,7 +158,7 @@ class _Reader:
         """Token-nanoseconds that sessions' tokens lay idle until their next request found them."""
 
     def session(self, top: int, start: int, stop: int) -> _Session:
-        """The session with rows ``start`` to ``stop``."""
+        """Return the session with rows ``start`` to ``stop``."""
         session = _Session(top, start, stop)
         arrival, ended = self._arrival, self._ended
         before = self._predecessors(start, stop)
@@ -205,7 +205,7 @@ class _Reader:
         self.moves += session.migrations
 
     def _causes(self, start: int, last: int, before: Sequence[int]) -> list[int]:
-        """Nanoseconds by cause, from the end of row ``last`` back to the session's beginning."""
+        """Return nanoseconds by cause, from the end of row ``last`` back to the session's beginning."""
         arrival, ended = self._arrival, self._ended
         sums = [0] * len(_CAUSES)
         row, until = last, ended[last]
@@ -250,8 +250,8 @@ class _Reader:
 def make_sessions(
     records: Records, idle: IdleFleet | None, residency: Mapping[str, float] | None = None
 ) -> SessionsReport | None:
-    """The sessions of ``records``; ``None`` where there are none. ``idle`` says how long requests take alone. ``residency`` has
-    the token-seconds ``pool``, ``held`` and ``idle`` of a simulated fleet.
+    """Return the sessions of ``records``; ``None`` where there are none. ``idle`` says how long requests take alone.
+    ``residency`` has the token-seconds ``pool``, ``held`` and ``idle`` of a simulated fleet.
     """
     turns = _Turns(records) if records.sessions.names else None
     if turns is None or not turns.count:

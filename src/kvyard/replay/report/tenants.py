@@ -75,8 +75,8 @@ def _pools(fleet: Fleet) -> Iterator[tuple[Tier, Pool, int]]:
 def make_tenants(
     records: Records, residency: Mapping[str, TierLedgers] | None = None
 ) -> dict[str, TenantReport] | None:
-    """The tenants of ``records``, the one with the most tokens first; ``None`` where no request names one. ``residency``: what
-    each had of the tiers.
+    """Return the tenants of ``records``, the one with the most tokens first; ``None`` where no request names one.
+    ``residency``: what each had of the tiers.
     """
     names = records.tenants.names
     if len(names) == 1:

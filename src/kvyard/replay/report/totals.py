@@ -239,7 +239,7 @@ def digest(records: Records) -> str:
 
 
 def _sorted_ids(records: Records) -> tuple[Sequence[bytes] | npt.NDArray[np.bytes_], Column]:
-    """All ids, and their numbers in order."""
+    """Return all ids, and their numbers in order."""
     widest = max((int(part.rows["name_size"].max()) for part in records.parts()), default=0)
     if widest > WIDE or any(b"\0" in part.names for part in records.parts()):
         ids = [name for part in records.parts() for name in part.ids()]

@@ -48,7 +48,7 @@ GAINS = {
 def make_waterfall(
     config: ReplayConfig, bounds: Mapping[str, Share], router: RouterReport, reused: Share, rate: float | None
 ) -> Waterfall:
-    """The steps of a run; none without ``bounds``. ``rate`` is what a prompt token takes, in milliseconds."""
+    """Return the steps of a run; none without ``bounds``. ``rate`` is what a prompt token takes, in milliseconds."""
     if not bounds:
         return Waterfall()
     levels = {name: bounds[name].part for name in LEVELS if name in bounds}
@@ -96,7 +96,7 @@ EXPLAINED = (
 
 
 def step_cells(step: WaterfallStep, report: Report) -> list[str]:
-    """A step for a table's row: tokens, their share, the change, its prefill time, and what it is a loss by."""
+    """Return a step for a table's row: tokens, their share, the change, its prefill time, and what it is a loss by."""
     all_tokens = report.reuse["all"].whole
     cells = [whole(step.tokens), percent(step.tokens / all_tokens) if all_tokens else "–"]
     if not step.change:

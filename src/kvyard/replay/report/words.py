@@ -62,7 +62,7 @@ COLUMNS = ("mean", "min", "max", "p50", "p90", "p95", "p99", "std")
 
 
 def measured(value: float) -> str:
-    """A measurement: digits by its size, also where it happens to be whole."""
+    """Return a measurement: digits by its size, also where it happens to be whole."""
     size = abs(value)
     return f"{value:,.0f}" if size >= 10_000 else f"{value:,.1f}" if size >= 100 else f"{value:,.2f}"
 
@@ -79,7 +79,7 @@ def whole(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share."""
+    """Return a share."""
     return f"{value:.2%}"
 
 
@@ -141,7 +141,7 @@ def name_of(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """A run in one line: what was asked of what."""
+    """Return a run in one line: what was asked of what."""
     requests = report.requests
     parts = [f"{requests['all']:,} requests"]
     trace = report.trace.get("name")
@@ -187,7 +187,9 @@ def times(report: Report) -> str:
 
 
 def how_sure(report: Report) -> str:
-    """The range of the mean TTFT, or that there is no evidence, as a sentence; empty for timing that stands for no card."""
+    """Return the range of the mean TTFT, or that there is no evidence, as a sentence; empty for timing that stands
+    for no card.
+    """
     stated, first = report.ranges.get("ttft_mean"), report.latency.get("ttft")
     if stated is not None and first is not None:
         return f"TTFT mean {measured(first.mean)} ms; range {ranged(stated)} ms ({basis_text(stated)})."
@@ -204,24 +206,24 @@ def basis_text(stated: StatedRange) -> str:
 
 
 def ranged(stated: StatedRange, by: float = 1.0) -> str:
-    """A range in three digits: more would say more than is known."""
+    """Return a range in three digits: more would say more than is known."""
     return f"{three(stated.low / by)}–{three(stated.high / by)}"
 
 
 def three(value: float) -> str:
-    """A number in three digits."""
+    """Return a number in three digits."""
     digits = max(0, 2 - floor(log10(value))) if value > 0 else 0
     return f"{float(f'{value:.3g}'):,.{digits}f}"
 
 
 def range_title(report: Report) -> str:
-    """The head of the table of ranges."""
+    """Return the head of the table of ranges."""
     published = any(stated.basis == "published" for stated in report.ranges.values())
     return f"{LEVEL:.0%} of comparable runs" if published else "Give or take its error"
 
 
 def range_rows(report: Report) -> list[list[str]]:
-    """Rows of a table of ranges: the latency's key, and the columns ``STATISTICS``, ``-`` without evidence."""
+    """Return rows of a table of ranges: the latency's key, and the columns ``STATISTICS``, ``-`` without evidence."""
     keys = [key for key in RANGED if any(f"{key}_{name}" in report.ranges for name in STATISTICS)]
     return [
         [
@@ -264,7 +266,7 @@ TRANSFERS = ("count", "blocks", "bytes", "waited in all", "each")
 
 
 def transfer_rows(report: Report) -> list[list[str]]:
-    """Rows of a table of transfers: what moved, and the columns ``TRANSFERS``."""
+    """Return rows of a table of transfers: what moved, and the columns ``TRANSFERS``."""
     rows = []
     for name, words in MOVES.items():
         flow = report.transfers.get(name)
@@ -314,7 +316,7 @@ STAGES = {
 
 
 def stage_rows(handovers: HandoverReport) -> list[list[str]]:
-    """Rows of a table of stages: its words, and ``COLUMNS`` in milliseconds."""
+    """Return rows of a table of stages: its words, and ``COLUMNS`` in milliseconds."""
     return [
         [
             words,
@@ -328,7 +330,7 @@ def stage_rows(handovers: HandoverReport) -> list[list[str]]:
 
 
 def role_rows(handovers: HandoverReport) -> list[list[str]]:
-    """Rows of a table of roles and ways between workers: who, how many, busy, bytes, of bandwidth."""
+    """Return rows of a table of roles and ways between workers: who, how many, busy, bytes, of bandwidth."""
     rows = []
     for role, used in handovers.roles.items():
         rows.append([f"{role.capitalize()} workers", whole(used.workers), percent(used.busy.value), "", ""])
@@ -480,7 +482,9 @@ DAY_ROWS = 12
 
 
 def day_rows(report: Report) -> list[list[str]]:
-    """Rows of a table of a day: when it begins, and the columns ``DAY``; windows are taken together so that there are few."""
+    """Return rows of a table of a day: when it begins, and the columns ``DAY``; windows are taken together so that there are
+    few.
+    """
     scaling, series = report.scaling, report.series
     if scaling is None or not scaling.workers:
         return []

@@ -214,7 +214,7 @@ class Autoscaler(RequestListener):
         return starting + active
 
     def on_seconds(self, role: Role, now: int) -> float:
-        """Seconds that workers of ``role`` were on, together, from their start until they were off: their cost."""
+        """Return seconds that workers of ``role`` were on, together, from their start until they were off: their cost."""
         return sum(end - start for start, end in self.spans(role, now)) / SECOND
 
     def spans(self, role: Role, now: int) -> list[tuple[int, int]]:

@@ -81,7 +81,7 @@ class AgentWorkload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def generate_agents(workload: AgentWorkload) -> Trace:
-    """A trace of programs, generated again on each pass. Raises ``KvyardError`` for a workload that makes no sense."""
+    """Return a trace of programs, generated again on each pass. Raises ``KvyardError`` for a workload that makes no sense."""
     for name in ("requests", "block_size", "context"):
         if getattr(workload, name) < 1:
             raise KvyardError(f"{name} must be at least 1, not {getattr(workload, name)}")
@@ -140,7 +140,7 @@ class _Programs:
         self.made = 0
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The requests of all programs, one program after the other."""
+        """Yield the requests of all programs, one program after the other."""
         for number, arrival in enumerate(arrival_times(self.gaps, self.random["arrivals"])):
             for request in self._program(f"s{number}", arrival):
                 yield request
@@ -164,7 +164,7 @@ class _Programs:
     def _turns(
         self, line: _TurnLine, turns: int, *, more: bool = False, helper: bool = False
     ) -> Iterator[TraceRequest]:
-        """The next turns of a line, and those of its sub-agents. ``more`` says that others follow."""
+        """Yield the next turns of a line, and those of its sub-agents. ``more`` says that others follow."""
         for left in range(turns - 1, -1, -1):
             ends = not left and not more
             spawns = not helper and not ends and self._happens("sub_agents")
@@ -217,14 +217,14 @@ class _Programs:
         line.length, line.ids = length, self.prompts.ids(line.session, length, kept)
 
     def _turns_and_first(self) -> tuple[int, int]:
-        """A program's number of turns, and the tokens of its first prompt."""
+        """Return a program's number of turns, and the tokens of its first prompt."""
         if self.pairs is None:
             return self._whole("turns"), self._whole("first")
         turns, first = self.pairs[self.random["turns"].randrange(len(self.pairs))]
         return max(1, round(turns)), max(1, round(first))
 
     def _begin(self, session: str, root: str | None, tree: str, first: int) -> _TurnLine:
-        """A line at its first prompt, behind a path through a tree of shared prefixes."""
+        """Return a line at its first prompt, behind a path through a tree of shared prefixes."""
         node: tuple[object, ...] = (tree,)
         shared = 0
         for level, (_, tokens) in enumerate(self.levels[tree]):
@@ -240,7 +240,7 @@ class _Programs:
         return _TurnLine(session, root, length, self.prompts.ids(session, length, shared))
 
     def _forked(self, line: _TurnLine, session: str) -> _TurnLine:
-        """A rollout that samples the same prompt once more and goes on apart."""
+        """Return a rollout that samples the same prompt once more and goes on apart."""
         self.prompts.fork(line.session, session)
         after = (*line.after, line.latest) if line.latest else line.after
         return _TurnLine(session, line.session, line.length, line.ids, line.arrival, after, line.wait)

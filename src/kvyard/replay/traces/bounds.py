@@ -152,7 +152,7 @@ def belady(accesses: Accesses, capacities: Iterable[int]) -> list[int]:
 
 
 def _most_held(ends: Numbers, lengths: Numbers, begins: Numbers, firsts: Numbers) -> int:
-    """The blocks that a cache holds at once at most which keeps everything that is used again."""
+    """Return the blocks that a cache holds at once at most which keeps everything that is used again."""
     held = most = due = 0
     for begin, i in zip(firsts, begins, strict=True):
         while ends[due] <= begin:
@@ -227,7 +227,7 @@ class _Sums:
             node += node & -node
 
     def before(self, index: int) -> int:
-        """The sum of all numbers before ``index``."""
+        """Return the sum of all numbers before ``index``."""
         tree, total = self._tree, 0
         node = index
         while node:

@@ -16,7 +16,7 @@ from kvyard.replay.traces.trace import Trace
 
 
 def scaled(trace: Trace, speedup: float) -> Trace:
-    """The trace with gaps and think times divided by ``speedup``. Raises ``KvyardError`` unless that is above 0."""
+    """Return the trace with gaps and think times divided by ``speedup``. Raises ``KvyardError`` unless that is above 0."""
     if not 0 < speedup < float("inf"):
         raise KvyardError(f"a speed-up must be a number above 0, not {speedup}")
 
@@ -94,7 +94,8 @@ def prefetched(requests: Iterable[TraceRequest], lead: int) -> Iterator[TraceReq
 
 
 def with_arrivals(trace: Trace, law: str, seed: int = 0) -> Trace:
-    """The trace with newly drawn arrivals, such as ``poisson:2``; who waits for others still does, and has no time of its own.
+    """Return the trace with newly drawn arrivals, such as ``poisson:2``; who waits for others still does, and has no time of
+    its own.
 
     This puts sessions that have clocks of their own on a common one. Raises ``KvyardError`` for a law that makes no sense.
     """
@@ -115,8 +116,9 @@ _64_BITS: Final = (1 << 64) - 1
 
 
 def tiled(trace: Trace, times: int) -> Trace:
-    """The trace ``times`` times, one copy after the other, each with names and ids of its own: no copy shares anything with
-    another. The first is the trace as it is. Raises ``KvyardError`` for less than one, and for sessions without a common clock.
+    """Return the trace ``times`` times, one copy after the other, each with names and ids of its own: no copy shares anything
+    with another. The first is the trace as it is. Raises ``KvyardError`` for less than one, and for sessions without a common
+    clock.
     """
     if times < 1:
         raise KvyardError(f"a trace can be repeated 1 time or more, not {times}")
@@ -161,7 +163,7 @@ def sliced(
     min_tokens: int = 0,
     max_tokens: int | None = None,
 ) -> Trace:
-    """A part of a trace, with its first arrival at 0.
+    """Return a part of a trace, with its first arrival at 0.
 
     ``since`` and ``until`` (nanoseconds) choose by arrival. A request with a delay has no arrival of its own: it is in if one
     that it waits for is. ``sessions`` takes that many sessions as a whole. ``min_tokens`` and ``max_tokens`` choose by the

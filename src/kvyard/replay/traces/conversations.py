@@ -17,7 +17,7 @@ and turns that end inside a block make a few: 11 at most in Mooncake's conversat
 
 
 def conversations(requests: Iterable[TraceRequest], token_block: int = TOKEN_BLOCK) -> list[str]:
-    """The name of each request's conversation, in the trace's order. Iterates twice.
+    """Return the name of each request's conversation, in the trace's order. Iterates twice.
 
     A request of which nothing is known, or whose prompt is common to the end, is a conversation of its own.
     """

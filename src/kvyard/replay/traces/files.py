@@ -21,7 +21,7 @@ PACKED = (".gz", ".xz")
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The unpacked bytes of ``path``. Raises ``TraceError`` where it can't be opened."""
+    """Return the unpacked bytes of ``path``. Raises ``TraceError`` where it can't be opened."""
     try:
         if path.suffix == ".gz":
             return cast("IO[bytes]", gzip.open(path, "rb"))
@@ -35,7 +35,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The records of a trace and the number of each: lines from 1, or whole files. Blank lines are left out.
+    """Yield the records of a trace and the number of each: lines from 1, or whole files. Blank lines are left out.
 
     Raises ``TraceError`` where the file can't be read or breaks off.
     """
@@ -57,7 +57,7 @@ def is_cut_off(path: Path, record: bytes) -> bool:
 
 
 def _lines_of_all(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a directory's files, numbered as if they were one file."""
+    """Yield the lines of a directory's files, numbered as if they were one file."""
     files = sorted(child for child in path.iterdir() if _plain_suffix(child) == ".jsonl")
     if not files:
         raise TraceError(
@@ -71,7 +71,7 @@ def _lines_of_all(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole(path: Path) -> bytes:
-    """The unpacked file. Raises ``TraceError`` as ``records`` does."""
+    """Return the unpacked file. Raises ``TraceError`` as ``records`` does."""
     with open_bytes(path) as file:
         try:
             return file.read()
@@ -80,7 +80,7 @@ def whole(path: Path) -> bytes:
 
 
 def first_record(path: Path) -> bytes:
-    """The first record, for a look at the format; empty if there is none. Raises ``TraceError`` as ``records`` does."""
+    """Return the first record, for a look at the format; empty if there is none. Raises ``TraceError`` as ``records`` does."""
     for _, record in records(path):
         return record
     return b""

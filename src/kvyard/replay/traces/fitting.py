@@ -142,7 +142,7 @@ class AgentSamples:
             (self.tool_time if before.tool_call else self.think).append(request.delay / SECOND)
 
     def figures(self) -> AgentFigures:
-        """The statistics."""
+        """Return the statistics."""
         sessions, requests = len(self.turns), len(self.prompts)
         continued = len(self.growth) + len(self.kept)
         return AgentFigures(
@@ -165,7 +165,7 @@ class AgentSamples:
         )
 
     def workload(self) -> AgentWorkload:
-        """A workload with these statistics, of as many requests."""
+        """Return a workload with these statistics, of as many requests."""
         continued = sum(self.turns.values()) - len(self.turns)
         agents = len(self.agent_turns)
         pairs = sorted(zip(self.turns.values(), self.first, strict=True))
@@ -197,7 +197,7 @@ class AgentSamples:
         )
 
     def _tool_share(self) -> float:
-        """Share of calls of tools among answers that others follow."""
+        """Return share of calls of tools among answers that others follow."""
         followed = len(self.tool_time) + len(self.think)
         return len(self.tool_time) / followed if followed else 0.0
 
@@ -210,7 +210,7 @@ class AgentSamples:
         return f"gamma:rate={SECOND / mean:.6g},cv={max(0.01, deviation / mean):.4g}"
 
     def _tree(self, shared: list[int]) -> str:
-        """A level of shared prefixes: their number, and the middle length of what sessions share."""
+        """Return a level of shared prefixes: their number, and the middle length of what sessions share."""
         lengths = [length for length in shared if length]
         if not lengths:
             return ""
@@ -218,7 +218,7 @@ class AgentSamples:
 
 
 def table(values: Sequence[float]) -> str:
-    """A law with the distribution of ``values``: the means of equal parts of them, in order."""
+    """Return a law with the distribution of ``values``: the means of equal parts of them, in order."""
     ordered = sorted(values)
     parts = min(PARTS, len(ordered))
     cuts = [len(ordered) * part // parts for part in range(parts + 1)]
@@ -243,7 +243,7 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _zipf(counts: Counter[int]) -> float:
-    """The exponent that fits how often prefixes are used, by least squares of logarithms; 1 if there are too few."""
+    """Return the exponent that fits how often prefixes are used, by least squares of logarithms; 1 if there are too few."""
     if len(counts) < 3:
         return 1.0
     points = [(math.log(rank), math.log(uses)) for rank, (_, uses) in enumerate(counts.most_common(), 1)]

@@ -66,7 +66,7 @@ MOST_CHILDREN = 1_000_000
 
 
 def generate(workload: Workload) -> Trace:
-    """A trace by a workload, generated again on each pass. Raises ``KvyardError`` for one that makes no sense."""
+    """Return a trace by a workload, generated again on each pass. Raises ``KvyardError`` for one that makes no sense."""
     for name, value in (("requests", workload.requests), ("block_size", workload.block_size)):
         if value < 1:
             raise KvyardError(f"{name} must be at least 1, not {value}")
@@ -131,7 +131,7 @@ class _Recipe:
                 length += answer
 
     def _choose(self, random: Random) -> list[tuple[int, int]]:
-        """A path through the tree: the number of the child and its length, by level."""
+        """Return a path through the tree: the number of the child and its length, by level."""
         return [
             (bisect(weights, random.random() * weights[-1]), tokens)
             for (_, tokens), weights in zip(self.levels, self.weights, strict=True)
@@ -147,12 +147,12 @@ class _Tree:
         self.known: dict[tuple[int, ...], list[int]] = {(): []}
 
     def new(self, count: int) -> list[int]:
-        """Ids that are not in use."""
+        """Return ids that are not in use."""
         self.next += count
         return list(range(self.next - count, self.next))
 
     def path(self, steps: list[tuple[int, int]]) -> tuple[int, list[int]]:
-        """The length of a shared prefix and the ids of its whole blocks."""
+        """Return the length of a shared prefix and the ids of its whole blocks."""
         length, ids = 0, self.known[()]
         node: tuple[int, ...] = ()
         for child, tokens in steps:
@@ -166,12 +166,12 @@ class _Tree:
 
 
 def whole(draw: Draw, random: Random) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     return max(1, round(draw(random)))
 
 
 def prefix_levels(text: str, field: str = "tree") -> list[tuple[int, int]]:
-    """Number and tokens of the prefixes on each level of a tree, as people write them. Raises ``KvyardError``."""
+    """Return number and tokens of the prefixes on each level of a tree, as people write them. Raises ``KvyardError``."""
     levels = []
     for level in text.split("/") if text else ():
         children, times, tokens = level.partition("x")

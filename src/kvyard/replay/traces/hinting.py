@@ -60,8 +60,8 @@ class MadeHint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_hints(text: str) -> tuple[MadeHint, ...]:
-    """Hints as people write them: ``session-end:recall=0.5,false=0.1``, ``ttl:seconds=60,then=first``, or both with a ``+``.
-    Raises ``KvyardError``.
+    """Return hints as people write them: ``session-end:recall=0.5,false=0.1``, ``ttl:seconds=60,then=first``, or both with a
+    ``+``. Raises ``KvyardError``.
     """
     by_kind: dict[str, MadeHint] = {}
     for part in text.split("+"):
@@ -119,7 +119,7 @@ class TraceFuture(msgspec.Struct, frozen=True):
         return cls(names, ends, calls if any(calls) else [not end for end in ends], gaps)
 
     def hints(self, kinds: Sequence[MadeHint], seed: int) -> Iterator[Hints]:
-        """The hints of each request. The same seed gives the same ones."""
+        """Yield the hints of each request. The same seed gives the same ones."""
         draws = {hint.kind: Random(f"{seed} {hint.kind}") for hint in kinds}
         longest: dict[str, float] = {}
         for index, (name, ends, calls) in enumerate(zip(self.names, self.ends, self.calls, strict=False)):
@@ -134,7 +134,7 @@ class TraceFuture(msgspec.Struct, frozen=True):
 
 
 def with_hints(trace: Trace, wanted: str | tuple[MadeHint, ...], seed: int = 0) -> Trace:
-    """The trace with hints made from its own future, in place of those that it has; ranges of tokens stay.
+    """Return the trace with hints made from its own future, in place of those that it has; ranges of tokens stay.
 
     Looks at the whole trace before its first request. Raises ``KvyardError``.
     """

@@ -78,7 +78,9 @@ def _follows(above: int | None) -> str:
 
 
 def prefix_ids(request: TraceRequest, token_block: int = TOKEN_BLOCK) -> tuple[Sequence[int] | None, int]:
-    """A request's ids and how many tokens each stands for, from its tokens if it has no ids. None where neither is known."""
+    """Return a request's ids and how many tokens each stands for, from its tokens if it has no ids. None where neither is
+    known.
+    """
     if request.ids is not None:
         return request.ids, request.id_block_size
     if request.tokens is not None:

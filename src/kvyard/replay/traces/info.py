@@ -114,7 +114,7 @@ class Info(msgspec.Struct, frozen=True):
 def describe(
     trace: Trace, capacities: Iterable[int] = CAPACITIES, *, token_block: int = TOKEN_BLOCK, bounds: bool = True
 ) -> Info:
-    """A trace in numbers. ``capacities`` are cache sizes in blocks; without ``bounds`` reuse isn't looked at.
+    """Return a trace in numbers. ``capacities`` are cache sizes in blocks; without ``bounds`` reuse isn't looked at.
 
     Raises ``KvyardError`` at a bad row, at ids that aren't cumulative, and where ids stand for different numbers of tokens.
     """

@@ -48,7 +48,7 @@ def arrival_law(text: str) -> Gaps:
 
 
 def arrival_times(gaps: Gaps, random: Random) -> Iterator[int]:
-    """Nanoseconds of arrivals, the first at 0."""
+    """Yield nanoseconds of arrivals, the first at 0."""
     time = 0.0
     yield 0
     for gap in gaps(random):
@@ -89,7 +89,7 @@ def _made(text: str, field: str, laws: Mapping[str, Law]) -> object:
 
 
 def table_numbers(text: str, field: str) -> array[float]:
-    """The numbers of a ``table`` law. Raises ``KvyardError`` for another law or what is no number."""
+    """Return the numbers of a ``table`` law. Raises ``KvyardError`` for another law or what is no number."""
     name, _, rest = text.partition(":")
     if name != "table":
         raise KvyardError(f"{field} must be a table, as in table:3,5,9, not {text[:40]!r}")

@@ -22,7 +22,7 @@ def write_page(info: Info, path: str | Path) -> None:
 
 
 def page(info: Info) -> str:
-    """The page's text."""
+    """Return the page's text."""
     name = Path(info.name).name
     html = Page(f"{name} · kvyard")
     html.add(head(name, _summary(info)))

@@ -63,7 +63,9 @@ class Reading:
         """The latest of those."""
 
     def rows(self, row: Callable[[int, bytes], TraceRequest | None]) -> Iterator[TraceRequest]:
-        """The requests that ``row`` makes of each record, and nothing for those it raises ``BadRow`` for or returns None."""
+        """Yield the requests that ``row`` makes of each record, and nothing for those it raises ``BadRow`` for or
+        returns None.
+        """
         for number, record in records(self.path):
             try:
                 request = row(number, record)
@@ -91,7 +93,7 @@ class Reading:
         self.tally.left_out[reason] += 1
 
     def arrive(self, time: int) -> int:
-        """A time in nanoseconds as one since the first. Raises ``BadRow`` where it goes back."""
+        """Return a time in nanoseconds as one since the first. Raises ``BadRow`` where it goes back."""
         if self._start is None:
             self._start = self._time = time
         if time < self._time and not self.unordered:
@@ -108,7 +110,7 @@ class Reading:
         return passed if self.unordered else max(0, passed)
 
     def name(self, number: int, given: str | int | None = None) -> str:
-        """The row's id: its own if it has one, else its number. Raises ``BadRow`` where another row has it already."""
+        """Return the row's id: its own if it has one, else its number. Raises ``BadRow`` where another row has it already."""
         own = str(number)
         name = own if given is None else str(given)
         if self._names is None:
@@ -129,7 +131,7 @@ class Reading:
 
 
 def ns(value: float, unit: int, field: str) -> int:
-    """A time as written, in nanoseconds. Raises ``BadRow`` for what is no time."""
+    """Return a time as written, in nanoseconds. Raises ``BadRow`` for what is no time."""
     try:
         time = value * unit if isinstance(value, int) else round(value * unit)
     except (ValueError, OverflowError):
@@ -140,7 +142,7 @@ def ns(value: float, unit: int, field: str) -> int:
 
 
 def span(value: float, unit: int, field: str) -> int:
-    """A length of time, in nanoseconds. Raises ``BadRow`` for one that is none or negative."""
+    """Return a length of time, in nanoseconds. Raises ``BadRow`` for one that is none or negative."""
     time = ns(value, unit, field)
     if time < 0:
         raise BadRow(f"{field} is {value}: a time to wait can't be negative")
@@ -148,7 +150,7 @@ def span(value: float, unit: int, field: str) -> int:
 
 
 def checked_lengths(input_length: int | None, output_length: int | None, names: tuple[str, str]) -> tuple[int, int]:
-    """The lengths of prompt and answer. Raises ``BadRow`` where a request could not have run."""
+    """Return the lengths of prompt and answer. Raises ``BadRow`` where a request could not have run."""
     if input_length is None:
         raise BadRow(f"{names[0]} is missing")
     if input_length < 1:

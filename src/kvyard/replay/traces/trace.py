@@ -34,7 +34,7 @@ class Trace:
         """Starts a pass that notes in a tally what it leaves out, for traces made of traces."""
 
     def __iter__(self) -> Iterator[TraceRequest]:
-        """The requests. Raises ``TraceError`` at a row that is none, and where there is no request at all."""
+        """Yield the requests. Raises ``TraceError`` at a row that is none, and where there is no request at all."""
         self.tally = tally = ReadingTally()
         rows = self.rows(tally)
         first = next(rows, None)
@@ -108,7 +108,7 @@ def open_trace(
 
 
 def in_order(requests: Iterator[TraceRequest]) -> list[TraceRequest]:
-    """All requests by arrival, with the first at 0. Those that wait for others stay behind them."""
+    """Return all requests by arrival, with the first at 0. Those that wait for others stay behind them."""
     kept = list(requests)
     turns: dict[str, int] = {}
     times: dict[str, int] = {}

@@ -101,7 +101,7 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
 
 
 def hint_columns(hints: Hints) -> dict[str, Any]:
-    """The columns of a row that say ``hints``; those that say nothing are left out."""
+    """Return the columns of a row that say ``hints``; those that say nothing are left out."""
     columns: dict[str, Any] = {"conversation": hints.session, "session_end": hints.session_end}
     if hints.ttl is not None:
         columns["ttl"] = _milliseconds(hints.ttl)
@@ -117,7 +117,7 @@ def _kept(wish: Retention) -> dict[str, int | float]:
 
 
 def write_vllm_custom(trace: Trace, path: Path, token_block: int, lossy: bool) -> Written:
-    """Prompts in words and output lengths, for ``vllm bench serve --dataset-name custom``. See ``write_trace``."""
+    """Return prompts in words and output lengths, for ``vllm bench serve --dataset-name custom``. See ``write_trace``."""
     if not path.name.endswith(".jsonl"):
         raise KvyardError(f"{path}: vLLM reads custom datasets from names that end in .jsonl only")
     rows = last = 0
@@ -224,7 +224,7 @@ def block_words(name: object, tokens: int) -> str:
 
 
 def prompt_words(ids: Sequence[int], block_size: int, tokens: int) -> str:
-    """The text of a prompt of which only ids are known: about one common word per token, the same words for the same id.
+    """Return the text of a prompt of which only ids are known: about one common word per token, the same words for the same id.
 
     The words are short, frequent and written with a space before, which byte-pair tokenizers trained on English keep as one
     token each. How many tokens they are in the end is up to the tokenizer.

@@ -28,5 +28,5 @@ class Soonest(Decider):
 
 
 def _block(split: SplitInput) -> int:
-    """Tokens of a block, near enough."""
+    """Return tokens of a block, near enough."""
     return max(1, split.num_tokens // max(1, split.decode.decision.blocks))

@@ -38,7 +38,7 @@ class LeastAttainedService(FlowPolicy):
         """Arrivals of those that wait."""
 
     def service(self, session: str | None, now: int) -> float:
-        """Tokens of service that ``session`` has, by now."""
+        """Return tokens of service that ``session`` has, by now."""
         notes = self._sessions.find(session)
         return 0.0 if notes is None else self._faded(notes, now)
 

@@ -25,7 +25,7 @@ class FlowPolicy:
         self.options = options
 
     def rank(self, request: FlowRequest, now: int) -> float:
-        """The rank of a request that waits; asked once when it comes, unless the policy is ``dynamic``."""
+        """Return the rank of a request that waits; asked once when it comes, unless the policy is ``dynamic``."""
         return 0.0
 
     def look(self, waiting: Iterable[FlowRequest], now: int) -> None:

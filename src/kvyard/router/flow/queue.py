@@ -286,7 +286,7 @@ class FlowQueue(Generic[T]):
                 yield entry
 
     def _ranked(self, now: int) -> Iterator[tuple[float, int]]:
-        """All that wait, in their order by now."""
+        """Return all that wait, in their order by now."""
         policy, patience = self.policy, self.config.patience_s * SECOND
         waiting = list(self._waiting.values())
         policy.look([entry.request for entry in waiting], now)

@@ -25,10 +25,10 @@ class CostModel(Protocol):
     """The costs of one request. A policy is one itself, unless costs need figures that are worked out once per request."""
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
-        """The cost of ``worker``, which has ``match`` of the prompt."""
+        """Return the cost of ``worker``, which has ``match`` of the prompt."""
 
     def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
-        """A lower bound; see ``Policy.lower_bound``."""
+        """Return a lower bound; see ``Policy.lower_bound``."""
 
 
 class Policy:
@@ -83,18 +83,20 @@ class Policy:
         self.options = {**defaults(self.OPTIONS), **config.options}
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
-        """The cost of ``worker``, which has ``match`` of the prompt, by the policy's own measure; 0 where it has none."""
+        """Return the cost of ``worker``, which has ``match`` of the prompt, by the policy's own measure; 0 where
+        it has none.
+        """
         return 0.0
 
     def rank(self, worker: WorkerLoad) -> tuple[int, float]:
-        """A bucket (there should be few) and a figure, both 0 or more, by which the router keeps workers in order in a large
-        fleet. It depends on the worker's load and on the policy's own figures of it, which change in ``routed`` alone.
+        """Return a bucket (there should be few) and a figure, both 0 or more, by which the router keeps workers in order in a
+        large fleet. It depends on the worker's load and on the policy's own figures of it, which change in ``routed`` alone.
         """
         raise NotImplementedError
 
     def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
-        """A lower bound: no worker of ``match`` in ``bucket`` costs less whose figure is ``figure`` or more. It doesn't fall
-        from one bucket to the next for a figure of 0.
+        """Return a lower bound: no worker of ``match`` in ``bucket`` costs less whose figure is ``figure`` or more. It doesn't
+        fall from one bucket to the next for a figure of 0.
         """
         return -inf
 
@@ -121,9 +123,9 @@ class Policy:
         self._cost_is_checked = True
 
     def hold(self, routing: RoutingInput, full: int) -> tuple[int, float] | None:
-        """The slot of a worker without room that the request should wait for, and for how many milliseconds at most; ``None``
-        if it should go to one that has room. ``routing`` has all workers, of which ``full``, slots as bits, have no room.
-        Changes nothing.
+        """Return the slot of a worker without room that the request should wait for, and for how many milliseconds at most;
+        ``None`` if it should go to one that has room. ``routing`` has all workers, of which ``full``, slots as bits, have no
+        room. Changes nothing.
         """
         return None
 

@@ -46,7 +46,7 @@ class Aibrix(Policy):
         return routing.cheapest(_requests, "load")
 
     def _most(self, running: list[int]) -> float:
-        """The requests of a worker that isn't busier than most."""
+        """Return the requests of a worker that isn't busier than most."""
         count, total = len(running), sum(running)
         squares = sum([requests * requests for requests in running])
         return total / count + self.options["deviations"] * (sqrt(count * squares - total * total) / count)

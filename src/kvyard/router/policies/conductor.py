@@ -30,11 +30,11 @@ class Conductor(Policy):
         return self
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
-        """Milliseconds until the first token."""
+        """Return milliseconds until the first token."""
         return worker.pace.prefill(worker.prefill_tokens) + self._own(worker, match)
 
     def _own(self, worker: WorkerLoad, match: Match) -> float:
-        """Milliseconds of the prompt itself: its prefill, or a transfer and the prefill of the rest."""
+        """Return milliseconds of the prompt itself: its prefill, or a transfer and the prefill of the rest."""
         pull_ms, most, cached = self.pull_ms, self._most_cached, match.cached_tokens
         if pull_ms is not None and most > self.options["balancing"] * cached:
             transfer = pull_ms(most - cached)

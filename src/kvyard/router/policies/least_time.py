@@ -85,7 +85,7 @@ class LeastTime(Policy):
         self._all = sum(self._new)
 
     def _computed(self, slots: int) -> list[float]:
-        """The tokens computed, of ``slots`` workers at least."""
+        """Return the tokens computed, of ``slots`` workers at least."""
         if len(self._new) < slots:
             self._new += [0.0] * (slots - len(self._new))
         return self._new

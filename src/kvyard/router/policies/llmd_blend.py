@@ -96,7 +96,7 @@ class LlmdBlend(Policy):
         return self._draw(routing, cost) if weights["weighted"] else routing.cheapest(cost, "cost")
 
     def _draw(self, routing: RoutingInput, cost: Cost) -> Choice:
-        """A worker by chance, in proportion to its score, as llm-d's weighted-random-picker has it."""
+        """Return a worker by chance, in proportion to its score, as llm-d's weighted-random-picker has it."""
         scored = [
             (-cost(worker, match), worker.slot) for match in routing.matches for worker in routing.workers_of([match])
         ]

@@ -57,7 +57,7 @@ class Preble(Policy):
         self._window = deque(entry for entry in self._window if entry[1] != slot)
 
     def _own(self, worker: WorkerLoad, match: Match, tokens: int) -> float:
-        """Milliseconds of this request there: its prefill, and its share of the passes that decode it."""
+        """Return milliseconds of this request there: its prefill, and its share of the passes that decode it."""
         pace, running = worker.pace, worker.requests + 1
         context = worker.blocks * worker.block_size + tokens
         decode = self.options["decode_tokens"] * pace.step(running, context) / running

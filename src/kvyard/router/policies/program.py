@@ -57,7 +57,7 @@ class CrowdedCost:
         self._weight = weight
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         cost = self._base.cost(worker, match)
         capacity, slot = worker.pace.capacity, worker.slot
         if capacity is None or slot >= len(self._residents):
@@ -69,7 +69,7 @@ class CrowdedCost:
         return cost + self._weight * worker.pace.prefill(max(0, self._tokens - room))
 
     def lower_bound(self, match: Match, bucket: int, figure: float) -> float:
-        """A lower bound: crowding costs nothing, or more."""
+        """Return a lower bound: crowding costs nothing, or more."""
         return self._base.lower_bound(match, bucket, figure)
 
 

@@ -35,7 +35,7 @@ class RayPrefix(Policy):
         return routing.cheapest(lambda worker, _: self._sent.get(worker.slot, 0.0), "room")
 
     def _of_two(self, routing: RoutingInput) -> Choice:
-        """The one of two workers, drawn by chance, that has fewer requests."""
+        """Return the one of two workers, drawn by chance, that has fewer requests."""
         two = routing.rng.sample(routing.workers, min(2, len(routing.workers)))
         fewest = min([worker.requests for worker in two])
         idler = [worker.slot for worker in two if worker.requests == fewest]

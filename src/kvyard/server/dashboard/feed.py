@@ -41,7 +41,7 @@ def point_of(view: FleetView) -> msgspec.Raw:
 
 
 def frame(event: str, value: object) -> bytes:
-    """A server-sent event. JSON has no raw line breaks, so it is one line."""
+    """Return a server-sent event. JSON has no raw line breaks, so it is one line."""
     return b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(value))
 
 
@@ -100,7 +100,7 @@ class ViewFeed:
         return frame("history", list(self.history)) + self._whole
 
     async def next(self, seen: int) -> bytes:
-        """The newest frame after the one numbered ``seen``; empty once the feed is closed."""
+        """Return the newest frame after the one numbered ``seen``; empty once the feed is closed."""
         while self.number <= seen and not self.closed:
             await self._turn.wait()
         if self.closed:

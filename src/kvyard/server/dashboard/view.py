@@ -50,7 +50,7 @@ though another worker had them; ``computed``: computed otherwise."""
 
 
 def by_label(tiers: Sequence[int]) -> dict[str, int]:
-    """Figures by tier, closest first, under what people call the tiers; 0 for those that are not given."""
+    """Return figures by tier, closest first, under what people call the tiers; 0 for those that are not given."""
     return {tier.label: tiers[level] if level < len(tiers) else 0 for level, tier in enumerate(Tier)}
 
 
@@ -206,12 +206,12 @@ class LatencyWindow:
         return [took for time, took in self._seen if time > now - WINDOW]
 
     def latency(self, now: int) -> Latency | None:
-        """Percentiles within the window; ``None`` where there is nothing in it."""
+        """Return percentiles within the window; ``None`` where there is nothing in it."""
         return latency_of(self.within(now))
 
 
 def latency_of(times: Sequence[int]) -> Latency | None:
-    """Percentiles of nanoseconds; ``None`` where there are none."""
+    """Return percentiles of nanoseconds; ``None`` where there are none."""
     ordered = sorted(times)
     if not ordered:
         return None

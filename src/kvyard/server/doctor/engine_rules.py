@@ -29,7 +29,7 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
 def about_engines(
     visits: Sequence[Visit], cases: Sequence[Case], expected: Expected, local: Local
 ) -> Iterator[Finding]:
-    """All findings about engines: each by itself, and compared with each other and with streams. Changes nothing."""
+    """Yield all findings about engines: each by itself, and compared with each other and with streams. Changes nothing."""
     for seen in visits:
         if not seen.answered or seen.health != 200:
             yield from reached(seen)

@@ -29,10 +29,10 @@ def parting(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def broken(name: str, where: str, **values: Any) -> Finding:
-    """A finding that keeps the prompt from matching, or the answer from being trusted."""
+    """Return a finding that keeps the prompt from matching, or the answer from being trusted."""
     return _TEXTS.finding(name, Severity.PROBLEM, where=where, **values)
 
 
 def note(name: str, where: str, **values: Any) -> Finding:
-    """A finding that is good to know."""
+    """Return a finding that is good to know."""
     return _TEXTS.finding(name, Severity.NOTE, where=where, **values)

@@ -22,7 +22,7 @@ FEW = 8
 
 
 def about_gateway(seen: GatewayVisit) -> Iterator[Finding]:
-    """All findings about a gateway. Changes nothing."""
+    """Yield all findings about a gateway. Changes nothing."""
     if seen.view is None:
         name = "gateway-token" if seen.unauthorised else "gateway-unreachable"
         yield broken(name, seen.url, problem=seen.problem[:200])
@@ -144,7 +144,7 @@ def _of_phantoms(engine: str, view: FleetView) -> str:
 
 
 def _main(promises: PromisesView) -> str:
-    """The reason that explains most of what is missing."""
+    """Return the reason that explains most of what is missing."""
     reasons = {reason: tokens for reason, tokens in promises.missing.items() if reason != "unreported"}
     return max(reasons, key=lambda reason: reasons[reason], default="")
 

@@ -48,7 +48,9 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     """A text that all engines get."""
 
     def text(self, start: str, seen: "Visit") -> str:
-        """A prompt that begins with ``start`` and fills a few blocks, whatever the tokenizer, as far as the engine takes it."""
+        """Return a prompt that begins with ``start`` and fills a few blocks, whatever the tokenizer, as far as the engine takes
+        it.
+        """
         words = "once upon a time there was a doctor who asked every engine the same thing twice "
         text = f"{start} " + words * (1 + 6 * max(self.block_size, seen.block_size or 0) // 16)
         return text if seen.max_model_len is None else text[: max(1, seen.max_model_len - 8)]
@@ -219,7 +221,7 @@ class _Visitor:
             seen.probe_ids = own
 
     def _send(self, what: str, prompt: Any, **more: Any) -> int | None:
-        """A completion of the prompt that all engines get; returns what was cached of it."""
+        """Return a completion of the prompt that all engines get; returns what was cached of it."""
         usage = self._usage("/v1/completions", f"{what} completion", prompt=prompt, **more)
         cached = None if usage is None else usage.cached_tokens
         self._seen.cached.append(cached)

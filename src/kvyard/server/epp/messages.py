@@ -60,8 +60,8 @@ _MOST_FIELDS = 16
 
 
 def read_message(data: bytes) -> Any:
-    """A message of the data plane; ``None`` for one that has too much beside a body, which isn't parsed: millions of small
-    headers would take seconds.
+    """Return a message of the data plane; ``None`` for one that has too much beside a body, which isn't parsed: millions of
+    small headers would take seconds.
     """
     if len(data) > HEADER_BYTES and len(data) - _body_bytes(data) > HEADER_BYTES:
         return None
@@ -73,7 +73,7 @@ def read_message(data: bytes) -> Any:
 
 
 def _body_bytes(data: bytes) -> int:
-    """Bytes of the first field that has a body in it; 0 where none is found among the first fields."""
+    """Return bytes of the first field that has a body in it; 0 where none is found among the first fields."""
     offset = 0
     for _ in range(_MOST_FIELDS):
         tag, offset = _number(data, offset)
@@ -88,7 +88,7 @@ def _body_bytes(data: bytes) -> int:
 
 
 def _number(data: bytes, start: int) -> tuple[int, int]:
-    """The number of variable length at a place, and the place behind it."""
+    """Return the number of variable length at a place, and the place behind it."""
     value = 0
     for shift, byte in enumerate(data[start : start + 10]):
         value |= (byte & 127) << 7 * shift
@@ -98,7 +98,7 @@ def _number(data: bytes, start: int) -> tuple[int, int]:
 
 
 def read_headers(message: Any) -> dict[str, str]:
-    """Headers by their names in small letters; of one that comes twice, the last."""
+    """Return headers by their names in small letters; of one that comes twice, the last."""
     return {
         header.key: header.raw_value.decode("utf-8", "replace") or header.value for header in message.headers.headers
     }
@@ -112,7 +112,7 @@ def modes(message: Any, usual: int) -> tuple[int, int]:
 
 
 def _metadata(message: Any, namespace: str, key: str) -> Any:
-    """A value of the filters' metadata; ``None`` where there is none."""
+    """Return a value of the filters' metadata; ``None`` where there is none."""
     if not message.HasField("metadata_context"):
         return None
     metadata = message.metadata_context.filter_metadata
@@ -123,7 +123,7 @@ def _metadata(message: Any, namespace: str, key: str) -> Any:
 
 
 def subset(message: Any) -> list[str] | None:
-    """The endpoints that may be chosen; ``None`` where any may. Some data planes write a list, some one text."""
+    """Return the endpoints that may be chosen; ``None`` where any may. Some data planes write a list, some one text."""
     value = _metadata(message, HINT, SUBSET)
     if value is None:
         return None
@@ -136,12 +136,12 @@ def subset(message: Any) -> list[str] | None:
 
 
 def endpoints_in(text: str) -> list[str]:
-    """Endpoints with commas between."""
+    """Return endpoints with commas between."""
     return [endpoint for part in text.split(",") if (endpoint := part.strip())]
 
 
 def served(message: Any) -> str | None:
-    """The endpoint that answered, where the data plane says."""
+    """Return the endpoint that answered, where the data plane says."""
     value = _metadata(message, BALANCER, SERVED)
     return None if value is None else value.string_value or None
 
@@ -181,13 +181,13 @@ def response_headers(more: Iterable[tuple[str, str]]) -> Any:
 
 
 def body_pass(*, request: bool) -> Any:
-    """A body, or a piece of it, goes on as it is."""
+    """Return a body, or a piece of it, goes on as it is."""
     response = BodyResponse(response=CommonResponse())
     return ProcessingResponse(request_body=response) if request else ProcessingResponse(response_body=response)
 
 
 def piece(body: bytes, end: bool, *, request: bool) -> Any:
-    """A piece of a body, handed back: in full-duplex streaming only what is handed back goes on."""
+    """Return a piece of a body, handed back: in full-duplex streaming only what is handed back goes on."""
     message = ProcessingResponse()  # filled from inside: messages made of others copy them
     handed = (message.request_body if request else message.response_body).response.body_mutation.streamed_response
     handed.SetInParent()
@@ -205,7 +205,7 @@ def trailers_pass(*, request: bool) -> Any:
 
 
 def immediate(status: int, headers: Iterable[tuple[str, str]], body: bytes, details: str) -> Any:
-    """The client gets this, and no engine the request."""
+    """Return the client gets this, and no engine the request."""
     immediate_response = ImmediateResponse(
         status=HttpStatus(code=status), headers=_set(headers), body=body, details=details
     )

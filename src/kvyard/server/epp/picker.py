@@ -92,7 +92,7 @@ class EndpointPicker:
     # -- picking ----------------------------------------------------------------------------------------------------------
 
     async def pick(self, asked: PickRequest) -> Picked:
-        """The engine for a request; its ``proxied.end`` must be called. Raises ``Refusal`` where there is none."""
+        """Return the engine for a request; its ``proxied.end`` must be called. Raises ``Refusal`` where there is none."""
 
         async def find(id_: str, key: AccessKey | None) -> RoutedRequest:
             routed = await self._route(asked, id_)
@@ -151,7 +151,7 @@ class EndpointPicker:
         return self._by_load(asked, id_)
 
     def _by_load(self, asked: PickRequest, id_: str) -> RoutedRequest:
-        """A request whose prompt isn't known, at any engine; a response that some engine keeps, there."""
+        """Return a request whose prompt isn't known, at any engine; a response that some engine keeps, there."""
         members, proxy = self.gateway.members, self.intake.proxy
         pools = [pool for pool in members.pools.values() if pool.engines]
         home = None

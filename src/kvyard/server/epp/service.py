@@ -163,7 +163,9 @@ def build(
     admin_token: str | None = None,
     tls: TlsFiles | None = None,
 ) -> tuple[Any, EppService]:
-    """The application for metrics, health and admin, and the service that is to run around it. Raises ``KvyardError``."""
+    """Return the application for metrics, health and admin, and the service that is to run around it. Raises
+    ``KvyardError``.
+    """
     app, gateway, intake = assemble(
         config,
         title="kvyard epp",

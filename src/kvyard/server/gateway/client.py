@@ -73,7 +73,7 @@ class EngineClient:
             await self.session.close()
 
     async def health(self, address: EngineAddress) -> int:
-        """The status of an engine's /health."""
+        """Return the status of an engine's /health."""
         return (await self._look(address, b"/health"))[0]
 
     async def models(self, address: EngineAddress) -> ListedModels:
@@ -103,7 +103,7 @@ class EngineClient:
         }
 
     async def tokenize(self, url: str, body: bytes, seconds: float) -> list[int] | None:
-        """An engine's answer to /tokenize; ``None`` where it refuses that prompt."""
+        """Return an engine's answer to /tokenize; ``None`` where it refuses that prompt."""
         status, content = await self.post(url, "/tokenize", body, seconds)
         if status == 200:
             try:
@@ -115,7 +115,7 @@ class EngineClient:
         raise EngineFailed(f"/tokenize answered {status}")
 
     async def post(self, url: str, path: str, body: bytes, seconds: float = ADAPTER_SECONDS) -> tuple[int, bytes]:
-        """The status and body of an engine's answer to JSON."""
+        """Return the status and body of an engine's answer to JSON."""
         with engine_errors():
             async with self.session.post(
                 url + path,
@@ -141,8 +141,8 @@ class EngineClient:
             return False
 
     async def mock_fleet(self, url: str) -> list[GatewayEngine] | None:
-        """The workers of a mock, with their event streams: mocks report them, real engines don't. ``None`` where it doesn't
-        answer.
+        """Return the workers of a mock, with their event streams: mocks report them, real engines don't. ``None`` where it
+        doesn't answer.
 
         Raises ``KvyardError`` for what is no mock.
         """
@@ -201,7 +201,7 @@ class _RawTokenIds(msgspec.Struct):
 
 
 async def _read_tokens(content: bytes) -> list[int]:
-    """The ids of an answer to /tokenize; those of a long one are read in turns. Raises one of ``DECODE_ERRORS``."""
+    """Return the ids of an answer to /tokenize; those of a long one are read in turns. Raises one of ``DECODE_ERRORS``."""
     if len(content) < LARGE:
         return msgspec.json.decode(content, type=TokenIds).tokens
     raw = bytes(msgspec.json.decode(content, type=_RawTokenIds).tokens)

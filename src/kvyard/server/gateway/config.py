@@ -126,7 +126,7 @@ class _FoundEngines(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
     replay_port: Port | None = None
 
     def engine(self, netloc: str) -> GatewayEngine:
-        """The engine at one of its addresses."""
+        """Return the engine at one of its addresses."""
         host = netloc.rpartition(":")[0]
 
         def at(port: int | None) -> str | None:
@@ -365,8 +365,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return any(source.role != "both" for source in (*self.engines, *self.names, *self.services))
 
     def of_process(self, number: int, times: int) -> "GatewayConfig":
-        """The configuration of one of several processes, of which ``times`` had its number before: its share of what is bounded
-        for all, and a journal of its own.
+        """Return the configuration of one of several processes, of which ``times`` had its number before: its share of what is
+        bounded for all, and a journal of its own.
         """
         journal = self.journal and f"{self.journal}.p{number}" + (f"r{times}" if times else "")
         return msgspec.structs.replace(
@@ -377,7 +377,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
     def index(self) -> IndexConfig:
-        """The configuration of the index in this process."""
+        """Return the configuration of the index in this process."""
         return OwnIndexConfig(**picked(self, "block_size direct catching_up streams limits"))
 
 

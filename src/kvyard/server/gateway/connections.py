@@ -120,7 +120,7 @@ class EngineConnection(asyncio.Protocol):
             await self._more()
 
     async def read(self) -> bytes:
-        """The next bytes of the answer, as many as are here; none at its end."""
+        """Return the next bytes of the answer, as many as are here; none at its end."""
         while not self._parts:
             if self.complete:
                 return b""
@@ -294,7 +294,7 @@ class EngineConnections:
         self._timer = self.loop.call_later(self._every, self._look)
 
     async def take(self, address: EngineAddress) -> EngineConnection:
-        """A connection that is the caller's until it is released or closed. Raises ``EngineFailed``."""
+        """Return a connection that is the caller's until it is released or closed. Raises ``EngineFailed``."""
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
@@ -307,8 +307,8 @@ class EngineConnections:
     async def get(
         self, address: EngineAddress, path: bytes, headers: Sequence[tuple[bytes, bytes]]
     ) -> tuple[int, bytes]:
-        """The status and body of an engine's answer to a GET; of a long body no more than ``LOOKED_AT`` bytes, about. Raises
-        ``EngineFailed``.
+        """Return the status and body of an engine's answer to a GET; of a long body no more than ``LOOKED_AT`` bytes, about.
+        Raises ``EngineFailed``.
         """
         answer = await self.take(address)
         try:
@@ -376,7 +376,7 @@ class EngineConnections:
 
 
 async def read_up_to(answer: EngineConnection, most: int) -> bytes:
-    """An engine's answer, or its first ``most`` bytes and a little more."""
+    """Return an engine's answer, or its first ``most`` bytes and a little more."""
     first = await answer.read()
     if answer.complete or not first:
         return first

@@ -100,7 +100,7 @@ def divisible(path: str, body: bytes) -> bool:
 
 
 def prefill_body(body: bytes) -> bytes:
-    """The request that has a prompt computed, and nothing more, for another engine."""
+    """Return the request that has a prompt computed, and nothing more, for another engine."""
     fields = _one_token(_fields.decode(body))
     fields["kv_transfer_params"] = _REMOTE_DECODE
     return _encode(fields)
@@ -117,7 +117,7 @@ def _one_token(fields: BodyFields) -> BodyFields:
 
 
 def decode_body(body: bytes, params: msgspec.Raw) -> bytes:
-    """The client's request, with where its prompt is."""
+    """Return the client's request, with where its prompt is."""
     fields = _fields.decode(body)
     fields["kv_transfer_params"] = params
     return _encode(fields)
@@ -320,7 +320,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
         self.proxy.health.served(engine, [])
 
     async def _ask(self, engine: Engine, decision: Decision, body: bytes) -> bytes | None:
-        """An engine's whole answer; ``None`` where it refuses. Raises ``EngineFailed``."""
+        """Return an engine's whole answer; ``None`` where it refuses. Raises ``EngineFailed``."""
         connections = self.proxy.client.connections
         if connections is None or connections.closed:
             raise asyncio.CancelledError  # the gateway didn't wait for us

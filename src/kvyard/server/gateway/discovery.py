@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
 
 async def system_resolver(host: str) -> list[str]:
-    """The addresses that this machine's resolver gives. Raises ``OSError``."""
+    """Return the addresses that this machine's resolver gives. Raises ``OSError``."""
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     # A scoped address (fe80::1%eth0) is kept as it is; the rest of the tuple says nothing of use.

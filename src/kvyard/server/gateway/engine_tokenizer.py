@@ -38,7 +38,7 @@ class EngineTokenizer:
         self._records: dict[str, TokenizeRecord] = {}
 
     async def __call__(self, body: dict[str, Any]) -> list[int] | None:
-        """Token ids of the prompt in ``body``; ``None`` where no engine gives any."""
+        """Return token ids of the prompt in ``body``; ``None`` where no engine gives any."""
         data = msgspec.json.encode(body)
         seconds = self._pool.config.tokenize_seconds + len(data) / BYTES_PER_SECOND
         asked: set[str] = set()
@@ -60,8 +60,8 @@ class EngineTokenizer:
         return None
 
     def _choose(self, model: object, asked: set[str]) -> Engine | None:
-        """The engine with the fewest questions, then the fewest requests in flight. Engines that drain, are down or failed a
-        moment ago aren't asked, nor are suspects where another engine is well.
+        """Return the engine with the fewest questions, then the fewest requests in flight. Engines that drain, are down or
+        failed a moment ago aren't asked, nor are suspects where another engine is well.
         """
         pool, now = self._pool, self._clock.now()
         if len(self._records) > 2 * len(pool.engines) + 8:

@@ -68,7 +68,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     _failed_at: list[Engine] = []
 
     async def respond(self) -> Response:
-        """The response of the first engine that answers, or the last engine's error. Raises ``Refusal``."""
+        """Return the response of the first engine that answers, or the last engine's error. Raises ``Refusal``."""
         try:
             return await self._first_answer()
         except Refusal as refusal:
@@ -110,7 +110,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     # -- one engine -----------------------------------------------------------------------------------------------------
 
     async def _attempt(self, engine: Engine, decision: Decision) -> Response:
-        """The response that ``engine`` begins. Raises ``EngineFailed``."""
+        """Return the response that ``engine`` begins. Raises ``EngineFailed``."""
         proxied = self.proxied
         connections = self.proxy.client.connections
         if connections is None or connections.closed:
@@ -163,7 +163,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     def _begin(
         self, answer: EngineConnection, body: bytes, decision: Decision, streamed: bool = True
     ) -> list[tuple[bytes, bytes]]:
-        """An engine answers: from now on there is no other. Returns the response's headers."""
+        """Return an engine answers: from now on there is no other. Returns the response's headers."""
         proxied = self.proxied
         if self.path == RESPONSES and proxied.computed:
             home = ResponseHome(proxied.pool.model, decision.worker.name, proxied.key, proxied.session)

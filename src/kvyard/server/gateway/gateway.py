@@ -193,7 +193,7 @@ class Gateway(AsyncService):
     # -- beside requests ----------------------------------------------------------------------------------------------
 
     def conditions(self) -> Iterator[HealthReason]:
-        """All that isn't as it should be."""
+        """Yield all that isn't as it should be."""
         if self.draining:
             yield HealthReason(code="draining", why="it is ending; requests in flight go on", grade="unready")
         if self.reloading.error:

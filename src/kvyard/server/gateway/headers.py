@@ -41,7 +41,7 @@ def upstream(
 
 
 def _without_hop(headers: Pairs, dropped: set[bytes]) -> list[tuple[bytes, bytes]]:
-    """Headers by their names in small letters, less ``dropped`` and those that ``Connection`` names."""
+    """Return headers by their names in small letters, less ``dropped`` and those that ``Connection`` names."""
     out: list[tuple[bytes, bytes]] = []
     hop: set[bytes] = set()
     for name, value in headers:
@@ -63,8 +63,8 @@ def downstream(headers: Pairs, decision: str | None) -> list[tuple[bytes, bytes]
 
 
 def decision_header(decision: Decision, tries: int, wait: FlowWait | None = None) -> str:
-    """A decision in one line: who, why, how much of the prompt was there (and of that: was predicted), what it cost; and why
-    the request waited before.
+    """Return a decision in one line: who, why, how much of the prompt was there (and of that: was predicted), what it cost; and
+    why the request waited before.
     """
     text = (
         f"worker={decision.worker}; policy={decision.policy}; why={decision.why}; hit={decision.overlap}/{decision.blocks}; "

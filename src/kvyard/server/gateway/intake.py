@@ -143,7 +143,7 @@ class RequestIntake(msgspec.Struct, eq=False):
     def _flow_request(
         self, request: RouteRequest, asked: PeekedBody, headers: Mapping[str, str], key: AccessKey | None
     ) -> FlowRequest:
-        """The request as flow control knows it. With keys, a key's name is its tenant."""
+        """Return the request as flow control knows it. With keys, a key's name is its tenant."""
         now = self.proxy.clock.now()
         priority = 0
         if isinstance(asked, PeekedPrompt) and type(asked.priority) is int:
@@ -154,8 +154,8 @@ class RequestIntake(msgspec.Struct, eq=False):
         return FlowRequest(request.id, now, request.num_tokens, None, request.session, tenant, priority, deadline)
 
     def _session(self, named: str | None, asked: PeekedBody, prompt: ReadPrompt, owner: str) -> str | None:
-        """The session of a request, within those of ``owner``, its key: ``named`` by its client, else its user's, else the one
-        that its prompt goes on from.
+        """Return the session of a request, within those of ``owner``, its key: ``named`` by its client, else its user's, else
+        the one that its prompt goes on from.
         """
         if named is not None and named.startswith(f"{owner}\0"):
             return named  # of an earlier response of this key
@@ -289,7 +289,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         return parts
 
     async def _home_of(self, path: str, id_: str, key: AccessKey | None) -> RoutedRequest:
-        """The engine that keeps a response."""
+        """Return the engine that keeps a response."""
         response_id = path.removeprefix(STORED).partition("/")[0]
         home = await self._home(response_id, key)
         pool = None if home is None else self.members.pools.get(home.model)
@@ -316,7 +316,7 @@ def unread(
 
 
 def _status(error: BaseException, headers: Mapping[str, str]) -> int:
-    """The status that ends a request which wasn't routed; 0 where its client hung up."""
+    """Return the status that ends a request which wasn't routed; 0 where its client hung up."""
     if isinstance(error, asyncio.CancelledError):
         return 503 if isinstance(headers, HttpRequest) and headers.ending else 0
     return openai_error(error)[0] if isinstance(error, Refusal) else 500

@@ -78,7 +78,7 @@ class PoolMaker:
             journal.close()
 
     def make(self, model: str, block_size: int | None, roles: bool = False) -> EnginePool:
-        """A pool without engines; ``roles``: of those that decode, where others compute prompts for them. Raises
+        """Return a pool without engines; ``roles``: of those that decode, where others compute prompts for them. Raises
         ``KvyardError`` where a tokenizer or a journal can't be had.
         """
         config = self._config
@@ -151,7 +151,7 @@ class PoolMaker:
             bookings.on_changed(pool.load_changed)
 
     def _new_journal(self) -> Journal | None:
-        """A journal for one more pool: the first has the name that was given, others have their number behind it."""
+        """Return a journal for one more pool: the first has the name that was given, others have their number behind it."""
         path = self._config.journal
         if path is None:
             return None

@@ -94,7 +94,7 @@ class Membership(msgspec.Struct, eq=False):
             return engine
 
     def engine(self, name: str) -> Engine:
-        """The engine of that name. Raises ``Refusal``."""
+        """Return the engine of that name. Raises ``Refusal``."""
         engine = self.engines.get(name)
         if engine is None:
             raise Refusal(404, f"there is no engine {name[:200]!r}", field="engine", fix="see /admin/engines")
@@ -143,7 +143,9 @@ class Membership(msgspec.Struct, eq=False):
     # -- pools ------------------------------------------------------------------------------------------------------------
 
     def find(self, model: str | None) -> tuple[str, EnginePool, str | None]:
-        """The name, pool and adapter that a request means. Raises ``Refusal`` with 404, or 503 while no engine is known."""
+        """Return the name, pool and adapter that a request means. Raises ``Refusal`` with 404, or 503 while no
+        engine is known.
+        """
         if model is None:
             # One whose engines are all gone isn't meant, unless it is the only one there ever was.
             there = [name for name, pool in self.pools.items() if pool.engines] or list(self.pools)

@@ -249,8 +249,8 @@ class EnginePool(msgspec.Struct, eq=False):
     # -- requests -------------------------------------------------------------------------------------------------------
 
     async def place(self, place: EngineRequest) -> Placed:
-        """An engine for a request, now or later; the caller must ``release`` it. Raises ``Exhausted``, or ``Refusal`` with 429
-        where too many wait and 503 where it took too long.
+        """Return an engine for a request, now or later; the caller must ``release`` it. Raises ``Exhausted``, or ``Refusal``
+        with 429 where too many wait and 503 where it took too long.
         """
         request, now = place.request, self.clock.now()
         if place.flow is None:
@@ -338,7 +338,7 @@ class EnginePool(msgspec.Struct, eq=False):
                     self._overdue = asyncio.get_running_loop().call_later((due - now) / SECOND, self.grant)
 
     def _hold(self, place: EngineRequest) -> Hold | None:
-        """The engine without room that a request should wait for; ``None`` if it should go to another."""
+        """Return the engine without room that a request should wait for; ``None`` if it should go to another."""
         if not self.router.policy.waits:
             return None
         excluded = self._excluded(place)
@@ -435,7 +435,7 @@ class EnginePool(msgspec.Struct, eq=False):
                 self.grant()
 
     def _taken(self, engine: Engine) -> int:
-        """Requests that an engine has, of all that count for how many it may have."""
+        """Return requests that an engine has, of all that count for how many it may have."""
         taken = engine.in_flight
         if self.sharing is not None:
             taken += self.sharing.elsewhere(engine.name)
@@ -472,7 +472,7 @@ class EnginePool(msgspec.Struct, eq=False):
         return self._none_since is not None and self._patience() <= 0
 
     def _patience(self) -> float:
-        """Seconds that requests still wait for an engine to come back."""
+        """Return seconds that requests still wait for an engine to come back."""
         since = self.clock.now() if self._none_since is None else self._none_since
         return self.config.down_seconds - (self.clock.now() - since) / SECOND
 

@@ -95,7 +95,7 @@ class KnownPrefixes:
 
 
 def names_of(path: Sequence[KnownRun], fresh: Sequence[bytes]) -> "array[int]":
-    """The names of all blocks of a prompt, packed."""
+    """Return the names of all blocks of a prompt, packed."""
     names = array("Q")
     names.frombytes(b"".join([*[run.names for run in path], *fresh]))
     return names

@@ -139,7 +139,7 @@ class AnnouncedElsewhere:
         self._watched = ""
 
     def routed(self, engine: str, stored: Callable[[], dict[str, int]], now_ns: int) -> str:
-        """A request was routed to ``engine`` while no other is in flight. ``stored`` has the blocks that each engine's
+        """Return a request was routed to ``engine`` while no other is in flight. ``stored`` has the blocks that each engine's
         events have announced so far. Returns an engine that this shows to have another one's events, the first time.
         """
         watched, self._watched = self._watched, ""
@@ -159,7 +159,7 @@ class AnnouncedElsewhere:
         return watched
 
     def source(self, engine: str) -> str:
-        """The other engine whose events are really those of ``engine``; empty if there is none."""
+        """Return the other engine whose events are really those of ``engine``; empty if there is none."""
         votes = self.votes.get(engine)
         if not votes:
             return ""

@@ -96,7 +96,7 @@ class PeekedResponses(PeekedPrompt, kw_only=True):
     tools: msgspec.Raw = _NULL
 
     async def as_chat(self) -> PeekedChat | None:
-        """The conversation that it is, where all of it is here and is text."""
+        """Return the conversation that it is, where all of it is here and is text."""
         if self.previous_response_id is not None or self.tools != _NULL:
             return None
         given = await _decoded(self.input)
@@ -122,7 +122,7 @@ class PeekedMessages(PeekedPrompt, kw_only=True):
     tools: msgspec.Raw = _NULL
 
     async def as_chat(self) -> PeekedChat | None:
-        """The conversation that it is, where all of it is text."""
+        """Return the conversation that it is, where all of it is text."""
         if self.tools != _NULL:
             return None
         system = await _decoded(self.system)
@@ -131,7 +131,7 @@ class PeekedMessages(PeekedPrompt, kw_only=True):
 
 
 async def _decoded(raw: msgspec.Raw) -> Any:
-    """The value of a field; other tasks have their turn after a long one."""
+    """Return the value of a field; other tasks have their turn after a long one."""
     value = msgspec.json.decode(raw)
     if len(memoryview(raw)) >= LARGE:
         await pause()
@@ -268,7 +268,7 @@ class Prompting:
         return False
 
     async def source(self, ask: PeekedBody) -> RawPrompt | None:
-        """The one prompt of a request, where it can be read here; ``None`` where ``prompts`` has to be asked."""
+        """Return the one prompt of a request, where it can be read here; ``None`` where ``prompts`` has to be asked."""
         if isinstance(ask, PeekedResponses | PeekedMessages):
             chat = await ask.as_chat()
             if chat is None:
@@ -293,8 +293,8 @@ class Prompting:
         return isinstance(ask, PeekedCompletion) and ask.truncate_prompt_tokens is None and _is_flat(bytes(ask.prompt))
 
     async def prompts(self, ask: PeekedBody) -> list[Sequence[int]]:
-        """The prompts of a request, or none where they can't be read. Of further ones only the length is right, and of text not
-        even that.
+        """Return the prompts of a request, or none where they can't be read. Of further ones only the length is right, and of
+        text not even that.
         """
         ids_of: list[Sequence[int]] | None = None
         if isinstance(ask, PeekedResponses | PeekedMessages):
@@ -359,7 +359,7 @@ class Prompting:
         return None if text is None else await self._encode(text, False)
 
     def _by_template(self, ask: PeekedChat) -> str | None:
-        """A conversation by the model's own template; ``None`` where an engine has to be asked."""
+        """Return a conversation by the model's own template; ``None`` where an engine has to be asked."""
         if self.template is None or ask.chat_template != _NULL or ask.continue_final_message:
             return None
         try:
@@ -373,11 +373,11 @@ class Prompting:
             return None
 
     async def by_engine(self, ask: PeekedBody) -> list[int] | None:
-        """The ids of a conversation as an engine makes them; ``None`` for what is none, or where no engine answered."""
+        """Return the ids of a conversation as an engine makes them; ``None`` for what is none, or where no engine answered."""
         return await self._of_chat(ask) if isinstance(ask, PeekedChat) else None
 
     def _rendered(self, ask: PeekedChat) -> str | None:
-        """A conversation as the mock writes it; ``None`` where that can't be done."""
+        """Return a conversation as the mock writes it; ``None`` where that can't be done."""
         try:
             messages = _messages(ask.messages)
             tools = None if ask.tools == _NULL else _tools(ask.tools)

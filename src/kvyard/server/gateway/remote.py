@@ -113,7 +113,7 @@ class RemoteIndex:
 
 
 def _reach(worker: WorkerScore) -> Reach:
-    """Blocks that each tier reaches, down to the last one that the worker has: no less than the closer ones."""
+    """Return blocks that each tier reaches, down to the last one that the worker has: no less than the closer ones."""
     blocks = [worker.tiers[name].blocks if name in worker.tiers else 0 for name in TIERS]
     while len(blocks) > 1 and not blocks[-1]:
         blocks.pop()

@@ -347,8 +347,8 @@ def build(
     channel: Channel | None = None,
     keys: KeyFile | None = None,
 ) -> tuple[Application | Cors, Gateway]:
-    """The application, and the gateway that is to run around it; with a ``channel``, of one process of several. ``keys`` are
-    those of the file, where it was read before. Raises ``KvyardError``.
+    """Return the application, and the gateway that is to run around it; with a ``channel``, of one process of several. ``keys``
+    are those of the file, where it was read before. Raises ``KvyardError``.
     """
     app, gateway, _ = assemble(
         config,

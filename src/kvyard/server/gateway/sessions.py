@@ -31,7 +31,7 @@ SHOWN = 50
 
 
 def session_name(given: str | None) -> str | None:
-    """The name of a session or tenant as it is kept; long ones are digests."""
+    """Return the name of a session or tenant as it is kept; long ones are digests."""
     if given is None or len(given) < LONG_NAME:
         return given
     return blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -57,8 +57,8 @@ class PrefixSessions:
         return len(self._known)
 
     def find(self, keys: Sequence[int], tokens: int, scope: str, now: int) -> str | None:
-        """The session of a prompt of ``tokens`` tokens; a new one, unless it goes on from an earlier prompt of ``scope``.
-        ``None`` for one without a whole block.
+        """Return the session of a prompt of ``tokens`` tokens; a new one, unless it goes on from an earlier prompt of
+        ``scope``. ``None`` for one without a whole block.
         """
         if not keys:
             return None
@@ -186,7 +186,7 @@ class SessionTally:
             self.forgotten += 1
 
     def session_views(self, now: int) -> list[SessionView]:
-        """The latest sessions, the latest first."""
+        """Return the latest sessions, the latest first."""
         views: list[SessionView] = []
         for name, stats in reversed(self._sessions.items()):
             if len(views) == SHOWN:
@@ -209,7 +209,7 @@ class SessionTally:
         return views
 
     def tenant_views(self) -> list[TenantView]:
-        """All tenants, the one with the most tokens first."""
+        """Return all tenants, the one with the most tokens first."""
         ordered = sorted(self._tenants.items(), key=lambda item: (-item[1].prompt - item[1].output, item[0]))
         return [
             TenantView(

@@ -188,7 +188,7 @@ class SliceWatch:
         return _change(before, self.addresses)
 
     def _of(self, endpoint_slice: EndpointSlice) -> frozenset[Address]:
-        """The addresses of a slice's endpoints that can take requests."""
+        """Return the addresses of a slice's endpoints that can take requests."""
         wanted = self.config.port
         ports = [
             port.port

@@ -79,8 +79,8 @@ class ChatTemplate:
         )
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, ask: bool, more: dict[str, Any]) -> str:
-        """A conversation as one text; ``ask``: with the beginning of the answer; ``more`` are variables of the request's own.
-        Raises ``TemplateFailed``.
+        """Return a conversation as one text; ``ask``: with the beginning of the answer; ``more`` are variables of the request's
+        own. Raises ``TemplateFailed``.
         """
         name = "tool_use" if tools and "tool_use" in self._made else "default"
         try:

@@ -40,7 +40,7 @@ class RequestTrace:
         self._queued = 0
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The context, for the engine."""
+        """Return the context, for the engine."""
         from opentelemetry.trace import set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -117,7 +117,7 @@ class Tracing:
         return cls(provider)
 
     def begin(self, method: str, path: str, headers: Mapping[str, str], received: int) -> RequestTrace:
-        """A request came. It belongs to the trace that its headers name, or begins one."""
+        """Return a request came. It belongs to the trace that its headers name, or begins one."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -440,7 +440,7 @@ class GatewayTraffic:
 
 
 def _stored(pool: EnginePool) -> dict[str, int]:
-    """Blocks that the events of each engine have announced."""
+    """Return blocks that the events of each engine have announced."""
     return {name: engine.marks().stored for name, engine in pool.engines.items()}
 
 

@@ -110,7 +110,7 @@ def _find_last(data: bytes, end: int) -> int:
 
 
 def _read(data: bytes) -> AnswerTokens:
-    """The counts in an object, which is looked at up to its last brace."""
+    """Return the counts in an object, which is looked at up to its last brace."""
     depth = 0
     for brace in _BRACES.finditer(data):
         depth += 1 if brace[0] == b"{" else -1
@@ -120,7 +120,7 @@ def _read(data: bytes) -> AnswerTokens:
 
 
 def _counts(data: bytes) -> AnswerTokens:
-    """The counts in an object that is all there is."""
+    """Return the counts in an object that is all there is."""
     counts = {match[1]: int(match[2]) for match in _FIELD.finditer(data)}
     if b"input_tokens" not in counts:
         output = counts.get(b"completion_tokens", counts.get(b"output_tokens"))

@@ -47,7 +47,7 @@ class GatewaySource:
         self._holdings = Holdings(gateway.index)
 
     def view(self) -> FleetView:
-        """The fleet, now."""
+        """Return the fleet, now."""
         gateway = self._gateway
         members, counters = gateway.members, gateway.traffic.counters
         self._holdings.look()
@@ -235,7 +235,7 @@ class Holdings:
 
 
 def engine_info(members: Membership, engine: Engine) -> EngineInfo:
-    """An engine as /admin/engines shows it."""
+    """Return an engine as /admin/engines shows it."""
     return EngineInfo(
         **picked(engine, "name url state draining reason in_flight requests failed"),
         pool=engine.model or None,
@@ -247,7 +247,7 @@ def engine_info(members: Membership, engine: Engine) -> EngineInfo:
 
 
 def state_samples(members: Membership, traffic: GatewayTraffic, index: Service) -> Iterator[Sample]:
-    """Everything that is kept anyway."""
+    """Yield everything that is kept anyway."""
     yield P + "under_way", {}, traffic.counters.under_way
     yield P + "sessions", {}, len(traffic.sessions)
     yield P + "sessions_total", {}, traffic.sessions.started

@@ -9,7 +9,7 @@ from kvyard.server.indexer.service import Service
 
 
 def conditions(service: Service) -> Iterator[HealthReason]:
-    """All that isn't as it should be."""
+    """Yield all that isn't as it should be."""
     if not service.ready:
         yield HealthReason(code="starting", why="it isn't ready yet, or it is ending", grade="unready")
     yield from index_conditions(service)

@@ -167,7 +167,7 @@ class Listener:
         return self._indexer.topics(self.source.stream)
 
     def total(self, name: str) -> int:
-        """A counter of the subscriber's, over all topics."""
+        """Return a counter of the subscriber's, over all topics."""
         return sum(getattr(status.counters, name) for status in self.subscriber.statuses())
 
     def info(self) -> ListenerInfo:
@@ -208,7 +208,7 @@ class IndexedModel(msgspec.Struct, eq=False):
         return f"{self.name}:{self.tenant}"
 
     def holders(self, wanted: Iterable[InstanceId] | None) -> list[Holder] | None:
-        """The workers of ``wanted`` instances; ``None`` for all. Unknown instances have none."""
+        """Return the workers of ``wanted`` instances; ``None`` for all. Unknown instances have none."""
         if wanted is None:
             return None
         names = set(map(str, wanted))

@@ -45,7 +45,7 @@ class LocalNames:
     def chain(
         self, parent: Key | None, local: Sequence[bytes], extras: Sequence[ExtraKeys | None] | None = None
     ) -> list[int]:
-        """The keys of blocks with these local hashes, as eight bytes each, after ``parent``."""
+        """Return the keys of blocks with these local hashes, as eight bytes each, after ``parent``."""
         if parent is None:
             parent = self.root
         if not isinstance(parent, int):
@@ -64,7 +64,8 @@ class LocalNames:
 def keys_of_hashes(
     identity: Identity, hashes: Sequence[int], namespace: Namespace, turn: int = 8192
 ) -> Iterator[list[int]]:
-    """The request keys of blocks with these hashes, ``turn`` blocks at a time: local ones, or in direct mode the engine's own.
+    """Yield the request keys of blocks with these hashes, ``turn`` blocks at a time: local ones, or in direct mode the engine's
+    own.
 
     Raises ``IdentityError`` in direct mode for a namespace, which is part of the engine's hashes already.
     """

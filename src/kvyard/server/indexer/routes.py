@@ -41,7 +41,7 @@ class IndexerRoutes:
         self._bounds = service.config.limits
 
     def operations(self) -> list[Operation]:
-        """Every route; what it is for is its handler's docstring."""
+        """Return every route; what it is for is its handler's docstring."""
         return [
             post(
                 "/register",
@@ -235,7 +235,7 @@ async def _gathered(turns: Iterator[list[int]]) -> list[int]:
 
 
 def build(config: Config, token: str | None = None, admin_token: str | None = None) -> tuple[Application, Service]:
-    """The application, and the service to be entered around serving it. Raises ``KvyardError``."""
+    """Return the application, and the service to be entered around serving it. Raises ``KvyardError``."""
     service = Service(config, admin_token or token)
     service.beside["health"] = partial(say_health, partial(conditions, service))
     measures = IndexerMetrics(service)

@@ -119,12 +119,12 @@ class Register(StreamRequest, kw_only=True, forbid_unknown_fields=True):
     """Known to Dynamo, but part of no engine's hashes: only an empty one is accepted."""
 
     def stream_name(self, rank: int) -> str:
-        """A stream's name: equal registrations have equal names, on every replica."""
+        """Return a stream's name: equal registrations have equal names, on every replica."""
         who = f"pool {self.pool}" if self.pool is not None else f"{self.instance_id}@{rank}"
         return f"{self.model_name}/{self.tenant}/{who}/{self.stream}"
 
     def for_rank(self, rank: int, offset: int) -> "Register":
-        """The registration of one rank, with its own ports."""
+        """Return the registration of one rank, with its own ports."""
         replay = None if self.replay_endpoint is None else at_rank(self.replay_endpoint, offset)
         return msgspec.structs.replace(
             self, endpoint=at_rank(self.endpoint, offset), replay_endpoint=replay, dp_rank=rank, dp_size=1

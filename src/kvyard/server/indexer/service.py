@@ -83,7 +83,7 @@ class Service(AsyncService):
         self.ready = True
 
     def keep(self, name: str, tenant: str = "default", block_size: int | None = None) -> IndexedModel:
-        """The model, which stays from now on, registered workers or not. ``block_size`` is that of a new index."""
+        """Return the model, which stays from now on, registered workers or not. ``block_size`` is that of a new index."""
         key = (name, tenant)
         model = self.models.get(key)
         if model is None:
@@ -183,7 +183,7 @@ class Service(AsyncService):
             del self.models[key]
 
     def _new_model(self, name: str, tenant: str, *sizes: int | None) -> IndexedModel:
-        """A model whose index has the first block size given: by the configuration, or ``sizes``."""
+        """Return a model whose index has the first block size given: by the configuration, or ``sizes``."""
         size = next(filter(None, (self.config.block_size, *sizes)), DEFAULT_BLOCK_SIZE)
         return IndexedModel(name, tenant, self._indexer(name, tenant, size))
 
@@ -238,7 +238,7 @@ class Service(AsyncService):
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def model(self, asked: ModelRequest) -> IndexedModel:
-        """The model that a request names. Raises ``Refusal`` where it isn't served."""
+        """Return the model that a request names. Raises ``Refusal`` where it isn't served."""
         indexed = self.models.get((asked.model_name, asked.tenant))
         if indexed is None:
             known = ", ".join(sorted(model.label for model in self.models.values())[:10])

@@ -66,7 +66,7 @@ class MadeAnswer(msgspec.Struct, eq=False):
 def compose(
     prompt: Sequence[int], wish: AnswerWish, tokenizer: Tokenizer, *, mean: int, seed: int, name: str
 ) -> MadeAnswer:
-    """The answer to ``prompt``. ``name`` stands for all else that makes it another one: model, adapter, seed, choice."""
+    """Return the answer to ``prompt``. ``name`` stands for all else that makes it another one: model, adapter, seed, choice."""
     try:
         raw = array("I", prompt).tobytes()
     except OverflowError:
@@ -126,7 +126,7 @@ def _stopped(answer: MadeAnswer, wish: AnswerWish, tokenizer: Tokenizer) -> Made
 
 
 def json_text(schema: object, random: Random) -> str:
-    """A value that follows ``schema``, as far as the mock reads schemas, as JSON."""
+    """Return a value that follows ``schema``, as far as the mock reads schemas, as JSON."""
     root = schema if isinstance(schema, Mapping) else {}
     text = msgspec.json.encode(_value(root, root, random, 0)).decode()
     return text if len(text) <= MOST_CHARACTERS else "{}"

@@ -83,7 +83,7 @@ class EmbeddingShape(ReplyShape):
         return reply
 
     def _numbers(self, prompt: Sequence[int]) -> list[float] | str:
-        """A vector of length 1."""
+        """Return a vector of length 1."""
         key, width = repr(list(prompt)).encode(), self._asked.dimensions or WIDTH
         drawn = [xxhash.xxh3_64_intdigest(key, index) / 2**63 - 1 for index in range(width)]
         length = sum(number * number for number in drawn) ** 0.5

@@ -202,7 +202,7 @@ SETTINGS = Settings(settings_of(MockConfig), OF_HANDOVERS, OF_AN_ENGINE)
 
 
 def make_config(settings: Mapping[str, object], **fields: Any) -> MockConfig:
-    """The fleet that flat ``settings`` describe, and ``fields`` that have none. Raises ``KvyardError``."""
+    """Return the fleet that flat ``settings`` describe, and ``fields`` that have none. Raises ``KvyardError``."""
     given = SETTINGS.parse(settings)
     engine = {name: value for name, value in given.items() if name in OF_AN_ENGINE}
     roles = given.keys() & {"prefill", "decode"}

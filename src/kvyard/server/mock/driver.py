@@ -49,7 +49,7 @@ class EngineDriver(msgspec.Struct, eq=False):
         self._horizon = self.clock.now()
 
     def now(self) -> int:
-        """The engine's nominal time: it stands still while the engine is frozen."""
+        """Return the engine's nominal time: it stands still while the engine is frozen."""
         time = self.clock.now() if self._frozen is None else self._frozen
         return time - self._lost
 

@@ -101,7 +101,9 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(faults: MockFaults, random: Random) -> Fate:
-    """The fate of a request that doesn't ask for one. It always draws three numbers: rates that change leave the rest as is."""
+    """Return the fate of a request that doesn't ask for one. It always draws three numbers: rates that change leave the rest as
+    is.
+    """
     error, abort, stall = random.random(), random.random(), random.random()
     return Fate(
         error=faults.error_status if error < faults.error_rate else None,
@@ -157,7 +159,7 @@ def as_published(faults: MockFaults, events: Sequence[Event]) -> list[Event]:
 
 
 def asked(text: str) -> Fate:
-    """The fate that a header asks for, such as ``error=503`` or ``latency_ms=200, abort_after=3``.
+    """Return the fate that a header asks for, such as ``error=503`` or ``latency_ms=200, abort_after=3``.
 
     Raises ``KvyardError`` for what isn't one.
     """

@@ -213,7 +213,7 @@ class FleetHandovers:
         self._session: Any = None
 
     def join(self, number: int, label: str, act: Act, lost: Callable[[IncomingPrompt], None]) -> WorkerHandovers:
-        """A worker takes part."""
+        """Return a worker takes part."""
         lease = from_seconds(self._lease)
         end = WorkerHandovers(
             number,

@@ -56,7 +56,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse(message: str, field: str = "", status: int = 400, **headers: str) -> Refusal:
-    """A refusal about ``field``."""
+    """Return a refusal about ``field``."""
     return Refusal(status, message, field=field, **headers)
 
 
@@ -67,7 +67,7 @@ class MockIntake(msgspec.Struct, eq=False):
     tokenizer: Tokenizer
 
     def completion(self, body: CompletionRequest, headers: Mapping[str, str]) -> Taken:
-        """A plain completion. Raises ``Refusal``."""
+        """Return a plain completion. Raises ``Refusal``."""
         if body.logprobs is not None and not 0 <= body.logprobs <= MOST_LOGPROBS:
             raise refuse(f"logprobs must be from 0 to {MOST_LOGPROBS}, got {body.logprobs}", "logprobs")
         if body.suffix is not None:
@@ -82,7 +82,7 @@ class MockIntake(msgspec.Struct, eq=False):
         return msgspec.structs.replace(taken, logprobs=body.logprobs, echo=bool(body.echo))
 
     def chat(self, body: ChatRequest, headers: Mapping[str, str]) -> Taken:
-        """A chat completion. Raises ``Refusal``."""
+        """Return a chat completion. Raises ``Refusal``."""
         if body.top_logprobs is not None:
             if not 0 <= body.top_logprobs <= MOST_LOGPROBS:
                 raise refuse(f"top_logprobs must be from 0 to {MOST_LOGPROBS}, got {body.top_logprobs}", "logprobs")
@@ -120,7 +120,7 @@ class MockIntake(msgspec.Struct, eq=False):
         go_on: bool = False,
         special: bool = False,
     ) -> list[int]:
-        """The ids of a conversation; ``special``: with what the tokenizer adds by itself. Raises ``Refusal``."""
+        """Return the ids of a conversation; ``special``: with what the tokenizer adds by itself. Raises ``Refusal``."""
         for index, message in enumerate(messages):
             if message.content is None and message.role in ("user", "system"):
                 raise refuse("Input should be a valid string", f"messages[{index}].content", 422)
@@ -129,7 +129,7 @@ class MockIntake(msgspec.Struct, eq=False):
         return self.encode(render(list(map(msgspec.structs.asdict, messages)), tools, ask, go_on), special)
 
     def namespace(self, model: str | None, salt: str | None = None) -> tuple[str, Namespace]:
-        """The model's name and what sets its hashes apart. Raises ``Refusal`` for a model that isn't here."""
+        """Return the model's name and what sets its hashes apart. Raises ``Refusal`` for a model that isn't here."""
         worker = self.worker
         name = model or worker.config.served_model_name
         if salt == "":
@@ -142,7 +142,9 @@ class MockIntake(msgspec.Struct, eq=False):
         return name, Namespace(lora_name=lora.name, lora_path=lora.path, lora_id=lora.number, salt=salt)
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """The ids of a text. Raises ``Refusal`` for one that has too many, before they are made where each byte is one."""
+        """Return the ids of a text. Raises ``Refusal`` for one that has too many, before they are made where each
+        byte is one.
+        """
         if isinstance(self.tokenizer, ByteTokenizer):
             self._check_length(len(text))
         return self.tokenizer.encode(text, special)
@@ -252,7 +254,7 @@ class MockIntake(msgspec.Struct, eq=False):
         )
 
     def _truncated(self, prompts: list[list[int]], most: int) -> list[list[int]]:
-        """The ends of prompts."""
+        """Return the ends of prompts."""
         if most > self.worker.longest:
             what = f"truncate_prompt_tokens={most} cannot be greater than max_model_len = {self.worker.longest}."
             raise refuse(what, "truncate_prompt_tokens")
@@ -319,7 +321,7 @@ class MockIntake(msgspec.Struct, eq=False):
         return flow
 
     def _tool(self, body: ChatRequest, prompt: Sequence[int]) -> tuple[tuple[str, object] | None, bool]:
-        """The tool to call with the schema of its arguments, and whether the request named it."""
+        """Return the tool to call with the schema of its arguments, and whether the request named it."""
         choice = body.tool_choice
         if body.tools is not None and not body.tools:
             raise refuse("`tools` must not be an empty array.", "tools")
@@ -408,7 +410,7 @@ def _rank(headers: Mapping[str, str], ranks: int) -> int | None:
 
 
 def _schema(given: Mapping[str, Any] | None) -> object:
-    """The JSON schema that a response format asks for; ``None`` for words."""
+    """Return the JSON schema that a response format asks for; ``None`` for words."""
     if given is None or given.get("type") in (None, "text"):
         return None
     if given["type"] == "json_object":

@@ -56,7 +56,7 @@ class TokenCount(msgspec.Struct, kw_only=True):
 
 
 def conversation(body: MessagesRequest | CountTokens) -> list[ChatMessage]:
-    """The turns of ``body``. Raises ``Refusal`` for what isn't text."""
+    """Return the turns of ``body``. Raises ``Refusal`` for what isn't text."""
     if body.tools:
         raise refuse("this mock answers with text here: leave tools out, or ask /v1/chat/completions", "tools")
     first = [] if body.system is None else [ChatMessage(role="system", content=_text(body.system, "system"))]

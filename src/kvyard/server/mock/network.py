@@ -45,7 +45,7 @@ class PromptSizes:
         return self.nbytes(prompt) > 0 and (self.config.latency > 0 or any(limit is not None for limit in limits))
 
     def ports(self, prompt: IncomingPrompt) -> dict[Hashable, int | None]:
-        """The ports that it goes through, with their limits."""
+        """Return the ports that it goes through, with their limits."""
         config, source, target = self.config, prompt.source.number, prompt.target
         out, into = config.bandwidth
         if source == target:

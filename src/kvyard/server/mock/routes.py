@@ -359,7 +359,7 @@ class MockRoutes:
         return body.seconds
 
     def operations(self) -> list[Operation]:
-        """Every route."""
+        """Return every route."""
         text, both = ("text/plain",), ("application/json", "text/event-stream")
         s = schemas
         as_vllm = partial(post, as_vllm=True, abandoned_with_client=True)
@@ -402,7 +402,7 @@ class MockRoutes:
 def build(
     worker: MockWorker, fleet: MockFleet, tokenizer: Tokenizer, token: str | None, guard: GuardCheck | None = None
 ) -> Application:
-    """The application of one worker."""
+    """Return the application of one worker."""
     return Application(
         MockRoutes(worker, fleet, tokenizer).operations(),
         title="kvyard mock",

@@ -45,7 +45,7 @@ class ReplyShape:
         """Characters shown."""
 
     def frame(self, value: dict[str, Any]) -> bytes:
-        """A chunk as it is written."""
+        """Return a chunk as it is written."""
         return b"data: %b\n\n" % _encode(value)
 
     def error(self, refusal: Refusal) -> tuple[int, Any]:
@@ -53,13 +53,13 @@ class ReplyShape:
         return openai_error(refusal)
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """Chunks before the first token."""
+        """Return chunks before the first token."""
         return iter(())
 
     # -- whole ----------------------------------------------------------------------------------------------------------
 
     def whole(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
-        """The reply in one piece."""
+        """Return the reply in one piece."""
         reply = self._head(self.object)
         reply["choices"] = [self._choice(choice) for choice in choices]
         reply["system_fingerprint"] = FINGERPRINT
@@ -77,7 +77,7 @@ class ReplyShape:
     # -- chunks ---------------------------------------------------------------------------------------------------------
 
     def more(self, choices: Sequence[MockChoice]) -> Iterator[dict[str, Any]]:
-        """Chunks of what is new."""
+        """Yield chunks of what is new."""
         for choice in choices:
             index = choice.index
             over = choice.ended >= 0
@@ -137,11 +137,11 @@ class ReplyShape:
         return choices[first].flow.cached_tokens([first])
 
     def _created_cache(self, choices: Sequence[MockChoice]) -> dict[str, int]:
-        """Tokens that are in the cache because of this request, where it is reported."""
+        """Return tokens that are in the cache because of this request, where it is reported."""
         return {}
 
     def _take(self, choice: MockChoice) -> tuple[list[int], list[str]]:
-        """The ids that weren't shown yet, and the text of each."""
+        """Return the ids that weren't shown yet, and the text of each."""
         start, stop = self._shown[choice.index], choice.produced
         self._shown[choice.index] = stop
         answer = choice.answer
@@ -156,7 +156,9 @@ class ReplyShape:
         return {"finish_reason": "tool_calls" if called else answer.finish, "stop_reason": answer.ended_by}
 
     def _likelihoods(self, token: int, index: int) -> tuple[float, list[tuple[int, float]]]:
-        """A log probability for ``token``, and for the most likely ones in its place, itself first. Made up, but steady."""
+        """Return a log probability for ``token``, and for the most likely ones in its place, itself first. Made
+        up, but steady.
+        """
         draw = xxhash.xxh3_64_intdigest(f"{token} {index}".encode()) / 2**64
         own = -0.01 - draw * draw
         size = self.tokenizer.size

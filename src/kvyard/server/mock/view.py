@@ -30,7 +30,7 @@ SUMMED = ("finished", "failed", "refused", "cancelled", "prompt_tokens", "output
 
 
 def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> board.FleetView:
-    """The fleet, now, which has been there ``since``."""
+    """Return the fleet, now, which has been there ``since``."""
     workers, config = fleet.workers, fleet.config
     now = fleet.clock.now()
     recent = workers[0].tally.recent
@@ -165,7 +165,7 @@ def _decision(admission: Admission, size: int) -> board.DecisionView:
 
 
 def _notes(workers: list[MockWorker]) -> list[str]:
-    """Faults that were asked for."""
+    """Return faults that were asked for."""
     note_of = {worker.name: note for worker in workers if (note := _asked_for(worker.faults))}
     if len(note_of) == len(workers) > 1 and len(set(note_of.values())) == 1:
         return [f"every worker: {note_of[workers[0].name]}"]
@@ -173,7 +173,7 @@ def _notes(workers: list[MockWorker]) -> list[str]:
 
 
 def _asked_for(faults: MockFaults) -> str:
-    """Faults that differ from none, in one line."""
+    """Return faults that differ from none, in one line."""
     none = msgspec.to_builtins(MockFaults())
     changed = {name: value for name, value in msgspec.to_builtins(faults).items() if value != none[name]}
     return ", ".join(f"{name} = {value}" for name, value in changed.items())

@@ -250,7 +250,7 @@ class MockWorker:
         return self.load - sum(len(core.scheduler.running) for core in self.cores)
 
     def choose_rank(self) -> int:
-        """The rank with the least to do, the first of equals."""
+        """Return the rank with the least to do, the first of equals."""
 
         def weight(rank: int) -> int:
             running = len(self.cores[rank].scheduler.running)
@@ -277,8 +277,8 @@ class MockWorker:
         hints: Hints = NO_HINTS,
         chain: TokenChain | None = None,
     ) -> Job:
-        """A job for this worker's engine that will produce ``answer``; ``chain`` if the prompt is hashed already. Nothing is
-        submitted.
+        """Return a job for this worker's engine that will produce ``answer``; ``chain`` if the prompt is hashed already.
+        Nothing is submitted.
         """
         return Job(
             name,
@@ -429,7 +429,7 @@ class MockWorker:
 
 
 def _base(endpoint: str, rank: int) -> str:
-    """The endpoint of rank 0 that goes with ``endpoint`` of ``rank``."""
+    """Return the endpoint of rank 0 that goes with ``endpoint`` of ``rank``."""
     if endpoint.startswith("tcp://"):
         host, port = split_tcp(endpoint)
         return f"tcp://{host}:{port - rank}"

@@ -25,7 +25,7 @@ EVICTIONS = ("lru", "lru", "lru", "lfu", "fifo", "mru", "filo", "slru", "priorit
 
 
 def draw(rng: random.Random) -> Case:
-    """A case by chance."""
+    """Return a case by chance."""
     page = rng.choice([1, 4, 16])
     priorities = rng.random() < 0.3
     settings: dict[str, Any] = {
@@ -56,7 +56,7 @@ def draw(rng: random.Random) -> Case:
 
 
 def capacity(settings: dict[str, Any]) -> int:
-    """Tokens that one request may have, its answer included."""
+    """Return tokens that one request may have, its answer included."""
     page: int = settings["page_size"]
     pages = int(settings["num_tokens"] * settings.get("swa_full_tokens_ratio", 1.0)) // page
     return (pages - 2) * page - 1
@@ -85,7 +85,7 @@ def draw_request(rng: random.Random, case: Case) -> dict[str, Any]:
 
 
 def change(case: Case, rng: random.Random) -> Case:
-    """A case like ``case``: a few requests or settings are others."""
+    """Return a case like ``case``: a few requests or settings are others."""
     changed = copy.deepcopy(case)
     for _ in range(rng.randint(1, 3)):
         requests, settings = changed["requests"], changed["settings"]

@@ -208,7 +208,7 @@ class World:
         }
 
     def _free_sizes(self) -> dict[str, int]:
-        """Tokens that are free or could be, by pool, and free rows of requests."""
+        """Return tokens that are free or could be, by pool, and free rows of requests."""
         allocator, tree = self._scheduler.token_to_kv_pool_allocator, self._scheduler.tree_cache
         found = {"rows": self._scheduler.req_to_token_pool.available_size()}
         if self._scheduler.is_hybrid_swa:

@@ -18,7 +18,7 @@ DISCIPLINES: dict[str, Callable[[LinkConfig], Link]] = {"fair": FairLink, "fifo"
 
 
 def make_link(config: LinkConfig) -> Link:
-    """An idle link. Raises ``ConfigError`` for a discipline that isn't registered, or keys that it can't honour."""
+    """Return an idle link. Raises ``ConfigError`` for a discipline that isn't registered, or keys that it can't honour."""
     maker = DISCIPLINES.get(config.discipline)
     if maker is None:
         raise ConfigError(

@@ -92,7 +92,7 @@ copies are queued ahead of it, so that the host isn't what holds the two directi
 
 
 def parse_link_config(raw: Mapping[str, object] | str) -> LinkConfig:
-    """The configuration that a file or a command line describes: the name of a preset, or the keys of ``LinkConfig``.
+    """Return the configuration that a file or a command line describes: the name of a preset, or the keys of ``LinkConfig``.
 
     With a key ``preset`` the others change that preset; keys of ``outward`` and ``inward`` one by one. Raises
     ``ConfigError`` for an unknown preset or key, or for a value that can't be.

@@ -183,7 +183,7 @@ class LinkBase(Generic[T]):
         return trial._landing(trial._live[transfer.number])
 
     def _trial(self) -> Self:
-        """A copy to try things on."""
+        """Return a copy to try things on."""
         return copy.deepcopy(self, {id(part): part for part in self._constants()})
 
     def _constants(self) -> list[object]:
@@ -198,7 +198,7 @@ class LinkBase(Generic[T]):
         return transfer.ended
 
     def stats(self, direction: Direction) -> LaneStats:
-        """The account of one direction, up to the last ``now``."""
+        """Return the account of one direction, up to the last ``now``."""
         account = self._accounts[direction]
         return LaneStats(
             submitted=account.submitted,

@@ -35,7 +35,7 @@ PLAIN: Case = {
 
 
 def draw(rng: random.Random) -> Case:
-    """A case by chance."""
+    """Return a case by chance."""
     block = rng.choice([4, 16])
     longest = block * rng.randint(8, 40)
     hybrid = rng.random() < 0.15
@@ -108,7 +108,7 @@ def draw_request(rng: random.Random, case: Case) -> dict[str, Any]:
 
 
 def change(case: Case, rng: random.Random) -> Case:
-    """A case like ``case``: a few requests or settings are others."""
+    """Return a case like ``case``: a few requests or settings are others."""
     changed = copy.deepcopy(case)
     for _ in range(rng.randint(1, 3)):
         requests = changed["requests"]
@@ -186,5 +186,5 @@ def features(case: Case) -> set[str]:
 
 
 def _smallest_pool(length: int, groups: list[dict[str, Any]]) -> int:
-    """Blocks for one request of ``length`` tokens: fewer, and vLLM would not start."""
+    """Return blocks for one request of ``length`` tokens: fewer, and vLLM would not start."""
     return sum(ceil_div(length, group["block_size"]) for group in groups)

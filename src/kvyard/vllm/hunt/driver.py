@@ -65,7 +65,7 @@ class Memory:
         self._failed |= dict.fromkeys(blocks, step)
 
     def wrong(self, tables: list[list[int]], before: int, texts: list[int], excused: int) -> str | None:
-        """The first position that attention reads for the token at ``before`` whose slot holds another text.
+        """Return the first position that attention reads for the token at ``before`` whose slot holds another text.
 
         Of blocks whose load failed at step ``excused`` or later, vLLM couldn't know.
         """
@@ -341,7 +341,7 @@ def _about(name: str, wrong: str | None) -> str | None:
 
 
 def connector_class() -> Any:
-    """The connector that carries out a case's requests."""
+    """Return the connector that carries out a case's requests."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
     from vllm.v1.request import RequestStatus
 

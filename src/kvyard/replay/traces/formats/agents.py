@@ -32,7 +32,7 @@ class Waits(msgspec.Struct):
 
 
 def weave(recorded: Iterable[RecordedTurn], slack: int = 0) -> Iterator[tuple[RecordedTurn, Waits]]:
-    """The requests in order of their start, and what each waits for. ``slack`` is how far times may be off."""
+    """Yield the requests in order of their start, and what each waits for. ``slack`` is how far times may be off."""
     ordered = sorted(recorded, key=lambda recorded_turn: recorded_turn.start)
     last: dict[str, RecordedTurn] = {turn.session: turn for turn in ordered}
     children: dict[str, list[str]] = defaultdict(list)

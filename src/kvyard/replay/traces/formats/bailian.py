@@ -37,7 +37,7 @@ class _Chat(msgspec.Struct):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass."""
+    """Return the requests of a pass."""
     decode = msgspec.json.Decoder(_BailianRow).decode
     size = reading.block_size or BLOCK_SIZE
     chats: dict[int | str, _Chat] = {}

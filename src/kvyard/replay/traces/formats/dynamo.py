@@ -53,7 +53,7 @@ class _DynamoLine(msgspec.Struct, gc=False):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass, sorted."""
+    """Yield the requests of a pass, sorted."""
     decode = msgspec.json.Decoder(_DynamoLine).decode
     by_name: dict[str, tuple[_DynamoRequest, int]] = {}
     agents: list[RecordedTurn] = []
@@ -105,7 +105,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
 
 
 def _root(session: str, parents: Mapping[str, str | None]) -> str | None:
-    """The session at the top of those that called ``session``, if any did."""
+    """Return the session at the top of those that called ``session``, if any did."""
     seen = {session}
     top = session
     while (parent := parents.get(top)) is not None and parent not in seen:
@@ -115,7 +115,7 @@ def _root(session: str, parents: Mapping[str, str | None]) -> str | None:
 
 
 def _checked(event: _Event) -> _DynamoRequest:
-    """The event's request. Raises ``BadRow`` for one that can't be replayed."""
+    """Return the event's request. Raises ``BadRow`` for one that can't be replayed."""
     request = event.request
     if request is None:
         raise BadRow("a request_end without request")

@@ -32,7 +32,7 @@ class GrowingPrompts:
         self._contexts: dict[Hashable, _Context] = {}
 
     def ids(self, session: Hashable, length: int, kept: int = 0, *, common: Hashable = None) -> array[int]:
-        """The ids of a session's next prompt, of which the first ``kept`` tokens are those of the prompt before.
+        """Return the ids of a session's next prompt, of which the first ``kept`` tokens are those of the prompt before.
 
         A first prompt shares these tokens with those of all sessions that have the same ``common``. Only whole blocks are
         shared. A session of None has no further prompts. Raises ``BadRow`` for a prompt of more than ``MOST_TOKENS``.

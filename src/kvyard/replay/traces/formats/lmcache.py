@@ -30,7 +30,7 @@ class _Transcript(msgspec.Struct, gc=False):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass, in order of their times."""
+    """Yield the requests of a pass, in order of their times."""
     decode = msgspec.json.Decoder(_Transcript).decode
     rows: list[tuple[int, int, _Transcript]] = []
     for number, record in records(reading.path):
@@ -57,7 +57,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
 
 
 def text_tokens(text: str) -> array[int]:
-    """A number for every four bytes of ``text``, the last perhaps of fewer."""
+    """Return a number for every four bytes of ``text``, the last perhaps of fewer."""
     data = text.encode("utf-8", "surrogatepass")
     return array("I", data + bytes(-len(data) % BYTES_PER_TOKEN))
 

@@ -72,7 +72,7 @@ class _MooncakeSessions(msgspec.Struct):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass."""
+    """Return the requests of a pass."""
     decode = msgspec.json.Decoder(_MooncakeRow).decode
     given = reading.block_size
     sessions = _MooncakeSessions()

@@ -28,7 +28,7 @@ class _Question(msgspec.Struct, gc=False):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass, in order of their launch."""
+    """Yield the requests of a pass, in order of their launch."""
     questions: dict[str, _Question] = {}
 
     def row(number: int, fields: Fields) -> None:

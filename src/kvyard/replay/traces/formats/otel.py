@@ -45,7 +45,7 @@ class _ModelCall(msgspec.Struct, gc=False):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass, in order of their start."""
+    """Yield the requests of a pass, in order of their start."""
     tree = SpanTree()
     kept: list[tuple[int, TraceSpan]] = []
     for number, record in records(reading.path):
@@ -110,7 +110,7 @@ def _requests(
 
 
 def _call(span: TraceSpan, context: SpanContext, reading: Reading) -> _ModelCall | None:
-    """The call of a span, or nothing for one that is counted and left out. Raises ``BadRow``."""
+    """Return the call of a span, or nothing for one that is counted and left out. Raises ``BadRow``."""
     attributes = span.attributes
     if span.failed:
         reading.leave_out("calls that ended in an error")
@@ -148,7 +148,7 @@ def _tokens(attributes: Mapping[str, Any], *names: str) -> int | None:
 
 
 def _text(attributes: Mapping[str, Any], *names: str) -> str | None:
-    """The first of these attributes that is set, as text."""
+    """Return the first of these attributes that is set, as text."""
     for name in names:
         value = attributes.get(name)
         if value:
@@ -157,7 +157,7 @@ def _text(attributes: Mapping[str, Any], *names: str) -> str | None:
 
 
 def _tool_times(turns: list[RecordedTurn], tools: Mapping[str, list[int]]) -> set[str]:
-    """The calls of a session after which, and before the next, a tool was executed."""
+    """Return the calls of a session after which, and before the next, a tool was executed."""
     starts: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for turn in turns:
         starts[turn.session].append((turn.start, turn.id))

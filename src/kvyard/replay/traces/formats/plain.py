@@ -21,7 +21,7 @@ class _PlainRow(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass."""
+    """Return the requests of a pass."""
     decode = msgspec.json.Decoder(_PlainRow).decode
 
     def request(number: int, arrival: float, tokens_in: int, tokens_out: int) -> TraceRequest:

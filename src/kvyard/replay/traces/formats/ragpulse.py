@@ -38,7 +38,7 @@ class _RagRow(msgspec.Struct, gc=False):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass, in order of their times."""
+    """Yield the requests of a pass, in order of their times."""
     trace = reading.path / "0_trace.jsonl" if reading.path.is_dir() else reading.path
     parts = _parts(trace)
     decode = msgspec.json.Decoder(_RagRow).decode
@@ -64,7 +64,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
 
 
 def _parts(trace: Path) -> Mapping[int, range]:
-    """The tokens of each part, by its id. Raises ``TraceError`` where its file is missing or wrong."""
+    """Return the tokens of each part, by its id. Raises ``TraceError`` where its file is missing or wrong."""
     tokens_of: dict[int, range] = {}
     next_token = 0
     for name in PARTS:

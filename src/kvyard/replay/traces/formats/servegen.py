@@ -51,7 +51,7 @@ class RateWindow(NamedTuple):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """Requests of all clients in order of arrival, drawn as the pass goes on."""
+    """Yield requests of all clients in order of arrival, drawn as the pass goes on."""
     files = [reading.path] if reading.path.is_file() else sorted(reading.path.glob(f"*{TRACE}"), key=_number)
     if not files:
         raise TraceError(reading.path, f"no file in it is called chunk-N{TRACE}")

@@ -19,7 +19,7 @@ class _ShareGptRow(msgspec.Struct, gc=False):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass."""
+    """Return the requests of a pass."""
     decode = msgspec.json.Decoder(_ShareGptRow).decode
 
     def row(number: int, record: bytes) -> TraceRequest:

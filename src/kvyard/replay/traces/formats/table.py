@@ -14,7 +14,7 @@ Fields = dict[str, str]
 def read_table(
     reading: Reading, columns: tuple[str, ...], row: Callable[[int, Fields], TraceRequest | None]
 ) -> Iterator[TraceRequest]:
-    """The requests that ``row`` makes of each line after the header, which must have ``columns`` (in lower case)."""
+    """Return the requests that ``row`` makes of each line after the header, which must have ``columns`` (in lower case)."""
     header: tuple[str, ...] = ()
 
     def line(number: int, record: bytes) -> TraceRequest | None:
@@ -38,7 +38,7 @@ def read_table(
 
 
 def integer(fields: Fields, column: str) -> int:
-    """A whole number. Raises ``BadRow`` for what is none."""
+    """Return a whole number. Raises ``BadRow`` for what is none."""
     text = fields[column]
     try:
         return int(text)
@@ -51,7 +51,7 @@ def integer(fields: Fields, column: str) -> int:
 
 
 def real(fields: Fields, column: str) -> float:
-    """A finite number. Raises ``BadRow`` for what is none."""
+    """Return a finite number. Raises ``BadRow`` for what is none."""
     text = fields[column]
     try:
         value = float(text)

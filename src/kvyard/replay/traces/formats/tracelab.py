@@ -58,7 +58,7 @@ class _AgentRound(msgspec.Struct, gc=False):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass: rounds in order of their start, or the CSV's in its own."""
+    """Return the requests of a pass: rounds in order of their start, or the CSV's in its own."""
     if look(first_record(reading.path)).columns:
         return _read_csv(reading)
     return _read_rounds(reading)

@@ -11,7 +11,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def wall_time(text: str, field: str = "TIMESTAMP") -> int:
-    """Nanoseconds since 1970 of a time as written, to the last digit. Raises ``BadRow`` for what is none."""
+    """Return nanoseconds since 1970 of a time as written, to the last digit. Raises ``BadRow`` for what is none."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise BadRow(f"{field} is {text!r}: it must look like 2023-11-16 18:15:46.6805900")

@@ -50,7 +50,7 @@ class _WekaSession(msgspec.Struct):
 
 
 def read(reading: Reading) -> Iterator[TraceRequest]:
-    """The requests of a pass, a session at a time."""
+    """Yield the requests of a pass, a session at a time."""
     decode = msgspec.json.Decoder(_WekaSession).decode
     for number, record in records(reading.path):
         try:
@@ -80,7 +80,7 @@ class _SessionReader:
         self.found: dict[str, _WekaRequest] = {}
 
     def requests(self) -> list[TraceRequest]:
-        """All of them, in the order of their start."""
+        """Return all of them, in the order of their start."""
         self._collect(self.session.requests, self.name, None, 0)
         return [self._request(turn, waits.after, waits.delay) for turn, waits in weave(self.recorded, SLACK)]
 
@@ -147,7 +147,7 @@ class _IdTexts:
         self._ids = array("q")
 
     def ids(self, text: bytes, base: int) -> array[int]:
-        """The numbers in ``text``, each plus ``base``. Raises ``BadRow``."""
+        """Return the numbers in ``text``, each plus ``base``. Raises ``BadRow``."""
         same = _common_bytes(self._text, text)
         cut = text.rfind(b",", 0, same)
         known, rest = (0, text) if cut < 0 else (text.count(b",", 0, cut + 1), b"[" + text[cut + 1 :])

@@ -43,7 +43,7 @@ class AccessKey(Rate, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Salt of the names of its prompts' blocks, a secret: who knows it can find out what is cached by it."""
 
     def salted(self, given: str | None) -> str | None:
-        """The cache_salt that engines get for a request that has ``given`` itself."""
+        """Return the cache_salt that engines get for a request that has ``given`` itself."""
         if self.cache_salt is None or not given:
             return self.cache_salt or given
         return f"{len(self.cache_salt)}:{self.cache_salt}:{given}"  # no two pairs make the same
@@ -153,7 +153,7 @@ class KeyRing:
         self.find(authorization)
 
     def explains_to(self, authorization: str) -> AccessKey:
-        """The key of a header that may ask why. Raises ``Refusal``."""
+        """Return the key of a header that may ask why. Raises ``Refusal``."""
         key = self.find(authorization)
         if not key.explain:
             raise Refusal(

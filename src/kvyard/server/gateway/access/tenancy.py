@@ -76,8 +76,8 @@ def _unreadable(why: str) -> Refusal:
 
 
 def check_unknown(path: str, known: frozenset[str], key: AccessKey | None, has_body: bool) -> str:
-    """The path that an engine may make of ``path``. Raises ``Refusal`` where it is one that is known here, changes what all
-    clients share, or computes prompts that ought to be salted.
+    """Return the path that an engine may make of ``path``. Raises ``Refusal`` where it is one that is known here, changes what
+    all clients share, or computes prompts that ought to be salted.
     """
     plain = normpath("/" + path.lstrip("/"))
     if plain.rpartition("/")[2] in OPERATORS:
@@ -90,7 +90,7 @@ def check_unknown(path: str, known: frozenset[str], key: AccessKey | None, has_b
 
 
 def salt_of(key: AccessKey, path: str, body: bytes) -> str | None:
-    """The cache_salt that a request of ``key`` gets in place of its own; ``None`` where it keeps its own."""
+    """Return the cache_salt that a request of ``key`` gets in place of its own; ``None`` where it keeps its own."""
     if key.cache_salt is None or path not in SALTED:
         return None
     try:

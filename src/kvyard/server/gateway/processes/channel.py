@@ -87,14 +87,14 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and self._transport.get_write_buffer_size() == 0
 
     async def ask_hub(self, subject: str, body: bytes = b"", seconds: float | None = None) -> bytes:
-        """The hub's answer. Raises ``ConnectionError`` where it is gone, or doesn't answer in time."""
+        """Return the hub's answer. Raises ``ConnectionError`` where it is gone, or doesn't answer in time."""
         answers = await self._ask(subject, body, {HUB}, HUB_PATIENCE if seconds is None else seconds)
         if HUB not in answers:
             raise ConnectionError("the parent process doesn't answer")
         return answers[HUB]
 
     async def ask_others(self, subject: str, body: bytes = b"", seconds: float = PATIENCE) -> dict[int, bytes]:
-        """The answers of all other processes that answer in time, by number."""
+        """Return the answers of all other processes that answer in time, by number."""
         return await self._ask(subject, body, set(self.others), seconds) if self.others else {}
 
     async def _ask(self, subject: str, body: bytes, whom: set[int], seconds: float) -> dict[int, bytes]:

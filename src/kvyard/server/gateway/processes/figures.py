@@ -42,7 +42,7 @@ class HubState(msgspec.Struct, kw_only=True):
 
 
 def gathered_figures(registry: Any) -> Figures:
-    """All that a process has."""
+    """Return all that a process has."""
     return [
         (
             family.name,
@@ -76,7 +76,7 @@ def ended_figures(ended: Figures, last: Figures, others: Sequence[Figures]) -> F
 
 
 def merged_figures(ended: Figures, parts: Sequence[Figures]) -> Figures:
-    """All processes together. Engines that none of them has any more are left out."""
+    """Return all processes together. Engines that none of them has any more are left out."""
     engines = {labels[ENGINE] for _, _, _, samples in _all(parts) for _, labels, _ in samples if ENGINE in labels}
     there = {(sample, tuple(labels.items())) for _, _, _, samples in _all(parts) for sample, labels, _ in samples}
     lasting = [

@@ -59,7 +59,7 @@ WRITTEN = frozenset({FrameKind.RECORD, FrameKind.LINES})
 
 
 def frame(kind: FrameKind, peer: int, body: bytes = b"") -> bytes:
-    """A frame as bytes."""
+    """Return a frame as bytes."""
     return _HEADER.pack(len(body), kind, peer) + body
 
 
@@ -70,7 +70,7 @@ class FrameReader:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[FrameKind, int, bytes]]:
-        """The frames that are whole with ``data``: kind, peer, body."""
+        """Return the frames that are whole with ``data``: kind, peer, body."""
         held = self._held
         held += data
         frames: list[tuple[FrameKind, int, bytes]] = []

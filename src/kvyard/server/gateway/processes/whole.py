@@ -229,7 +229,7 @@ def _tenants(views: Sequence[FleetView]) -> list[TenantView]:
 
 
 def _decisions(views: Sequence[FleetView]) -> list[DecisionView]:
-    """The newest of all. Processes count their own; here the time says which is new, in microseconds."""
+    """Return the newest of all. Processes count their own; here the time says which is new, in microseconds."""
     newest = sorted(
         (decision for view in views for decision in view.decisions), key=lambda decision: decision.at, reverse=True
     )

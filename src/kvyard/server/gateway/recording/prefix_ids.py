@@ -58,12 +58,12 @@ class PrefixIds:
         return self._size
 
     def name(self, parts: Sequence[int], before: int) -> int:
-        """A name for what is no full block: its ``parts`` (keys or tokens, below 2^64), after the block ``before``."""
+        """Return a name for what is no full block: its ``parts`` (keys or tokens, below 2^64), after the block ``before``."""
         digest = blake2b(array("Q", (before, *parts)).tobytes(), digest_size=8, key=self._secret)
         return int.from_bytes(digest.digest(), "little")
 
     def of(self, names: Sequence[int], space: str | None = None) -> array[int]:
-        """The ids of a prompt's prefixes, shortest first. Nothing is shared between spaces, such as models."""
+        """Return the ids of a prompt's prefixes, shortest first. Nothing is shared between spaces, such as models."""
         wanted = array("Q", names)
         ids = array("Q")
         root = self._roots.get(space)
@@ -90,7 +90,7 @@ class PrefixIds:
         return ids
 
     def fresh(self, count: int) -> range:
-        """Ids that no other prefix gets."""
+        """Return ids that no other prefix gets."""
         start = self._next
         self._next += count
         return range(start, start + count)

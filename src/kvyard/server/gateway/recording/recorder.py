@@ -75,7 +75,7 @@ class _Sessions:
         self._named = 0
 
     def turn(self, session: str, arrived: int, ended: int) -> dict[str, Any]:
-        """The fields of a row."""
+        """Return the fields of a row."""
         known = self.last.pop(session, None)
         if known is None:
             self._named += 1

@@ -45,7 +45,7 @@ class SharedBookings:
         """Leave, where ``run`` was never called."""
 
     def elsewhere(self, name: str) -> int:
-        """Requests of others at an engine that count for how many it may have."""
+        """Return requests of others at an engine that count for how many it may have."""
         return 0
 
     # -- what happens here ------------------------------------------------------------------------------------------

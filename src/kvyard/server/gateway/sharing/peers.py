@@ -204,17 +204,17 @@ class Peers(msgspec.Struct, eq=False):
 
 
 def size_of(change: Told | bool) -> int:
-    """Bytes that a change takes, about."""
+    """Return bytes that a change takes, about."""
     return 8 if isinstance(change, bool) else 64 + len(change[4])
 
 
 def packed(keys: Sequence[int]) -> bytes:
-    """Names of blocks as bytes, the lowest first, whatever the machine."""
+    """Return names of blocks as bytes, the lowest first, whatever the machine."""
     return _little(array("Q", keys)).tobytes()
 
 
 def unpacked(keys: bytes) -> "array[int]":
-    """Names of blocks that were ``packed``."""
+    """Return names of blocks that were ``packed``."""
     words = array("Q")
     words.frombytes(keys[: len(keys) // 8 * 8])
     return _little(words)
