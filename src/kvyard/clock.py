@@ -26,12 +26,14 @@ def written_now(form: str) -> str:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process so far, for those who keep their own use of it small."""
+    """Return processor time of this process so far, for those who keep their own use of it small."""
     return time.process_time()
 
 
 def from_seconds(seconds: Number) -> int:
-    """Nanoseconds, rounded once, to the nearest (a half to the even one). Raises ``KvyardError`` for what isn't a number."""
+    """Return nanoseconds, rounded once, to the nearest (a half to the even one). Raises ``KvyardError`` for a value that isn't
+    a number.
+    """
     return _scaled(seconds, SECOND, "seconds")
 
 

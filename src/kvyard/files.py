@@ -74,7 +74,7 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
 
 
 def encode_json(value: object, order: Literal["deterministic", "sorted"] | None = None) -> bytes:
-    """``value`` as JSON. Names of files needn't be UTF-8: what isn't becomes a replacement character."""
+    """Return ``value`` as JSON. Names of files needn't be UTF-8: what isn't becomes a replacement character."""
     try:
         return msgspec.json.encode(value, order=order)
     except UnicodeEncodeError:

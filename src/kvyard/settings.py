@@ -366,7 +366,7 @@ def text(name: str, value: object) -> str:
 
 
 def size(name: str, value: object) -> int:
-    """Bytes: 1073741824, ``"200GiB"``."""
+    """Return bytes: 1073741824, ``"200GiB"``."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -376,7 +376,7 @@ def size(name: str, value: object) -> int:
 
 
 def duration(name: str, value: object) -> int:
-    """Nanoseconds, from text with a unit: ``"50ms"``, ``"2.5s"``, ``"10min"``. 0 needs none."""
+    """Return nanoseconds, from text with a unit: ``"50ms"``, ``"2.5s"``, ``"10min"``. 0 needs none."""
     if value in (0, "0") and not isinstance(value, bool):
         return 0
     matched = re.fullmatch(_NUMBER + r"([a-zµ]+)", value) if isinstance(value, str) else None
@@ -401,17 +401,17 @@ def as_it_is(name: str, value: object) -> object:
 
 
 def seconds(name: str, value: object) -> float:
-    """Seconds: 90, ``"1.5s"``, ``"2min"``."""
+    """Return seconds: 90, ``"1.5s"``, ``"2min"``."""
     return _time(name, value, SECOND)
 
 
 def milliseconds(name: str, value: object) -> float:
-    """Milliseconds: 90, ``"1.5s"``."""
+    """Return milliseconds: 90, ``"1.5s"``."""
     return _time(name, value, MS)
 
 
 def whole_milliseconds(name: str, value: object) -> int:
-    """Whole milliseconds: 90, ``"1.5s"``."""
+    """Return whole milliseconds: 90, ``"1.5s"``."""
     return count(name, _time(name, value, MS))
 
 
@@ -449,7 +449,7 @@ def _either(names: Iterable[str] | str) -> str:
 
 
 def _plain_type(hint: Any) -> Any:
-    """``hint`` without marks and without ``None``."""
+    """Return ``hint`` without marks and without ``None``."""
     while True:
         origin = get_origin(hint)
         if origin is Annotated:

@@ -336,7 +336,7 @@ class Group:
         claim(self.pool.order, extents, session, hints)
 
     def begin_step(self) -> None:
-        """A scheduler step begins."""
+        """Begin a scheduler step."""
 
 
 def group_class(spec: GroupSpec, caching: bool, hash_block_size: int) -> type[Group]:

@@ -80,7 +80,7 @@ class HostPages:
         self.pool.retiring = self._discard_windows
 
     def _discard_windows(self, node: Node) -> None:
-        """The host is about to evict ``node``."""
+        """Discard window pages of ``node``, which the host is about to evict."""
         assert self.windows is not None
         assert self.windows.host is not None
         self.windows.host.discard(part_of(node.copies[0]))
@@ -99,7 +99,7 @@ class HostPages:
     # -- to the host ------------------------------------------------------------------------------------------------
 
     def inserted(self, node: Node) -> None:
-        """An insert came along ``node``: copy it to the host if it came often enough, ancestors that are not there first."""
+        """Copy ``node``, which was just inserted, to the host if it was inserted often enough; missing ancestors first."""
         threshold = self.threshold
         if threshold is None or self.below(node) is not None or use_of(node.copies[0]).hits < threshold:
             return
@@ -121,7 +121,7 @@ class HostPages:
             self._write(wanted, extent, self._hold_path(wanted), windows)
 
     def insert_ended(self, node: Node) -> None:
-        """An insert ended with ``node`` and added nothing to it: copy window pages to the host that it hasn't."""
+        """Copy window pages that the host lacks, after an insert that ended with ``node`` and added nothing to it."""
         windows = self.windows
         if windows is None or self.threshold is None or self.below(node) is None or part_of(node.copies[0]).writing:
             return
@@ -185,7 +185,7 @@ class HostPages:
         self.writes.append(PageCopy(held, host, pages, self.pool.hold(again), lock, self._numbers))
 
     def written(self, copy: PageCopy) -> None:
-        """A copy has come to the host."""
+        """Finish a copy to the host."""
         for extent in (*(copy.again.settle() if copy.again is not None else ()), *copy.host.settle()):
             assert extent.node is not None
             if self.windows is not None:
@@ -195,7 +195,7 @@ class HostPages:
         self._release_copy(copy)
 
     def _retire(self, node: Node) -> None:
-        """The device is about to evict ``node``: copy it to the host, unless it is there or has no room there."""
+        """Copy ``node``, which the device is about to evict, to the host, unless the host has it or has no room."""
         if self.below(node) is not None:
             return
         extent = self._room_for(node)
@@ -208,7 +208,7 @@ class HostPages:
         self.note(extent.node)
 
     def note(self, node: Node) -> None:
-        """With write-back, the device has ``node`` of the host, too, and no copy of it is in flight: it may be given up."""
+        """With write-back, mark ``node`` of the host as evictable: the device has it too, and no copy of it is in flight."""
         if self.writes_back and node.copies[0].refs == 1:
             self._duplicates.setdefault(node)
 
@@ -233,7 +233,7 @@ class HostPages:
             self._duplicates.pop(node, None)
 
     def _demote(self, node: Node) -> None:
-        """The device has evicted ``node``."""
+        """Note that the device has evicted ``node``."""
         below = self.below(node)
         if below is not None:
             self.pool.release(below.copies)
@@ -241,7 +241,7 @@ class HostPages:
     # -- to the device ----------------------------------------------------------------------------------------------
 
     def loaded(self, copy: PageCopy) -> None:
-        """A copy has come to the device."""
+        """Finish a copy to the device."""
         extents = copy.host.settle() if self.writes_back else []
         self._release_copy(copy)
         for extent in reversed(extents):

@@ -23,22 +23,22 @@ class HostWindows:
         self._ends.older_below = self._ends.newer_below = self._ends
 
     def enter(self, part: WindowPart, extent: Extent) -> None:
-        """The window pages of ``extent`` are copied to the host; there must be room."""
+        """Note that the window pages of ``extent`` are copied to the host, which must have room."""
         self.free -= len(extent.ids)
         part.host = extent
 
     def lost(self, part: WindowPart) -> None:
-        """The device has lost window pages that the host has."""
+        """Note that the device evicted window pages that the host has."""
         if part.newer_below is None:
             self._link(part, self._ends)
 
     def restored(self, part: WindowPart) -> None:
-        """The device has the window pages again."""
+        """Note that the device has the window pages again."""
         if part.newer_below is not None:
             self._unlink(part)
 
     def renew(self, part: WindowPart) -> None:
-        """A load that failed held the pages: they are the latest."""
+        """Make the pages the most recently used, after a load that held them failed."""
         if part.newer_below is not None:
             self._unlink(part)
             self._link(part, self._ends)

@@ -50,7 +50,7 @@ class Ledger:
         return number
 
     def charge(self, account: int, blocks: int) -> None:
-        """``account`` has ``blocks`` more from now on; fewer where that is negative."""
+        """Charge ``account`` for ``blocks`` more blocks from now on; fewer if negative."""
         now = self._now()
         used = self.used[account]
         self._area[account] += used * (now - self._since[account])
@@ -58,18 +58,18 @@ class Ledger:
         self.used[account] = used + blocks
 
     def evicted(self, account: int, blocks: int, taker: int) -> None:
-        """``blocks`` of ``account`` were evicted for ``taker``."""
+        """Count ``blocks`` of ``account`` as evicted for ``taker``."""
         self.charge(account, -blocks)
         if account != taker:
             self.lost[account] += blocks
 
     def clear(self) -> None:
-        """Nobody has anything any more."""
+        """Clear all accounts."""
         for account, used in enumerate(self.used):
             self.charge(account, -used)
 
     def block_ns(self, account: int, now: int) -> int:
-        """Block-nanoseconds of ``account`` until ``now``, which isn't before the time of its latest change."""
+        """Return block-nanoseconds of ``account`` until ``now``, which isn't before the time of its latest change."""
         return self._area[account] + self.used[account] * (now - self._since[account])
 
     @property

@@ -52,7 +52,7 @@ class RadixGroup(Group):
         return request.chain if self._native else request.view(self.block_size)
 
     def register(self, request: Request, table: BlockTable, tokens: int) -> None:
-        """Pages get into the tree by an insert only."""
+        """Register nothing: pages enter the tree by an insert only."""
 
     def order_by_weight(self, ends: list[Node | None]) -> list[int]:
         """Return indices of ``ends``, where matches ended, with the branches first that most matches ended in (SGLang's
@@ -232,7 +232,7 @@ class RadixGroup(Group):
     def _restore(
         self, request: Request, path: list[Node], position: int, last: int, priority: int, host: HostPages
     ) -> int:
-        """Nodes that follow ``path`` and that only the host has are on the device again, with the request's pages. Returns the
+        """Copy nodes that follow ``path`` and that only the host has to the device, into the request's pages. Returns the
         position where they end.
         """
         keys, held, windows = self.chain_of(request).keys, held_of(request.tables[0]), self.pool.windows
@@ -363,8 +363,8 @@ class RadixGroup(Group):
         return path, position
 
     def _recover(self, node: Node, path: list[Node], held: "Held", windows: WindowPages) -> None:
-        """Window pages of a request that inserts ``node`` go to it where it has lost its own, and are freed where it has them.
-        A part of it that the request has given up, too, is split off and added to ``path``.
+        """Give window pages of a request that inserts ``node`` to the node if it has lost its own; free them otherwise. A part
+        of the node that the request has given up, too, is split off and added to ``path``.
         """
         live = max(node.start, held.evicted)
         if live >= node.stop:
@@ -577,5 +577,5 @@ def held_of(table: BlockTable) -> Held:
 
 
 def own_window_pages(table: BlockTable) -> int:
-    """Window pages of a request that the tree doesn't have."""
+    """Return window pages of a request that the tree doesn't have."""
     return max(0, table.length - max(held_of(table).evicted, table.registered or 0))

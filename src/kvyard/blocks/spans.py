@@ -8,7 +8,7 @@ Spans: TypeAlias = Sequence[tuple[int, int]]
 
 
 def clip(intervals: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """``intervals`` cut to ``first``..``last``, sorted, with overlapping and touching ones joined."""
+    """Return ``intervals`` cut to ``first``..``last``, sorted, with overlapping and touching ones joined."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(intervals):
         low, high = max(low, first), min(high, last)

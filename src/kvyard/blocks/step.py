@@ -120,7 +120,9 @@ class Stepper:
 
 
 def _note_quiet(request: Request) -> None:
-    """Up to ``quiet_until`` tokens, slots for drafts included, none of the three limits is passed."""
+    """Note the number of tokens, slots for drafts included, up to which none of the three limits is
+    reached (``quiet_until``).
+    """
     # A step that reaches n tokens begins with fewer computed.
     quiet = request.settled_until + 1
     if request.fits_until < quiet:

@@ -89,7 +89,7 @@ class WindowPages:
         return missing
 
     def use(self, node: Node) -> None:
-        """A match or an insert ends with ``node``: its window is the latest used."""
+        """Make the window that ends with ``node`` the most recently used, after a match or an insert."""
         span = self.window + self.page_size
         covered = 0
         newer = self._ends
@@ -112,7 +112,7 @@ class WindowPages:
             self._link(part, later)
 
     def enter(self, extent: Extent) -> None:
-        """A node takes over window pages of the request that inserts it."""
+        """Take over window pages of the request that inserts a node."""
         part = part_of(extent)
         part.present = True
         part.extent = extent

@@ -211,7 +211,7 @@ def table(scoring: dict[str, Any]) -> None:
 
 
 def explanation_lines(explanations: dict[str, Any] | None) -> Iterator[str]:
-    """Why each worker matches no more."""
+    """Yield why each worker matches no more."""
     if explanations is None:
         return
     for explanation in explanations["explanations"]:

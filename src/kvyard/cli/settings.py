@@ -113,7 +113,9 @@ def with_fields(name: str, kind: Any) -> Callable[[Command], Command]:
 def with_parameters(
     command: Command, run: Command, without: Iterable[str], more: Iterable[inspect.Parameter]
 ) -> Command:
-    """``run`` under the name and help of ``command``, with its parameters, less those ``without``, and ``more`` of them."""
+    """Return ``run`` under the name and help of ``command``, with its parameters, less those ``without``, and
+    ``more`` of them.
+    """
     own = [
         parameter
         for parameter in inspect.signature(command, eval_str=True).parameters.values()

@@ -291,8 +291,8 @@ class EngineCore:
         return batch.decoding + sum([new for _, new, _ in batch.chunks])
 
     def decide_ahead(self, now: int) -> None:
-        """With passes decided ahead: decide on the pass after the one that the ranks start at ``now``, be it one in which this
-        rank has nothing to compute.
+        """With passes decided ahead: decide the pass after the one that the ranks start at ``now``, even if this rank has
+        nothing to compute in that one.
         """
         if not self._ends or self._start == now:
             self._decide(now)
@@ -370,7 +370,7 @@ class EngineCore:
         self._formed += 1
 
     def _land_planned(self, now: int) -> None:
-        """Passes of the plan that have ended by ``now`` are over, but for the last one, and the next are decided on."""
+        """End passes of the plan that have ended by ``now``, except the last one, and decide the next."""
         ends, start, landed = self._ends, self._start, 0
         in_flight = self.scheduler.jobs.in_flight
         jobs = self.decoders() if self.watcher.wants_tokens else []
@@ -452,7 +452,7 @@ class EngineCore:
         return True
 
     def _run(self, now: int, ends: Instants) -> None:
-        """The next decided pass starts ``now``; it and those that are like it end at ``ends``."""
+        """Start the next decided pass at ``now``; it and its equals end at ``ends``."""
         self._batch = self._decided.pop(0)
         self._start = now
         self._ends = ends
@@ -511,13 +511,15 @@ class EngineCore:
         return self._loads.earliest_deadline() if self._loads is not None else None
 
     def uncertain_from(self, now: int) -> int | None:
-        """From when on things may be other than planned: from ``now``, if a shared tier has changed for a job here, else
-        from the next landing on.
+        """Return the time from which things may differ from the plan: ``now``, if a shared tier has changed for a job here,
+        else the next landing.
         """
         return now if self.scheduler.disturbed else self.next_landing()
 
     def trim(self, now: int, begun: bool = False) -> None:
-        """A shared tier was used: plan no further than is certain. ``begun``: passes due now have started."""
+        """End the plan at the time up to which it is certain, after a shared tier was used. ``begun``: passes due now have
+        started.
+        """
         self.plan_until(self.uncertain_from(now), now, begun)
 
     def plan_until(self, when: int | None, now: int, begun: bool = False) -> None:
@@ -598,7 +600,7 @@ class EngineCore:
             self._take_blocks(self._done, self._done + 1)
 
     def _close(self, count: int) -> None:
-        """The plan is over after ``count`` passes: jobs that end with it end now."""
+        """End the plan after ``count`` passes, with the jobs that end with it."""
         self.report()
         end = self._ends[count - 1]
         self.busy_ns += end - self._start

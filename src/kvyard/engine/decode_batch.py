@@ -48,8 +48,8 @@ class DecodeBatch:
         """Heap of jobs, longest first, by ``joined - base``: length without the passes that all jobs share."""
 
     def join(self, job: Job) -> None:
-        """``job`` has computed all its known tokens but the last, which it just produced, or will have when the pass in flight
-        is over (``awaits``); it takes part from ``tick`` on.
+        """Let ``job`` take part from pass ``tick`` on. It has computed all its known tokens but the last, which it just
+        produced, or will produce in the pass in flight (``awaits``).
         """
         job.state = JobState.DECODE
         job.joined = self.tick

@@ -33,7 +33,7 @@ class HandoverPeer:
         raise NotImplementedError
 
     def reserved(self, job: Job, now: int) -> None:
-        """``job`` has its blocks, and waits until what it was asked about last has come."""
+        """Note that ``job`` has its blocks, and waits for the transfer that it requested last."""
         raise NotImplementedError
 
     def entered(self, job: Job, now: int) -> None:
@@ -63,7 +63,9 @@ class EngineHandovers:
     # -- for the caller -----------------------------------------------------------------------------------------------
 
     def landed(self, job: Job) -> None:
-        """The blocks reserved for ``job`` are filled, or never will be if it was given up. Takes effect with the next pass."""
+        """Note that the blocks reserved for ``job`` are filled, or never will be if it was cancelled. Takes effect with the
+        next pass.
+        """
         if job.state is JobState.LOADING:
             self._landed.append(job)
         else:

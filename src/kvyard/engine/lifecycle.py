@@ -99,7 +99,7 @@ class Lifecycle:
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def enqueue(self, job: Job) -> None:
-        """``job`` has arrived and waits."""
+        """Add ``job``, which has arrived, to the queue."""
         self.blocks.arrive(job)
         self.waiting.push(job)
 
@@ -152,7 +152,7 @@ class Lifecycle:
         return tokens
 
     def start(self, job: Job, past: int, now: int) -> None:
-        """``job``, which has left the queue and has its first blocks, runs from now on, with ``past`` tokens computed."""
+        """Start ``job``, which has left the queue and has its first blocks, with ``past`` tokens computed."""
         self._serial += 1
         job.serial = self._serial
         job.state = JobState.PREFILL
@@ -171,7 +171,7 @@ class Lifecycle:
         job.pulled = 0
 
     def enter(self, job: Job, now: int) -> None:
-        """``job``, which was just started and whose prompt another worker computed, decodes in the pass being formed."""
+        """Let ``job``, which was just started and whose prompt another worker computed, decode in the pass being formed."""
         del self.prefilling[job.serial]
         job.received = False
         if self.speculative is not None:
@@ -253,7 +253,7 @@ class Lifecycle:
     # -- out --------------------------------------------------------------------------------------------------------
 
     def reject(self, job: Job, now: int, reason: str) -> None:
-        """``job``, which is in no queue, can never be served."""
+        """Reject ``job``, which is in no queue and can never be served."""
         self.rejections += 1
         job.state = JobState.REJECTED
         self._release(job, now)
@@ -281,7 +281,9 @@ class Lifecycle:
         self.watcher.ended(job, now, "cancelled")
 
     def complete(self, done: Pass, end: int) -> None:
-        """The pass ``done`` is over at ``end``, its lockstep part included (``DecodeBatch.advance`` was called)."""
+        """Complete the pass ``done``, which ended at ``end``, its lockstep part included
+        (``DecodeBatch.advance`` was called).
+        """
         stores, speculative, watcher = self.stores, self.speculative, self.watcher
         joining: list[Job] = []
         finished: list[Job] = []
@@ -433,14 +435,14 @@ class Lifecycle:
         return ending
 
     def sit_out(self, job: Job) -> None:
-        """``job`` has no token in the pass being formed; ``join`` lets it decode again."""
+        """Leave ``job`` out of the pass being formed; ``join`` lets it decode again."""
         self.blocks.settle((job,))
         if self.batch.in_flight(job):
             self.in_flight[-1].owed.append(job)
         self.batch.leave(job)
 
     def join(self, job: Job) -> None:
-        """``job``, which sat out, decodes in the pass being formed."""
+        """Let ``job``, which sat out, decode in the pass being formed."""
         job.awaits = job.num_in_flight_tokens = 0
         self.blocks.join(job)
 
@@ -456,7 +458,7 @@ class Lifecycle:
         self.watcher.ended(job, end, "cancelled" if job.aborted else "")
 
     def _stop(self, job: Job) -> None:
-        """``job`` doesn't run any more, though it isn't finished; its blocks are still its own."""
+        """Take ``job``, which isn't finished, off the running jobs; it keeps its blocks."""
         del self.running[job.serial]
         if self.prefilling.pop(job.serial, None) is None:
             if self.speculative is not None:

@@ -48,7 +48,9 @@ class Loads(LoadSource):
         return outcome.tokens
 
     def land(self, now: int) -> list[Job]:
-        """First those that waited for another's blocks, then those whose blocks have come."""
+        """Return jobs whose wait is over: first those that waited for another job's load, then those whose
+        blocks have arrived.
+        """
         loaded = self.offload.tick(now)
         back: list[Job] = []
         landings = self.offload.state.landings

@@ -76,7 +76,7 @@ class InFlightPass:
         """Jobs that went back to the queue since then, and have no token of it."""
 
     def forget(self, job: Job) -> None:
-        """``job`` goes back to the queue, and has no token of it."""
+        """Take ``job``, which goes back to the queue, out of the pass."""
         self.gone.append(job)
         for jobs in (self.first, self.ending):
             if job in jobs:

@@ -20,10 +20,10 @@ class Queue(Protocol):
     """True if a later job never overtakes."""
 
     def push(self, job: Job) -> None:
-        """A job has arrived."""
+        """Add a job that has arrived."""
 
     def push_front(self, job: Job) -> None:
-        """A job comes back. It goes before all others, unless they have an order of their own."""
+        """Put a job back before all others, unless they have an order of their own."""
 
     def peek(self) -> Job:
         """Return the next one. Raises ``IndexError`` when none waits."""

@@ -44,7 +44,7 @@ class Ranks:
         self.cores[rank].submit(job, now)
 
     def cancel(self, job: Job, now: int, rank: int = 0) -> None:
-        """A request is given up at ``now``."""
+        """Cancel a request at ``now``."""
         for core in self.cores:
             core.cut(now)
         self.cores[rank].cancel(job, now)

@@ -67,7 +67,9 @@ class Scheduler:
         return formed
 
     def complete(self, done: Pass, end: int) -> None:
-        """The pass ``done`` is over at ``end``, its lockstep part included (``DecodeBatch.advance`` was called)."""
+        """Complete the pass ``done``, which ended at ``end``, its lockstep part included
+        (``DecodeBatch.advance`` was called).
+        """
         self.policy.computed(done)
         self.jobs.complete(done, end)
 

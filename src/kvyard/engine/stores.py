@@ -58,7 +58,7 @@ class Stores:
         return blocks > 0 and self._offload.make_clean(blocks, now, hit) is not None
 
     def stall(self, job: Job) -> None:
-        """``job`` leaves the decode batch until a copy has landed."""
+        """Take ``job`` out of the decode batch until a copy has landed."""
         self._batch.leave(job)
         self.stalled[job.serial] = job
 
@@ -67,7 +67,7 @@ class Stores:
         self._line = self._offload.line
 
     def resume(self) -> None:
-        """If a transfer has landed, those who sat out for it decode again."""
+        """Let jobs that waited for a copy decode again, if one has landed."""
         landings = self._offload.state.landings
         if landings != self._landings:
             self._landings = landings

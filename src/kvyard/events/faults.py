@@ -177,7 +177,7 @@ class Injector:
 
 
 def inject(frames: Iterable[Frame], faults: Faults) -> Iterator[Frame]:
-    """``frames`` as they arrive with ``faults``."""
+    """Yield ``frames`` as they arrive with ``faults``."""
     injector = Injector(faults)
     for frame in frames:
         yield from injector.feed(frame)

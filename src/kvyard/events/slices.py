@@ -8,7 +8,9 @@ from kvyard.events.types import Cleared, Event, Removed, Stored
 
 
 def slices(events: Iterable[Event], most: int) -> Iterator[list[Event]]:
-    """``events`` in lists of about ``most`` blocks, which say the same one after another; an event with more is taken apart."""
+    """Yield ``events`` in lists of about ``most`` blocks, which say the same one after another; an event with more is taken
+    apart.
+    """
     portion: list[Event] = []
     blocks = 0
     for event in events:

@@ -242,7 +242,7 @@ def _check(tokens: Sequence[int], block_size: int, extras: Extras) -> None:
 
 @lru_cache(maxsize=256)
 def _unshared(extra: ExtraKeys | None) -> ExtraKeys | None:
-    """``extra`` with every text and digest an object of its own, and every tag one object.
+    """Return ``extra`` with every text and digest an object of its own, and every tag one object.
 
     A pickle writes an object once and then refers back to it, so equal values give different bytes depending on whether
     they are one object or two. An engine decodes its requests off a wire, which makes them two; the tags are constants of

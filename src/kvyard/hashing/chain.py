@@ -61,7 +61,7 @@ class Chain:
         return None
 
     def extras_of(self, start: int, stop: int) -> list[ExtraKeys | None]:
-        """Per block what joined its hash (LoRA, salt, media), as events carry it; ``None`` for a block of plain text."""
+        """Return per block what joined its hash (LoRA, salt, media), as events carry it; ``None`` for a block of plain text."""
         return self.namespace.wire_extras(start, stop, self.block_size)
 
     def coarser(self, block_size: int) -> "Chain":

@@ -107,7 +107,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
         return self._keys(first, last, block_size, False) or [None] * (last - first)
 
     def fingerprint(self) -> int:
-        """64-bit digest of this namespace's adapter and salt, where a chain has no tokens to hash them with."""
+        """Return 64-bit digest of this namespace's adapter and salt, where a chain has no tokens to hash them with."""
         return xxhash.xxh3_64_intdigest(cbor2.dumps((self.lora_name, self.lora_path, self.salt or None)))
 
     def _keys(self, first: int, last: int, size: int, tagged: bool) -> list[ExtraKeys | None] | None:

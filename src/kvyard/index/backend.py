@@ -63,7 +63,7 @@ class IndexBackend(RowSource, Protocol):
         """``place`` no longer holds ``keys``, in any order and of any chain. Returns how many it held."""
 
     def clear(self, place: int) -> int:
-        """``place`` holds nothing any more. Returns how many keys it held. Costs by what it held, not by the index's size."""
+        """Clear ``place``. Returns how many keys it held. Costs by what it held, not by the index's size."""
 
     def holds(self, place: int, key: int) -> bool:
         """Return true if ``place`` holds ``key``. Affects neither recency nor counters: for callers that must know before a

@@ -316,7 +316,7 @@ class Bridge:
                     self._release(self._known.pop(oldest))
 
     def wake(self, keys: Sequence[Key]) -> None:
-        """``keys`` are held again."""
+        """Take back ``rest`` of ``keys``: they are held again."""
         if self.idle:
             for key in keys:
                 self.idle.pop(key, None)

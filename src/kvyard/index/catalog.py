@@ -55,7 +55,7 @@ class Catalog:
         self._changed(holder)
 
     def forget(self, holder: Holder) -> None:
-        """``holder`` is gone."""
+        """Forget the groups of ``holder``."""
         self._fixed.pop(holder, None)
         self._seen.pop(holder, None)
         self._changed(holder)

@@ -138,7 +138,7 @@ class ChainIndex:
                 self._shorten(node)
 
     def clear(self, place: int) -> None:
-        """``place`` holds nothing any more. Looks at everything."""
+        """Clear ``place``. Looks at everything."""
         bit = 1 << place
         self._removed.pop(place, None)
         for node in self._nodes.values():

@@ -55,7 +55,7 @@ class DedupFilter:
         return self._beyond.get(place, {}).get(key, 0)
 
     def repeated(self, place: int, keys: Sequence[Key]) -> None:
-        """A store took effect, and the place held ``keys`` already: count them once more, one by one."""
+        """Count once more, one by one, ``keys`` that the place held already when a store took effect."""
         if not keys or not self.enabled:
             return
         counts = self._beyond.setdefault(place, {})
@@ -97,7 +97,7 @@ class DedupFilter:
         return forward
 
     def removed_spans(self, place: int, chain: Chain, start: int, stop: int) -> list[tuple[int, int]]:
-        """``removed`` for blocks ``start`` to ``stop`` of a chain: the blocks to pass on, as intervals.
+        """Return ``removed`` for blocks ``start`` to ``stop`` of a chain: the blocks to pass on, as intervals.
 
         Hashes are looked at only where something of the place was repeated: elsewhere the cost doesn't depend on the length.
         """

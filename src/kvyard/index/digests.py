@@ -141,7 +141,7 @@ class DigestIndex(ChainIndex):
         return encode([number for number, mask in self._masks.items() if mask >> place & 1], self.span)
 
     def check_integrity(self) -> None:
-        """As ``ChainIndex``; and the numbers are those of what is held."""
+        """Check as ``ChainIndex`` does, and that the numbers are those of the held blocks."""
         super().check_integrity()
         counts: dict[tuple[int, int], int] = {}
         for node in self._nodes.values():

@@ -156,8 +156,8 @@ class Feed:
                 log.warning("an announcement of %s can't be used: %s", self.holder, problem.reason)
 
     def _give_up(self, event: Event, error: Exception) -> None:
-        """An event couldn't be taken in, for a reason that wasn't thought of: it costs itself. Whatever it may have changed by
-        then, none of its blocks are held. Raises where that can't be had either, and the stream is to be read again.
+        """Drop an event that failed for an unforeseen reason, and whatever it may have changed: none of its blocks are held.
+        Raises if that fails too, and the stream must be read again.
         """
         if not isinstance(event, Stored | Removed):
             raise error

@@ -56,7 +56,7 @@ class HybridWorkers:
         return out
 
     def _split(self, folds: Sequence[RowFold], rows: Rows, members: int) -> list[int]:
-        """``members`` by which of the rows they have in which group."""
+        """Return ``members`` by which of the rows they have in which group."""
         parts = [members] if members else []
         for fold in folds:
             for _, row in rows:

@@ -60,8 +60,9 @@ class Identity:
     def keys_by_turns(
         self, tokens: Sequence[int], namespace: Namespace = PLAIN, blocks: int = 2048
     ) -> Iterator[list[int]]:
-        """``keys`` in portions of ``blocks``, for a caller that lets others have their turn in between; whole in direct
-        mode."""
+        """Yield ``keys`` in portions of ``blocks``, for a caller that lets others have their turn in between; whole in direct
+        mode.
+        """
         size = self.block_size
         if self.direct or len(tokens) <= blocks * size:
             yield self.keys(tokens, namespace)

@@ -202,7 +202,7 @@ class Indexer:
         return Roster(self.scorer, workers)
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
-        """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
+        """Return per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
         if self._dirty:
             self._update_trust()
         return roster.reaches(keys, tokens)
@@ -216,11 +216,11 @@ class Indexer:
                 feed.computed(tokens, last)
 
     def explain(self, tokens: Sequence[int], worker: Holder, namespace: Namespace = PLAIN, now: int = 0) -> Explanation:
-        """Why a worker matches as much of a prompt as it does."""
+        """Return why a worker matches as much of a prompt as it does."""
         return self.explain_keys(self.identity.keys(tokens, namespace), len(tokens), worker, now)
 
     def explain_keys(self, keys: Sequence[int], tokens: int, worker: Holder, now: int = 0) -> Explanation:
-        """``explain`` for request keys of a prompt of this many tokens."""
+        """Return ``explain`` for request keys of a prompt of this many tokens."""
         if self._dirty:
             self._update_trust()
         self._update_ages()

@@ -70,7 +70,7 @@ class Parts:
                         self._cover_by(place, ours, key, part, True, span, block)
 
     def clear(self, place: int) -> None:
-        """``place`` holds nothing; its rows are the caller's to clear."""
+        """Forget what ``place`` holds; the caller clears its rows."""
         self._held.pop(place, None)
         self._cover.pop(place, None)
 

@@ -40,9 +40,9 @@ class Roster:
         """Workers with rules of their own, by layout, once ``reaches`` is asked."""
 
     def reaches(self, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
-        """Per tier of ``tiers`` the longest usable prefixes from that tier and all closer ones, in blocks, longest first, each
-        with the workers that have exactly that, as bits by position. Workers that have nothing are left out; it is empty where
-        no place has anything. ``tokens`` is the prompt's length, where known: its last token is always computed.
+        """Return per tier of ``tiers`` the longest usable prefixes from that tier and all closer ones, in blocks, longest
+        first, each with the workers that have exactly that, as bits by position. Workers that have nothing are left out; it is
+        empty where no place has anything. ``tokens`` is the prompt's length, where known: its last token is always computed.
 
         It costs by the rows of the prompt, and by what workers with rules of their own have of it, however many workers there
         are.

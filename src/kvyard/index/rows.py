@@ -6,7 +6,7 @@ from kvyard.index.backend import Rows
 
 
 def joined(rows: Iterable[tuple[int, int]]) -> Rows:
-    """``rows`` with neighbours of equal content made one, and no empty row at the end."""
+    """Return ``rows`` with neighbours of equal content made one, and no empty row at the end."""
     out: Rows = []
     for stop, mask in rows:
         if out and out[-1][1] == mask:

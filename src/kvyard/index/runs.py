@@ -187,7 +187,7 @@ class RunFeed:
             self._settle(place)
 
     def close(self) -> None:
-        """The holder is gone with all it held; announcements that still wait are dropped."""
+        """Remove the holder with all it held; announcements that still wait are dropped."""
         self._pending = []
         self._queue.clear()
         for place in self._places.values():
@@ -305,7 +305,7 @@ class RunIndexer:
         return Roster(scorer, workers)
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
-        """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
+        """Return per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
         return roster.reaches(keys, tokens)
 
     def computed(self, worker: Holder, tokens: int, last: Callable[[int], Sequence[int]]) -> None:

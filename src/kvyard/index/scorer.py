@@ -222,7 +222,7 @@ class Scorer:
         return Scores(blocks=len(keys), tokens=end if tokens is None else tokens, workers=out)
 
     def explain(self, keys: Sequence[int], tokens: int, worker: Holder, now: int = 0) -> Explanation:
-        """Why ``worker`` matches as much as it does and no more, group by group, in words. Changes nothing.
+        """Return why ``worker`` matches as much as it does and no more, group by group, in words. Changes nothing.
 
         Silent zeros are what people ask about most. So for every group of a worker this names the first block that it lacked
         and what the index knows of that block. It can't know the past: a block that was evicted and one that was never

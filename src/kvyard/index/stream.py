@@ -97,7 +97,7 @@ class FollowedStream(msgspec.Struct, eq=False):
 
 
 def in_slices(update: Update, most: int) -> Iterator[Update]:
-    """``update`` as several, of about ``most`` blocks each; only the last says that the stream is as fresh as it is."""
+    """Yield ``update`` as several, of about ``most`` blocks each; only the last says that the stream is as fresh as it is."""
     last: Update | None = None
     for events in slices(update.events, most):
         if last is not None:
@@ -170,5 +170,5 @@ class BatchSequencer:
         )
 
     def forget(self, stream: str) -> None:
-        """The stream is over; one of the same name begins anywhere."""
+        """Forget ``stream``; another of the same name may begin anywhere."""
         self._positions.pop(stream, None)

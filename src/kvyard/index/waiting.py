@@ -49,12 +49,12 @@ class WaitingStores:
         return bool(self._orphans or self._nameless)
 
     def add_orphan(self, place: int, event: Stored) -> None:
-        """``event`` waits for its parent."""
+        """Keep ``event`` until its parent is known."""
         self._add(_Orphan(place, event))
         self._bound()
 
     def add_nameless(self, place: int, hashes: Sequence[Key]) -> None:
-        """``hashes`` wait for a store that says what they name."""
+        """Keep ``hashes`` until a store names their content."""
         for key in hashes:
             places = self._nameless.setdefault(key, {})
             places[place] = places.get(place, 0) + 1
@@ -176,6 +176,6 @@ class WaitingStores:
 
 
 def _plain(event: Stored) -> Stored:
-    """``event`` with lists in place of what packs its hashes and tokens."""
+    """Return ``event`` with lists in place of what packs its hashes and tokens."""
     tokens = None if event.tokens is None else list(event.tokens)
     return msgspec.structs.replace(event, hashes=list(event.hashes), tokens=tokens)

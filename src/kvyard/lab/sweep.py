@@ -132,7 +132,7 @@ def wanted(study: Study) -> str:
 
 
 def _edges(study: Study, fleets: Sequence[AdviceOption]) -> dict[str, str]:
-    """Axes with three values or more at whose last one the lowest TTFT is."""
+    """Return axes with three values or more at whose last one the lowest TTFT is."""
     best = min(fleets, key=lambda fleet: (fleet.values["ttft_mean"] or 0.0, fleet.cost)).name
     varied = next(point.varied for point in study.points if point.label == best)
     edges = {}
@@ -236,7 +236,7 @@ def _frontiers(
     limits: Sequence[Limit],
     choice: str,
 ) -> list[Chart]:
-    """Each limited metric against what the fleet costs, or its cards without prices."""
+    """Return each limited metric against what the fleet costs, or its cards without prices."""
     priced = all(fleet.price is not None for fleet in fleets.values())
     places = {key: fleet.cards if fleet.price is None else fleet.price for key, fleet in fleets.items()}
     if len(set(places.values())) < 2:
@@ -278,7 +278,7 @@ def _chosen(
 
 
 def _tiles(study: Study, along: str | None, values: Mapping[str, Mapping[str, float | None]]) -> Iterator[str]:
-    """For each line, what its whole length buys."""
+    """Yield, for each line, the gain over its whole length."""
     if along is None:
         return
     varied = {point.key: point.varied for point in study.points}

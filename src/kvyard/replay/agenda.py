@@ -49,7 +49,7 @@ class Agenda:
         """By what, how many are to come."""
 
     def put(self, when: int | None, what: int, which: int = 0) -> None:
-        """``what`` of ``which`` happens at ``when``, and not when it was put before; ``None``: not at all."""
+        """Schedule ``what`` of ``which`` at ``when`` in place of its earlier time; ``None`` removes it."""
         times = self._when[what]
         while len(times) <= which:
             times.append(_NEVER)

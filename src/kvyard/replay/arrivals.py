@@ -38,7 +38,7 @@ class Arrivals:
         raise NotImplementedError
 
     def ended(self, request: TraceRequest, now: int) -> None:
-        """``request`` ended, in any way: requests that wait for it may arrive."""
+        """Note that ``request`` ended: requests that wait for it may arrive."""
         raise NotImplementedError
 
     def observed(self, request: TraceRequest, instant: int) -> int:
@@ -191,7 +191,7 @@ class TraceArrivals(Arrivals):
                 self._read_all(row)
 
     def _recall(self) -> None:
-        """The first request that waits for others was read: from now on those that ended are known by name."""
+        """Keep the names of ended requests from the first request that waits for others on."""
         self._knows_waiters = True
         start = 0
         for size, end in zip(self._early_sizes, self._early_ends):

@@ -198,7 +198,7 @@ class PullConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_pull(name: str, value: object) -> PullConfig | None:
-    """``host`` or ``device``, then ``:NAME=VALUE,...``; or a table with ``source`` and the same names. ``off`` for none.
+    """Return ``host`` or ``device``, then ``:NAME=VALUE,...``; or a table with ``source`` and the same names. ``off`` for none.
     Raises ``KvyardError`` for anything else.
     """
     if value is True:

@@ -231,7 +231,7 @@ class Fleet:
         )
 
     def _begin_window(self, now: int) -> None:
-        """The warm-up is over: count from now on."""
+        """End the warm-up: count from now on."""
         self.records.begin_window()
         self.gaps.clear()
         self.timeline.clear(now)

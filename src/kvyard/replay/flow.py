@@ -63,7 +63,7 @@ class FleetFlow:
         return ""
 
     def ended(self, worker: int, record: Record, now: int) -> bool:
-        """A request ended at ``worker``; returns True if others may go."""
+        """Note that a request ended at ``worker``; returns true if waiting requests may start."""
         request = self._requests.pop(record.id, None)
         if request is not None:
             reused = record.cached + sum(record.loaded) if record.admitted >= 0 else record.input
@@ -78,7 +78,7 @@ class FleetFlow:
         self.queue.grant(now, self._has_room, lambda waiting: self._grant(waiting, now))
 
     def wakes(self, now: int) -> int | None:
-        """When a request that waits for a worker of its own is to be placed anyhow; ``None`` if none is."""
+        """Return when a request that waits for a worker of its own is to be placed anyhow; ``None`` if none is."""
         if not self.queue or not self._placement.pool.router.policy.waits or not self._has_room():
             return None
         return self.queue.held_until(now)

@@ -35,14 +35,14 @@ class Gaps:
         self._single_weights: list[int] = []
 
     def add(self, durations: Column, count: int) -> None:
-        """Each of ``durations`` (nanoseconds), which must not change any more, was the gap of ``count`` requests."""
+        """Count each of ``durations`` (nanoseconds), which must not change any more, as a gap of ``count`` requests."""
         self._plans.append(durations)
         self._weights.append(count)
         if len(self._plans) >= _FRESH:
             self._settle()
 
     def add_one(self, duration: int, count: int) -> None:
-        """``duration`` was the gap of ``count`` requests."""
+        """Count ``duration`` as a gap of ``count`` requests."""
         self._singles.append(duration)
         self._single_weights.append(count)
         if len(self._singles) >= _FRESH:
@@ -72,7 +72,7 @@ class Gaps:
             self._singles, self._single_weights = [], []
 
     def _count(self, places: Column, weights: Column) -> None:
-        """``places`` are durations; they are changed."""
+        """Count durations; ``places`` are changed."""
         places += US // 2
         places //= US
         if len(places) and int(places.max()) >= _ROOM:

@@ -98,13 +98,13 @@ class Handovers:
         return self._bytes(tokens, hand.blocks)
 
     def held(self, hand: Handover, now: int) -> None:
-        """The prompt is computed, and its blocks stay where they are."""
+        """Note that the prompt is computed, and its blocks stay where they are."""
         hand.stages.held = now
         if hand.stages.reserved >= 0:
             self._send(hand, now)
 
     def reserved(self, hand: Handover, now: int) -> None:
-        """The target has room for it."""
+        """Note that the target has reserved blocks for it."""
         hand.stages.reserved = now
         if hand.stages.held >= 0:
             self._send(hand, now)
@@ -126,7 +126,7 @@ class Handovers:
         self._by_flow[hand.flow.number] = hand
 
     def entered(self, hand: Handover, now: int) -> None:
-        """The target decodes it from now on."""
+        """Note that the target decodes it from now on."""
         stages = hand.stages
         stages.entered = now
         del self.in_flight[hand.record.id]
@@ -151,7 +151,7 @@ class Handovers:
         self._release(hand, now)
 
     def _release(self, hand: Handover, now: int) -> None:
-        """The prefill worker may evict what it computed."""
+        """Let the prefill worker evict what it computed."""
         if hand.source is None or hand.prefill is None or hand.stages.held < 0 or hand.stages.released >= 0:
             return
         hand.stages.released = now
@@ -165,7 +165,7 @@ class Handovers:
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def lost(self, worker: Worker) -> list[Handover]:
-        """Hand-overs that can't go on without ``worker``."""
+        """Return hand-overs that can't continue without ``worker``."""
         return [
             hand
             for hand in self.in_flight.values()
@@ -183,7 +183,7 @@ class Handovers:
         self._release(hand, now)
 
     def withdraw(self, place: tuple[Worker, int], job: Job) -> None:
-        """The blocks that ``job``, which was cancelled, has reserved at ``place`` will never be filled."""
+        """Note that the blocks reserved at ``place`` for ``job``, which was cancelled, will never be filled."""
         _loads(place).landed(job)
 
     def check_integrity(self) -> None:

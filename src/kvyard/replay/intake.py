@@ -63,7 +63,7 @@ class Intake(RequestListener):
         return self._arrivals.exhausted and not self._unplaced and not (self._flow is not None and self._flow.queue)
 
     def arrive(self, now: int) -> None:
-        """Requests come, and are routed by all that is visible by now."""
+        """Route requests that arrive now, by all that is visible by now."""
         self._index_sync.catch_up(now)
         arrivals, rendering = self._arrivals, self._rendering
         while requests := arrivals.take(now):

@@ -27,13 +27,13 @@ class RequestListener:
     """Ignores everything; a listener has the verbs that it needs. Workers are given by their numbers."""
 
     def first_token(self, record: Record, now: int) -> None:
-        """The client of a request gets its first token."""
+        """Receive a request whose client gets its first token."""
 
     def computed(self, worker: int, job: Job, record: Record, now: int) -> None:
-        """``worker`` has computed a prompt for another worker."""
+        """Receive a prompt that ``worker`` has computed for another worker."""
 
     def ended(self, worker: int, job: Job, record: Record, now: int) -> None:
-        """A request ended; its record says how."""
+        """Receive a request that ended; its record says how."""
 
 
 class RankWatcher(Watcher):

@@ -116,7 +116,7 @@ class Loop:
             self._placement.resume(now)
 
     def _begin(self, now: int) -> None:
-        """The first request comes: samples and the autoscaler's periods count from now on."""
+        """Start samples and the autoscaler's periods at the first request."""
         self._agenda.put(now, SAMPLE)
         if self._autoscaler is not None:
             self._agenda.put(self._autoscaler.begin(now), SCALING)

@@ -35,7 +35,7 @@ class Passes:
         """Workers that may have changed since the latest sample, where that is known."""
 
     def end(self, number: int, now: int) -> None:
-        """The plan of a worker ends."""
+        """End the plan of a worker."""
         self._workers[number].engine.advance(now)
         self.touched.add(number)
 
@@ -69,7 +69,7 @@ class Passes:
                     done = 0
 
     def _start_together(self, ready: Sequence[int], now: int) -> None:
-        """With shared tiers, whoever starts a pass may change what others can plan."""
+        """Start passes of workers that share tiers: each start may change what the others can plan."""
         self._shared.begin(now, ready, self._workers)
         for worker in self._workers:
             if worker.alive:

@@ -90,7 +90,7 @@ class ProcessArrivals(Arrivals):
         return -1
 
     def check_empty(self) -> None:
-        """Nothing can wait for what isn't in the trace."""
+        """Check nothing: no request can wait for one that isn't in the trace."""
 
     def _fill(self, process: int, now: int) -> None:
         """Give the free slots of ``process`` the next turns of its queue."""

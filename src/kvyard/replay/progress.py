@@ -84,14 +84,14 @@ class ProgressBar:
 
 
 def clock(ns: int) -> str:
-    """Virtual time as hours, minutes and seconds."""
+    """Return virtual time as hours, minutes and seconds."""
     minutes, seconds = divmod(ns // SECOND, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def count_requests(source: object) -> int | None:
-    """About how many requests there are, by the lines of a file; ``None`` where that says nothing or takes long."""
+    """Estimate the number of requests from the lines of a file; ``None`` if the lines don't tell or take too long to count."""
     if not isinstance(source, Trace) or source.grouped:
         return None
     path = Path(source.name)

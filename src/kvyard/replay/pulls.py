@@ -51,14 +51,14 @@ class FleetPulls:
         self.back(worker)
 
     def leave(self, worker: Worker, now: int) -> None:
-        """``worker`` is gone, and so is what others pull from it."""
+        """Remove ``worker``, and everything that others pull from it."""
         for holder in worker.holders:
             self._alive.pop(holder, None)
         self._known = False
         self.pulls.fail(worker.number, now)
 
     def back(self, worker: Worker) -> None:
-        """``worker`` is there, for the first time or again."""
+        """Add ``worker``, for the first time or again."""
         for holder in worker.holders:
             self._alive[holder] = None
             self.pulls.back(str(holder))
@@ -71,7 +71,7 @@ class FleetPulls:
         return self.pulls.fabric.alone_ms(tokens * self._token_bytes)
 
     def expect(self, job: Job, decision: Decision, load_of: Callable[[Holder], WorkerLoad]) -> None:
-        """``job`` goes to the worker that was decided on: choose from whom it may pull."""
+        """Choose the worker from which ``job`` may pull, now that it was routed."""
         if not self._known:
             self._known = True
             self.sources.changed(list(self._alive))

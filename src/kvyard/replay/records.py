@@ -265,7 +265,7 @@ class Records(Mapping[str, Record]):
         self.warming = False
 
     def begin(self, record: Record) -> None:
-        """A request came."""
+        """Add the record of a request that arrived."""
         number = self._count
         if number % CHUNK == 0:
             self._chunks.append(_RowBlock(self._layout.size))
@@ -277,7 +277,7 @@ class Records(Mapping[str, Record]):
             self.sessions.number(request.session, request.root)
 
     def close(self, name: str) -> None:
-        """A request ended: its record doesn't change any more. Raises ``KvyardError`` where a disk is full."""
+        """Close the record of a request that ended. Raises ``KvyardError`` if a disk is full."""
         record = self.open.pop(name)
         number = self._numbers.pop(name, -1)
         if number < 0:
@@ -288,7 +288,7 @@ class Records(Mapping[str, Record]):
             self._advance()
 
     def stream(self, sink: Sink) -> None:
-        """From now on, give records to ``sink`` in their order, as soon as they and all before them are through."""
+        """Pass records to ``sink`` from now on, in their order, as soon as they and all before them are complete."""
         self._sink = sink
 
     def finish(self) -> None:

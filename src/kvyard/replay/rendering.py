@@ -17,7 +17,7 @@ class Rendering:
         self._serial = 0
 
     def submit(self, record: Record, now: int) -> None:
-        """``record`` came at ``now``."""
+        """Render the prompt of ``record``, which arrived at ``now``."""
         takes = round(self._token_ns * record.input)
         done = now + takes
         if self._free:

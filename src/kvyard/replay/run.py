@@ -176,7 +176,7 @@ def _within_time() -> Iterator[None]:
 
 @contextmanager
 def streamed(fleet: Fleet, per_request: str | Path | None) -> Iterator[None]:
-    """While this lasts, rows of requests that are through go to a file, if one is named; in the end all others, too.
+    """Within the context, rows of complete requests go to a file, if one is named; at the end all others, too.
 
     Raises ``KvyardError`` as ``request_rows`` does.
     """
@@ -192,8 +192,8 @@ def streamed(fleet: Fleet, per_request: str | Path | None) -> Iterator[None]:
 
 
 def hinted(source: Trace | Iterable[TraceRequest], config: DrivingConfig) -> Trace | Iterable[TraceRequest]:
-    """``source`` with the hints that ``config`` wishes for, if any; then it is read more than once, or held. And with the
-    requests that prefetch, if there are to be any.
+    """Return ``source`` with the hints that ``config`` wishes for, if any; then it is read more than once, or held. And with
+    the requests that prefetch, if there are to be any.
     """
     if config.hints is not None:
         if not isinstance(source, Trace):

@@ -47,7 +47,7 @@ class _Lines:
         return self._firsts.get(name, -1)
 
     def add(self, base: int, ids: Sequence[int], workers: int) -> None:
-        """One more line, in place of another with the same first id."""
+        """Add a line, in place of another with the same first id."""
         try:
             self.ids.extend(array("Q", ids) if isinstance(self.ids, array) else ids)
         except OverflowError:
@@ -88,7 +88,7 @@ class _Lines:
         return low if low < high else high
 
     def note(self, line: int, low: int, high: int, worker: int) -> None:
-        """A worker, given by its bit, has computed positions ``low`` to ``high``."""
+        """Note that a worker, given by its bit, has computed positions ``low`` to ``high``."""
         stops, masks = self.runs(line)
         paint(stops, masks, self.bases[line], low, high, worker, 0)
         if len(stops) > 1:
@@ -111,7 +111,7 @@ class Seen:
         """By session, the lines that its prompts lie on and how far: the position behind the last id."""
 
     def switched_off(self, worker: int) -> None:
-        """``worker`` is gone, and all that it had."""
+        """Remove ``worker`` and everything it had."""
         bit, off, lines = self._bit(worker), self._off, self._lines
         for line in range(len(lines.bases)):
             start = lines.bases[line]
@@ -145,9 +145,9 @@ class Seen:
     def reason(
         self, job: Job, cached: int, worker: int, block_size: int, session: str | None = None
     ) -> tuple[str, int, int, int]:
-        """Why ``worker`` found only ``cached`` tokens of ``job``; how many behind them it had computed before, and how many
-        behind those another had; and how many tokens, from its first on, earlier requests of ``session`` had. Then notes that
-        it has computed all of it.
+        """Return why ``worker`` found only ``cached`` tokens of ``job``; how many behind them it had computed before, and how
+        many behind those another had; and how many tokens, from its first on, earlier requests of ``session`` had. Then notes
+        that it has computed all of it.
         """
         chain = job.chain
         if not isinstance(chain, TraceChain) or not chain.trace.ids:

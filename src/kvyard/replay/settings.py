@@ -281,7 +281,7 @@ def make_config(settings: Mapping[str, object]) -> ReplayConfig:
 
 
 def _with_split(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` with ``split`` as ``prefill`` and ``decode``. Raises ``KvyardError`` for what contradicts it."""
+    """Return ``given`` with ``split`` as ``prefill`` and ``decode``. Raises ``KvyardError`` for what contradicts it."""
     settings = dict(given)
     split = settings.pop("split", None)
     if split is None or split == "none":
@@ -301,7 +301,9 @@ def _with_split(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_store(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` with ``store`` as ``offload_policy``, or without lower tiers. Raises ``KvyardError`` where that contradicts."""
+    """Return ``given`` with ``store`` as ``offload_policy``, or without lower tiers. Raises ``KvyardError`` where that
+    contradicts.
+    """
     settings = dict(given)
     store = settings.pop("store", None)
     if store is None:
@@ -371,7 +373,7 @@ def engine_config(given: Mapping[str, Any], seed: int = 0, ranks: int = 1) -> En
 
 
 def _with_weights(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` with one name for what weights are stored in."""
+    """Return ``given`` with one name for what weights are stored in."""
     settings = dict(given)
     asked = settings.pop("dtype", None)
     if asked is not None and asked != "auto" and "model" in given:
@@ -470,7 +472,7 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sglang_memory(memory: int, card: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang's share of a card for weights and cache, and what it takes beside them."""
+    """Return SGLang's share of a card for weights and cache, and what it takes beside them."""
     ranks = card.get("tensor_parallel_size", 1)
     share = static_share(memory, SglangSettings().chunked_prefill_size, ranks)
     return {"gpu_memory_utilization": share, "reserve": context_bytes(ranks)}

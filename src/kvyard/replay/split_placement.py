@@ -218,7 +218,7 @@ class SplitPlacement(RequestListener):
     # -- workers that go ----------------------------------------------------------------------------------------------
 
     def withdraw(self, worker: Worker, now: int) -> list[str]:
-        """None: the other stage of a request is at another worker already, or follows from this one."""
+        """Return nothing: the other stage of a request is at another worker already, or follows from this one."""
         return []
 
     def lose(self, worker: Worker, now: int) -> list[str]:

@@ -44,7 +44,7 @@ class CounterMarks:
 
 
 def _counters(fleet: Fleet) -> Iterator[tuple[Any, Iterable[str]]]:
-    """Objects that count, and the names of their counters."""
+    """Yield objects that count, and the names of their counters."""
     links: dict[int, Any] = {}
     for worker in fleet.workers:
         for recorder in worker.recorders:

@@ -65,7 +65,7 @@ class Worker:
         self._touched = touched
 
     def touch(self) -> None:
-        """Something happened to it: it may start a pass at the end of this instant."""
+        """Note that something happened to the worker: it may start a pass at the end of this instant."""
         self._touched.add(self.number)
 
     def name_of(self, rank: int) -> str:
@@ -200,8 +200,8 @@ class SampleSeries:
         self._since = now
 
     def as_dict(self, workers: Sequence[int], step: int = 1) -> dict[str, object]:
-        """Columns: ``times_s``, every ``step``th of them, and per quantity a list of values for each of ``workers``, which are
-        numbers.
+        """Return columns: ``times_s``, every ``step``th of them, and per quantity a list of values for each of ``workers``,
+        which are numbers.
         """
         columns: dict[str, object] = {"times_s": [instant / 1e9 for instant in self.times[::step]]}
         rows = self.points[::step]

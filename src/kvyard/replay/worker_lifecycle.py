@@ -50,7 +50,7 @@ class WorkerLifecycle:
                 self.planned.append((worker, what))
 
     def carry_out(self, which: int, now: int) -> None:
-        """A worker starts, drains or fails as planned."""
+        """Start, drain or fail a worker as planned."""
         worker, what = self.planned[which]
         if what == "start":
             worker.alive = True
@@ -63,7 +63,7 @@ class WorkerLifecycle:
             self._fail(worker, now)
 
     def start(self, worker: Worker, now: int) -> None:
-        """``worker`` takes requests from now on, for the first time or again."""
+        """Let ``worker`` take requests from now on, for the first time or again."""
         worker.alive, worker.draining = True, False
         self._open(worker)
         if self._pulls is not None:
@@ -71,7 +71,7 @@ class WorkerLifecycle:
         self._agenda.put(now + 1, REROUTING)  # requests of this instant have been routed
 
     def drain(self, worker: Worker, now: int) -> None:
-        """``worker`` takes no more requests, and those that wait there may go elsewhere."""
+        """Send no more requests to ``worker``; those that wait there may go elsewhere."""
         worker.draining = True
         for pool in self._placement.pools:
             pool.drain(worker)
@@ -109,7 +109,7 @@ class WorkerLifecycle:
             pool.add(worker)
 
     def _fail(self, worker: Worker, now: int) -> None:
-        """``worker`` is gone, and its requests start over."""
+        """Remove ``worker``; its requests start over."""
         worker.alive = False
         self._agenda.put(None, PASS_END, worker.number)
         self._agenda.put(now, REROUTING)

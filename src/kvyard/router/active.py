@@ -188,7 +188,7 @@ class ActiveLoads:
         entry.past_ms = 0.0
 
     def mean_age(self, worker: WorkerLoad, now: int) -> float:
-        """Mean nanoseconds since the requests in flight on ``worker`` were routed; 0 for none.
+        """Return mean nanoseconds since the requests in flight on ``worker`` were routed; 0 for none.
 
         It looks at all requests in flight, so it isn't for every decision.
         """

@@ -20,7 +20,7 @@ REASONS = {
 
 
 def explain(decision: Decision, config: RouterConfig, block_size: int) -> str:
-    """Two to four sentences, and a table where the decision has everyone's figures."""
+    """Return two to four sentences, and a table where the decision has everyone's figures."""
     why = REASONS.get(decision.why, decision.why)
     if decision.why == "cost" and config.temperature > 0:
         why = "drawn by cost"

@@ -108,7 +108,7 @@ class RoutingInput:
         return [workers[slot] for slot in bits(((1 << len(workers)) - 1) ^ self.eligible)]
 
     def tiers(self, slot: int) -> tuple[int, ...]:
-        """Cached blocks of the prompt at a worker, by tier; empty where no worker has any."""
+        """Return cached blocks of the prompt at a worker, by tier; empty where no worker has any."""
         return self.prefixes.of(slot) if self.prefixes is not None else ()
 
     def shared_blocks(self, slot: int) -> int:
@@ -121,7 +121,7 @@ class RoutingInput:
         return most(self._shared, self.eligible)[0]
 
     def mean_age_ms(self, worker: WorkerLoad) -> float:
-        """Mean milliseconds that the requests in flight on a worker have been there."""
+        """Return mean milliseconds that the requests in flight on a worker have been there."""
         return self.loads.mean_age(worker, self.now) / MS
 
     def cheapest(

@@ -198,7 +198,7 @@ Journal: TypeAlias = Callable[[Entry], None]
 
 
 def named(journal: Journal, router: str) -> Journal:
-    """``journal`` for one more router over the same index, whose entries say so."""
+    """Return ``journal`` for one more router over the same index, whose entries say so."""
     return lambda entry: journal(msgspec.structs.replace(entry, router=router))
 
 

@@ -28,7 +28,7 @@ class PrefixIndex(Protocol):
         """Return workers by slot, to ask ``reaches`` about."""
 
     def reaches(self, roster: Roster, keys: Sequence[int], tokens: int | None = None) -> list[list[tuple[int, int]]]:
-        """Per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
+        """Return per tier how many blocks of a prompt the workers of ``roster`` could use; see ``Roster.reaches``."""
 
     def computed(self, worker: Holder, tokens: int, last: Callable[[int], Sequence[int]]) -> None:
         """A worker has computed a prompt of ``tokens`` tokens, of which ``last`` returns the keys of the last whole blocks,
@@ -234,7 +234,7 @@ def _with_sent(announced: CachedPrefixes | None, device: Levels, sent: Levels) -
 
 
 def _lifted(tiers: tuple[int, ...], blocks: int) -> tuple[int, ...]:
-    """One worker's blocks by tier, if its device had ``blocks``: tiers below have less to add."""
+    """Return one worker's blocks by tier, if its device had ``blocks``: tiers below have less to add."""
     more = blocks - tiers[0]
     out = [blocks]
     for tier in tiers[1:]:

@@ -254,8 +254,8 @@ class Router:
             self._journal(did.Booked(**self._asked(request, now), worker=worker, new_tokens=new_tokens))
 
     def prefill_done(self, id_: object, now: int, seen: bool = True) -> bool:
-        """A request's prompt is computed: its first token is there, or was before, if it wasn't ``seen``. Returns whether the
-        request is known.
+        """Note that a request's prompt is computed: its first token is there, or came earlier, if it wasn't ``seen``. Returns
+        whether the request is known.
         """
         entry = self.loads.active.get(id_)
         if entry is None:
@@ -272,7 +272,9 @@ class Router:
         return True
 
     def progressed(self, id_: object, output_tokens: int, now: int) -> bool:
-        """A request has generated ``output_tokens`` so far. Counts only with ``track_output``. Returns whether it is known."""
+        """Note that a request has generated ``output_tokens`` so far. Counts only with ``track_output``. Returns whether it is
+        known.
+        """
         entry = self.loads.active.get(id_)
         if entry is None:
             return False
@@ -282,14 +284,16 @@ class Router:
         return True
 
     def finished(self, id_: object, now: int) -> bool:
-        """A request is over, whichever way. Returns whether it was known."""
+        """Note that a request ended, for any reason. Returns whether it was known."""
         known = self.loads.end(id_) is not None
         if known and self._journal is not None:
             self._note(did.Ended, at=now, id=str(id_))
         return known
 
     def refused(self, id_: object, now: int) -> bool:
-        """A request is over, and its worker computed nothing of it, so no prediction is left. Returns whether it was known."""
+        """Note that a request ended and its worker computed nothing of it, so its predicted blocks are removed. Returns whether
+        it was known.
+        """
         entry = self.loads.end(id_)
         if entry is None:
             return False

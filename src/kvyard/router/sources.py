@@ -36,7 +36,7 @@ class PeerSources:
         self._roster: Roster | None = None
 
     def changed(self, holders: Sequence[Holder]) -> None:
-        """These are the workers from now on."""
+        """Receive the workers as they are from now on."""
         self._holders = tuple(holders)
         self._roster = self._index.roster(self._holders, (self._tier,))
 

@@ -145,7 +145,7 @@ class PrefixTree:
         return out
 
     def remove(self, slot: int) -> None:
-        """``slot`` has nothing any more. Goes through the whole tree."""
+        """Remove everything that ``slot`` has. Goes through the whole tree."""
         for node in reversed([node for node in self.walk() if slot in node.held]):
             self.leave(node, slot)
         for node in list(self.walk()):

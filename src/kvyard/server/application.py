@@ -82,7 +82,7 @@ class Application:
         described = document(operations, title=title, secured=secured, problem=ErrorBody if openai else RefusalBody)
 
         async def describe(body: None, request: HttpRequest) -> Any:
-            """This document."""
+            """Return this document."""
             return described
 
         self.add([*operations, get("/openapi.json", describe, open=True)])

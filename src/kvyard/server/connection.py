@@ -85,7 +85,7 @@ class ServerState:
         """Called where the last connection has gone."""
 
     def left(self, connection: ServedConnection) -> None:
-        """A connection has gone."""
+        """Note that a connection was closed."""
         self.connections.discard(connection)
         if not self.connections:
             self.on_idle()
@@ -294,7 +294,7 @@ class ClientConnection(asyncio.Protocol):
         self._arriving = request
 
     def _head_refusal(self, version: str) -> tuple[int, str] | None:
-        """Why a head that is complete isn't taken, as status and sentence."""
+        """Return why a head that is complete isn't taken, as status and sentence."""
         if self._head_too_long():
             return 431, HEAD_TOO_LONG
         if version not in ("1.0", "1.1"):
@@ -426,7 +426,7 @@ class ClientConnection(asyncio.Protocol):
             self._ended(request)
 
     def _ended(self, request: HttpRequest) -> None:
-        """A request is over, whichever way."""
+        """Note that a request ended, for any reason."""
         request.task = self.request = None
         request.close()
         if request.gone or self.transport.is_closing():

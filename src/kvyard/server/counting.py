@@ -38,7 +38,7 @@ class BucketCounts:
         self._sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """By bound, as Prometheus has them: each with all that is below."""
+        """Return counts by upper bound, cumulative as in Prometheus."""
         counts: list[tuple[str, float]] = []
         below = 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):

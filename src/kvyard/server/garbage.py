@@ -61,7 +61,7 @@ class SearchTimes:
         self._began = 0
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """For ``gc.callbacks``."""
+        """Receive a call from ``gc.callbacks``."""
         if phase == "start":
             self._began = self._clock.now()
             return
@@ -117,7 +117,7 @@ async def stay_settled(idle: Callable[[], bool]) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory that this process has; 0 where that isn't known."""
+    """Return memory that this process has; 0 where that isn't known."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, ValueError):

@@ -65,7 +65,7 @@ class HealthLog:
         self._known: dict[tuple[str, str], HealthReason] = {}
 
     def look(self, reasons: Iterable[HealthReason]) -> None:
-        """These are wrong now."""
+        """Log the reasons that are new, and those that are gone."""
         now = {(reason.code, reason.about): reason for reason in reasons}
         for key, reason in now.items():
             if key not in self._known:

@@ -83,7 +83,7 @@ class HeldBytes:
         self.silent.pop(connection, None)
 
     def refusal(self, path: str, size: int) -> Refusal:
-        """For a request that there is no room for."""
+        """Return the refusal of a request for which there is no room."""
         self.refused["held"] += 1
         if self.on_refused is not None:
             self.on_refused(path, size)
@@ -91,7 +91,7 @@ class HeldBytes:
         return Refusal(429, error, fix="try again later", Retry_After="1", Connection="close")
 
     def samples(self, prefix: str) -> Iterator[Sample]:
-        """Metrics, by names that begin with ``prefix``."""
+        """Yield metrics, with names that begin with ``prefix``."""
         yield f"{prefix}held_bytes", {}, self.bytes + self.connection_bytes
         for reason, count in self.refused.items():
             yield f"{prefix}edge_refusals_total", {"reason": reason}, count

@@ -61,7 +61,7 @@ class Metrics:
         return MetricChildren(Histogram(name, self._texts[name], labels, buckets=buckets, registry=self.registry))
 
     def collect(self) -> Iterator[Any]:
-        """For the registry: the sources' samples as families."""
+        """Yield the sources' samples as families, for the registry."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         yield from (counted.family() for counted in self._counted)

@@ -18,7 +18,7 @@ _EVERY_BODY = (400, 408, 413, 422)
 
 
 def document(operations: Sequence[Operation], *, title: str, secured: bool, problem: Any) -> dict[str, Any]:
-    """OpenAPI 3.1 of ``operations``. ``secured``: those that aren't open want a bearer token.
+    """Return OpenAPI 3.1 of ``operations``. ``secured``: those that aren't open want a bearer token.
 
     ``problem`` is the type of refusals.
     """

@@ -215,7 +215,7 @@ class HttpRequest(Mapping[str, str]):
             self._waiting = None
 
     def add_body(self, data: bytes, most: int) -> None:
-        """A part of the body is here, of which ``most`` bytes are kept."""
+        """Add a part of the body, of which ``most`` bytes are kept."""
         self._size += len(data)
         if self.finished or self._too_long or self._no_room:
             return
@@ -246,12 +246,12 @@ class HttpRequest(Mapping[str, str]):
         self._holds = 0
 
     def body_complete(self) -> None:
-        """All of the body is here."""
+        """Note that the body is complete."""
         self._arrived = True
         self._wake()
 
     def body_malformed(self, error: str) -> None:
-        """The rest of the body can't be read, nor what follows it."""
+        """Note that the rest of the body, and what follows it, can't be read."""
         self._malformed, self.keep_alive = error, False
         self._wake()
 
@@ -310,7 +310,7 @@ class HttpRequest(Mapping[str, str]):
         self._connection.transport.close()
 
     def reset(self) -> None:
-        """As ``abort``, and drop what the client hasn't read yet."""
+        """Like ``abort``, and drop what the client hasn't read yet."""
         self._abandoned = False
         self._connection.abort()
 
@@ -357,20 +357,20 @@ class HttpRequest(Mapping[str, str]):
     # -- its end --------------------------------------------------------------------------------------------------------
 
     def abandon_with_client(self) -> None:
-        """From now on, cancel its task where the client hangs up. Raises ``ClientGone`` where it has."""
+        """Cancel its task from now on if the client disconnects. Raises ``ClientGone`` if it has."""
         if self.gone:
             raise ClientGone
         self._abandoned = True
 
     def disconnected(self) -> None:
-        """The connection is lost while this is being answered."""
+        """Note that the connection was lost before the answer was complete."""
         self.gone = not self.finished
         self._wake()
         if self._abandoned and self.task is not None:
             self.task.cancel()
 
     def cut(self) -> None:
-        """The server ends, and has waited long enough."""
+        """End the request: the server stops, and has waited long enough."""
         self.ending, self.keep_alive = True, False
         if self.task is not None:
             self.task.cancel("the server ends")

@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
         """Return the text of one id by itself."""
 
     def pieces(self, ids: Sequence[int]) -> Iterator[str]:
-        """Per id what it adds to the text; empty where a character isn't whole yet. Joined they are the text."""
+        """Return per id what it adds to the text; empty where a character isn't whole yet. Joined they are the text."""
 
 
 class ByteTokenizer:

@@ -40,7 +40,7 @@ class VirtualCopies:
         return self._submit(1, transfers)
 
     def next_end(self) -> int | None:
-        """When the next copy ends after now."""
+        """Return when the next copy ends after now."""
         return min((end for end in self.ends if end > self.now), default=None)
 
     def _submit(self, direction: int, transfers: list[Any]) -> Any:

@@ -98,7 +98,7 @@ class VirtualStorage:
             step[1]()
 
     def next_end(self) -> int | None:
-        """When the next of them ends, or a request stops waiting for one, after now."""
+        """Return when the next of them ends, or a request stops waiting for one, after now."""
         waits = [self._deadline(wait) for wait in self.tree._storage_prefetch_wait.values() if not wait.expired]
         step = self._next()
         ends = [*waits, *([step[0]] if step is not None else [])]

@@ -296,7 +296,7 @@ class SglangUnderTest:
         return int(tree.host_pool_group.get_pool(PoolName.SWA).available_size()) // int(self._settings["page_size"])
 
     def loading(self) -> list[Any]:
-        """Loads from the host that are in flight, the latest last."""
+        """Return loads from the host that are in flight, the latest last."""
         return list(self.of_sglang.tree_cache.cache_controller.ack_load_queue) if self.copies is not None else []
 
     def take_requeued(self) -> list[tuple[str, str]]:

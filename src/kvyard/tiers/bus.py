@@ -76,13 +76,13 @@ class BusLink(LinkBase[BusTransfer]):
         self._fabric.cancel(self._now, transfer.flow)
 
     def _run(self, now: int) -> None:
-        """The fabric lands what is due."""
+        """Land what is due on the fabric."""
 
     def _busy_ns(self, direction: Direction) -> int:
         return self._fabric.network.busy_ns(self._ports[direction][0])
 
     def leave_out_busy(self) -> None:
-        """The account of its ports is the network's."""
+        """Leave the busy time to the network's account of its ports."""
 
     def check_integrity(self) -> None:
         super().check_integrity()

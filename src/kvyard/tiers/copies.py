@@ -99,7 +99,7 @@ class CopyQueue:
         self.in_flight[transfer] = copy
 
     def earliest(self) -> int | None:
-        """When the next copy lands, if nothing changes."""
+        """Return when the next copy lands, if nothing changes."""
         return self.link.earliest() if self.in_flight else None
 
     def advance(self, now: int) -> bool:
@@ -128,7 +128,7 @@ class CopyQueue:
 
 
 def next_landing(queues: Sequence[CopyQueue]) -> int | None:
-    """When the next copy lands in any of ``queues``, if nothing changes."""
+    """Return when the next copy lands in any of ``queues``, if nothing changes."""
     earliest: int | None = None
     for queue in queues:
         landing = queue.earliest()

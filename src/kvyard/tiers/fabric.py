@@ -34,7 +34,7 @@ class Fabric:
         """By a flow's number, what is to be done when it has landed."""
 
     def join(self, worker: int) -> None:
-        """A worker has its ports from now on. Raises ``ConfigError`` for speeds that can't be."""
+        """Add a worker's ports. Raises ``ConfigError`` for impossible speeds."""
         network = self.network
         network.add_port(("out", worker), self._speeds[0])
         network.add_port(("in", worker), self._speeds[1])
@@ -96,7 +96,7 @@ class Fabric:
         return True
 
     def due(self) -> int | None:
-        """When to call ``land`` next."""
+        """Return when to call ``land`` next."""
         return self.network.earliest()
 
     def land(self, now: int) -> None:

@@ -65,7 +65,9 @@ def _overlap(piece: PageRange, pending: PendingPages) -> bool:
 
 
 def _landing(state: OffloadState, level: int, direction: Direction, pieces: Iterable[PageRange]) -> int:
-    """When the last copy lands that brings any of ``pieces`` that way over the link of tier ``level``; 0 if none does."""
+    """Return when the last copy lands that brings any of ``pieces`` that way over the link of tier ``level``; 0 if
+    none does.
+    """
     tier = state.tiers[level]
     last = 0
     for transfer, copy in tier.in_flight.items():

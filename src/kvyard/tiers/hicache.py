@@ -40,7 +40,7 @@ class RemovalsOnly:
         self._sink = sink
 
     def entered(self, run: Run, group: int, tier: Tier, first: bool) -> None:
-        """Nothing has come yet."""
+        """Ignore copies on the device: nothing has arrived yet."""
 
     def left(self, run: Run, group: int, tier: Tier, last: bool, reason: str | None = None) -> None:
         self._sink.left(run, group, tier, last, reason)

@@ -69,7 +69,7 @@ class Loader:
         return self._load(lookup, record, now, must_fit, has_running)
 
     def _decide(self, lookup: PrefixLookup, record: RequestState, now: int, backlog: int) -> LoadAnswer | None:
-        """``None`` if a load can begin, else the answer."""
+        """Return ``None`` if a load can begin, else the answer."""
         if lookup.peer is not None and self._finds_nothing(lookup, record, now):
             return self._wait()
         if not any(pages.coming or any(pages.tiers) for pages in lookup.groups):
@@ -158,7 +158,7 @@ class Loader:
         )
 
     def _touch(self, request: Request, tokens: int) -> None:
-        """The match makes what it matched the most recently used, in every tier that has it."""
+        """Make what the match covers the most recently used, in every tier that has it."""
         layout, use = self.state.layout, self.state.use_of(request)
         for tier in self.state.tiers:
             for group, size in enumerate(layout.page_tokens):
@@ -216,7 +216,7 @@ class Loader:
         return True
 
     def pulled(self, copy: Copy) -> None:
-        """A pull has ended: the first tier has it now, or its room is free again."""
+        """Finish a pull: the first tier has the blocks now, or its room is free again."""
         state, pulls = self.state, self.state.counters.pulls
         state.pull_landings += 1
         if not copy.failed:
@@ -266,7 +266,7 @@ class Loader:
         return True
 
     def fetched(self, copy: Copy) -> None:
-        """A fetch has landed: the closer tier has it now, and keeps it for the request that waits for it."""
+        """Finish a fetch: the closer tier has the blocks now, and keeps them for the request that waits for them."""
         self._arrive(copy, self.state.tiers[copy.level - 1].store)
 
     def _bring(

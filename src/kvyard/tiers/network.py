@@ -41,7 +41,7 @@ class Flow:
         """Bytes per second; 0 while it doesn't move."""
 
     def copy(self) -> "Flow":
-        """Another with the same figures, for a trial."""
+        """Return a copy with the same figures, for a trial."""
         copied = Flow(self.number, self.ports, self.nbytes, self.submitted, self.started)
         copied.alone_ns, copied.left, copied.rate = self.alone_ns, self.left, self.rate
         return copied
@@ -155,7 +155,7 @@ class Network:
         return self._limits.get(port)
 
     def busy_ns(self, port: Hashable) -> int:
-        """For how long anything moved through ``port``, up to the last ``now``."""
+        """Return for how long anything moved through ``port``, up to the last ``now``."""
         use = self.ports[port]
         return use.busy_ns + (self._now - use.since if use.flows else 0)
 

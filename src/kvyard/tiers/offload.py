@@ -132,9 +132,9 @@ class Offload:
         self.state.peers = pulls.join(self.name, worker, self.state.first, self.layout.pool)
 
     def connect(self, link: WorkerLink) -> None:
-        """A link to another worker ends at this device: what its copies hold here is accounted for too.
+        """Account for a link to another worker that ends at this device.
 
-        Raises ``ConfigError`` for one that doesn't end here.
+        Raises ``ConfigError`` for a link that doesn't end here.
         """
         if self.layout.pool not in link.pools:
             raise ConfigError(
@@ -255,7 +255,7 @@ class Offload:
         return outcome
 
     def offload(self, request: Request, now: int) -> None:
-        """A pass ended in which ``request`` computed tokens: store what the policy wants of it."""
+        """Store what the policy wants of ``request``, which computed tokens in the pass that ended at ``now``."""
         if self._timed:
             for tier in self._private:
                 tier.store.set_time(now)  # passes of a plan have no tick of their own
@@ -263,7 +263,7 @@ class Offload:
         self._storer.offer(request, now)
 
     def admitted(self, request: Request) -> int:
-        """``request`` begins to run: what the load policy has left of it in lower tiers counts now. Returns those tokens."""
+        """Count what the load policy has left in lower tiers of ``request``, which begins to run. Returns those tokens."""
         offered = self.state.requests.get(request)
         if offered is None or not offered.left:
             return 0
@@ -313,7 +313,7 @@ class Offload:
                 )
 
     def end_session(self, session: str) -> int:
-        """``session`` is over: pages that it alone has used are the first to be evicted. Returns how many, in all tiers."""
+        """End ``session``: pages that it alone has used are the first to be evicted. Returns how many, in all tiers."""
         return sum(end_session(tier.store.pool.order, session) for tier in self.tiers) if self.manager.hints else 0
 
     def close(self, now: int) -> None:
@@ -336,7 +336,7 @@ class Offload:
                 yield group, name, runs
 
     def finish_batch(self, batch: EventBatch) -> EventBatch:
-        """``batch`` in the configured form of events; the same object where there is nothing to change."""
+        """Return ``batch`` in the configured form of events; the same object where there is nothing to change."""
         return _legacy(batch) if self.config.events == "legacy" else batch
 
     def check_integrity(self) -> None:
@@ -381,7 +381,8 @@ class Offload:
 
 
 def _legacy(batch: EventBatch) -> EventBatch:
-    """``batch`` with the lower tiers' Stored as older connectors send them: one event per hash, and nothing but the hash.
+    """Return ``batch`` with the lower tiers' Stored as older connectors send them: one event per hash, and nothing but the
+    hash.
 
     The device's own events and all removals stay as they are.
     """

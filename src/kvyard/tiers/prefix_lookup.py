@@ -78,11 +78,11 @@ class PrefixLookup:
         return True
 
     def everywhere(self) -> list[list[tuple[int, int]]]:
-        """Per group, what any tier has or the first is getting."""
+        """Return, per group, what any tier has or the first is receiving."""
         return [unite(pages.local, pages.coming, *pages.tiers[: self.depth]) for pages in self.groups]
 
     def above(self, level: int) -> list[list[tuple[int, int]]]:
-        """Per group, what the device and the tiers closer than ``level`` have."""
+        """Return, per group, what the device and the tiers closer than ``level`` have."""
         return [unite(pages.local, *pages.tiers[:level]) for pages in self.groups]
 
     def longest(self, spans: list[list[tuple[int, int]]]) -> int:

@@ -103,14 +103,14 @@ class Pulls:
         return tier
 
     def expect(self, request_id: str, expectation: PullSource | None) -> None:
-        """A request goes to a worker that may pull: from there, or from none."""
+        """Note the worker from which a request may pull, or none."""
         if expectation is None:
             self.expected.pop(request_id, None)
         else:
             self.expected[request_id] = expectation
 
     def send(self, now: int, pull: Pull) -> None:
-        """``pull`` begins: its copy holds both ends."""
+        """Start ``pull``: its copy holds both ends."""
         ports = self.ports(pull.source, pull.target)
         flow = pull.flow = self.fabric.send(now, ports, pull.copy.nbytes, self._arrived)
         self.in_flight[flow.number] = pull
@@ -146,7 +146,7 @@ class Pulls:
         self.changed(target.worker, now, -1)
 
     def fail(self, worker: int, now: int) -> None:
-        """``worker`` is gone: those that pull from it get nothing, now and later, and what it pulled is given up."""
+        """End all pulls from ``worker``, which failed, now and later, and cancel its own."""
         for member in self.members.values():
             member.gone |= member.worker == worker
         for number, pull in list(self.in_flight.items()):
@@ -158,7 +158,7 @@ class Pulls:
                 self._end(pull, now)
 
     def back(self, name: str) -> None:
-        """A worker that was gone is there again."""
+        """Note that a failed worker is back."""
         self.members[name].gone = False
 
     def check_integrity(self) -> None:
@@ -208,11 +208,11 @@ class PeerTier:
         return PeerPages(source.pool, expected.tokens, source.gone)
 
     def forget(self, request: Request) -> None:
-        """``request`` has had its pull, or needs none any more."""
+        """Forget ``request``: its pull is over, or not needed any more."""
         self._pulls.expected.pop(request.id, None)
 
     def foresee(self, request: Request, nbytes: int, now: int) -> int:
-        """When a pull of ``nbytes`` for ``request`` that begins at ``now`` would have landed."""
+        """Return when a pull of ``nbytes`` for ``request`` that begins at ``now`` would have landed."""
         source = self._pulls.members[self._pulls.expected[request.id].source]
         fabric = self._pulls.fabric
         return fabric.network.foresee(now, self._pulls.ports(source, self), nbytes)
@@ -225,7 +225,7 @@ class PeerTier:
         self._pulls.send(now, Pull(source, self, copy))
 
     def earliest(self) -> int | None:
-        """When the first of its pulls lands, at the rates that they have now."""
+        """Return when the first of its pulls lands, at the rates that they have now."""
         network = self._pulls.fabric.network
         return min([network.landing(pull.flow) for pull in self.incoming if pull.flow is not None], default=None)
 

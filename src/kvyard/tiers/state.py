@@ -164,7 +164,7 @@ class OffloadState:
         return landings
 
     def count(self, copy: Copy) -> None:
-        """``copy`` has landed."""
+        """Count ``copy``, which has landed."""
         totals = self._totals(copy)
         totals.landed += 1
         totals.blocks += copy.blocks

@@ -76,7 +76,7 @@ class PendingPages:
         here[key] = piece
 
     def remove(self, piece: PageRange) -> None:
-        """``piece`` has arrived, or won't."""
+        """Remove ``piece``, which has arrived, or won't."""
         here = self._starts[piece.start]
         key = piece.chain.keys[piece.start]
         if len(here) == 1 and key in here:
@@ -164,8 +164,8 @@ class TierStore:
         """Number of times that room was made: pages are in flight from then on, and others may be gone."""
 
     def set_time(self, now: int) -> None:
-        """It is ``now``: for eviction policies that go by it, and for the ledger. Policies that go by recency alone don't
-        receive it.
+        """Set the time to ``now``, for eviction policies that use it, and for the ledger. Policies that go by recency alone
+        don't receive it.
         """
         if not self._by_recency or self.pool.ledger is not None:
             self.clock.sleep_until(now)
@@ -327,8 +327,8 @@ class TierStore:
         claim(self.pool.order, self._first_copies(group, keys, limit), session, hints)
 
     def land(self, piece: PageRange, held: BlockTable, keep: bool = False, use: Use | None = None) -> None:
-        """A transfer has filled what was reserved: it can be found from now on, and evicted too unless ``keep``. ``use``: for
-        which request, where that is known.
+        """Make what was reserved available after a transfer filled it, and evictable unless ``keep``. ``use``: the request, if
+        known.
         """
         self.pending[piece.group].remove(piece)
         del self.reserved[held]
@@ -400,7 +400,7 @@ def _leads_to(extent: Extent, piece: PageRange) -> bool:
 
 
 def enter_pages(pool: Pool, piece: PageRange, held: BlockTable, before: Extent | None = None) -> None:
-    """``held`` has been filled with ``piece``: it can be found from now on. ``before``: see ``CacheMap.enter``."""
+    """Make ``held``, which was filled with ``piece``, available. ``before``: see ``CacheMap.enter``."""
     chain = piece.chain
     resident = pool.maps[piece.group]
     for extent in held.settle():
@@ -432,7 +432,7 @@ class ChunkSink:
         self._sink.left(blocks_of(run, self._sizes[group]), group, tier, last, reason)
 
     def cleared(self, tier: Tier | None = None) -> None:
-        """Nothing is left of the tier."""
+        """Note that the tier is empty."""
         self._sink.cleared(tier)
 
 

@@ -119,7 +119,7 @@ class Storer:
         return True
 
     def batches(self, pieces: list[PageRange]) -> list[list[PageRange]]:
-        """``pieces`` cut into batches of the configured size."""
+        """Return ``pieces`` cut into batches of the configured size."""
         size = self._batch_pages
         if size is None:
             return [pieces]
@@ -169,7 +169,7 @@ class Storer:
         state.send(now, first)
 
     def arrived(self, copy: Copy) -> None:
-        """A copy lands, at this very instant: send the next batch, and what has arrived on to the next tier."""
+        """Send the next batch, and what ``copy``, which lands at this instant, brought on to the next tier."""
         if copy.rest:
             following = copy.rest[0]
             following.rest, copy.rest = copy.rest[1:], []
@@ -181,7 +181,7 @@ class Storer:
             self._pass_on(copy)
 
     def landed(self, copy: Copy) -> None:
-        """Its worker receives it: release the source, unless that is shared and was released as the copy landed."""
+        """Release the source, unless it is shared and was released as the copy landed."""
         if not (copy.level and self.state.tiers[copy.level - 1].shared):
             self._release_copy(copy)
 
@@ -252,11 +252,11 @@ class Storer:
         self.send(level + 1, [pieces], [near], far, now, returns=True)
 
     def forget(self, request: Request) -> None:
-        """The request has gone; what was submitted still lands."""
+        """Forget a request that ended; what was submitted still lands."""
         self.waiting.pop(request, None)
 
     def close(self) -> None:
-        """The worker has gone: batches that have not been submitted won't be, and nothing goes on to lower tiers."""
+        """Drop batches of a worker that is gone and that were not submitted; nothing goes on to lower tiers."""
         self._closed = True
         self.waiting.clear()
         store, pool = self.state.first, self.state.layout.pool

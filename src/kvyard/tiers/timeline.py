@@ -101,7 +101,7 @@ class Timeline:
         return sum(tier.store.reservations for tier in self.tiers.values())
 
     def earliest(self) -> int | None:
-        """When the next copy lands on any link of the members, as things stand."""
+        """Return when the next copy lands on any link of the members, as things stand."""
         return next_landing(self._queues)
 
     def advance(self, now: int) -> bool:

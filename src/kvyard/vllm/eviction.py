@@ -58,7 +58,7 @@ class OrderPolicy(CachePolicy):
         self._ranking.touch(list(keys))
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
-        """Chunks that aren't here are about to be stored, if there is room."""
+        """Make room, if possible, for chunks that aren't here and are about to be stored."""
         self._wishes.clear()
         if not self._ranking.reads_priorities:
             return
@@ -79,7 +79,7 @@ class OrderPolicy(CachePolicy):
         reused_keys: set[bytes],
         req_context: Any,
     ) -> None:
-        """A request has ended: all it stored or used counts as used now, the groups of a hybrid model side by side."""
+        """Mark everything that a request stored or used as used now, the groups of a hybrid model side by side."""
         keys = [key for group in key_groups for key in group]
         ends = [req_context.get_offload_key_position(key) for key in keys]
         if None not in ends:

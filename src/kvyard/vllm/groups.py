@@ -20,7 +20,7 @@ from kvyard.vllm.version import UnsupportedError
 
 
 def group_specs(kv_cache_config: Any, dcp_world_size: int = 1) -> list[GroupSpec]:
-    """kvyard's specification of every group of ``kv_cache_config``. Raises ``UnsupportedError``, naming the group.
+    """Return kvyard's specification of every group of ``kv_cache_config``. Raises ``UnsupportedError``, naming the group.
 
     With decode context parallelism each rank has a part of a block's tokens: a block has ``dcp_world_size`` times as many.
     """

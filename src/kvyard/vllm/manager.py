@@ -330,7 +330,7 @@ class Manager:
         return self.empty_kv_cache_blocks if ours is None else HeldBlocks(self.blocks, ours)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Their ids per group, 0 for the null block."""
+        """Return the request's block ids per group, 0 for the null block."""
         ours = self.blocks.requests.get(request_id)
         return tuple([] for _ in self.blocks.groups) if ours is None else tuple(self.blocks.block_ids(ours))
 
@@ -343,17 +343,17 @@ class Manager:
         return tuple(clipped)
 
     def create_kv_cache_blocks(self, blocks: tuple[Sequence[Any], ...]) -> Any:
-        """vLLM's wrapper of ``blocks``."""
+        """Return vLLM's wrapper of ``blocks``."""
         return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """None: cascade attention is gone from vLLM."""
+        """Return zeros: vLLM has no cascade attention any more."""
         return [0] * self.num_kv_cache_groups
 
     # -- each step -----------------------------------------------------------------------------------------------------
 
     def new_step_starts(self) -> None:
-        """A step begins: states registered in the previous one may be read now."""
+        """Begin a step: states registered in the previous one may be read now."""
         self.blocks.begin_step()
 
     def take_new_block_ids(self) -> list[int]:

@@ -73,7 +73,7 @@ class ChunkRanking(Generic[ChunkT]):
     def insert(
         self, key: bytes, chunk: ChunkT, *, pinned: bool, priority: int = DEFAULT_PRIORITY, expires: int | None = None
     ) -> None:
-        """``key`` is here from now on, the most recently used. ``expires``: how long its priority lasts, in nanoseconds."""
+        """Insert ``key`` as the most recently used. ``expires``: how long its priority lasts, in nanoseconds."""
         self._number += 1
         extent = Extent([self._number], 0, 0, priority)
         extent.expires = expires
@@ -82,7 +82,7 @@ class ChunkRanking(Generic[ChunkT]):
         self._order.push(extent)
 
     def remove(self, key: bytes) -> ChunkT:
-        """``key`` is gone. Raises ``KeyError`` if it wasn't here."""
+        """Remove ``key``. Raises ``KeyError`` if it isn't here."""
         ranked = self._chunks.pop(key)
         self._order.remove(ranked.extent)
         del self._keys[ranked.extent.ids[0]]
@@ -97,7 +97,7 @@ class ChunkRanking(Generic[ChunkT]):
                 self._order.push(ranked.extent)
 
     def pin(self, key: bytes, pinned: bool) -> None:
-        """A transfer needs ``key``, or none does any more. Raises ``KeyError`` for one that isn't here."""
+        """Pin ``key`` for a transfer, or unpin it. Raises ``KeyError`` if it isn't here."""
         self._chunks[key].pinned = pinned
 
     def evict(self, count: int, protected: Collection[bytes]) -> list[tuple[bytes, ChunkT]] | None:

@@ -170,7 +170,7 @@ class EngineRecorder:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def arrived(self, id_: str, hashes: Sequence[bytes], tokens: Sequence[int], priority: int) -> None:
-        """A request came: the hashes of its full blocks, and its prompt's tokens."""
+        """Record a request that arrived: the hashes of its full blocks, and its prompt's tokens."""
         self.counters.requests += 1
         self._settled = False
         self._numbered += 1
@@ -181,7 +181,7 @@ class EngineRecorder:
         self._trace.arrived(ArrivedRequest(id=id_, keys=keys, num_tokens=len(tokens), key_tokens=self._size, tail=tail))
 
     def sampled(self, id_: str) -> None:
-        """The step whose output is being looked at gave the request its first token."""
+        """Note that the step whose output is being processed gave the request its first token."""
         request = self.open.get(id_)
         if request is not None and request.first_token < 0:
             request.first_token = self._clock.now()
@@ -189,13 +189,13 @@ class EngineRecorder:
                 self._step.first_tokens.append(request)
 
     def preempted(self, id_: str) -> None:
-        """A request lost its blocks."""
+        """Record a preemption."""
         request = self.open.get(id_)
         if request is not None:
             request.preemptions += 1
 
     def ended(self, id_: str, end: EndedRequest, *, aborted: bool, in_step: bool) -> None:
-        """A request ended or was cancelled; ``in_step``: while a step was in flight."""
+        """Record a request that ended or was cancelled; ``in_step``: while a step was in flight."""
         request = self.open.pop(id_, None)
         if request is None:
             return
@@ -268,14 +268,14 @@ class EngineRecorder:
             self.flush()
 
     def returned(self, start: int) -> None:
-        """The oldest step's output is there, since ``start``, and is going to be looked at."""
+        """Note that the output of the oldest step returned at ``start`` and is about to be processed."""
         if self._overlapping and self._queue:
             self._step = self._queue.pop(0)
         if self._step is not None:
             self._step.returned = start
 
     def looked_at(self, busy: bool) -> None:
-        """Its output has been looked at; ``busy``: requests are left, so that the next step follows at once."""
+        """Note that the output was processed; ``busy``: requests are left, so that the next step follows at once."""
         step = self._step
         if step is None:
             return
@@ -299,7 +299,7 @@ class EngineRecorder:
         self._settled = True
 
     def _write_step(self, end: int) -> None:
-        """The step is over at ``end``, or was before if it was the last, and is written down."""
+        """Write down the step that ended at ``end``, or earlier if it was the last."""
         step = self._step
         if step is None or self._overlapping:
             return
@@ -341,7 +341,7 @@ class EngineRecorder:
         self._passes.add(_line(row))
 
     def _write_request(self, request: RecordedRequest, end: EndedRequest, now: int) -> None:
-        """A request's own line, and the line of its end."""
+        """Write a request's own line, and the line of its end."""
         if self._decisions is None or self._decisions.ended:
             return
         text = TokenRuns(self._ids, self._size, end.hashes, end.prompt_tokens + end.output_tokens)

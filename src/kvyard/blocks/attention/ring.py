@@ -17,7 +17,7 @@ class RingGroup(Group):
         return 0 if table.length else 1
 
     def adopt(self, table: BlockTable, hit: GroupHit, local: int, external: int) -> None:
-        """Nothing of it is cached."""
+        """Adopt nothing: rings aren't cached."""
 
     def take_external(self, table: BlockTable, total: int, external: int) -> None:
         self.take(table, 1 - table.length)

@@ -95,7 +95,7 @@ class StateGroup(Group):
         self._note_written(request, table, first, table.registered or 0)
 
     def _note_written(self, request: Request, table: BlockTable, first: int, last: int) -> None:
-        """The states that are registered at positions ``first`` to ``last`` are written in this step."""
+        """Note that this step writes the states registered at positions ``first`` to ``last``."""
         if first >= last:
             return
         keys = self.chain_of(request).keys

@@ -42,7 +42,7 @@ class LearningOrder:
         self._split: Split | None = None
 
     def attach(self, capacity: int, split: Split) -> None:
-        """The pool that this is the order of has ``capacity`` blocks, and splits extents for it."""
+        """Attach to a pool of ``capacity`` blocks; ``split`` splits its extents."""
         self.capacity = capacity
         self._split = split
 
@@ -75,13 +75,13 @@ class LearningOrder:
         return parts
 
     def bounds(self, extent: Extent, use: Use, block_size: int, states: bool) -> Sequence[int]:
-        """Positions, in order, at which ``extent`` must be split since its parts differ from now on."""
+        """Return the positions, in order, at which ``extent`` must be split because its parts differ from now on."""
         return ()
 
     def note(self, extent: Extent, history: UseHistory, use: Use, block_size: int, again: bool) -> Use:
-        """``extent`` was used; ``history.use`` is still the use before. ``again``: that was of the same request.
+        """Note a use of ``extent``; ``history.use`` is still the previous one. ``again``: that was by the same request.
 
-        Returns what is to be remembered as its last use.
+        Returns the use to remember as its latest.
         """
         return use
 
@@ -89,7 +89,7 @@ class LearningOrder:
         """``extent``, the head, is about to be evicted; ``remove`` follows."""
 
     def protect(self, waiting: Sequence[Sequence[Extent]]) -> None:
-        """These extents are what waiting requests would find cached, the next request's first."""
+        """Protect the extents that waiting requests would find cached, those of the next request first."""
 
     def cut(self, extent: Extent, bounds: Sequence[int]) -> list[Extent]:
         """Return the parts of ``extent`` between ``bounds``, in order of position."""

@@ -57,7 +57,7 @@ class QuotaOrder:
             self.idle.append(0)
 
     def excess(self, account: int) -> int:
-        """Idle blocks of ``account`` that have to go for it to keep its limit."""
+        """Return idle blocks of ``account`` that have to go for it to keep its limit."""
         self.know(account)
         limit = self._limits[account]
         if limit is None:
@@ -79,7 +79,7 @@ class QuotaOrder:
         return self._lines[account].head()
 
     def shrunk(self, account: int, blocks: int) -> None:
-        """The last ``blocks`` of an extent in line were evicted, and it stays there without them."""
+        """Note that the last ``blocks`` of an extent in the order were evicted; the extent keeps its place."""
         self.idle[account] -= blocks
 
     def victim(self, taker: int) -> Extent:

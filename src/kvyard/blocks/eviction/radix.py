@@ -111,17 +111,19 @@ class RadixOrder:
     # -- uses, reported by the tree -------------------------------------------------------------------------------
 
     def create(self, extent: Extent, priority: int) -> None:
-        """``extent`` becomes a node, without a hit so far."""
+        """Create the node of ``extent``, without a hit so far."""
         self._clock += STEP
         extent.history = NodeUse(self._clock, 0, priority)
 
     def use(self, extent: Extent) -> None:
-        """An insert reaches ``extent``."""
+        """Note that an insert reached ``extent``."""
         self._clock += STEP
         use_of(extent).accessed = self._clock
 
     def insert_along(self, extent: Extent, priority: int, counts: bool, used: bool = True) -> None:
-        """An insert comes along all of ``extent``: a hit if it ``counts``. Unless ``used``, it was split off just now."""
+        """Note an insert along all of ``extent``: a hit if it ``counts``. Unless ``used``, the extent was
+        split off just now.
+        """
         use = extent.history
         if not isinstance(use, NodeUse):
             use = use_of(extent)
@@ -135,7 +137,7 @@ class RadixOrder:
             self._enter(extent)
 
     def insert_held(self, nodes: list[Node], priority: int, counted: int) -> None:
-        """An insert comes along ``nodes``, which requests hold: a hit for those that end after position ``counted``."""
+        """Note an insert along ``nodes``, which requests hold: a hit for those that end after position ``counted``."""
         clock, counts = self._clock, self.counts_hits
         for node in nodes:
             use = node.copies[0].history
@@ -150,8 +152,8 @@ class RadixOrder:
         self._clock = clock
 
     def use_path(self, nodes: list[Node], beyond: list[Node] | None = None, lower: "RadixOrder | None" = None) -> None:
-        """A match ends with the last of ``nodes``, which lead there from the root; or of ``beyond``, which continue them and
-        have ``lower`` as their order.
+        """Note a match that ends with the last of ``nodes``, which lead there from the root; or of ``beyond``, which continue
+        them and have ``lower`` as their order.
         """
         self._clock += STEP
         accessed = self._clock
@@ -184,7 +186,7 @@ class RadixOrder:
             (lower or self)._enter(extent)
 
     def expose(self, extent: Extent) -> None:
-        """The last child of ``extent`` was evicted."""
+        """Note that the last child of ``extent`` was evicted."""
         if not extent.refs:
             self._add(extent)
 

@@ -61,9 +61,9 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mixers(fields: Fields) -> list[str]:
-    """For each layer ``full``, ``mla``, ``window``, ``chunk``, ``mamba``, ``mamba1``, ``delta``, ``both`` or ``none``.
+    """Return for each layer ``full``, ``mla``, ``window``, ``chunk``, ``mamba``, ``mamba1``, ``delta``, ``both`` or ``none``.
 
-    Raises ``KvyardError`` when the config doesn't say, or says a kind without what that kind needs.
+    Raises ``KvyardError`` if the config doesn't say, or names a kind without what that kind needs.
     """
     kinds = _mixers(fields)
     fields.require(*dict.fromkeys(name for kind in dict.fromkeys(kinds) for name in NEEDED.get(kind, ())))
@@ -215,7 +215,7 @@ def _windows(fields: Fields, count: int) -> list[str]:
 
 
 def _shared(fields: Fields, kinds: list[str]) -> list[str]:
-    """Layers that read the cache of an earlier one keep nothing."""
+    """Replace layers that read the cache of an earlier layer by layers without a cache."""
     shared = fields.integer("num_kv_shared_layers", 0)
     return kinds[: len(kinds) - shared] + ["none"] * shared
 

@@ -256,7 +256,7 @@ def _stages(fields: Fields, memory: int, on: PlanOptions) -> list[_StagePlan]:
 
 
 def _too_large(fields: Fields, memory: int, on: PlanOptions, tight: _StagePlan) -> str:
-    """Why there is no room for a cache, and how many cards would do."""
+    """Return why there is no room for a cache, and how many cards would do."""
     usable = int(memory * on.utilization)
     needed = tight.weights + tight.reserve + 2 * tight.block
     more = _enough_ranks(fields, memory, on)

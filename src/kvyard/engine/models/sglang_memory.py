@@ -22,7 +22,7 @@ def context_bytes(ranks: int) -> int:
 
 
 def static_share(memory: int, chunk: int, ranks: int) -> float:
-    """SGLang's default ``mem_fraction_static``: weights and cache, as a share of a card's memory.
+    """Return SGLang's default ``mem_fraction_static``: weights and cache, as a share of a card's memory.
 
     Source: ``_handle_gpu_memory_settings`` of 0.5: 1.5 MiB for each token of a chunk, graphs, and an eighth of a GiB a rank.
     """

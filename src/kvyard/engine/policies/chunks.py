@@ -55,8 +55,8 @@ class ChunkSizes:
         return self._align(job, past, new) if self._unit else new
 
     def _align(self, job: Job, start: int, new: int) -> int:
-        """Aligned states are kept where a chunk ends at the end of a block: the chunk stops there, and at what others can
-        continue from.
+        """Return the chunk, cut so that it ends where aligned states are kept: at the end of a block, and where others can
+        continue.
         """
         known, unit = job.num_tokens, self._unit
         prefill_end = max(job.num_prompt_tokens, known - 1)

@@ -78,7 +78,7 @@ class MicroBatch:
         return contexts, decoding
 
     def _advance_in_order(self, contexts: Sequence[Context], room: int) -> None:
-        """The first prompt takes as much as it can, then the next."""
+        """Give each prompt as many units as it can take, one prompt after the other."""
         for context in contexts:
             chunk = context.left
             if room < context.price(chunk):
@@ -91,7 +91,7 @@ class MicroBatch:
             room -= context.price(chunk)
 
     def _advance_equally(self, contexts: Sequence[Context], room: int) -> None:
-        """All prompts take one unit after the other."""
+        """Give all prompts one unit each, in turn."""
         for context in contexts:
             context.chunk = 0
         spent = 0

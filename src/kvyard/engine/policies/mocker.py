@@ -61,8 +61,8 @@ class MockerTokenRatio:
         return np.where(passes <= 0, self._base, falling)
 
     def estimate(self, tick: int, produced: int, wanted: int, requests: int) -> None:
-        """A request was retracted in the decode pass ``tick``: start again from what the rest have produced so far, out of the
-        ``wanted`` tokens they may produce in all.
+        """Start the estimate again after a retraction in decode pass ``tick``: from what the remaining requests have
+        ``produced`` of the ``wanted`` tokens they may produce.
         """
         self._base = min(1.0, (produced + LOOK_AHEAD * requests) / (wanted + 1))
         self._since = tick + 1

@@ -22,7 +22,7 @@ def queue(config: EngineConfig) -> Queue:
 
 
 def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
-    """SGLang's own rules, or those of Dynamo's mocker."""
+    """Return SGLang's own rules, or those of Dynamo's mocker."""
     loads = jobs.may_load and not isinstance(jobs.loads, TreeLoads)
     return MockerPasses(jobs, config) if loads or as_mocker(config) else SglangPasses(jobs, config)
 

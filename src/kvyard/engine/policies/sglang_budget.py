@@ -31,7 +31,7 @@ class NewTokenRatio:
         self.current = self._falls[0]
 
     def decay(self, passes: int) -> None:
-        """``passes`` decode passes retracted nothing."""
+        """Lower the ratio after ``passes`` decode passes without a retraction."""
         falls, position = self._falls, self._position
         if position >= 0:
             self._position = min(position + passes, len(falls) - 1)
@@ -45,13 +45,13 @@ class NewTokenRatio:
         self.current = current
 
     def reset(self) -> None:
-        """All requests are gone."""
+        """Reset the ratio: no request is left."""
         self._position = 0
         self.current = self._falls[0]
 
     def estimate(self, produced: int, wanted: int, requests: int) -> None:
-        """A request was retracted: start again from what the rest have produced so far, out of the ``wanted`` tokens they may
-        produce in all.
+        """Start the estimate again after a retraction: from what the remaining requests have ``produced`` of the ``wanted``
+        tokens they may produce.
         """
         self._position = -1
         self.current = min(1.0, (produced + LOOK_AHEAD * requests) / (wanted + 1))
@@ -100,7 +100,7 @@ class Budget:
         return self.inputs > 0 and (self.chunk is None or self.chunk > 0) and self.roomy
 
     def pages(self, tokens: int) -> int:
-        """``tokens`` in whole pages, as tokens."""
+        """Return ``tokens`` in whole pages, as tokens."""
         return ceil_div(tokens, self.page) * self.page
 
     def continued(self) -> int:
@@ -164,7 +164,7 @@ class Budget:
         return max(0, self.chunk)
 
     def charge(self, tokens: int, answer: int) -> None:
-        """A prompt computes ``tokens`` in this batch and has ``answer`` tokens set aside."""
+        """Charge a prompt that computes ``tokens`` in this batch and has ``answer`` tokens set aside."""
         charged = self.pages(tokens)
         self.total += charged + self.page + answer
         self.current += charged + self.page
@@ -202,7 +202,7 @@ class WindowBudget(Budget):
         return super().roomy and self.window_room > 0
 
     def needed(self, tokens: int, answer: int) -> int:
-        """Window tokens that a prompt of ``tokens`` takes at once at most, and its answer after that."""
+        """Return window tokens that a prompt of ``tokens`` takes at once at most, and its answer after that."""
         window = self._windows.window
         allocated = tokens if self.chunk is None else min(tokens, self.chunk)
         return max(allocated - window, 0) + min(tokens + answer, window) + self.page

@@ -122,7 +122,7 @@ class DecodeSide:
         return job.wanted - self.remaining(job)
 
     def length(self, job: Job) -> int:
-        """Known tokens of ``job``, its prompt included."""
+        """Return known tokens of ``job``, its prompt included."""
         return job.num_prompt_tokens + self.produced(job)
 
     # -- a pass -----------------------------------------------------------------------------------------------------

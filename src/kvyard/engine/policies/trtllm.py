@@ -187,7 +187,7 @@ class TrtllmPasses(PassMaker):
         return job.tables[0].length + len(job.ahead) if job.tables else 0
 
     def _reusable(self, job: Job) -> tuple[int, int]:
-        """Cached blocks of a job that could begin, and how many of them other jobs hold."""
+        """Return cached blocks of a job that could begin, and how many of them other jobs hold."""
         if not self._reuses:
             return 0, 0
         hit = self._hits.get(job)
@@ -364,7 +364,7 @@ def _as_mocker(config: EngineConfig) -> bool:
 
 
 def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
-    """TensorRT-LLM's own rules, or those of Dynamo's mocker: vLLM's passes, but jobs that decode come first."""
+    """Return TensorRT-LLM's own rules, or those of Dynamo's mocker: vLLM's passes, but jobs that decode come first."""
     if jobs.may_load or _as_mocker(config):
         return MixedPasses(jobs, config, FitsToTheEnd(jobs), no_victim, decoding_first=True)
     return TrtllmPasses(jobs, config)

@@ -9,7 +9,7 @@ from kvyard.engine.queue import make_queue
 
 
 def policy(jobs: Lifecycle, config: EngineConfig) -> PassMaker:
-    """Mixed passes, and the victim by ``scheduling_policy`` and ``preemption_mode``."""
+    """Return mixed passes, and the victim by ``scheduling_policy`` and ``preemption_mode``."""
     if config.scheduling_policy == "priority":
         victim = least_important
     else:

@@ -142,7 +142,7 @@ def errors_by_kind(rows: Sequence[Measurement], errors: Sequence[float]) -> dict
 
 
 def row_errors(form: Form, rows: Sequence[Measurement]) -> list[float]:
-    """By how much ``form`` is off for each of ``rows``, as shares."""
+    """Return by how much ``form`` is off for each of ``rows``, as shares."""
     data = _Rows.of(rows)
     values = [getattr(form.coefficients, name) for name in NAMES]
     features = data.features

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 
 def along(axis: Sequence[int], us: Sequence[float], x: float) -> float:
-    """Between two points linear; before the first the first, beyond the last as between the last two."""
+    """Return the value at ``x``, linear between two points; below the first point the first value, beyond the last as between
+    the last two.
+    """
     last = len(axis) - 2
     low = bisect_right(axis, x) - 1
     if low < 0 or last < 0:

@@ -141,7 +141,7 @@ def _row(value: dict[str, Any]) -> Measurement:
 
 
 def _decoding(value: dict[str, Any], batch: int) -> tuple[int, int, int]:
-    """Batch, summed context, longest context."""
+    """Return batch, summed context, longest context."""
     if not batch:
         return 0, 0, 0
     if value["kind"] == "skew":

@@ -49,7 +49,7 @@ class SharedExperts(Protocol):
 
 
 def scaled(ns: int, ratio: float) -> int:
-    """``ns`` divided by ``ratio``, to the nearest nanosecond (a half to the even one)."""
+    """Return ``ns`` divided by ``ratio``, to the nearest nanosecond (a half to the even one)."""
     return ns if ratio == 1.0 else round(ns / ratio)
 
 

@@ -25,7 +25,9 @@ class Curve(msgspec.Struct, frozen=True):
     us: tuple[float, ...]
 
     def value(self, x: float) -> float:
-        """Between two points linear; before the first the first, beyond the last as between the last two."""
+        """Return the value at ``x``, linear between two points; below the first point the first value, beyond the last as
+        between the last two.
+        """
         return along(self.at, self.us, x)
 
 

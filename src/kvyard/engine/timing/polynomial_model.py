@@ -76,7 +76,7 @@ class DecodeSteps:
 
 @lru_cache(maxsize=4)
 def decode_steps(capacity: float, ratio: float) -> DecodeSteps:
-    """One for all workers of a kind."""
+    """Return the steps, shared by all workers of a kind."""
     return DecodeSteps(capacity, ratio)
 
 

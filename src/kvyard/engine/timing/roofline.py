@@ -190,7 +190,7 @@ class RooflineModel:
         )
 
     def _shared(self, tokens: float) -> float:
-        """Experts, and the exchange of tokens between the data ranks that share them, for ``tokens`` of each rank."""
+        """Return experts, and the exchange of tokens between the data ranks that share them, for ``tokens`` of each rank."""
         of, total = self._of, 0.0
         for layer in of.experts:
             total += layer.count * self._experts(layer, tokens)

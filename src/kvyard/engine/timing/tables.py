@@ -93,11 +93,11 @@ class TablesTiming(HostTiming, frozen=True, kw_only=True, tag="tables"):
         link = card.peer_bandwidth / 1e6
 
         def collective_us(tokens: int) -> float:
-            """Two all-reduces over tensor ranks: everything goes there and back."""
+            """Return the microseconds of two all-reduces over tensor ranks."""
             return 2 * (card.peer_latency_us + tokens * width * 2 * (ranks - 1) / ranks / link) if ranks > 1 else 0.0
 
         def exchange_us(tokens: int) -> float:
-            """Tokens of all data ranks are gathered, and their results scattered: the way vLLM does it by default."""
+            """Return the microseconds to gather tokens of all data ranks and scatter their results, as vLLM does by default."""
             return 2 * (card.peer_latency_us + tokens * width * (sources - 1) / sources / link) if sources > 1 else 0.0
 
         mixture = None

@@ -308,7 +308,7 @@ def _explained(
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
-    """``count`` and its noun."""
+    """Return ``count`` and its noun."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 

@@ -65,7 +65,7 @@ def reachable(endpoint: str) -> str:
 
 
 def check(endpoint: str) -> str:
-    """``endpoint`` itself. Raises ``KvyardError`` where it isn't one, with what one looks like."""
+    """Return ``endpoint`` itself. Raises ``KvyardError`` where it isn't one, with what one looks like."""
     if not endpoint.startswith(SCHEMES) or len(endpoint) <= endpoint.index("://") + 3:
         raise KvyardError(f"{endpoint!r} is not an endpoint: write tcp://HOST:PORT, ipc://PATH or inproc://NAME")
     if endpoint.startswith("tcp://"):
@@ -74,7 +74,7 @@ def check(endpoint: str) -> str:
 
 
 def split_tcp(endpoint: str) -> tuple[str, int]:
-    """Host and port. Raises ``KvyardError`` for a port that isn't a number of the right size."""
+    """Return host and port. Raises ``KvyardError`` for a port that isn't a number of the right size."""
     host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
         raise KvyardError(f"{endpoint!r} has no port from 0 to {MAX_PORT}: write tcp://HOST:PORT")

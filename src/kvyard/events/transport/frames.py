@@ -126,7 +126,7 @@ def end_reply() -> list[bytes]:
 
 
 def fingerprint(payload: bytes) -> int:
-    """64-bit digest of a payload. Not against malice: who can forge a payload can send one."""
+    """Return 64-bit digest of a payload. Not against malice: who can forge a payload can send one."""
     return xxhash.xxh3_64_intdigest(payload)
 
 

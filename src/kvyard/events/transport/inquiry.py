@@ -102,7 +102,7 @@ class Inquiry:
             self.parts.append(reply.payload)
 
     def failed(self, why: str, final: bool = False) -> None:
-        """The request brought nothing. On to the next kind after some attempts, or at once if that is ``final``."""
+        """Note that the request failed; go on to the next kind after some attempts, or at once if that is ``final``."""
         if why not in self.failures:
             self.failures.append(why)
         self.tries += 1
@@ -110,7 +110,7 @@ class Inquiry:
             self.skip()
 
     def skip(self) -> None:
-        """On to the next kind of request."""
+        """Go on to the next kind of request."""
         self.tries = 0
         self._plan.pop(0)
 

@@ -19,7 +19,7 @@ def raw_messages(
     replay: str | None = None,
     clock: Clock | None = None,
 ) -> Iterator[tuple[int, list[bytes]] | None]:
-    """Each message with the time of its arrival, up to the time ``until`` (``None``: for ever).
+    """Return each message with the time of its arrival, up to the time ``until`` (``None``: for ever).
 
     Now and then ``None`` comes instead, when nothing else does. ``replay`` is asked first for what was published before, and
     what it brought is not repeated when it also comes live. Raises ``KvyardError``: here for what isn't an endpoint, later

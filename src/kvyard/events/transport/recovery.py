@@ -249,7 +249,7 @@ class Recovery:
     # -- actions on answers -----------------------------------------------------------------------------------------
 
     def replayed(self, reply: Reply, now: int) -> None:
-        """One batch of a replay; the request's end is a signal."""
+        """Handle one batch of a replay; the request's end is a signal."""
         position, inquiry, seq, mark = self._at, self._inquiry, reply.seq, fingerprint(reply.payload)
         self._proven = True
         if self.whole and seq <= position.applied:
@@ -419,7 +419,7 @@ class Recovery:
             self._lose(self._log.reason, now)
 
     def _reconnected(self, now: int) -> None:
-        """The publisher that is there now may be another one."""
+        """Prepare for another publisher after a new connection."""
         position = self._at
         self._inquiry.knows_words = None
         self._no_rebuild = False
@@ -514,7 +514,7 @@ class Recovery:
         return ways if self._no_rebuild else [*ways, RequestKind.REBUILD]
 
     def _restart(self, why: str) -> None:
-        """The publisher is a new one: what the old one held is gone."""
+        """Start over with a new publisher: everything that the old one held is discarded."""
         log = self._log
         log.counters.restarts += 1
         log.epoch += 1
@@ -560,7 +560,7 @@ class Recovery:
             self._log.counters.replays += 1
 
     def _failed(self, why: str, now: int, final: bool = False) -> None:
-        """The request brought nothing: retry, or on to the next kind."""
+        """Retry a request that failed, or go on to the next kind."""
         self._inquiry.failed(why, final)
         self._send(now)
 

@@ -25,7 +25,9 @@ class Room(NamedTuple):
 
 
 def rooms(frame_bytes: int) -> list[Room]:
-    """From many short messages to few long ones, of which the longest has ``frame_bytes``; ``QUEUE_BYTES`` in each."""
+    """Return rooms from many short messages to few long ones, of which the longest has ``frame_bytes``; ``QUEUE_BYTES`` in
+    each.
+    """
     small = [Room(count, QUEUE_BYTES // count) for count in COUNTS if QUEUE_BYTES // count < frame_bytes]
     return [*small, Room(max(1, QUEUE_BYTES // frame_bytes), frame_bytes)]
 

@@ -173,7 +173,7 @@ class SubscriberSockets:
                 self._cut = now + RECONNECT
 
     def _connect_again(self) -> None:
-        """ZeroMQ gives a connection up that broke its rules, as with a message that is too large, and doesn't try again."""
+        """Reconnect: ZeroMQ doesn't retry a connection that broke its rules, as with a message that is too large."""
         zmq = require()
         self._cut = None
         log.warning(
@@ -322,7 +322,7 @@ class Subscriber:
                 return None
 
     async def __aiter__(self) -> AsyncIterator[Update]:
-        """Updates, until it is closed."""
+        """Yield updates until it is closed."""
         while self._open:
             update = await self.receive()
             if update is not None:

@@ -164,7 +164,7 @@ class Subscription:
             self._follow(None, now)
 
     def positions(self) -> dict[bytes, tuple[int, int, int | None]]:
-        """Per topic of a stream that is whole: the last batch applied, the digest of all, and the publisher's epoch."""
+        """Return per topic of a stream that is whole: the last batch applied, the digest of all, and the publisher's epoch."""
         return {
             follower.log.topic: (follower.at.applied, follower.at.digest, follower.log.publisher_epoch)
             for follower in self._followers.values()

@@ -103,7 +103,7 @@ class Encoder:
         self._writer = format_.writer(integers, groups)
 
     def encode(self, batch: EventBatch) -> bytes:
-        """``batch`` as one payload. Stream, sequence and epoch aren't in it: they travel beside it."""
+        """Return ``batch`` as one payload. Stream, sequence and epoch aren't in it: they travel beside it."""
         return self._writer.encode(batch)
 
 

@@ -66,7 +66,7 @@ class PayloadWriter(Protocol):
     """Writes the payloads of one stream; it may remember what it has written."""
 
     def encode(self, batch: EventBatch) -> bytes:
-        """``batch`` as one payload."""
+        """Return ``batch`` as one payload."""
 
 
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ class BadHash(EventRefused):
 
 
 def read_hashes(hashes: list[Key], narrow: bool = False) -> list[Key]:
-    """``hashes`` in the form used inside; the same list where nothing had to change.
+    """Return ``hashes`` in the form used inside; the same list where nothing had to change.
 
     ``narrow`` turns digests into the integers vLLM would have sent: their last 64 bits. Raises ``BadHash``.
     """
@@ -43,7 +43,7 @@ def read_hashes(hashes: list[Key], narrow: bool = False) -> list[Key]:
 
 
 def read_hash(key: Key, narrow: bool = False) -> Key:
-    """One hash in the form used inside. Raises ``BadHash``."""
+    """Return one hash in the form used inside. Raises ``BadHash``."""
     if isinstance(key, int):
         if not _LOWEST <= key <= U64:
             raise BadHash("a hash wider than 64 bits")
@@ -62,7 +62,9 @@ def read_hex(text: str, narrow: bool = False) -> Key:
 
 
 def write_hashes(hashes: Sequence[Key], integers: bool) -> list[Key]:
-    """``hashes`` as the wire takes them: integers unsigned in 64 bits, digests as they are unless ``integers`` are wanted."""
+    """Return ``hashes`` as the wire takes them: integers unsigned in 64 bits, digests as they are unless ``integers`` are
+    wanted.
+    """
     if not hashes:
         return []
     if isinstance(hashes, DigestKeys):
@@ -81,7 +83,7 @@ def write_hashes(hashes: Sequence[Key], integers: bool) -> list[Key]:
 
 
 def write_hash(key: Key | None, integers: bool) -> Key | None:
-    """One hash, or none, as the wire takes it."""
+    """Return one hash, or none, as the wire takes it."""
     if key is None:
         return None
     return key if isinstance(key, bytes) and not integers else wire_hash(key)

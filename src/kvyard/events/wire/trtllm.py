@@ -337,7 +337,7 @@ def _tier(level: int) -> Tier:
 
 
 def _extras(block: Block) -> tuple[object, ...] | None:
-    """Media keys as vLLM has them: the item's hash, and where it starts as seen from the block."""
+    """Return media keys as vLLM has them: the item's hash, and where it starts as seen from the block."""
     return tuple((key.hash, -key.start_offset) for key in block.mm_keys or ()) or None
 
 
@@ -363,7 +363,7 @@ class TrtllmWriter:
         self._rank: int | None = None
 
     def encode(self, batch: EventBatch) -> bytes:
-        """``batch`` as a JSON list. Ids are dense, with a hole wherever the batches' own ids have one."""
+        """Return ``batch`` as a JSON list. Ids are dense, with a hole wherever the batches' own ids have one."""
         self._rank = batch.rank
         for group, meta in self._unannounced:
             self._put(Created(list(meta.capacity)), group)

@@ -265,7 +265,7 @@ class VllmReader:
 
 
 def _open(raw: Raw | None) -> object:
-    """One small part of a batch; an object that is nothing in particular where it can't be read."""
+    """Return one small part of a batch; an object that is nothing in particular where it can't be read."""
     try:
         return None if raw is None else _ANY.decode(raw)
     except UNREADABLE:
@@ -368,7 +368,9 @@ def _read_stored(
 
 
 def read_extras(keys: Extras) -> Extras | None:
-    """Extra keys as nested tuples; ``None`` where no block has any. Raises ``EventRefused`` for anything but vLLM's forms."""
+    """Return extra keys as nested tuples; ``None`` where no block has any. Raises ``EventRefused`` for anything but vLLM's
+    forms.
+    """
     if not any(keys):
         return None
     return [None if not key else tuple(_extra(item, block) for item in key) for block, key in enumerate(keys)]

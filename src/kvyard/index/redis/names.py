@@ -9,7 +9,7 @@ TAKEN = frozenset({"share1", "void", "who", "until", "log"})
 
 
 def joined(*parts: str) -> str:
-    """``parts`` with colons between them. No two lists of parts make the same name, nor one that a key has beside it."""
+    """Return ``parts`` with colons between them. No two lists of parts make the same name, nor one that a key has beside it."""
     return ":".join(_part(part) for part in parts)
 
 

@@ -106,7 +106,7 @@ class PendingWrites:
 
 
 def unpack(text: bytes) -> int:
-    """One key."""
+    """Return one key."""
     return int.from_bytes(text, "little")
 
 

@@ -162,7 +162,7 @@ class Server:
         return Unavailable(f"the index server {self.address} can't be used: {self.reason}")
 
     def _exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """One round trip. All replies are read before the first error among them is raised."""
+        """Exchange commands and replies in one round trip. All replies are read before the first error among them is raised."""
         conn = self._conn
         self.round_trips += 1
         conn.send_packed_command(conn.pack_commands(commands))

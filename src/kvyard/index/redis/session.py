@@ -137,7 +137,7 @@ class ReplicaSession(msgspec.Struct, kw_only=True, eq=False):
             self._maintain_at = 0
 
     def lose(self, owner: str) -> None:
-        """The lease is another replica's. Raises nothing."""
+        """Note that another replica has the lease. Raises nothing."""
         if self.tokens.pop(owner, None) is not None:
             self.fenced += 1
             self.lost(owner)

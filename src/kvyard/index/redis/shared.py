@@ -205,7 +205,7 @@ class SharedIndexer(Indexer):
         self._flushed = self.backend.clock.now()
 
     def _announce(self, owner: str) -> None:
-        """Our rows of ``owner`` wait to be sent: say of its streams what they are worth, after that."""
+        """Write the states of the streams of ``owner`` once our rows of it are sent."""
         heard = {stream for stream, _ in self.streams}
         for source in self.sources.values():
             if owner_of(source.holder()) == owner and source.stream not in heard:

@@ -66,7 +66,7 @@ def _apart(rows: Sequence[Measurement]) -> bool:
 
 
 def _request_ms(rows: Sequence[Measurement], lone: Sequence[Measurement]) -> float:
-    """By how much clients waited longer for lone prompts than passes of that kind take."""
+    """Return by how much clients waited longer for lone prompts than passes of that kind take."""
     if not lone:
         return 0.0
     lengths = sorted(row.prefills[0][0] for row in lone)

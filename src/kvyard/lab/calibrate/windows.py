@@ -106,7 +106,8 @@ def lone_prompts(
 
 
 def out_of_step(requests: Iterable[MeasuredRequest]) -> float | None:
-    """By which share answers that decoded together differ in their tokens, where that is more than jitter; else ``None``.
+    """Return by which share answers that decoded together differ in their tokens, where that is more than jitter; else
+    ``None``.
 
     In one engine every pass gives a token to each of them. Only answers whose tokens were all timed tell.
     """
@@ -294,7 +295,7 @@ def _cuts(shapes: Sequence[PassShape]) -> Iterator[tuple[int, int]]:
 
 
 def _measurement(shapes: Sequence[PassShape], took: float, group: int | None) -> Measurement:
-    """One window. Where it has many passes, one stands for a few that are alike: of those without prompts their mean."""
+    """Return one window. Where it has many passes, one stands for a few that are alike: of those without prompts their mean."""
     prompts = sorted((shape for shape in shapes if shape[0]), key=lambda shape: sum(new for new, _ in shape[0]))
     size = ceil_div(len(prompts), PROMPT_PARTS) or 1
     groups = (prompts[first : first + size] for first in range(0, len(prompts), size))

@@ -245,7 +245,7 @@ def _tokens(tokens: list[int] | dict[str, list[int]]) -> list[int]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: bytes in hex, tuples as lists."""
+    """Return ``value`` as JSON has it: bytes in hex, tuples as lists."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, list | tuple):

@@ -56,7 +56,7 @@ class VllmRecorder:
             self.removed(key, group)
 
     def removed(self, key: Key, group: int) -> None:
-        """One hash is gone from ``group``."""
+        """Record the removal of one hash from ``group``."""
         hashes = [self.wire(key)]
         self.events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", "group_idx": group})
 
@@ -64,7 +64,7 @@ class VllmRecorder:
         self.events.append({"type": "AllBlocksCleared"})
 
     def reported(self, request: Request, groups: list[Group], hit: Hit) -> None:
-        """The request asked to have its hits announced too."""
+        """Record that the request asked to have its hits announced too."""
         for group, match in zip(groups, hit.groups, strict=True):
             if match.blocks:
                 self.store(group, group.chain_of(request), range(match.blocks), 0, match.blocks)
@@ -92,7 +92,7 @@ class VllmRecorder:
                 self.store(group, request.chain, [end - 1], end - 1, end)
 
     def store(self, group: Group, chain: Chain, positions: Sequence[int], first: int, last: int) -> None:
-        """One store of the blocks at ``positions``, with the text of all from ``first`` to ``last``."""
+        """Record a store of the blocks at ``positions``, with the text of all from ``first`` to ``last``."""
         space = chain.namespace
         event: WireEvent = {
             "type": "BlockStored",

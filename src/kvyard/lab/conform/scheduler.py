@@ -171,7 +171,7 @@ class SchedulerLog:
         return scripts
 
     def _check_names(self, path: Path) -> None:
-        """A recording that was cut off, by the end of its process or a full disk, has no lines for its open requests."""
+        """Refuse a recording that was cut off by the end of its process or a full disk: it lacks lines of its open requests."""
         known = {request["request"] for request in self.requests}
         for step in self.steps:
             for name in step["tokens"]:

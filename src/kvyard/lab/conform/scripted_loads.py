@@ -96,7 +96,7 @@ class ScriptedLoads(LoadSource):
         """Jobs that wait and whose loaded blocks aren't registered yet."""
 
     def queue(self, waiting: Queue) -> Queue:
-        """``waiting`` with those first that hold loaded blocks."""
+        """Return ``waiting`` with those first that hold loaded blocks."""
         return HoldersFirst(waiting, self._started, by_priority=self._by_priority)
 
     # -- prompts ----------------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ class SglangLog:
             raise LogError(f"{path}: is no log of SGLang's scheduler: {bad!r}") from bad
 
     def scripts(self) -> None:
-        """Nothing is loaded from elsewhere."""
+        """Return ``None``: nothing is loaded from elsewhere."""
 
 
 def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
@@ -250,7 +250,7 @@ def _drafts(drafts: Record | None) -> SpeculativeConfig | None:
 
 
 def _draft_settings(drafts: Record | None) -> Record:
-    """SGLang's settings for trees of drafts, if they are trees."""
+    """Return SGLang's settings for trees of drafts, if they are trees."""
     if drafts is None or drafts["eagle_topk"] == 1:
         return {}
     return {

@@ -192,5 +192,5 @@ FAULTS: dict[str, CauseText] = {
 
 
 def say(cause: CauseText, **figures: object) -> str:
-    """One sentence with the cause and its fix."""
+    """Return one sentence with the cause and its fix."""
     return f"{cause.sentence.format(**figures)}: {cause.fix.format(**figures)}."

@@ -224,7 +224,7 @@ def _row(point: HintPoint, base: Values, metrics: Sequence[Metric]) -> dict[str,
 
 
 def _tiles(points: Sequence[HintPoint]) -> Iterator[str]:
-    """No hints, and the best hints there are."""
+    """Yield tiles for no hints and for the best hints."""
     best = max((point for point in points if not point.false), key=lambda point: point.recall)
     for metric in (METRICS[name] for name in WORTH):
         old, new = _base(points).get(metric.name), best.values.get(metric.name)

@@ -50,7 +50,7 @@ class RayExecutor(Executor):
         self._traces: dict[str, tuple[str, Any]] = {}
 
     def run(self, tasks: Sequence[Task], ended: Ended, progress: Progress | None = None) -> None:
-        """As ``Executor.run``; progress isn't reported."""
+        """See ``Executor.run``; progress isn't reported."""
         ray = self._ray
         lost = (
             ray.exceptions.WorkerCrashedError,

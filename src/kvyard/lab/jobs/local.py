@@ -28,7 +28,7 @@ class LocalExecutor(Executor):
         self.jobs = jobs
 
     def run(self, tasks: Sequence[Task], ended: Ended, progress: Progress | None = None) -> None:
-        """As ``Executor.run``."""
+        """See ``Executor.run``."""
         if self.jobs > 1:
             _Crew(self.jobs, ended, progress).run(tasks)
             return
@@ -109,8 +109,8 @@ class _Crew:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A process that is started in here never receives Ctrl-C, not even while its interpreter starts; this one receives it
-    afterwards.
+    """Within the context, processes that are started never receive Ctrl-C, not even while their interpreter starts; this
+    process receives it afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -388,7 +388,7 @@ def _tiles(planned: Planned) -> list[str]:
 
 
 def _frontier(planned: Planned, limit: Limit, by_cards: bool) -> Chart:
-    """Cost or cards against the metric of one limit, with the limit as a line and the answer marked."""
+    """Return cost or cards against the metric of one limit, with the limit as a line and the answer marked."""
     metric = WANTED[limit.name]
     groups: dict[str, list[tuple[float, float]]] = {name: [] for name in STANDINGS}
     for fleet in planned.search.fleets:

@@ -57,7 +57,7 @@ def merged_report(
     trace: Mapping[str, object] | None = None,
     slo: Slo | None = None,
 ) -> Report:
-    """One report on all of ``runs``. What only makes sense for one fleet is in the reports of its pools alone."""
+    """Return one report on all of ``runs``. What only makes sense for one fleet is in the reports of its pools alone."""
     reports = {name: run.report for name, run in runs.items()}
     every = list(reports.values())
     seen = Observations(records, simulated=True, now=None, slo=slo)

@@ -35,7 +35,7 @@ class LogLine(msgspec.Struct, frozen=True, gc=False):
     facts: dict[str, object]
 
     def words(self, since: int) -> str:
-        """For people: with the time since ``since``."""
+        """Return a line for people, with the time since ``since``."""
         facts = ", ".join(f"{name} {value}" for name, value in self.facts.items())
         about = f" {self.of}" if self.of else ""
         return f"{self.what}{about} at {(self.at - since) / SECOND:.9f} s" + (f" ({facts})" if facts else "")

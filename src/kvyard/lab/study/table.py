@@ -112,7 +112,7 @@ class Table(msgspec.Struct, kw_only=True):
         return [(table, heads[::-1])]
 
     def _side_by_side(self, console: Console) -> list[tuple[RichTable, list[str]]]:
-        """Runs that don't fit come in several tables, each with the first run."""
+        """Return several tables for runs that don't fit into one, each with the first run."""
         from rich import box
         from rich.markup import escape
         from rich.table import Table as Rich
@@ -167,7 +167,7 @@ class Table(msgspec.Struct, kw_only=True):
         return html.table([*heads, *self.rows[0].more], rows, self.tall, self.long, kinds)
 
     def _kinds(self) -> list[str]:
-        """Classes of the columns before the metrics: words begin at the left, and sentences wrap."""
+        """Return classes of the columns before the metrics: words begin at the left, and sentences wrap."""
         kinds = []
         for number, name in enumerate(self.rows[0].cells):
             texts = [row.cells[name] for row in self.rows]
@@ -194,7 +194,7 @@ class Table(msgspec.Struct, kw_only=True):
         return html.table(heads, rows)
 
     def _title(self, metric: Metric) -> str:
-        """Name of a metric below the heading of its part, which says ms."""
+        """Return the name of a metric below the heading of its part, which says ms."""
         return f"{metric.title}, s" if metric.unit == "s" else metric.title
 
     def _change(self, metric: Metric, row: Row) -> str:

@@ -19,22 +19,22 @@ Ladder = list[tuple[object, float]]
 
 
 def counts(low: int, high: int) -> Ladder:
-    """Whole numbers."""
+    """Return whole numbers."""
     return _made(low, high, lambda value: value, IN_TWOS)
 
 
 def sizes(low: int, high: int) -> Ladder:
-    """Bytes, as text with a unit."""
+    """Return sizes in bytes, as text with a unit."""
     return _made(low, high, as_size, IN_TWOS)
 
 
 def durations(low: int, high: int) -> Ladder:
-    """Nanoseconds, as text with a unit."""
+    """Return durations, as text with a unit."""
     return _made(low, high, as_duration, IN_TENS)
 
 
 def as_size(value: int) -> object:
-    """``value`` with the largest unit of which it is some quarters; bytes as they are where there is none."""
+    """Return ``value`` with the largest unit of which it is some quarters; bytes as they are where there is none."""
     for unit in BYTES:
         if value >= UNITS[unit] and not value * 4 % UNITS[unit]:
             return f"{value / UNITS[unit]:.2f}".rstrip("0").rstrip(".") + unit
@@ -42,7 +42,7 @@ def as_size(value: int) -> object:
 
 
 def as_duration(value: int) -> object:
-    """``value`` in nanoseconds, with a unit; 0 needs none."""
+    """Return ``value`` in nanoseconds, with a unit; 0 needs none."""
     for unit, length in TIMES.items():
         if value >= length and not value * 10 % length:
             return f"{value // length if not value % length else value / length}{unit}"

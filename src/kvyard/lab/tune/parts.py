@@ -31,7 +31,7 @@ class TraceParts(msgspec.Struct, frozen=True):
 
 
 def cut(trace: Trace, test: float, max_tokens: int | None = None) -> TraceParts:
-    """``trace`` in parts, the last ``test`` share of its time for the test. Requests of more than ``max_tokens`` aren't
+    """Return ``trace`` in parts, the last ``test`` share of its time for the test. Requests of more than ``max_tokens`` aren't
     counted, since no replay has them. Raises ``KvyardError``.
     """
     if not 0 <= test < 1:

@@ -154,7 +154,7 @@ class Space(msgspec.Struct, frozen=True):
         return {name: end for name, end in ends.items() if end}
 
     def flat(self, point: Mapping[str, object]) -> dict[str, object]:
-        """``point`` with options of the policy as settings of their own, named after it."""
+        """Return ``point`` with options of the policy as settings of their own, named after it."""
         values = {name: point[name] for name in self.dimensions}
         policy = str(point.get(ROUTER, self.policies[0] if self.policies else ""))
         options = point.get("router_options")

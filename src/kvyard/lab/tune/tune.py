@@ -237,7 +237,7 @@ class _Search:
             chosen[identity].test, chosen[identity].test_violation = values, violation
 
     def _badness(self) -> dict[int, float]:
-        """One number per point for the first goal: those that miss limits are worse than all that don't."""
+        """Return one number per point for the first goal: those that miss limits are worse than all that don't."""
         done = [trial for trial in self._tuned.trials if trial.state == "done"]
         losses = {trial.number: trial.losses(self._tuned.metrics)[0] for trial in done}
         worst = max(losses.values(), default=0.0)

@@ -361,7 +361,7 @@ def _scatters(tuned: Tuned) -> list[Chart]:
 
 
 def _dots(tuned: Tuned, across: Callable[[Trial], float | None], up: Metric, joined: bool = False) -> list[Dots]:
-    """Dots of each group of points; the best are ``joined``."""
+    """Return dots of each group of points; the best are ``joined``."""
     drawn = []
     for kind, trials in _groups(tuned).items():
         places = [(across(trial), trial.values.get(up.name)) for trial in trials]

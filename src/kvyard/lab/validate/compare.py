@@ -117,7 +117,7 @@ def validate(run: MeasuredRun, settings: Mapping[str, object], progress: Progres
 
 
 def _as_sent(run: MeasuredRun, settings: Mapping[str, object]) -> MeasuredRun:
-    """``run`` with what it shows of its client and of what prompts share."""
+    """Return ``run`` with what it shows of its client and of what prompts share."""
     requests, notes, more = run.requests, list(run.notes), dict[str, object]()
     loop = None
     if run.closed_loop_s is None and not any(settings.get(name) for name in ("concurrency", "client", "turnaround")):

@@ -201,7 +201,7 @@ def _measured(path: Path, rows: Sequence[RunRow]) -> tuple[list[MeasuredRequest]
 
 
 def _with_prefixes(path: Path, rows: Sequence[RunRow], workload: Trace) -> list[RunRow]:
-    """``rows`` with what their prompts share, from a trace of the same requests in the same order."""
+    """Return ``rows`` with what their prompts share, from a trace of the same requests in the same order."""
     advice = "pass the trace that the run was driven with"
     trace = list(islice(workload, len(rows) + 1))
     if len(trace) != len(rows):
@@ -217,7 +217,7 @@ def _with_prefixes(path: Path, rows: Sequence[RunRow], workload: Trace) -> list[
 
 
 def _ns(value: float | None, unit: int = SECOND) -> int | None:
-    """Nanoseconds, ``None`` for what is no time."""
+    """Return nanoseconds, ``None`` for what is no time."""
     return round(value * unit) if value is not None and math.isfinite(value) else None
 
 

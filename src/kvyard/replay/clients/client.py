@@ -43,14 +43,14 @@ class Pacing(NamedTuple):
     """With ``processes``: nanoseconds for each token that a process tokenizes, during which it does nothing else."""
 
     def first(self, number: int) -> int:
-        """With ``join``: when the session of that number sends its first request."""
+        """Return when session ``number`` sends its first request (with ``join``)."""
         assert self.join is not None
         if number < self.users:
             return self.gap - (self.users - number) * self.join % max(1, self.gap)
         return (number - self.users + 1) * self.join
 
     def next(self, sent: int, ended: int) -> int:
-        """With ``join``: when a session sends its next request, after one that was sent and ended then."""
+        """Return when a session sends its next request, after one that was sent and ended at these times (with ``join``)."""
         due = max(sent + self.gap, ended)
         return ceil_div(due, self.tick) * self.tick if self.tick else due
 

@@ -157,7 +157,7 @@ class LiveDriver:
             self._changed.set()
 
     async def _wait(self, due: int | None) -> None:
-        """Until something is due or something has ended."""
+        """Wait until something is due or something has ended."""
         changed = self._changed
         seconds = None if due is None else max(0.0, (due - self.now()) / self.config.speed / SECOND)
         try:

@@ -32,7 +32,7 @@ class AnswerBroken(Exception):
 
 
 def check_url(url: str, hint: str = "") -> str:
-    """``url`` without its end that every route has. Raises ``KvyardError`` for what is no address of an endpoint.
+    """Return ``url`` without its end that every route has. Raises ``KvyardError`` for what is no address of an endpoint.
 
     ``hint`` is added to its words: what else the caller takes in place of an address.
     """
@@ -139,7 +139,7 @@ class Endpoint:
 
 
 def _payload(body: bytes) -> Any:
-    """``body`` for aiohttp, which warns of large ones: ours are in memory anyway."""
+    """Return ``body`` for aiohttp, which warns of large ones: ours are in memory anyway."""
     import warnings
 
     from aiohttp import BytesPayload

@@ -111,7 +111,7 @@ def _check_answered(driver: LiveDriver, url: str) -> None:
 
 @contextmanager
 def _interruptible(stop: Callable[[], None]) -> Iterator[None]:
-    """While this lasts, the first Ctrl-C calls ``stop`` and the second ends everything. In the main thread only."""
+    """Within the context, the first Ctrl-C calls ``stop`` and the second ends everything. In the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

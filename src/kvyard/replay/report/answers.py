@@ -240,7 +240,8 @@ def _lacks_room(report: Report, parts: TimeParts) -> bool:
 
 
 def _avoidable(report: Report) -> tuple[float, float]:
-    """Prompt tokens that were computed though they had been cached, as shares of all: evicted by then, and on another worker.
+    """Return prompt tokens that were computed though they had been cached, as shares of all: evicted by then, and on another
+    worker.
 
     What another worker once computed may be gone there too. A router that looks at caches knows what was there when it
     chose; of one that doesn't, all of it counts as the router's.

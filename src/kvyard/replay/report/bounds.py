@@ -137,7 +137,7 @@ class _PromptLookups:
         self._per_id = 1
 
     def add(self, ids: Sequence[int], answered: Sequence[int], per_id: int, length: int) -> None:
-        """A prompt, and what can be found of it once it is answered."""
+        """Add a prompt, and what later prompts can reuse of it once it is answered."""
         self._accesses.add(ids, length, per_id)
         self._per_id = per_id
         if answered is not ids:

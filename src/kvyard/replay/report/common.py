@@ -44,7 +44,8 @@ _WHOLE = frozenset({"none", "partial_block", "unknown"})
 
 
 def _sources(rows: Rows) -> dict[str, Counts]:
-    """Prompt tokens of admitted requests by tier (``TIERS``) or by a name of ``MISSES``; together they are their prompts.
+    """Return prompt tokens of admitted requests by tier (``TIERS``) or by a name of ``MISSES``; together they are their
+    prompts.
 
     A prefix that another worker had may be short, and what follows it new: it counts as what it is, whatever ended the prefix.
     """
@@ -67,7 +68,7 @@ def points(wanted: int, workers: int) -> int:
 
 
 def make_series(records: Records, totals: RecordTotals, names: Sequence[str], start: int, end: int) -> Series:
-    """``records`` in windows from ``start`` to ``end``, nanoseconds. ``names`` are the workers, in order."""
+    """Return ``records`` in windows from ``start`` to ``end``, nanoseconds. ``names`` are the workers, in order."""
     count = points(min(WINDOWS, max(FEWEST, len(records) // PER_WINDOW)), len(names))
     window = max(1, ceil_div(end - start + 1, count))
 

@@ -46,7 +46,7 @@ LATENCY: Figure = {"yTitle": "TTFT (log)", "yScale": "log", "yFormat": "ms"}
 
 
 def lines(label: str, series: Sequence[Figure], x_title: str, y_title: str, **more: object) -> Figure:
-    """Lines over one axis each way. ``more`` are scales, units and formats."""
+    """Return lines over one axis each way. ``more`` are scales, units and formats."""
     return {"kind": "lines", "label": label, "series": series, "xTitle": x_title, "yTitle": y_title, **more}
 
 
@@ -122,7 +122,7 @@ def all_latencies(report: Report) -> Figure:
 
 
 def cumulative(histograms: Sequence[tuple[str, str, Histogram | None]], x: str, y: str, label: str) -> Figure:
-    """Distribution functions of histograms, each with its name and colour: ends of steps, and the share up to there."""
+    """Return distribution functions of histograms, each with its name and colour: ends of steps, and the share up to there."""
     series = []
     for name, color, histogram in histograms:
         if histogram is not None and histogram.counts:
@@ -288,7 +288,7 @@ def waterfalls(reports: Sequence[Report], names: Sequence[str]) -> Figure:
 
 
 def _bounds(report: Report) -> list[Figure]:
-    """Marks at what caches could have reached at best; equal bounds share one."""
+    """Return marks at what caches could have reached at best; equal bounds share one."""
     bounds = report.bounds
     merged: dict[str, list[str]] = {}
     for key in sorted(BOUNDS.keys() & bounds, key=lambda key: (-bounds[key].value, list(BOUNDS).index(key))):

@@ -55,8 +55,8 @@ Column: TypeAlias = tuple[type, Callable[[Record], object]]
 
 @cache
 def columns(levels: int = 0) -> dict[str, Column]:
-    """Columns of a request as it is written down, in a fleet with ``levels`` lower tiers. Times are nanoseconds of the replay's
-    clock; what never came is null.
+    """Return columns of a request as it is written down, in a fleet with ``levels`` lower tiers. Times are nanoseconds of the
+    replay's clock; what never came is null.
     """
     tiers: dict[str, Column] = {
         f"{tier.label}_tokens": (int, partial(_loaded, level=level))

@@ -15,7 +15,7 @@ LEAST_NAME = 20
 
 
 def fitted(table: Table, console: Console, leave_out: Iterable[str]) -> Table:
-    """``table`` without the columns that don't fit, in the order of ``leave_out``, and with their names below it."""
+    """Return ``table`` without the columns that don't fit, in the order of ``leave_out``, and with their names below it."""
     from rich.measure import Measurement
 
     columns = list(table.columns)

@@ -146,7 +146,7 @@ def tile(name: str, value: str, unit: str, more: str, missed: bool = False) -> s
 
 
 def tiles(parts: Iterable[str]) -> str:
-    """Headline figures side by side, in rows of about equal length."""
+    """Return headline figures side by side, in rows of about equal length."""
     shown = list(parts)
     rows = ceil_div(len(shown), MOST_TILES) or 1
     return f'<div class="tiles" style="--most: {ceil_div(len(shown), rows) or 1}">{"".join(shown)}</div>'

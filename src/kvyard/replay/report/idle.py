@@ -67,6 +67,8 @@ class IdleFleet:
         self._engines = [by_name.get(_RANK.sub("", name), engines[0]) for name in workers]
 
     def request_ns(self, prefill: int, decode: int, tokens: int, cached: int, output: int) -> int:
-        """End-to-end latency of a request whose prompt worker ``prefill`` computes and whose answer worker ``decode`` gives."""
+        """Return end-to-end latency of a request whose prompt worker ``prefill`` computes and whose answer worker ``decode``
+        gives.
+        """
         ns = self._engines[prefill].prefill_ns(tokens, cached)
         return ns + self._engines[decode].decode_ns(tokens, output) if output > 1 else ns

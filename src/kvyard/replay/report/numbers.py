@@ -77,7 +77,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def share(part: int, whole: int, of: str) -> Share:
-    """``part`` of ``whole``; 0 where the whole is nothing."""
+    """Return ``part`` of ``whole``; 0 where the whole is nothing."""
     return Share(value=part / whole if whole else 0.0, part=part, whole=whole, of=of)
 
 

@@ -19,7 +19,7 @@ def summary(sessions: SessionsReport) -> str:
 
 
 def spread_rows(sessions: SessionsReport) -> list[list[str]]:
-    """Completion time, service time, slowdown and turns: name and ``words.COLUMNS``."""
+    """Return completion time, service time, slowdown and turns: name and ``words.COLUMNS``."""
     rows = [
         _spread_row("Completion time (s)", sessions.completion, 1000),
         _spread_row("Service time, without tools and think time (s)", sessions.service, 1000),
@@ -44,7 +44,7 @@ def cause_rows(sessions: SessionsReport) -> list[list[str]]:
 
 
 def share_rows(sessions: SessionsReport) -> list[list[str]]:
-    """Reuse, migrations and residency: name, share, parts."""
+    """Return reuse, migrations and residency: name, share, parts."""
     names = {
         "within": "Prompt tokens found that the session had sent before",
         "across": "Prompt tokens found that only other sessions had sent",
@@ -66,7 +66,7 @@ def share_rows(sessions: SessionsReport) -> list[list[str]]:
 
 
 def size_rows(sessions: SessionsReport) -> list[list[str]]:
-    """Sessions by size: name, sessions, service time alone, service time, mean slowdown, p90."""
+    """Return sessions by size: name, sessions, service time alone, service time, mean slowdown, p90."""
     return [
         [
             name,

@@ -57,7 +57,7 @@ class _Turns:
         self.column = joined
 
     def slices(self) -> Iterator[tuple[int, int, int]]:
-        """Each session's number, and where its rows begin and end."""
+        """Yield each session's number, and where its rows begin and end."""
         tops = self.column["top"]
         starts = np.flatnonzero(np.diff(tops, prepend=tops[0] - 1))
         yield from zip(tops[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(tops)], strict=True)
@@ -229,7 +229,7 @@ class _Reader:
             row = previous
 
     def _idle_service(self, start: int, stop: int, before: Sequence[int], idle: Sequence[int]) -> int:
-        """Service time with each request as quick as alone, and tools and people as slow as they were."""
+        """Return service time with each request as quick as alone, and tools and people as slow as they were."""
         arrival, ended, due = self._arrival, self._ended, self._due
         ends: list[int] = []
         served: list[int] = []
@@ -292,7 +292,7 @@ def make_sessions(
 
 
 def jain(values: npt.NDArray[np.float64]) -> float:
-    """Jain's fairness index."""
+    """Return Jain's fairness index."""
     return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
 
 

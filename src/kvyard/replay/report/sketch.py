@@ -117,7 +117,7 @@ class Values:
 def _added(
     first: int, counts: npt.NDArray[np.int64], more_first: int, more: npt.NDArray[np.int64]
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """Two rows of counts, each from a step on, as one."""
+    """Return two rows of counts, each from a step on, as one."""
     if not len(counts):
         return more_first, more
     low = min(first, more_first)

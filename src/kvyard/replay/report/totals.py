@@ -104,8 +104,8 @@ class RecordTotals:
         return {name: sums for name, sums in all_sums.items() if name and sums.requests}
 
     def involved(self, part: RecordPart, numbers: Sequence[int] | Column) -> Iterator[tuple[Column, Column]]:
-        """Pairs of rows and workers that had to do with them: a worker once for each of its requests. ``numbers`` says what to
-        call each of ``names``.
+        """Yield pairs of rows and workers that had to do with them: a worker once for each of its requests. ``numbers`` says
+        what to call each of ``names``.
         """
         first, second = self._pair(part)
         called = np.asarray(numbers, dtype=np.int64)
@@ -204,7 +204,7 @@ class RecordTotals:
         np.add.at(sums[:, 5], prompts, rows["cached"] < 0)
 
     def _add_stages(self, rows: Rows, ways: Rows) -> None:
-        """Each stage of those that were handed over; together they are its TTFT."""
+        """Add each stage of requests that were handed over; the stages of a request add up to its TTFT."""
         self.sent += _sum(ways["sent"])
         self.queued += _sum(ways["queued"])
         early = ways["reserved"] < ways["held"]

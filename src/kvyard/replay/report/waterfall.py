@@ -112,7 +112,7 @@ def prefill_time(ms: float) -> str:
 
 
 def absent_notes(report: Report) -> list[str]:
-    """Why levels aren't given, a sentence for each reason."""
+    """Return why levels aren't given, a sentence for each reason."""
     reasons: dict[str, list[str]] = {}
     for name, why in report.waterfall.absent.items():
         reasons.setdefault(why, []).append(LEVELS[name])

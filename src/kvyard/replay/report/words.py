@@ -74,7 +74,7 @@ def short(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """To the next whole number."""
+    """Round to the next whole number."""
     return f"{value:,.0f}"
 
 
@@ -84,7 +84,7 @@ def percent(value: float) -> str:
 
 
 def amount(nbytes: float) -> str:
-    """Bytes, in the unit that fits."""
+    """Return bytes, in the unit that fits."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(nbytes) < 1000:
             return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
@@ -462,7 +462,7 @@ def flapping(scaling: ScalingReport, ups: int) -> str:
 
 
 def card_hours(scaling: ScalingReport) -> str:
-    """Hours that cards were in use."""
+    """Return hours that cards were in use."""
     return measured(sum(scaling.card_seconds.values()) / 3600)
 
 

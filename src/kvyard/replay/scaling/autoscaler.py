@@ -91,7 +91,7 @@ class Autoscaler(RequestListener):
         self._admitted = [0, 0]
 
     def begin(self, now: int) -> int:
-        """The first request has come: workers count from now on. Returns when to ask for the first time."""
+        """Start counting workers at the first request. Returns when to ask the policy for the first time."""
         self._last = now
         for scaled in self._workers:
             scaled.since = scaled.idle_from = now
@@ -100,7 +100,7 @@ class Autoscaler(RequestListener):
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def offered(self, input_tokens: int, output_tokens: int) -> None:
-        """A request came."""
+        """Count a request that arrived."""
         counts = self._offered
         counts[0] += 1
         counts[1] += input_tokens
@@ -204,8 +204,8 @@ class Autoscaler(RequestListener):
         self.actions.append(ScalingAction(now / SECOND, role, len(there), target))
 
     def _leaving(self, there: Sequence[ScaledWorker]) -> list[ScaledWorker]:
-        """In which order workers go: start-ups first, the last to be ready before the others; then those with the fewest
-        requests.
+        """Return workers in the order in which they are removed: starting ones first, the last to be ready before the others;
+        then those with the fewest requests.
         """
         starting = [scaled for scaled in there if scaled.state is WorkerPhase.STARTING]
         active = [scaled for scaled in there if scaled.state is WorkerPhase.ACTIVE]

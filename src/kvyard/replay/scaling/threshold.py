@@ -51,7 +51,7 @@ class Threshold(Scaler):
         return targets
 
     def _loads(self, seen: Snapshot, state: RoleState) -> list[float]:
-        """Each figure as a share of its limit."""
+        """Return each figure as a share of its limit."""
         limits, workers = self.options, max(1, state.active)
         loads = []
         ttft = seen.ttft(99)

@@ -33,8 +33,9 @@ TOGETHER = 10 * MS
 
 
 def spread(requests: Iterable[TraceRequest], window: int) -> Iterator[TraceRequest]:
-    """``requests`` with those that were recorded together spread evenly over ``window`` nanoseconds, or over the time until the
-    next ones if that is shorter. Recorders that stamp in ticks make bursts which never were. Who waits for others stays.
+    """Yield ``requests`` with those that were recorded together spread evenly over ``window`` nanoseconds, or over the time
+    until the next ones if that is shorter. Recorders that stamp in ticks make bursts which never were. Who waits for others
+    stays.
     """
     batch: list[TraceRequest] = []
     last = 0

@@ -19,7 +19,7 @@ _SHORT = 64
 
 
 def chained(hashes: Sequence[int]) -> list[int]:
-    """Cumulative ids of block hashes: equal where everything up to there is equal, and not otherwise (up to 2**-64)."""
+    """Return cumulative ids of block hashes: equal where everything up to there is equal, and not otherwise (up to 2**-64)."""
     digest = xxhash.xxh3_64_intdigest
     ids: list[int] = []
     above = 0
@@ -30,7 +30,7 @@ def chained(hashes: Sequence[int]) -> list[int]:
 
 
 def token_ids(tokens: Sequence[int], block_size: int) -> list[int]:
-    """Cumulative ids of a prompt's blocks, the last perhaps partial."""
+    """Return cumulative ids of a prompt's blocks, the last perhaps partial."""
     packed = array("Q", tokens)
     hashes = [
         xxhash.xxh3_64_intdigest(packed[start : start + block_size].tobytes())

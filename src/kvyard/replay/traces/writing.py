@@ -218,7 +218,7 @@ CACHED = 4096
 
 @lru_cache(maxsize=CACHED)
 def block_words(name: object, tokens: int) -> str:
-    """``tokens`` words for what is named ``name``, each with a space before it."""
+    """Return ``tokens`` words for what is named ``name``, each with a space before it."""
     noise = hashlib.shake_128(repr(name).encode()).digest(tokens)
     return "".join([" " + WORDS[byte & MASK] for byte in noise])
 

@@ -60,7 +60,7 @@ class Decider:
         raise NotImplementedError
 
     def served(self, ttft_ms: float) -> None:
-        """A request had its first token after ``ttft_ms``."""
+        """Receive the TTFT of a request."""
 
 
 _HERE = "kvyard.router.deciders"

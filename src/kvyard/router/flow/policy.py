@@ -36,20 +36,22 @@ class FlowPolicy:
         return "first come, first served"
 
     def refuses(self, request: FlowRequest, free: int) -> str:
-        """Why a bounded queue with ``free`` places left refuses a request; empty if it doesn't."""
+        """Return why a bounded queue with ``free`` places left refuses a request; empty if it doesn't."""
         return ""
 
     def came(self, request: FlowRequest, now: int) -> None:
-        """A request begins to wait."""
+        """Receive a request that begins to wait."""
 
     def sent(self, request: FlowRequest, now: int, waited: bool) -> None:
-        """A request goes to a worker; ``waited`` if it was in the queue."""
+        """Receive a request that goes to a worker; ``waited`` if it was in the queue."""
 
     def left(self, request: FlowRequest) -> None:
-        """A request that waited is gone without having been sent."""
+        """Receive a request that stopped waiting without having been sent."""
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
-        """A request ended: the fleet computed ``computed`` tokens of its prompt and ``output`` tokens of its answer."""
+        """Receive a request that ended: the fleet computed ``computed`` tokens of its prompt and ``output`` tokens of its
+        answer.
+        """
 
 
 _HERE = "kvyard.router.flow"

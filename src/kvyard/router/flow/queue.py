@@ -133,7 +133,7 @@ class FlowQueue(Generic[T]):
     # -- coming in ------------------------------------------------------------------------------------------------------
 
     def refusal(self, request: FlowRequest, workers: int) -> FlowRefusal | None:
-        """Why ``request`` may not wait; ``None`` if it may. ``workers`` take requests."""
+        """Return why ``request`` may not wait; ``None`` if it may. ``workers`` take requests."""
         waiting = len(self._waiting)
         if self.limit is not None:
             if waiting >= self.limit:
@@ -184,13 +184,15 @@ class FlowQueue(Generic[T]):
         return [waiting.item for waiting in all_waiting]
 
     def held_until(self, now: int) -> int | None:
-        """When the first of those that wait for a worker of their own gives that up; ``None`` if none does later than now."""
+        """Return when the first of those that wait for a worker of their own gives that up; ``None`` if none does later than
+        now.
+        """
         return min([waiting.held_until for waiting in self._waiting.values() if waiting.held_until > now], default=None)
 
     # -- going out ------------------------------------------------------------------------------------------------------
 
     def sent(self, request: FlowRequest, now: int) -> None:
-        """``request`` went to a worker at once."""
+        """Note that ``request`` went to a worker at once."""
         self._take_off(request)
         self.policy.sent(request, now, False)
 
@@ -229,7 +231,7 @@ class FlowQueue(Generic[T]):
                 heappush(self._order, entry)
 
     def explain(self, waiting: Waiting[T], now: int) -> FlowWait:
-        """Why ``waiting``, which is about to go, waited."""
+        """Return why ``waiting``, which is about to go, waited."""
         earlier = bisect_left(self._serials, waiting.serial)
         request = waiting.request
         why = self.policy.why(request, now)
@@ -246,12 +248,14 @@ class FlowQueue(Generic[T]):
         )
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> bool:
-        """A request ended; see ``FlowPolicy.ended``. Returns True if one of its tenant may go that had to wait for it."""
+        """Note that a request ended; see ``FlowPolicy.ended``. Returns true if a request of its tenant may start that had to
+        wait for it.
+        """
         self.policy.ended(request, computed, output, now)
         return self._land(request.tenant, request.id)
 
     def _land(self, tenant: str, id_: object) -> bool:
-        """A request has left its worker: the next one that its tenant's limit held back is up again."""
+        """Note that a request has left its worker: the next one that its tenant's limit held back becomes eligible."""
         in_flight = self._in_flight.get(tenant)
         if in_flight is None or id_ not in in_flight:
             return False

@@ -57,7 +57,7 @@ def _requests(worker: WorkerLoad, match: Match) -> float:
 
 
 def _by_match(most: float) -> Cost:
-    """Cost of a worker with at most ``most`` requests by its match first, and by its requests among equals."""
+    """Return cost of a worker with at most ``most`` requests by its match first, and by its requests among equals."""
 
     def cost(worker: WorkerLoad, match: Match) -> float:
         return float("inf") if worker.requests > most else worker.requests - 1e9 * match.cached_tokens

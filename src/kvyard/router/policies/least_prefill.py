@@ -22,7 +22,7 @@ class LeastPrefill(Policy):
         self._next = 0
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
-        """Prompt tokens left to compute."""
+        """Return prompt tokens left to compute."""
         return float(worker.prefill_tokens + match.new_tokens)
 
     def choose(self, routing: RoutingInput) -> Choice:

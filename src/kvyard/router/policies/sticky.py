@@ -38,7 +38,7 @@ class Sticky(Policy):
             self.memory = RoutedMemory(None, config.remembered_blocks)
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
-        """Prompt tokens left to compute."""
+        """Return prompt tokens left to compute."""
         return float(worker.prefill_tokens + match.new_tokens)
 
     def choose(self, routing: RoutingInput) -> Choice:

@@ -72,7 +72,7 @@ class ViewFeed:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def join(self) -> bool:
-        """A viewer comes. Returns whether there is room; ``leave`` has to follow where there is."""
+        """Add a viewer. Returns false if there is no room; ``leave`` must follow a true."""
         if self.closed or self.viewers >= self.most_viewers:
             return False
         self.viewers += 1
@@ -83,7 +83,7 @@ class ViewFeed:
         return True
 
     def leave(self) -> None:
-        """A viewer is gone."""
+        """Remove a viewer."""
         self.viewers -= 1
         if not self.viewers and self._ticking is not None:
             self._ticking.cancel()

@@ -55,7 +55,7 @@ def by_label(tiers: Sequence[int]) -> dict[str, int]:
 
 
 def prompt_sources(tiers: Sequence[int] = (), computed: int = 0, elsewhere: int = 0) -> PromptSources:
-    """``tiers`` are tokens by tier, closest first."""
+    """Make the view from ``tiers``, tokens by tier, closest first."""
     return {**by_label(tiers), "elsewhere": elsewhere, "computed": computed}
 
 

@@ -107,7 +107,7 @@ class Case:
         self.subscription.start(now)
 
     def message(self, parts: Sequence[bytes], now: int) -> None:
-        """A message of the stream."""
+        """Take in a message of the stream."""
         self.ended = now
         frame = read_live(parts)
         if not isinstance(frame, str):
@@ -202,7 +202,7 @@ class Case:
         return max((match.tokens for match in self._blind.score(self.prompt).workers.values()), default=0)
 
     def explanations(self) -> list[tuple[Holder, Explanation]]:
-        """Per rank why it matches no more."""
+        """Return per rank why it matches no more."""
         if self._named is None or self.prompt is None:
             return []
         self._named.refresh()
@@ -210,21 +210,21 @@ class Case:
         return [(rank, self._named.explain(self.prompt, rank, self.namespace)) for rank in ranks]
 
     def unknown_groups(self) -> list[str]:
-        """Why ranks can't be scored at all."""
+        """Return why ranks can't be scored at all."""
         if self._named is None:
             return []
         self._named.refresh()
         return sorted(set(self._named.scorer.views.unknown.values()))
 
     def refused(self) -> list[str]:
-        """Why announced blocks could not be named."""
+        """Return why announced blocks could not be named."""
         if self._named is None:
             return []
         return sorted({feed.counters.last_refusal for _, feed in self._named.feeds() if feed.counters.refused})
 
 
 def _media(event: Stored) -> tuple[object, ...]:
-    """Media of the first block."""
+    """Return media of the first block."""
     extras = event.extra_keys[0] if event.extra_keys else None
     return tuple(item for item in extras or () if item not in (event.lora_name, event.salt))
 

@@ -15,8 +15,8 @@ from kvyard.errors import KvyardError
 
 
 def rendered(path: Path, messages: Sequence[dict[str, Any]]) -> str:
-    """``messages`` as the text that a model sees, with the beginning of its answer. Raises ``KvyardError`` where the template
-    can't be read or refuses them.
+    """Return ``messages`` as the text that a model sees, with the beginning of its answer. Raises ``KvyardError`` where the
+    template can't be read or refuses them.
     """
     try:
         from jinja2 import TemplateError

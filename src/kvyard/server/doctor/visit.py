@@ -291,7 +291,7 @@ class Round(threading.Thread):
         self._failure: BaseException | None = None
 
     def wait(self) -> None:
-        """Until it is done. Raises what a visit raised."""
+        """Wait until it is done. Raises what a visit raised."""
         while self.is_alive():
             self.join(0.2)  # so that Ctrl-C gets through
         if self._failure is not None:

@@ -65,7 +65,7 @@ class EppConfig(GatewayConfig, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def convert(document: Any, where: str) -> EppConfig:
-    """``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    """Return ``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     return settings_as(document, EppConfig, where)
 
 

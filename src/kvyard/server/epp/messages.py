@@ -176,12 +176,12 @@ def request_headers_pass() -> Any:
 
 
 def response_headers(more: Iterable[tuple[str, str]]) -> Any:
-    """An answer's headers go on, with ``more``."""
+    """Let an answer's headers pass, with ``more``."""
     return ProcessingResponse(response_headers=HeadersResponse(response=CommonResponse(header_mutation=_set(more))))
 
 
 def body_pass(*, request: bool) -> Any:
-    """Return a body, or a piece of it, goes on as it is."""
+    """Let a body, or a piece of it, pass unchanged."""
     response = BodyResponse(response=CommonResponse())
     return ProcessingResponse(request_body=response) if request else ProcessingResponse(response_body=response)
 
@@ -196,7 +196,7 @@ def piece(body: bytes, end: bool, *, request: bool) -> Any:
 
 
 def trailers_pass(*, request: bool) -> Any:
-    """Trailers go on as they are."""
+    """Let trailers pass unchanged."""
     return (
         ProcessingResponse(request_trailers=TrailersResponse())
         if request

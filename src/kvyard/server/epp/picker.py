@@ -205,7 +205,7 @@ class EndpointPicker:
     # -- what becomes of it -------------------------------------------------------------------------------------------------
 
     def served(self, picked: Picked, endpoint: str) -> None:
-        """The data plane reports who answers. Where it isn't the one that was chosen, it is booked there."""
+        """Note which endpoint the data plane says answered. If it isn't the chosen one, the request is booked there."""
         engine, proxied = self.endpoints.at(endpoint), picked.proxied
         if engine is picked.engine:
             return

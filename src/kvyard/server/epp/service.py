@@ -36,7 +36,7 @@ class EppServicer:
         self._picker = picker
 
     async def Process(self, request_iterator: Any, context: Any) -> None:  # the protocol's name
-        """One request of the data plane."""
+        """Serve one request of the data plane."""
         stream = RequestStream(self._picker, context.write)
         try:
             read, end = context.read, grpc.aio.EOF

@@ -79,7 +79,7 @@ class RequestStream:
         return True
 
     def close(self) -> None:
-        """The stream is over: all went by, or it was cut off, which looks the same."""
+        """End the stream, complete or cut off, which look the same."""
         picker, picked = self._picker, self._picked
         self._hold(-self._held)
         self._pieces = []
@@ -247,7 +247,7 @@ class RequestStream:
         return self._headers.get(":path", "").partition("?")[0].endswith(RESPONSES)
 
     def _began(self, picked: Picked) -> None:
-        """The first of an answer is here."""
+        """Note the first bytes of an answer."""
         picked.proxied.computed = self._status < 400
         # A response says that it begins before its prompt is computed.
         picked.proxied.first_token(seen=self._streamed and not self._makes_response)

@@ -391,7 +391,7 @@ class OwnIndexConfig(IndexConfig, frozen=True, kw_only=True):
 
 
 def check_url(url: str, where: str) -> str:
-    """``url`` without a slash at its end. Raises ``KvyardError`` where it isn't one of HTTP."""
+    """Return ``url`` without a slash at its end. Raises ``KvyardError`` where it isn't one of HTTP."""
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
@@ -430,7 +430,7 @@ def own_part(document: Any, where: str, server: str = "gateway") -> Any:
 
 
 def convert(document: Any, where: str) -> GatewayConfig:
-    """``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    """Return ``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     return settings_as(document, GatewayConfig, where)
 
 

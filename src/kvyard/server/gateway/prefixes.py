@@ -54,7 +54,7 @@ class KnownPrefixes:
         return len(self._runs)
 
     def digests(self, kind: bytes, pieces: Sequence[bytes | memoryview]) -> list[bytes]:
-        """Per piece of a prompt the digest of all up to its end. ``kind`` separates texts that tokenize differently."""
+        """Return per piece of a prompt the digest of all up to its end. ``kind`` separates texts that tokenize differently."""
         hasher = xxhash.xxh3_128(self._secret + kind)
         digests: list[bytes] = []
         for piece in pieces:

@@ -155,6 +155,6 @@ def live_settings(config: GatewayConfig) -> dict[str, Any]:
 
 
 def with_settings(config: GatewayConfig, settings: dict[str, Any]) -> GatewayConfig:
-    """``config`` with what was ``live_settings`` of another, and encoded since."""
+    """Return ``config`` with what was ``live_settings`` of another, and encoded since."""
     built = msgspec.to_builtins(config)
     return msgspec.convert({**built, **settings}, GatewayConfig)

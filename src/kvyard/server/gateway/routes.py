@@ -239,7 +239,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         return next((info for info in await self.whole.engines() if info.name == engine.name), own)
 
     def passed(self) -> list[Operation]:
-        """Routes whose requests go to engines, and what is answered for all of them."""
+        """Return routes whose requests go to engines, and what is answered for all of them."""
         passed = [
             Operation(
                 method="POST",
@@ -290,7 +290,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         )
 
     def own(self) -> list[Operation]:
-        """Routes that show and change how it is."""
+        """Return routes that show and change how it is."""
         admin: dict[str, Any] = {"token": self.admin_token, "guarded": True, "closed": self.admin_closed}
         s, info, text = schemas, schemas.EngineInfo, ("text/plain",)
         adapters = AdapterRoutes(self.gateway.members, self.gateway.client)

@@ -24,7 +24,7 @@ from kvyard.server.indexer.schemas import (
 
 
 def matches(scores: Scores) -> Matches:
-    """Dynamo's answer: tokens per instance and tier, cumulative; an instance reaches as far as its best rank."""
+    """Return Dynamo's answer: tokens per instance and tier, cumulative; an instance reaches as far as its best rank."""
     instances: dict[str, InstanceMatch] = {}
     for holder, match in scores.workers.items():
         reach = cumulative(match)
@@ -51,7 +51,7 @@ def cumulative(match: WorkerMatch) -> tuple[int, int, int]:
 
 
 def worker(model: IndexedModel, match: WorkerMatch) -> WorkerScore:
-    """One rank's answer."""
+    """Return one rank's answer."""
     holder = match.worker
     return WorkerScore(
         instance_id=model.ids.get(holder.name, holder.name),
@@ -68,7 +68,7 @@ def worker(model: IndexedModel, match: WorkerMatch) -> WorkerScore:
 
 
 def scored(model: IndexedModel, scores: Scores) -> PromptScores:
-    """One prompt's answer, the best worker first."""
+    """Return one prompt's answer, the best worker first."""
     best = scores.best()
     ranked = [match for holder, match in scores.workers.items() if not holder.shared]
     ranked.sort(key=lambda match: (-match.score, match.worker))
@@ -81,7 +81,7 @@ def scored(model: IndexedModel, scores: Scores) -> PromptScores:
 
 
 def explained(model: IndexedModel, explanation: Explanation) -> WorkerExplanation:
-    """One worker's reasons."""
+    """Return one worker's reasons."""
     return WorkerExplanation(
         worker=worker(model, explanation.match),
         summary=explanation.summary,

@@ -42,7 +42,7 @@ def stream_conditions(listener: Listener) -> Iterator[HealthReason]:
 
 
 def task_conditions(service: Service) -> Iterator[HealthReason]:
-    """Tasks that failed and haven't begun again; listeners speak for themselves."""
+    """Yield tasks that failed and haven't begun again; listeners report for themselves."""
     listening = {f"listener {name}" for model in service.models.values() for name in model.listeners}
     for task in service.supervisor.tasks:
         if task.reason and task.name not in listening:

@@ -50,7 +50,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     into 1 GiB by this measure, whatever ``queue`` says."""
 
     def limits(self) -> Limits:
-        """As the transport wants it."""
+        """Return the limits for the transport."""
         waits = ("patience", "reply", "cooldown", "probe", "probe_most")
         return Limits(held_batches=self.held_batches, **{name: getattr(self, f"{name}_ms") * MS for name in waits})
 
@@ -129,7 +129,7 @@ def load(path: Path) -> Any:
 
 
 def convert(document: Any, where: str) -> Config:
-    """``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    """Return ``document`` as a configuration. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     config = settings_as(document, Config, where)
     if not config.tier_weights:
         raise KvyardError(f"{where}: tier_weights is empty, so nothing would earn anything; name at least one tier")
@@ -141,7 +141,7 @@ _BOUND = re.compile(r"send (?:int|float) ([<>]=) (\S+)")
 
 
 def settings_as(document: Any, kind: type[Settings], where: str) -> Settings:
-    """``document`` as a ``kind``. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
+    """Return ``document`` as a ``kind``. Raises ``KvyardError``, naming ``where`` and the key that is wrong."""
     try:
         return msgspec.convert(read_texts(kind, document) if isinstance(document, dict) else document, kind)
     except KvyardError as error:

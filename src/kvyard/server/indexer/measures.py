@@ -29,7 +29,7 @@ class IndexerMetrics(Metrics):
         self.sources.append(self._samples)
 
     def seen(self, path: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Count an answered request."""
         self._requests[path, str(status)].inc()
         self._seconds[path,].observe(seconds)
 

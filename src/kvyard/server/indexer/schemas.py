@@ -73,7 +73,7 @@ class AttentionGroup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, f
     eagle: bool = False
 
     def spec(self, where: str) -> GroupSpec:
-        """As the block manager knows it. Raises ``ConfigError``, naming ``where``."""
+        """Return the group's specification for the block manager. Raises ``ConfigError``, naming ``where``."""
         spec = GroupSpec(**msgspec.structs.asdict(self))
         spec.check(where)
         return spec
@@ -197,7 +197,7 @@ class Wanted(ModelRequest, kw_only=True, forbid_unknown_fields=True):
     """Only these instances."""
 
     def namespace(self, media: list[MediaItem] | None = None) -> Namespace:
-        """As hashes know it. Raises ``NamespaceError`` for media that overlap."""
+        """Return the namespace for hashing. Raises ``NamespaceError`` for media that overlap."""
         items = tuple(Media(item.hash, item.offset, item.length) for item in media or ())
         return Namespace(lora_name=self.lora_name or None, salt=self.cache_salt or None, media=items)
 

@@ -118,7 +118,9 @@ class Service(AsyncService):
             return [listener.source.stream for listener in opened]
 
     async def open(self, registration: Register, block_size: int | None = None) -> list[Listener]:
-        """Listeners that subscribed and don't apply yet. ``block_size`` is that of a new index, where it isn't configured."""
+        """Return listeners that have subscribed and don't apply yet. ``block_size`` is that of a new index, if it isn't
+        configured.
+        """
         registration.check()
         ranks = range(registration.dp_rank or 0, (registration.dp_rank or 0) + registration.dp_size)
         model = self.models.get((registration.model_name, registration.tenant))
@@ -171,7 +173,7 @@ class Service(AsyncService):
             return gone
 
     def _tidy(self, key: tuple[str, str], model: IndexedModel, gone: set[str]) -> None:
-        """A model without workers goes; so do the names of workers without streams, and who shared the pools ``gone``."""
+        """Remove a model without workers, names of workers without streams, and the members of pools that are ``gone``."""
         used = {listener.source.worker for listener in model.listeners.values()}
         pools = {listener.source.pool for listener in model.listeners.values()}
         for pool in gone - pools:

@@ -8,30 +8,30 @@ from kvyard.engine.ranks import Ranks
 
 
 def submit(engine: Ranks, job: Job, now: int, rank: int) -> None:
-    """It arrives."""
+    """Submit ``job``."""
     job.arrival = now
     engine.submit(job, now, rank)
 
 
 def cancel(engine: Ranks, job: Job, now: int, rank: int) -> None:
-    """It is given up."""
+    """Cancel ``job``."""
     engine.cancel(job, now, rank)
 
 
 def landed(engine: Ranks, job: Job, now: int, rank: int) -> None:
-    """Its prompt has come from another worker."""
+    """Note that the prompt of ``job`` has arrived from another worker."""
     _loads(engine, rank).landed(job)
     engine.cut(now)
 
 
 def release(engine: Ranks, job: Job, now: int, rank: int) -> None:
-    """Its prompt, computed for another worker, isn't needed any more."""
+    """Release the prompt of ``job``, which was computed for another worker and isn't needed any more."""
     _loads(engine, rank).release(job.id)
     engine.cut(now)
 
 
 def withdraw(engine: Ranks, job: Job, now: int, rank: int) -> None:
-    """Its prompt will not come: it is given up, with the blocks that were reserved."""
+    """Cancel ``job``, whose prompt will not arrive, and free the blocks that were reserved for it."""
     engine.cancel(job, now, rank)
     landed(engine, job, now, rank)
 

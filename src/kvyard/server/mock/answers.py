@@ -94,7 +94,7 @@ def compose(
 
 
 def _words(count: int, random: Random, tokenizer: Tokenizer) -> list[int]:
-    """At least ``count`` tokens of prose, cut there."""
+    """Return at least ``count`` tokens of prose, cut there."""
     ids: list[int] = []
     first = True
     while len(ids) < count:
@@ -106,7 +106,7 @@ def _words(count: int, random: Random, tokenizer: Tokenizer) -> list[int]:
 
 
 def _stopped(answer: MadeAnswer, wish: AnswerWish, tokenizer: Tokenizer) -> MadeAnswer:
-    """``answer`` up to the token that completes the first stop string."""
+    """Return ``answer`` up to the token that completes the first stop string."""
     text = ""
     longest = max(map(len, wish.stop))
     for index, piece in enumerate(tokenizer.pieces(answer.ids)):

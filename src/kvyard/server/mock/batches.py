@@ -20,7 +20,7 @@ WIDEST = 4096
 
 
 def take_batch(intake: MockIntake, body: BatchChatRequest, headers: Mapping[str, str]) -> Taken:
-    """Conversations that are answered by themselves, one choice each. Raises ``Refusal``."""
+    """Return conversations that are answered by themselves, one choice each. Raises ``Refusal``."""
     if body.n is not None and body.n != 1:
         raise refuse("Batch chat completions do not support `n > 1`. Please set `n` to 1.", "n")
     fields = {
@@ -50,7 +50,7 @@ class BatchShape(ChatShape):
 
 
 def take_texts(intake: MockIntake, body: EmbeddingRequest, headers: Mapping[str, str]) -> Taken:
-    """Texts of which each is computed like a prompt. Raises ``Refusal``."""
+    """Return texts of which each is computed like a prompt. Raises ``Refusal``."""
     if body.dimensions is not None and not 1 <= body.dimensions <= WIDEST:
         raise refuse(f"dimensions must be from 1 to {WIDEST}, got {body.dimensions}.", "dimensions")
     hidden = CompletionRequest(model=body.model, prompt=body.input, max_tokens=1, cache_salt=body.cache_salt)

@@ -71,7 +71,7 @@ class RequestFlow:
         return bool(self.broken) or all(choice.ended >= 0 for choice in self.choices)
 
     def tell(self) -> None:
-        """There is something new."""
+        """Signal new output."""
         self._news.set()
 
     async def news(self) -> None:
@@ -80,14 +80,14 @@ class RequestFlow:
         self._news.clear()
 
     def release(self) -> None:
-        """No reply reads the choices any more: drop them once they have ended. They refer to us, and would wait for a search
-        for garbage otherwise.
+        """Drop the choices once they have ended: no reply reads them any more. They refer to the flow, and would otherwise wait
+        for a garbage collection.
         """
         self.unread = True
         if self.done:
             self.choices.clear()
 
     def cached_tokens(self, firsts: Sequence[int]) -> int:
-        """Prompt tokens that needed no computing, by the choices numbered ``firsts``, one for each prompt."""
+        """Return prompt tokens that needed no computing, by the choices numbered ``firsts``, one for each prompt."""
         jobs = [self.choices[index].job for index in firsts]
         return sum(max(0, job.cached_tokens) + job.external_tokens for job in jobs)

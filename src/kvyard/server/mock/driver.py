@@ -56,12 +56,12 @@ class EngineDriver(msgspec.Struct, eq=False):
     # -- what comes from outside --------------------------------------------------------------------------------------
 
     def submit(self, job: Job, rank: int = 0) -> int:
-        """``job`` arrives now; returns its stamp."""
+        """Submit ``job`` now; returns its stamp."""
 
         return self.act("submit", job, rank)
 
     def cancel(self, job: Job, rank: int = 0) -> int:
-        """``job`` is given up now."""
+        """Cancel ``job`` now; returns its stamp."""
         return self.act("cancel", job, rank)
 
     def act(self, what: str, job: Job, rank: int = 0, time: int | None = None) -> int:
@@ -101,7 +101,7 @@ class EngineDriver(msgspec.Struct, eq=False):
             self._wake(0)
 
     def stop(self) -> None:
-        """Nothing happens any more."""
+        """Stop for good."""
         self._stopped = True
         self._inbox.clear()
         self._cancel_timer()

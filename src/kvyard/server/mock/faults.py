@@ -125,7 +125,7 @@ FRONT = 16
 def as_received(
     faults: MockFaults, prompt: Sequence[int], namespace: Namespace, serial: int
 ) -> tuple[Sequence[int], Namespace]:
-    """Prompt and namespace of request number ``serial`` as an engine with ``faults`` hashes them."""
+    """Return prompt and namespace of request number ``serial`` as an engine with ``faults`` hashes them."""
     if faults.changing_text and len(prompt) > FRONT + 4:
         prompt = [*prompt[:FRONT], *divmod(serial, 100), serial % 7, serial % 5, *prompt[FRONT + 4 :]]
     if faults.salt_per_request:
@@ -138,14 +138,16 @@ def as_received(
 
 
 def as_loaded(faults: MockFaults, tiers: OffloadConfig | None) -> OffloadConfig | None:
-    """``tiers`` as an engine with ``faults`` uses them: with ``store_only`` no prompt is long enough to be worth a load."""
+    """Return ``tiers`` as an engine with ``faults`` uses them: with ``store_only`` no prompt is long enough to be
+    worth a load.
+    """
     if tiers is None or not faults.store_only:
         return tiers
     return msgspec.structs.replace(tiers, load_policy="threshold", load_options={"tokens": float(1 << 40)})
 
 
 def as_published(faults: MockFaults, events: Sequence[Event]) -> list[Event]:
-    """``events`` as an engine with ``faults`` publishes them."""
+    """Return ``events`` as an engine with ``faults`` publishes them."""
     published: list[Event] = []
     for event in events:
         if faults.never_removes and isinstance(event, Removed):
@@ -191,7 +193,7 @@ def fate(faults: MockFaults, headers: Mapping[str, str], random: Random) -> Fate
 
 
 def changed(faults: MockFaults, given: Mapping[str, Any]) -> MockFaults:
-    """``faults`` with what was ``given`` put over it. Raises ``KvyardError``."""
+    """Return ``faults`` with what was ``given`` put over it. Raises ``KvyardError``."""
     try:
         return msgspec.convert({**msgspec.structs.asdict(faults), **given}, MockFaults)
     except msgspec.ValidationError as error:

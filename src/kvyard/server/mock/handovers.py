@@ -89,7 +89,7 @@ class WorkerHandovers(HandoverPeer):
         """By job: under which name its prompt is to be kept."""
 
     def forget(self) -> None:
-        """The worker died: it has nothing any more, and is another engine when it comes back."""
+        """Forget everything of a worker that died: when it comes back, it is another engine."""
         self.kept.clear()
         self.incoming.clear()
         self._wanted.clear()
@@ -98,12 +98,12 @@ class WorkerHandovers(HandoverPeer):
     # -- jobs -----------------------------------------------------------------------------------------------------------
 
     def keep(self, job: Job, name: str) -> None:
-        """The prompt of ``job`` is for another worker; without a ``name`` it is called like the job."""
+        """Keep the prompt of ``job`` for another worker; without a ``name`` it has the job's."""
         job.handed_over = True
         self._wanted[job.id] = name or job.id.partition(" ")[0]
 
     def expect(self, job: Job, rank: int, prompt: IncomingPrompt) -> None:
-        """The prompt of ``job`` comes from elsewhere."""
+        """Expect the prompt of ``job`` from another worker."""
         job.received = True
         prompt.job, prompt.rank = job, rank
         self.incoming[job.id] = prompt
@@ -172,12 +172,12 @@ class WorkerHandovers(HandoverPeer):
     # -- as a target ----------------------------------------------------------------------------------------------------
 
     def landed(self, prompt: IncomingPrompt, time: int) -> None:
-        """The blocks of ``prompt`` are here."""
+        """Note that the blocks of ``prompt`` have arrived."""
         assert prompt.job is not None
         self._act("landed", prompt.job, prompt.rank, time)
 
     def failed(self, prompt: IncomingPrompt) -> None:
-        """The blocks of ``prompt`` will never be here."""
+        """Note that the blocks of ``prompt`` will never arrive."""
         assert prompt.job is not None
         if self.incoming.pop(prompt.job.id, None) is None:
             self._act("landed", prompt.job, prompt.rank, None)  # it was given up: what it had reserved goes back
@@ -213,7 +213,7 @@ class FleetHandovers:
         self._session: Any = None
 
     def join(self, number: int, label: str, act: Act, lost: Callable[[IncomingPrompt], None]) -> WorkerHandovers:
-        """Return a worker takes part."""
+        """Add a worker."""
         lease = from_seconds(self._lease)
         end = WorkerHandovers(
             number,
@@ -244,7 +244,7 @@ class FleetHandovers:
         return prompt
 
     async def serve(self, number: int, claim: PromptClaim) -> PromptsHeld:
-        """Another process asks about prompts of the worker of that number."""
+        """Answer another process that asks about prompts of worker ``number``."""
         end = self.ends[number]
         if claim.what == "release":
             return PromptsHeld(held=end.release(claim.request_ids, claim.engine_id))
@@ -308,7 +308,7 @@ class FleetHandovers:
             end.failed(prompt)
 
     def _release(self, prompt: IncomingPrompt) -> None:
-        """A prompt needn't be sent."""
+        """Release a prompt that needn't be sent."""
         number = prompt.source.number
         if number is not None:
             self.ends[number].release([prompt.address.key], prompt.address.engine_id)

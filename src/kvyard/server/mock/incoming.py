@@ -23,7 +23,9 @@ class PromptAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, params: dict[str, Any]) -> "PromptAddress | None":
-        """That of vLLM's ``kv_transfer_params``; ``None`` where something is missing, and vLLM transfers nothing."""
+        """Return the address in vLLM's ``kv_transfer_params``; ``None`` if something is missing, in which case vLLM transfers
+        nothing.
+        """
         values: list[Any] = [params.get(f"remote_{name}") for name in ("host", "port", "request_id", "engine_id")]
         host, port, key, engine = values
         if not (isinstance(host, str) and isinstance(key, str) and isinstance(engine, str)):

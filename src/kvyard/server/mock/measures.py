@@ -38,7 +38,7 @@ ASLEEP = {"awake": 0, "weights_offloaded": 1, "discard_all": 0}
 
 
 def one_two_five(most: int) -> list[int]:
-    """1, 2, 5, 10, ... up to ``most``: vLLM's buckets for token counts."""
+    """Return 1, 2, 5, 10, ... up to ``most``: vLLM's buckets for token counts."""
     bounds: list[int] = []
     power = 1
     while True:
@@ -72,15 +72,15 @@ class MockMetrics(Metrics):
         self.sources.append(self._samples)
 
     def seen(self, path: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Count an answered request."""
         self._requests[path, str(status)].inc()
 
     def rejected(self) -> None:
-        """A request was turned away because too many wait."""
+        """Count a request that was refused because too many wait."""
         self._rejected["max_num_queued_reqs"].inc()
 
     def announced(self, rank: int, withheld: bool) -> None:
-        """A batch of events was sent, or wasn't."""
+        """Count a batch of events that was sent, or ``withheld``."""
         self._events[str(rank), "withheld" if withheld else "sent"].inc()
 
     def _samples(self) -> Iterator[Sample]:
@@ -144,7 +144,9 @@ class RankMeasures:
         """The pass whose tokens are being counted, by its end."""
 
     def admitted(self, job: Job, cached: int, external: int, lower: bool) -> None:
-        """A job begins to run, for the first time; ``lower``: there are tiers below the device, which were asked too."""
+        """Count a job that begins to run for the first time; ``lower``: there are tiers below the device,
+        which were asked too.
+        """
         count = self._count
         count["prefix_cache_queries"](job.num_prompt_tokens)
         count["prefix_cache_hits"](cached)
@@ -161,7 +163,7 @@ class RankMeasures:
                 self._tier[tier.entry.metric_source](tokens)
 
     def produced(self, choice: MockChoice, tokens: int, end: int) -> None:
-        """More tokens are out; the choice doesn't know yet."""
+        """Count new tokens; the choice doesn't have them yet."""
         self._generated(tokens)
         if end != self._end:
             self.settle()
@@ -182,19 +184,19 @@ class RankMeasures:
             self._between((end - choice.last) / SECOND)
 
     def settle(self) -> None:
-        """A pass is over. As in vLLM, one that produced nothing isn't counted, and a prompt counts as a whole with its first
-        token, however many passes computed it.
+        """Count a pass that ended. As in vLLM, a pass that produced nothing isn't counted, and a prompt counts as a whole with
+        its first token, however many passes computed it.
         """
         if self._tokens:
             self._iteration(self._tokens)
             self._tokens = 0
 
     def preempted(self) -> None:
-        """A job was pushed out."""
+        """Count a preemption."""
         self._count["num_preemptions"](1)
 
     def ended(self, choice: MockChoice, now: int) -> None:
-        """A choice ended."""
+        """Count a choice that ended."""
         job = choice.job
         if job.state is not JobState.FINISHED:
             self._success["abort" if job.state is JobState.CANCELLED else "error"]()

@@ -76,7 +76,7 @@ def _text(content: str | list[Json], field: str) -> str:
 
 
 def take(intake: MockIntake, body: MessagesRequest, headers: Mapping[str, str]) -> Taken:
-    """``body`` as a chat. Raises ``Refusal``."""
+    """Return ``body`` as a chat. Raises ``Refusal``."""
     if body.max_tokens < 1:
         raise refuse("Value error, max_tokens must be positive", "max_tokens", 422)
     if not body.model:
@@ -98,7 +98,7 @@ def take(intake: MockIntake, body: MessagesRequest, headers: Mapping[str, str]) 
 
 
 def as_anthropic(refusal: Refusal) -> tuple[int, dict[str, Any]]:
-    """Status and body of a refusal. vLLM words those of bodies with the wrong types as it does everywhere."""
+    """Return status and body of a refusal. vLLM words those of bodies with the wrong types as it does everywhere."""
     status, problem = openai_error(refusal)
     return status, {"type": "error", "error": {"type": problem.error.type, "message": problem.error.message}}
 

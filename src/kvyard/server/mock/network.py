@@ -24,7 +24,7 @@ class PromptNetwork(Protocol):
         """Return true if ``prompt`` has to wait for its blocks once there is room for them."""
 
     def send(self, prompt: IncomingPrompt, now: int) -> None:
-        """There is room for ``prompt`` since ``now``: its blocks travel."""
+        """Start the transfer of ``prompt``, for which there is room since ``now``."""
 
 
 class PromptSizes:
@@ -109,7 +109,7 @@ class LiveNetwork:
         return not self._in_flight
 
     def close(self) -> None:
-        """Nothing lands any more."""
+        """Land nothing any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -81,7 +81,7 @@ class MockRankWatcher(Watcher):
             self._step(jobs, end)
 
     def _step(self, jobs: Sequence[Job], end: int) -> None:
-        """Every one of ``jobs`` has one token more."""
+        """Give every one of ``jobs`` one more token."""
         choices = self.choices
         for job in jobs:
             choice = choices.get(job.id)

@@ -110,7 +110,7 @@ class MockReply(Response):
 
 
 def _refused(flow: RequestFlow) -> Refusal | None:
-    """Why no client gets an answer, where the engine or its end is the cause."""
+    """Return why no client gets an answer, where the engine or its end is the cause."""
     if flow.broken:
         return Refusal(503, flow.broken)
     for choice in flow.choices:

@@ -53,7 +53,7 @@ class TakenResponse(msgspec.Struct):
 def take(
     intake: MockIntake, body: ResponsesRequest, before: Sequence[ChatMessage], headers: Mapping[str, str]
 ) -> TakenResponse:
-    """``body`` as a conversation that goes on from ``before``. Raises ``Refusal``."""
+    """Return ``body`` as a conversation that goes on from ``before``. Raises ``Refusal``."""
     if body.background:
         if body.store is False:
             raise refuse("background can only be used when `store` is true", "background")

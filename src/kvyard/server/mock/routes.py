@@ -136,7 +136,9 @@ class MockRoutes:
 
     @contextmanager
     def _lets_go(self, body: openai.GenerationRequest) -> Iterator[None]:
-        """A request that is refused within doesn't need the prompt that another worker keeps for it; as in vLLM."""
+        """Release the prompt that another worker keeps for this request, if the request is refused within the context; as in
+        vLLM.
+        """
         try:
             yield
         except Refusal:

@@ -49,7 +49,7 @@ class ReplyShape:
         return b"data: %b\n\n" % _encode(value)
 
     def error(self, refusal: Refusal) -> tuple[int, Any]:
-        """Status and body of a refusal by the engine."""
+        """Return status and body of a refusal by the engine."""
         return openai_error(refusal)
 
     def opening(self) -> Iterator[dict[str, Any]]:
@@ -127,7 +127,7 @@ class ReplyShape:
         return usage | {"prompt_tokens_details": {"cached_tokens": self._cached(choices, prompt)}}
 
     def _running_usage(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
-        """As far as it got."""
+        """Return the usage so far."""
         asked = sum(map(len, self.taken.prompts))
         given = sum(choice.produced for choice in choices)
         return {"prompt_tokens": asked, "total_tokens": asked + given, "completion_tokens": given}
@@ -148,7 +148,7 @@ class ReplyShape:
         return list(answer.ids[start:stop]), [answer.next_piece() for _ in range(start, stop)]
 
     def _ending(self, choice: MockChoice, over: bool) -> dict[str, Any]:
-        """Why a choice is over, where it is."""
+        """Return why a choice ended, if it has."""
         answer = choice.answer
         if not over:
             return {"finish_reason": None, "stop_reason": None}

@@ -41,7 +41,7 @@ class RecentWork:
         self._wall = WallClock.since_epoch()
 
     def admitted(self, worker: str, choice: MockChoice, now: int, cached: int, external: int) -> None:
-        """A job begins to run, for the first time."""
+        """Count a job that begins to run for the first time."""
         job = choice.job
         self.number += 1
         self.admissions.append(
@@ -82,7 +82,7 @@ class WorkerTally:
         self._worker = worker
 
     def admitted(self, choice: MockChoice, now: int, cached: int, external: int) -> None:
-        """A job begins to run, for the first time."""
+        """Count a job that begins to run for the first time."""
         job: Job = choice.job
         for level, tokens in enumerate((cached, *job.tier_tokens)):
             self.tiers[level] += tokens
@@ -92,12 +92,12 @@ class WorkerTally:
         self.recent.admitted(self._worker, choice, now, cached, external)
 
     def ended(self, choice: MockChoice) -> None:
-        """A choice ended."""
+        """Count a choice that ended."""
         outcome = OUTCOMES.get(choice.job.state, "refused")
         setattr(self, outcome, getattr(self, outcome) + 1)
 
     def answered(self, path: str, status: int) -> None:
-        """A request was answered; those that went well are counted where they run."""
+        """Count an answered request; successful ones are counted when they run."""
         if status >= 400 and path.endswith("/completions"):
             if status >= 500:
                 self.failed += 1

@@ -58,7 +58,7 @@ def fleet_view(fleet: MockFleet, wall: Clock, since: float) -> board.FleetView:
 
 
 def worker_view(worker: MockWorker, url: str) -> board.WorkerStatus:
-    """One worker."""
+    """Return the status of one worker."""
     tally = worker.tally
     state: board.WorkerState = "ready"
     reason = ""
@@ -84,7 +84,7 @@ def worker_view(worker: MockWorker, url: str) -> board.WorkerStatus:
 
 
 def _tiers(cores: list[EngineCore]) -> Iterator[board.TierView]:
-    """Each tier, over all ranks."""
+    """Yield each tier, over all ranks."""
     pools: dict[str, list[tuple[Pool, int]]] = {"G1": [(core.scheduler.manager.pool, 1) for core in cores]}
     for core in cores:
         if core.offload is not None:
@@ -119,7 +119,7 @@ def stream_views(worker: MockWorker, now: int) -> Iterator[board.StreamView]:
 
 
 def transfer_views(worker: MockWorker) -> Iterator[board.TransferView]:
-    """Copies between tiers, by direction, over all ranks."""
+    """Yield copies between tiers, by direction, over all ranks."""
     engines = [core.offload for core in worker.cores if core.offload is not None]
     depth = max((len(engine.tiers) for engine in engines), default=0)
     for level, direction in product(range(depth), Direction):

@@ -92,7 +92,7 @@ class MockWorker:
         self._attach()
 
     def _build(self) -> None:
-        """A new engine, with nothing cached."""
+        """Make a new engine, with nothing cached."""
         config, faults = self.config, self.faults
         own_seed = config.hash_seed is None or faults.hash_seed
         seed = f"kvyard-mock-{config.seed}-{self.number}" if own_seed else config.hash_seed
@@ -332,7 +332,7 @@ class MockWorker:
             self.driver.act(what, job, rank, time)
 
     def _start_over(self, prompt: IncomingPrompt) -> None:
-        """A prompt will not come: compute it here, or give up what it is for."""
+        """Compute a prompt here that will not arrive, or cancel its request."""
         job, rank = prompt.job, prompt.rank
         assert job is not None
         choice = self.watchers[rank].choices.pop(job.id, None)
@@ -353,7 +353,7 @@ class MockWorker:
         self.driver.submit(choice.job, rank)
 
     def give_up(self, flow: RequestFlow) -> None:
-        """The client has gone: cancel what is left."""
+        """Cancel what is left of a flow whose client disconnected."""
         if self.alive:
             for choice in flow.choices:
                 if choice.ended < 0:
@@ -423,7 +423,7 @@ class MockWorker:
         return withheld
 
     def seen(self, path: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Count an answered request."""
         self.measures.seen(path, status, seconds)
         self.tally.answered(path, status)
 

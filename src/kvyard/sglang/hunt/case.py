@@ -63,7 +63,7 @@ def capacity(settings: dict[str, Any]) -> int:
 
 
 def draw_request(rng: random.Random, case: Case) -> dict[str, Any]:
-    """One request for a case."""
+    """Return one request for a case."""
     most = max(2, capacity(case["settings"]))
     prompt = rng.randint(1, most - 1)
     output = rng.choice([1, rng.randint(1, most - prompt), most - prompt])
@@ -106,7 +106,7 @@ def change(case: Case, rng: random.Random) -> Case:
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Simpler cases than ``case``, the largest steps first."""
+    """Yield simpler cases than ``case``, the largest steps first."""
     requests, settings = case["requests"], case["settings"]
     for fewer in fewer_requests(requests):
         yield _named({**case, "requests": fewer})
@@ -164,7 +164,7 @@ def features(case: Case) -> set[str]:
 
 
 def _named(case: Case) -> Case:
-    """``case`` with names by position. An abort concerns all names that begin with its own, so all are equally long."""
+    """Return ``case`` with names by position. An abort concerns all names that begin with its own, so all are equally long."""
     return {
         **case,
         "requests": [{"request": f"r{at:02}", **_unnamed(each)} for at, each in enumerate(case["requests"])],

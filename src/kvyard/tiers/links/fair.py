@@ -76,7 +76,7 @@ class FairLink(LinkBase[FairTransfer]):
         self._earliest_known = False
 
     def earliest(self) -> int | None:
-        """When the next transfer lands; see ``Link``. Asked again without a change in between, it takes no time."""
+        """Return when the next transfer lands; see ``Link``. Asked again without a change in between, it takes no time."""
         if self._landed:
             return self._now
         if not self._earliest_known:
@@ -100,7 +100,7 @@ class FairLink(LinkBase[FairTransfer]):
             self._turn(t)
 
     def _turn(self, t: int) -> None:
-        """Everything that happens at ``t``, the next instant at which something does."""
+        """Carry out everything that happens at ``t``, the next instant at which something does."""
         self._settle(t)
         if self._next == t:
             for flow in [flow for flow in self._moving if flow.left <= 0]:
@@ -198,7 +198,7 @@ class FairLink(LinkBase[FairTransfer]):
             group.den = den
 
     def _foresee(self) -> int | None:
-        """When the next transfer lands, were nothing else to be submitted: those that wait will slow those that move."""
+        """Return when the next transfer lands, were nothing else to be submitted: those that wait will slow those that move."""
         waiting = self._waiting
         if not waiting:
             return self._next

@@ -72,11 +72,11 @@ class FifoLink(LinkBase[FifoTransfer]):
         lane.queue.append(ticket)
 
     def _drop(self, ticket: FifoTransfer) -> None:
-        """Its place in the lane stays taken, and its bytes still pass."""
+        """Drop the ticket; its place in the lane stays taken, and its bytes still pass."""
         ticket.queued = 0
 
     def earliest(self) -> int | None:
-        """When the next transfer lands; see ``Link``."""
+        """Return when the next transfer lands; see ``Link``."""
         if self._landed:
             return self._now
         soonest: int | None = None

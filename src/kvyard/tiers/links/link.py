@@ -247,7 +247,7 @@ class LinkBase(Generic[T]):
 
     @abstractmethod
     def _busy_ns(self, direction: Direction) -> int:
-        """For how long anything moved."""
+        """Return for how long anything moved."""
 
     # -- what it is given ---------------------------------------------------------------------------------------------
 

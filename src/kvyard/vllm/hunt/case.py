@@ -72,7 +72,7 @@ def draw(rng: random.Random) -> Case:
 
 
 def draw_request(rng: random.Random, case: Case) -> dict[str, Any]:
-    """One request for a case."""
+    """Return one request for a case."""
     longest = case["max_model_len"]
     prompt = rng.randint(1, longest - 1)
     output = rng.choice([1, rng.randint(1, longest - prompt), longest - prompt])
@@ -128,7 +128,7 @@ def change(case: Case, rng: random.Random) -> Case:
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Simpler cases than ``case``, the largest steps first."""
+    """Yield simpler cases than ``case``, the largest steps first."""
     requests = case["requests"]
     for fewer in fewer_requests(requests):
         yield {**case, "requests": fewer}

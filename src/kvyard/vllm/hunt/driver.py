@@ -269,7 +269,7 @@ class World:
         return self._execute(SchedulerOutput.make_empty()) if self.scheduler.connector is not None else None
 
     def _transfers(self, now: set[str]) -> tuple[Any, str | None]:
-        """Transfers that end with this step: what workers report, and what is wrong with what they sent."""
+        """Return transfers that end with this step: what workers report, and what is wrong with what they sent."""
         if self.scheduler.connector is None:
             return None, None
         from vllm.v1.outputs import KVConnectorOutput
@@ -414,7 +414,7 @@ def __getattr__(name: str) -> Any:
 
 
 def make_scheduler(case: Case) -> Any:
-    """vLLM's scheduler for the settings of a case. Settings that this version doesn't have are left out."""
+    """Return vLLM's scheduler for the settings of a case. Settings that this version doesn't have are left out."""
     import torch
     from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
     from vllm.utils.hashing import get_hash_fn_by_name

@@ -107,7 +107,7 @@ def _read_rounds(reading: Reading) -> Iterator[TraceRequest]:
 
 
 def _times(events: list[_TimingEvent]) -> tuple[int, int]:
-    """When a round's input was complete, and when its answer was. Raises ``BadRow`` for one without times."""
+    """Return when a round's input was complete, and when its answer was. Raises ``BadRow`` for one without times."""
     ready: int | None = None
     end: int | None = None
     for event in events:

@@ -101,7 +101,7 @@ def salt_of(key: AccessKey, path: str, body: bytes) -> str | None:
 
 
 def with_salt(body: bytes, salt: str) -> bytes:
-    """``body`` with ``salt`` as its cache_salt. Raises ``MsgspecError`` for what is no JSON object."""
+    """Return ``body`` with ``salt`` as its cache_salt. Raises ``MsgspecError`` for what is no JSON object."""
     fields = _fields(body)
     fields["cache_salt"] = msgspec.Raw(_encode(salt))
     return _encode(fields)

@@ -165,7 +165,7 @@ def merged_engines(lists: Sequence[Sequence[EngineInfo]]) -> list[EngineInfo]:
 
 
 def merged_views(parts: Sequence[PartView]) -> FleetView:
-    """One view of all. What is known of caches and streams is the first one's: all follow the same streams."""
+    """Return one view of all. What is known of caches and streams is the first one's: all follow the same streams."""
     views = [part.view for part in parts]
     first = views[0]
     totals = [view.totals for view in views]
@@ -216,7 +216,7 @@ def _workers(views: Sequence[FleetView]) -> list[WorkerStatus]:
 
 
 def _tenants(views: Sequence[FleetView]) -> list[TenantView]:
-    """Tenants of all processes, the one with the most tokens first."""
+    """Return tenants of all processes, the one with the most tokens first."""
     by_name: dict[str, TenantView] = {}
     for tenant in chain.from_iterable(view.tenants for view in views):
         known = by_name.get(tenant.name)

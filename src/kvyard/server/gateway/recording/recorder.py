@@ -217,7 +217,7 @@ class TrafficRecorder:
         tail: Sequence[int] | None,
         model: str | None,
     ) -> array[int]:
-        """One id for each started block of ``size`` tokens."""
+        """Return one id for each started block of ``size`` tokens."""
         stride = size // key_tokens
         names: Sequence[int] = keys[stride - 1 :: stride]
         whole = ceil_div(num_tokens, size)
