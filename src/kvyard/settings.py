@@ -32,7 +32,7 @@ TIMES = {"ns": 1, "us": US, "µs": US, "ms": MS, "s": SECOND, "m": 60 * SECOND, 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 NO_LIMIT = "unlimited"
 FEW = 12
-"""Most names that are listed where one is unknown."""
+"""Most names that are listed if one is unknown."""
 _NUMBER = r"\s*(\d[\d_]*(?:\.\d+)?)\s*"
 
 
@@ -66,7 +66,7 @@ class Declared(NamedTuple):
     default: object
     mark: Setting
     heading: str = ""
-    """Of its part of a command's help: the struct's ``heading``, where it has one."""
+    """Of its part of a command's help: the struct's ``heading``, if it has one."""
     is_table: bool = False
     """True if it is a table of settings, which are also set one by one: ``NAME.FIELD=VALUE``."""
 

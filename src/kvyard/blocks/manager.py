@@ -133,7 +133,7 @@ class BlockManager:
         self.pool = pool
         self.caching = caching
         self.tree = made_groups[0] if isinstance(made_groups[0], RadixGroup) else None
-        """The radix tree, where there is one."""
+        """The radix tree, if there is one."""
         if self.tree is not None:
             self.tree.caches = caching
             self.tree.pairs = int(pairs)

@@ -30,7 +30,7 @@ class RadixGroup(Group):
     pairs = 0
     """1 if pages are of token pairs, as for EAGLE, so that a page is known with the token after it; else 0."""
     host: HostPages | None = None
-    """Pages of host memory, where there is any."""
+    """Pages of host memory, if there is any."""
     beyond: "Beyond"
     """What the host adds to the latest match."""
 

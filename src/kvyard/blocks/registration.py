@@ -138,7 +138,7 @@ def _wish_bounds(request: Request, block_size: int, first: int, last: int) -> li
 def resume_points(request: Request, draft_unit: int) -> list[int]:
     """Return token positions where a later request with this prompt can resume, worth keeping under sparse retention.
 
-    ``draft_unit`` is the scheduler's block size where there is a draft head, else 0: then the block after the boundary is
+    ``draft_unit`` is the scheduler's block size if there is a draft head, else 0: then the block after the boundary is
     computed again, for a resend and for a longer sibling.
     """
     prompt = request.num_prompt_tokens

@@ -49,7 +49,7 @@ class StateSlots:
 
     def __init__(self, slots: int, tracking: "StateTracking | None" = None) -> None:
         self.tracking = tracking
-        """Positions of states inside requests, where they are kept."""
+        """Positions of states inside requests, if they are kept."""
         self.free = slots
         self.size = slots
         self.evictable = 0

@@ -7,7 +7,7 @@ of this is made then.
 from typing import NamedTuple
 
 NEVER_AGAIN = 1 << 60
-"""The number of the request that uses something next, where none does."""
+"""The number of the request that uses something next, if none does."""
 
 
 class RequestFacts(NamedTuple):

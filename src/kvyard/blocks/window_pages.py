@@ -29,7 +29,7 @@ class WindowPages:
         """Pages of nodes whose window no request reads."""
         self.protected = 0
         self.host: HostWindows | None = None
-        """Window pages of host memory, where there is any."""
+        """Window pages of host memory, if there is any."""
         self._ends = WindowPart(Extent([], 0))
         """Joins the two ends of the list of nodes with window pages: ``older`` is the latest used, ``newer`` the earliest."""
         self._ends.older = self._ends.newer = self._ends

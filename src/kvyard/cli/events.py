@@ -319,7 +319,7 @@ def report_value(report: StreamReport, source: str) -> dict[str, Any]:
 
 
 def finding_lines(title: str, findings: Sequence[Finding], several: bool) -> Iterator[str]:
-    """Yield findings under a title, with where they were made if there are several places; nothing where there are none."""
+    """Yield findings under a title, with where they were made if there are several places; nothing if there are none."""
     if findings:
         yield f"\n{title}"
     for finding in findings:

@@ -18,7 +18,7 @@ def print_json(value: object) -> None:
 
 @contextmanager
 def words_beside(*outputs: Path | None) -> Iterator[None]:
-    """Has what is printed for people go to stderr where one of ``outputs`` is stdout, so that a program can read that."""
+    """Has what is printed for people go to stderr if one of ``outputs`` is stdout, so that a program can read that."""
     if any(map(is_stdout, outputs)):
         with redirect_stdout(sys.stderr):
             yield

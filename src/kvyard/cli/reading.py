@@ -34,8 +34,8 @@ LIMIT = parameter(
 
 
 def keep_piped(context: typer.Context, path: Path | None) -> Path | None:
-    """``path``, or where it is a pipe, such as /dev/stdin, a copy of what comes out of it: traces are read several times, by
-    other processes too. The copy goes with this process. Raises ``KvyardError`` where it can't be made.
+    """``path``, or if it is a pipe, such as /dev/stdin, a copy of what comes out of it: traces are read several times, by
+    other processes too. The copy goes with this process. Raises ``KvyardError`` if it can't be made.
     """
     if context.resilient_parsing:
         return path  # a shell completes the line: there is nothing to read, and reading might never end

@@ -161,7 +161,7 @@ def _assigned(texts: list[str], flagged: Mapping[str, object], known: Settings) 
 
 
 def assignment(text: str, flag: str, form: str = "NAME=VALUE") -> tuple[str, str]:
-    """Return the name and the value of text in that ``form``. Raises ``KvyardError`` where it isn't that."""
+    """Return the name and the value of text in that ``form``. Raises ``KvyardError`` if it isn't that."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
         raise KvyardError(f"{flag} {text}: write {form}")

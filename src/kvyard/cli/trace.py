@@ -247,7 +247,7 @@ def _write(trace: Trace, out: Path, to: str, lossy: bool, block_size: int | None
 
 
 def _announce(trace: Trace, out: Path) -> None:
-    """Say how much will be written where that is a lot. Raises ``KvyardError`` where there is no room for it."""
+    """Say how much will be written if that is a lot. Raises ``KvyardError`` if there is no room for it."""
     size = round(sum(request.input_length for request in trace) * BYTES_PER_WORD)
     if size < LARGE:
         return

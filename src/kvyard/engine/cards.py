@@ -47,7 +47,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     memory: int
-    """Bytes of the device as CUDA reports them to a program, where that was seen (H100, H200); else as nvidia-smi shows them,
+    """Bytes of the device as CUDA reports them to a program, if that was seen (H100, H200); else as nvidia-smi shows them,
     half a percent more."""
     bandwidth: float
     flops: dict[str, float]

@@ -249,7 +249,7 @@ class EngineCore:
         return True
 
     def propose(self, now: int) -> Durations | None:
-        """Decide on what runs from ``now`` on, and say how long its passes take; ``None`` where there is nothing to run.
+        """Decide on what runs from ``now`` on, and say how long its passes take; ``None`` if there is nothing to run.
 
         ``begin`` does this and ``adopt``. Several ranks in step all propose, and then all adopt what the slowest takes.
         """

@@ -86,7 +86,7 @@ class DecodeBlocks:
     # -- the pass being formed --------------------------------------------------------------------------------------
 
     def begin_pass(self, *, in_order: bool, alone: bool) -> list[Job]:
-        """Return the jobs that must ``take`` a block each for the pass being formed. None, where all can have theirs at once.
+        """Return the jobs that must ``take`` a block each for the pass being formed. None, if all can have theirs at once.
 
         For that no job may fail, and decoding jobs must come before all others that take blocks (``in_order``). With
         nothing else to take any (``alone``) it waits until the plan is carried out.

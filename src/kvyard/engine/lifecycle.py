@@ -77,7 +77,7 @@ class Lifecycle:
         self.finishing: Callable[[Job], None] | None = None
         """Called for a job that has its last token, before its blocks are freed."""
         self.aborting: Callable[[Job], None] | None = None
-        """Called for a running job that is cancelled, where that has one more token (``Job.aborted``)."""
+        """Called for a running job that is cancelled, if that has one more token (``Job.aborted``)."""
         self.parting: list[Job] = []
         """With passes decided ahead: cancelled jobs that end with the pass in flight, though the next one has them."""
 

@@ -53,7 +53,7 @@ class Watcher:
         """``job`` waits for ``tokens`` tokens of its prompt to come from a lower tier."""
 
     def ended(self, job: Job, now: int, reason: str) -> None:
-        """``job`` ended: ``job.state`` says how, ``reason`` why in words where it isn't simply finished."""
+        """``job`` ended: ``job.state`` says how, ``reason`` why in words if it isn't simply finished."""
 
     def announced(self, batch: EventBatch, now: int) -> None:
         """KV events of a pass that ended at ``now``."""

@@ -34,7 +34,7 @@ class Lane:
         self.announced = 0
         """Blocks in events so far: stored, less those removed since."""
         self.leaving: list[Run] | None = None
-        """Runs whose removal waits; ``None``, not an empty list, where there are none."""
+        """Runs whose removal waits; ``None``, not an empty list, if there are none."""
         self.reason: str | None = None
         """Why they left. An event has one reason: where they differ it has none."""
         self.tail: Arrivals | None = None

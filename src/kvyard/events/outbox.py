@@ -66,7 +66,7 @@ class Outbox:
         return fits
 
     def take(self) -> EventBatch | None:
-        """Return the oldest batch; ``None`` where there is none."""
+        """Return the oldest batch; ``None`` if there is none."""
         with self._lock:
             if not self._queue:
                 return None

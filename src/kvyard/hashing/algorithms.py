@@ -303,7 +303,7 @@ _TOKENS = _TokenTable()
 
 
 def _or(seed: str | None, default: str = "") -> str:
-    # A seed that can be guessed lets strangers prepare collisions, so vLLM draws one per process where none is set; so do we.
+    # A seed that can be guessed lets strangers prepare collisions, so vLLM draws one per process if none is set; so do we.
     return seed if seed is not None else default or os.urandom(32).hex()
 
 

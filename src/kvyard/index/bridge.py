@@ -40,7 +40,7 @@ class TextSpan(msgspec.Struct, eq=False):
     keys: array[int] = msgspec.field(default_factory=lambda: array("Q"))
     """Request keys of our blocks that end in here."""
     last: int | None = None
-    """The key of our last full block up to the end, ``None`` where there is none yet."""
+    """The key of our last full block up to the end, ``None`` if there is none yet."""
     tail: Sequence[int] = ()
     """Tokens after our last full block."""
     tail_marks: list[Mark] = []

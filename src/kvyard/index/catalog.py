@@ -45,7 +45,7 @@ class Catalog:
     def configure(self, holder: Holder, specs: Sequence[GroupSpec], alignment: int | None = None) -> None:
         """``holder`` has just these groups, whatever its events say. Raises ``ConfigError`` for ones that can't be.
 
-        ``alignment`` is the engine's scheduler block size, where it isn't the common multiple of the groups'.
+        ``alignment`` is the engine's scheduler block size, if it isn't the common multiple of the groups'.
         """
         wanted = (tuple(specs), alignment)
         layout = self._layouts.get(wanted)
@@ -61,7 +61,7 @@ class Catalog:
         self._changed(holder)
 
     def learn(self, holder: Holder, event: Stored, size: int = 0) -> None:
-        """Take note of what ``event`` says of its group; ``size`` is the block size where it doesn't say."""
+        """Take note of what ``event`` says of its group; ``size`` is the block size if it doesn't say."""
         seen = self._seen.setdefault(holder, {})
         known = seen.get(event.group)
         if known is not None and event.block_size <= known.block_size:
@@ -94,7 +94,7 @@ class Catalog:
         return self._seen.get(holder, {}).get(group)
 
     def layout(self, holder: Holder) -> GroupLayout | str:
-        """Return the holder's groups; where nothing is known, or something isn't known well enough, a sentence that says so."""
+        """Return the holder's groups; if nothing is known, or something isn't known well enough, a sentence that says so."""
         layout = self._fixed.get(holder) or self._cache.get(holder)
         if layout is None:
             layout = self._cache[holder] = self._work_out(holder)

@@ -58,7 +58,7 @@ def encode(numbers: Iterable[int], span: int) -> bytes:
 
 
 def decode(data: bytes) -> list[int]:
-    """Return the numbers of a digest, in order. Raises ``KvyardError`` where it is cut off."""
+    """Return the numbers of a digest, in order. Raises ``KvyardError`` if it is cut off."""
     text = format(int.from_bytes(data, "big"), f"0{8 * len(data)}b")
     numbers: list[int] = []
     try:

@@ -315,7 +315,7 @@ class Feed:
             else:
                 self.counters.removed += 1
             if spec is not None and spec.is_state:
-                # A state is a point: of use where one of our blocks ends too, and covering nothing.
+                # A state is a point: of use if one of our blocks ends too, and covering nothing.
                 if end % size:
                     continue
                 width = size

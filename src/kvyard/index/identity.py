@@ -108,7 +108,7 @@ class Identity:
         return extras
 
     def direct_keys(self, hashes: Sequence[Key]) -> list[int]:
-        """Return an engine's hashes as request keys, in direct mode; the same list where they are that already."""
+        """Return an engine's hashes as request keys, in direct mode; the same list if they are that already."""
         try:
             # Says at C's pace whether all fit: some may be bytes, and in a trace those of generated blocks are below zero.
             fit: array[int] = array("Q", hashes)  # type: ignore[arg-type]

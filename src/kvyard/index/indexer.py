@@ -65,7 +65,7 @@ class Indexer:
     # -- who there is -----------------------------------------------------------------------------------------------
 
     def register(self, source: Source) -> None:
-        """Listen to a stream from now on. Raises ``KvyardError`` where it is registered already, differently."""
+        """Listen to a stream from now on. Raises ``KvyardError`` if it is registered already, differently."""
         known = self.sources.get(source.stream)
         if known is not None:
             if known != source:
@@ -167,7 +167,7 @@ class Indexer:
 
     @property
     def trouble(self) -> str:
-        """Why rows can't be read or written now; empty where they can. Only a server can be away."""
+        """Why rows can't be read or written now; empty if they can. Only a server can be away."""
         return ""
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ class Segment:
     def leave(self, low: int, high: int, bit: int) -> int:
         """Unset ``bit`` from ``low`` to ``high`` where that lies in one run that has it: the common case of a removal.
 
-        Returns the row that was there, 0 where nothing was changed because it isn't so.
+        Returns the row that was there, 0 if nothing was changed because it isn't so.
         """
         run = bisect_right(self.stops, low)
         old = self.masks[run]

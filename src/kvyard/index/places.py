@@ -61,7 +61,7 @@ class Places:
         return self.all[number]
 
     def number(self, place: Place) -> int:
-        """Return the number of ``place``, a new one where it is new."""
+        """Return the number of ``place``, a new one if it is new."""
         number = self._numbers.get(place)
         if number is None:
             if self._free:

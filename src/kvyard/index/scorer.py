@@ -62,7 +62,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[Holder, WorkerMatch]
 
     def best(self) -> WorkerMatch | None:
-        """Return the highest score, the first by name where several have it; ``None`` where no worker has any."""
+        """Return the highest score, the first by name if several have it; ``None`` where no worker has any."""
         top = max(self.workers.values(), key=lambda match: match.score, default=None)
         if top is None or top.score <= 0:
             return None
@@ -197,7 +197,7 @@ class Scorer:
     ) -> Scores:
         """Return the scores of every worker, or of ``workers``.
 
-        ``tokens`` is the prompt's length where it is known: its last token is always computed, as engines do, so a prompt
+        ``tokens`` is the prompt's length if it is known: its last token is always computed, as engines do, so a prompt
         that is cached to its end matches one block less.
         """
         views = self.views

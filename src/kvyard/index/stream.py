@@ -38,7 +38,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     groups: Sequence[GroupSpec] | None = None
     """The holder's attention groups; left out, they are learned from events."""
     alignment: int | None = None
-    """The engine's scheduler block size, where it isn't the groups' common multiple."""
+    """The engine's scheduler block size, if it isn't the groups' common multiple."""
     clear_scope: str = "all"
     """The tiers that a clear empties if it names none: ``all`` of the pod, or the ``device``, where engines keep the rest."""
 

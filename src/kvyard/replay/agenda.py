@@ -65,7 +65,7 @@ class Agenda:
             heappush(self._heap, (when, what << _BITS | which))
 
     def pop(self) -> tuple[int, int, int] | None:
-        """Take the next: (when, what, which). ``None`` where nothing is left."""
+        """Take the next: (when, what, which). ``None`` if nothing is left."""
         heap = self._heap
         while heap:
             when, key = heappop(heap)

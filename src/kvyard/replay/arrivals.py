@@ -2,7 +2,7 @@
 
 Open loop: a request comes at its recorded time, divided by the speed-up. Requests that wait for others (turns of a session, an
 agent's sub-agents) come when those have ended, plus their think time. Closed loop (``concurrency``): recorded times are
-ignored; that many sessions, or requests where there are no sessions, are in flight at any time, and the next one starts when
+ignored; that many sessions, or requests if there are no sessions, are in flight at any time, and the next one starts when
 one is through. A client's ``Pacing`` adds what lies between the two, and more.
 
 A trace of single requests is read as far as needed and no further, and so is one that gives session after session to a closed

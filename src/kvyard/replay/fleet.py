@@ -148,7 +148,7 @@ class Fleet:
         Requests ``before`` them are run first, to their end, and aren't counted, nor are those that the config's ``warm_up``
         leaves out.
 
-        A KeyboardInterrupt ends the run where it is: records are whole up to there and ``interrupted`` is set.
+        A KeyboardInterrupt ends the run if it is: records are whole up to there and ``interrupted`` is set.
         """
         warm_up = self.config.warmed_by
         if self._facts is not None and any(kind.engine.needs_future is not None for kind in self.config.workers):

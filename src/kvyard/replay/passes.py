@@ -32,7 +32,7 @@ class Passes:
         self._index_sync = index_sync
         self._pulling = pulling
         self._unsampled: set[int] | None = set() if steady else None
-        """Workers that may have changed since the latest sample, where that is known."""
+        """Workers that may have changed since the latest sample, if that is known."""
 
     def end(self, number: int, now: int) -> None:
         """End the plan of a worker."""

@@ -25,7 +25,7 @@ EVERY = 30 * SECOND
 
 
 class ProgressLines:
-    """Progress where there is no terminal, such as in a log file: a line on stderr every ``EVERY`` seconds at most."""
+    """Progress if there is no terminal, such as in a log file: a line on stderr every ``EVERY`` seconds at most."""
 
     def __init__(self) -> None:
         self._clock = WallClock()

@@ -70,7 +70,7 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
     elsewhere: int = 0
     """Prompt tokens behind those that only other workers had computed."""
     own: int = 0
-    """Prompt tokens that earlier requests of its session had; -1 where that isn't known."""
+    """Prompt tokens that earlier requests of its session had; -1 if that isn't known."""
     gone: int = 0
     """Prompt tokens of those, and of what this worker lost, that only workers had which were switched off since."""
     preemptions: int = 0
@@ -120,5 +120,5 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def ttft(self) -> int:
-        """Nanoseconds to the first token, -1 where there was none."""
+        """Nanoseconds to the first token, -1 if there was none."""
         return self.first_token - self.arrival if self.first_token >= 0 else -1

@@ -32,7 +32,7 @@ class ReplayOutcome:
         self.complete = complete
         """True if it went to the end of the trace."""
         self.trace = trace
-        """The trace, where it can be read again."""
+        """The trace, if it can be read again."""
         self._records = records
 
     @cached_property
@@ -230,7 +230,7 @@ def limited(
     **reading: Any,
 ) -> Trace | Iterable[TraceRequest]:
     """Return the first ``limit`` requests of ``trace`` without those of more than ``max_tokens``; ``reading`` is how a file is
-    read, as in ``open_trace``. Raises ``KvyardError`` where there are none.
+    read, as in ``open_trace``. Raises ``KvyardError`` if there are none.
     """
     if isinstance(trace, str | Path):
         opened = without_long(open_trace(trace, limit=limit, **reading), max_tokens)

@@ -43,7 +43,7 @@ class _Lines:
         """Lines by their first id."""
 
     def find(self, name: int) -> int:
-        """Return the line whose first id is ``name``, -1 where there is none."""
+        """Return the line whose first id is ``name``, -1 if there is none."""
         return self._firsts.get(name, -1)
 
     def add(self, base: int, ids: Sequence[int], workers: int) -> None:

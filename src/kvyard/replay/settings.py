@@ -154,7 +154,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers by role, where they are alike otherwise."""
+    """Workers by role, if they are alike otherwise."""
 
     heading: ClassVar[str] = HandoverConfig.heading
     prefill: Annotated[

@@ -133,7 +133,7 @@ class RoutingInput:
         same_rank_same_cost: bool = False,
     ) -> Choice:
         """Return the worker of least cost, of all or of some ``matches``; of equals each has the same chance. ``bound`` and
-        ``same_rank_same_cost`` are a policy's, where it has a rank.
+        ``same_rank_same_cost`` are a policy's, if it has a rank.
         """
         search = Search(self.loads, cost, bound, same_rank_same_cost)
         search.look(self.matches if matches is None else matches)

@@ -25,15 +25,15 @@ class Pace(Protocol):
     """Speed of one worker for a policy. Estimates, cheap to compute; they don't describe a single pass."""
 
     capacity: int | None
-    """Blocks on the device; ``None`` where that isn't known."""
+    """Blocks on the device; ``None`` if that isn't known."""
 
     @property
     def least_per_token(self) -> float:
-        """Milliseconds that no prompt token takes less than, whatever it is computed with; 0 where that isn't known."""
+        """Milliseconds that no prompt token takes less than, whatever it is computed with; 0 if that isn't known."""
 
     @property
     def least_step(self) -> float:
-        """Milliseconds that no pass that decodes takes less than; 0 where that isn't known."""
+        """Milliseconds that no pass that decodes takes less than; 0 if that isn't known."""
 
     def prefill(self, tokens: int) -> float:
         """Return the time to compute ``tokens`` prompt tokens, in as few passes as they need; 0 for none."""
@@ -86,7 +86,7 @@ class ModelPace:
         self._per_pass = tokens_per_pass
         far = timing.pass_ns([(tokens_per_pass, 8 * tokens_per_pass)], 0, 0, 0) / NS_PER_MS
         self._past: dict[tuple[int, int], float] | None = {} if far > self._full else None
-        """By tokens and cached ones in steps, as far as it was asked for; ``None`` where nothing is added."""
+        """By tokens and cached ones in steps, as far as it was asked for; ``None`` if nothing is added."""
 
     @property
     def per_token(self) -> float:

@@ -144,7 +144,7 @@ def of_slot(levels: Levels, slot: int) -> int:
 
 
 def most(levels: Levels, among: int) -> tuple[int, int]:
-    """Return the most blocks that a slot of the set ``among`` has, and those slots; nothing and none where none has any."""
+    """Return the most blocks that a slot of the set ``among`` has, and those slots; nothing and none if none has any."""
     for blocks, mask in levels:
         if mask & among:
             return blocks, mask & among

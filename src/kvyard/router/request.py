@@ -29,7 +29,7 @@ class Choice(NamedTuple):
     slot: int
     """The chosen worker's."""
     cost: float = 0.0
-    """By the policy's own measure; 0 where it has none."""
+    """By the policy's own measure; 0 if it has none."""
     tied: int = 1
     """Number of equally good workers."""
     why: str = ""

@@ -107,7 +107,7 @@ class Router:
 
     def add_worker(self, worker: Holder | str, role: Role = "both", pace: Pace | None = None) -> None:
         """Choose among this one too, from now on; one that was draining is back. Policies see its ``role`` and its ``pace``,
-        which is learnt from its times to first token where it isn't given. Raises ``KvyardError`` for a pool.
+        which is learnt from its times to first token if it isn't given. Raises ``KvyardError`` for a pool.
         """
         holder = worker if isinstance(worker, Holder) else Holder(worker)
         if holder.shared:

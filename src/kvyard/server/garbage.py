@@ -117,7 +117,7 @@ async def stay_settled(idle: Callable[[], bool]) -> None:
 
 
 def resident_bytes() -> int:
-    """Return memory that this process has; 0 where that isn't known."""
+    """Return memory that this process has; 0 if that isn't known."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, ValueError):

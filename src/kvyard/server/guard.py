@@ -2,7 +2,7 @@
 
 A browser sends forms to any address, one of this machine too, and says so: by ``Origin``, ``Sec-Fetch-Site``, and a type of
 content that forms have. A name may also be made to point at this machine (DNS rebinding), and then the page is of the same
-site; but its name is in ``Host``. A token helps against both, because no page has it: where one is wanted, ``Host`` isn't
+site; but its name is in ``Host``. A token helps against both, because no page has it: if one is wanted, ``Host`` isn't
 looked at.
 """
 

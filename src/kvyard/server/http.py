@@ -125,7 +125,7 @@ GuardCheck = Callable[[str, Mapping[str, str], bool], None]
 """Takes method, headers and whether a token is wanted; raises ``Refusal`` for what a page of another site sends. See
 ``Guard``."""
 Handler = Callable[..., Awaitable[Any]]
-"""Takes the decoded body (``None`` where there is none) and the ``HttpRequest``; returns a value to encode, ``Raw``, or a
+"""Takes the decoded body (``None`` if there is none) and the ``HttpRequest``; returns a value to encode, ``Raw``, or a
 ``Response``. Raises ``Refusal``."""
 ANY_METHOD = "*"
 
@@ -138,11 +138,11 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     summary: str
     handler: Handler
     body: Any = None
-    """The type of its body; ``None`` where it has none."""
+    """The type of its body; ``None`` if it has none."""
     raw: bool = False
     """True if the handler gets the body's bytes and reads them itself."""
     reply: Any = None
-    """The type of its answer; ``None`` where that isn't JSON."""
+    """The type of its answer; ``None`` if that isn't JSON."""
     status: int = 200
     media_types: tuple[str, ...] = (JSON,)
     refusals: tuple[int, ...] = ()
@@ -150,7 +150,7 @@ class Operation(msgspec.Struct, kw_only=True, frozen=True):
     open: bool = False
     """True if it answers without a token."""
     token: str | None = None
-    """Its own token, where it isn't the server's."""
+    """Its own token, if it isn't the server's."""
     door: Callable[[str], None] | None = None
     """Takes the Authorization header and raises ``Refusal`` if access is denied; replaces all tokens."""
     as_vllm: bool = False

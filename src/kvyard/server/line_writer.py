@@ -21,7 +21,7 @@ SLOW = "its reader doesn't keep up"
 
 
 class LineWriter:
-    """Writes lines to ``path``, or to stderr where that is ``-``. Raises ``OSError`` only where the file can't be opened."""
+    """Writes lines to ``path``, or to stderr if that is ``-``. Raises ``OSError`` only where the file can't be opened."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -66,7 +66,7 @@ class FileTokenizer:
     """One of Hugging Face's fast tokenizers."""
 
     def __init__(self, path: str) -> None:
-        """Raises ``KvyardError`` where it can't be had."""
+        """Raises ``KvyardError`` if it can't be had."""
         self._inner = load_tokenizer(path)
         self.size = int(self._inner.get_vocab_size(with_added_tokens=True))
 
@@ -150,7 +150,7 @@ def _text(content: object, index: int) -> str:
 
 @lru_cache(maxsize=16)
 def load_tokenizer(path: str) -> Any:
-    """Return the tokenizer in the file ``path``. Raises ``KvyardError`` where it can't be had."""
+    """Return the tokenizer in the file ``path``. Raises ``KvyardError`` if it can't be had."""
     try:
         import tokenizers
     except ImportError:

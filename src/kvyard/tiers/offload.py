@@ -336,7 +336,7 @@ class Offload:
                 yield group, name, runs
 
     def finish_batch(self, batch: EventBatch) -> EventBatch:
-        """Return ``batch`` in the configured form of events; the same object where there is nothing to change."""
+        """Return ``batch`` in the configured form of events; the same object if there is nothing to change."""
         return _legacy(batch) if self.config.events == "legacy" else batch
 
     def check_integrity(self) -> None:

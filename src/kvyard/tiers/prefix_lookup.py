@@ -30,7 +30,7 @@ class GroupPages:
         self.coming = coming
         """On the way to the first tier."""
         self.tiers = tiers
-        """Closest first, and last what a peer has, where there is one to pull from."""
+        """Closest first, and last what a peer has, if there is one to pull from."""
 
 
 class PrefixLookup:

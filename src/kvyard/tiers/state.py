@@ -117,7 +117,7 @@ class OffloadState:
         """Copies that have landed and wait for this worker to do its side of it."""
         self.requests: dict[Request, RequestState] = {}
         self.peers: PeerTier | None = None
-        """The other workers, where it may pull from them."""
+        """The other workers, if it may pull from them."""
         self.pull_landings = 0
         """Pulls that have ended here."""
         self._learns = any(tier.store.pool.learner is not None for tier in tiers)

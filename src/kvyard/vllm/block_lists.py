@@ -27,7 +27,7 @@ class BlockIds(KVCacheBlocks):
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
-        """Return the ids per group; ``None`` with ``allow_none`` where there are none."""
+        """Return the ids per group; ``None`` with ``allow_none`` if there are none."""
         chosen = self._ids if group_ids is None else [self._ids[group] for group in group_ids]
         if allow_none and not any(chosen):
             return None

@@ -156,7 +156,7 @@ def signatures(source: str, name: str) -> dict[str, list[str]]:
 
 
 def installed() -> Path:
-    """Return the folder of the vLLM that is installed, which is not imported. Raises ``VersionError`` where there is none."""
+    """Return the folder of the vLLM that is installed, which is not imported. Raises ``VersionError`` if there is none."""
     spec = find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         raise VersionError("no vLLM is installed for this Python")

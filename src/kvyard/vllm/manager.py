@@ -121,7 +121,7 @@ class Manager:
         return self.blocks.usage
 
     def make_prefix_cache_stats(self) -> Any:
-        """Return the statistics since the last call; ``None`` where they are not kept."""
+        """Return the statistics since the last call; ``None`` if they are not kept."""
         if not self.log_stats:
             return None
         stats, self.prefix_cache_stats = self.prefix_cache_stats, PrefixCacheStats()

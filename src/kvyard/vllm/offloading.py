@@ -80,7 +80,7 @@ class CopyWorker(OffloadingWorker):
         return True
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        """Raises ``CorruptBlockError`` for a block that isn't what was stored, where that is compared."""
+        """Raises ``CorruptBlockError`` for a block that isn't what was stored, if that is compared."""
         began = self._clock.now()
         size = 0
         for tensor, block, chunk, place in self._pairs(dst_spec, src_spec):

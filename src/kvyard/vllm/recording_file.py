@@ -1,4 +1,4 @@
-"""One file of a recording. It ends at its limit or where it can't be written, with a line in the log, and counts its rows."""
+"""One file of a recording. It ends at its limit or if it can't be written, with a line in the log, and counts its rows."""
 
 import contextlib
 import logging

@@ -15,7 +15,7 @@ KEYS = ("folder", "limit")
 
 
 def recording_settings(vllm_config: Any) -> tuple[Path, int] | None:
-    """Return the folder to record to and the limit per file; ``None`` where none is set. Raises ``KvyardError`` for a bad
+    """Return the folder to record to and the limit per file; ``None`` if none is set. Raises ``KvyardError`` for a bad
     value.
     """
     extra = vllm_config.additional_config

@@ -19,7 +19,7 @@ class UnsupportedError(KvyardError, RuntimeError):
 
 
 def installed_version() -> str:
-    """Return the version of vLLM that is installed here. Raises ``VersionError`` where there is none."""
+    """Return the version of vLLM that is installed here. Raises ``VersionError`` if there is none."""
     for name in _DISTRIBUTIONS:
         try:
             return metadata.version(name)

@@ -73,7 +73,7 @@ def make_order(name: str, now: Callable[[], int], options: Mapping[str, float] |
 
 
 def eviction_with_hints(name: str) -> str:
-    """Return the order that heeds hints and is ``name`` without any. Raises ``ConfigError`` where there is none."""
+    """Return the order that heeds hints and is ``name`` without any. Raises ``ConfigError`` if there is none."""
     if name not in ("lru", "priority"):
         raise ConfigError(f"hints need eviction lru or priority, not {name}: leave one of the two out")
     return "priority"

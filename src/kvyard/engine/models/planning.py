@@ -269,7 +269,7 @@ def _too_large(fields: Fields, memory: int, on: PlanOptions, tight: _StagePlan) 
 
 
 def _enough_ranks(fields: Fields, memory: int, on: PlanOptions) -> int | None:
-    """Return the fewest tensor ranks on which there is room; ``None`` where none is known."""
+    """Return the fewest tensor ranks on which there is room; ``None`` if none is known."""
     if on.weights is not None:
         return None  # the number per card was given, and doesn't follow from the ranks
     for ranks in range(on.tensor_parallel_size + 1, MOST_RANKS + 1):

@@ -26,7 +26,7 @@ class TreeSettings(NamedTuple):
     states: int | None = None
     """Slots for states of recurrent layers, if the model has any."""
     tracking: StateTracking | None = None
-    """Positions of states inside requests, where they are kept."""
+    """Positions of states inside requests, if they are kept."""
     host_pages: int = 0
     """Pages of full attention that host memory has, if there is any."""
     window_host_pages: int = 0
@@ -56,6 +56,6 @@ class SchedulerBackend(NamedTuple, Generic[Config]):
     spare_blocks: int | None = None
     """If a request may grow no larger than the pool: blocks to subtract from it, for rounding."""
     tree: Callable[[Config], TreeSettings | None] | None = None
-    """The radix tree that blocks are cached in, where that is the backend's way."""
+    """The radix tree that blocks are cached in, if that is the backend's way."""
     reserved_drafts: Callable[[Config], DraftSlots | None] | None = None
-    """Slots for draft tokens, where they are reserved ahead."""
+    """Slots for draft tokens, if they are reserved ahead."""

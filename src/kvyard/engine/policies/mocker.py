@@ -96,7 +96,7 @@ class MockerPasses(PassMaker):
         self._at_once: set[Job] = set()
         """Jobs among these that wait for nothing."""
         self._blocked = 0
-        """Tokens that the next job lacks whose prompt another worker computes, where there is no room for it; 0 for none."""
+        """Tokens that the next job lacks whose prompt another worker computes, if there is no room for it; 0 for none."""
         self._seen = 0
         """The pool's version when the order of waiting jobs was last worked out."""
 

@@ -71,7 +71,7 @@ CONTEXTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1
 
 
 def aic_version() -> str | None:
-    """Return the version of ``aiconfigurator-core``; ``None`` where it isn't installed."""
+    """Return the version of ``aiconfigurator-core``; ``None`` if it isn't installed."""
     try:
         return version("aiconfigurator-core")
     except Exception:  # PackageNotFoundError, or metadata that can't be read
@@ -92,7 +92,7 @@ def known_engines(system: str) -> dict[str, list[str]]:
 
 @cache
 def known_models() -> dict[str, dict[str, Any]]:
-    """Return the models that come with the package, by name, each with its config. Raises ``KvyardError`` where it is missing.
+    """Return the models that come with the package, by name, each with its config. Raises ``KvyardError`` if it is missing.
 
     Where a checkpoint says in a file of its own how it is quantised, that is under ``hf_quant_config``.
     """
@@ -114,7 +114,7 @@ def known_models() -> dict[str, dict[str, Any]]:
 def find_model(config: Mapping[str, Any], weight_dtype: str | None = None) -> str | None:
     """Return the name under which the package knows a model of this shape and quantisation; ``None`` if it doesn't.
 
-    With a ``weight_dtype`` of one's own it is one that isn't quantised, where there is one: the type is then said beside it.
+    With a ``weight_dtype`` of one's own it is one that isn't quantised, if there is one: the type is then said beside it.
     """
     asked = _shape(config)
     stored = "" if weight_dtype is not None else _stored(config)

@@ -41,7 +41,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def config(self) -> dict[str, Any]:
-        """Return the model's config. Raises ``KvyardError`` where there is none."""
+        """Return the model's config. Raises ``KvyardError`` if there is none."""
         return find_config(self.model)
 
     def operators(self) -> Operators:

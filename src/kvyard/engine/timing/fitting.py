@@ -90,7 +90,7 @@ class KindError(msgspec.Struct, frozen=True):
 
 
 def fit(rows: Sequence[Measurement]) -> Fit:
-    """Fit the form to ``rows``, with a curve where that is worth it. Raises ``KvyardError`` when there are too few.
+    """Fit the form to ``rows``, with a curve if that is worth it. Raises ``KvyardError`` when there are too few.
 
     The unseen errors are by leaving out one measurement or group at a time, or, of many, every 64th; of more than ``MANY``, an
     eighth of the *kinds* of passes with all that are alike, since a log repeats each.
@@ -165,7 +165,7 @@ class _Rows(msgspec.Struct, frozen=True):
     """Number of passes of that kind in it."""
     ms: Floats
     host: Floats
-    """0 where it isn't known."""
+    """0 if it isn't known."""
     hosted: Marks
     """Mask of measurements with host time."""
     weight: Floats

@@ -123,7 +123,7 @@ weights are widened first, which compute at 40 % of the peak."""
 STAND_INS = {"rtx4090": "l40s", "l4": "l40s", "mi300x": "h100", "h20": "h100"}
 """Cards without tables, and the one whose constants they have instead."""
 WIDENED = {"fp8": "int8", "fp4": "int4", "mxfp4": "int4"}
-"""By stored type of weights: the constants that stand in on a card without that arithmetic, where they are widened first."""
+"""By stored type of weights: the constants that stand in on a card without that arithmetic, if they are widened first."""
 OTHERS = ("vllm", "trtllm", "sglang")
 """Engines in whose tables one looks for what another's lack."""
 

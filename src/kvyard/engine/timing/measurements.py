@@ -45,7 +45,7 @@ class Measurement(msgspec.Struct, frozen=True):
     host_ms: float | None = None
     """Time that the host added, if measured: ``ms`` is then the device's alone."""
     others: tuple[tuple[float, PassShape], ...] = ()
-    """Other passes that ``ms`` holds, and how many of each, where several were timed as one."""
+    """Other passes that ``ms`` holds, and how many of each, if several were timed as one."""
     group: int | None = None
     """Measurements of one group were taken together, and are left out of a fit together."""
 

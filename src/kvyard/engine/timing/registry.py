@@ -72,7 +72,7 @@ class TimingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def parse(cls, text: str, speedup_ratio: float, deployment: Deployment | None = None) -> Self:
         """Return the config that ``text``, what follows the name in one word, stands for. Raises ``KvyardError`` if it is none.
 
-        ``deployment`` is the model and the card, where both are known; most kinds don't ask.
+        ``deployment`` is the model and the card, if both are known; most kinds don't ask.
         """
         values = text.split(",") if text else []
         if len(values) == len(cls._own()):

@@ -40,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Consequence: what a consumer that doesn't cope with it loses, or why a prompt can't match."""
     fix: str = ""
     where: str = ""
-    """The endpoint, URL or file, where several are looked at."""
+    """The endpoint, URL or file, if several are looked at."""
     count: int = 1
     examples: list[str] = []
 

@@ -1,6 +1,6 @@
 """Event streams over ZeroMQ: publishing, subscribing, replay, snapshots and recovery. See ``docs/explain/event-streams.md``.
 
-Importing this doesn't import ZeroMQ; opening a socket does, and says what to install where it is missing.
+Importing this doesn't import ZeroMQ; opening a socket does, and says what to install if it is missing.
 """
 
 from kvyard.events.transport.frames import Frame

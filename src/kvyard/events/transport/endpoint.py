@@ -65,7 +65,7 @@ def reachable(endpoint: str) -> str:
 
 
 def check(endpoint: str) -> str:
-    """Return ``endpoint`` itself. Raises ``KvyardError`` where it isn't one, with what one looks like."""
+    """Return ``endpoint`` itself. Raises ``KvyardError`` if it isn't one, with what one looks like."""
     if not endpoint.startswith(SCHEMES) or len(endpoint) <= endpoint.index("://") + 3:
         raise KvyardError(f"{endpoint!r} is not an endpoint: write tcp://HOST:PORT, ipc://PATH or inproc://NAME")
     if endpoint.startswith("tcp://"):

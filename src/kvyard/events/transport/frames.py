@@ -46,7 +46,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Differs between any two starts of publishers."""
     seq: int
-    """The last sequence sent, -1 where there was none."""
+    """The last sequence sent, -1 if there was none."""
     digest: int
     """Speaks for all payloads sent since everything was last cleared (``chained``)."""
     first: int | None = None
@@ -131,7 +131,7 @@ def fingerprint(payload: bytes) -> int:
 
 
 def chained(digest: int, print_: int) -> int:
-    """Return the digest after one more payload, by its fingerprint: equal on both sides where nothing was lost or damaged."""
+    """Return the digest after one more payload, by its fingerprint: equal on both sides if nothing was lost or damaged."""
     return xxhash.xxh3_64_intdigest(print_.to_bytes(8, "big"), digest)
 
 

@@ -354,7 +354,7 @@ class OutletThread:
         return self.outlet.replay_endpoint
 
     def start(self) -> Self:
-        """Open the sockets and start sending. Raises ``KvyardError``, with nothing left open, where that fails."""
+        """Open the sockets and start sending. Raises ``KvyardError``, with nothing left open, if that fails."""
         if self._thread is not None or self._stopping:
             raise KvyardError(f"a {self.role} starts once: make another")
         inputs = self._open()

@@ -77,13 +77,13 @@ class Recovery:
         """End of WAITING, STALE or the checkpoint."""
 
     def handle(self, signal: Signal, now: int) -> None:
-        """Do what ``SIGNALS`` says; nothing where it has no entry."""
+        """Do what ``SIGNALS`` says; nothing if it has no entry."""
         row = self.SIGNALS.get((signal, self.phase))
         if row is not None:
             row.action(self, now)
 
     def accept(self, batch: ReceivedBatch, now: int) -> None:
-        """A live batch that is no repetition: do what ``BATCHES`` says; nothing where it has no entry."""
+        """A live batch that is no repetition: do what ``BATCHES`` says; nothing if it has no entry."""
         row = self.BATCHES.get((self._kind_of(batch), self.phase))
         if row is not None:
             row.action(self, now, batch)

@@ -71,7 +71,7 @@ class SubscriberSockets:
         """Time to reconnect by ourselves, after a connection broke."""
 
     def open(self) -> None:
-        """Subscribe; to be called on the event loop. Raises ``KvyardError``, with nothing left open, where that fails."""
+        """Subscribe; to be called on the event loop. Raises ``KvyardError``, with nothing left open, if that fails."""
         zmq = require()
         import zmq.asyncio  # noqa: F811
 
@@ -292,7 +292,7 @@ class Subscriber:
     def open(self) -> "Subscriber":
         """Subscribe, and begin to ask for what was published before; to be called on the event loop.
 
-        Raises ``KvyardError`` where that can't be done, and the second time.
+        Raises ``KvyardError`` if that can't be done, and the second time.
         """
         if self._opened:
             raise KvyardError("a subscriber opens once: make another")
@@ -306,9 +306,9 @@ class Subscriber:
         return await self._sockets.connected(seconds)
 
     async def receive(self, timeout: float | None = None) -> Update | None:
-        """Return the next update, waiting up to ``timeout`` seconds (``None``: for ever); ``None`` where there is none.
+        """Return the next update, waiting up to ``timeout`` seconds (``None``: for ever); ``None`` if there is none.
 
-        Raises ``KvyardError`` where it isn't open.
+        Raises ``KvyardError`` if it isn't open.
         """
         clock, updates = self._clock, self.subscription.updates
         until = None if timeout is None else clock.now() + from_seconds(timeout)

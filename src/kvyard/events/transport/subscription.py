@@ -250,7 +250,7 @@ class Subscription:
 
     @property
     def state(self) -> State:
-        """The worst state of any stream; stale where there is none."""
+        """The worst state of any stream; stale if there is none."""
         states = {follower.log.state for follower in self._followers.values()}
         for state in (State.STALE, State.CATCHING_UP):
             if state in states:

@@ -10,7 +10,7 @@ from kvyard.events.transport.endpoint import is_ipv6
 
 
 def require() -> ModuleType:
-    """Return the ``zmq`` module. Raises ``KvyardError`` that names the extra where it isn't installed."""
+    """Return the ``zmq`` module. Raises ``KvyardError`` that names the extra if it isn't installed."""
     try:
         import zmq
     except ImportError:

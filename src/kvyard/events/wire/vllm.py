@@ -265,7 +265,7 @@ class VllmReader:
 
 
 def _open(raw: Raw | None) -> object:
-    """Return one small part of a batch; an object that is nothing in particular where it can't be read."""
+    """Return one small part of a batch; an object that is nothing in particular if it can't be read."""
     try:
         return None if raw is None else _ANY.decode(raw)
     except UNREADABLE:

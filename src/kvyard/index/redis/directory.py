@@ -142,7 +142,7 @@ def encode(place: Place) -> bytes:
 
 
 def decode(name: bytes) -> Place | None:
-    """Return the place of that name, or ``None`` where it is no place's."""
+    """Return the place of that name, or ``None`` if it is no place's."""
     try:
         holder, rank, shared, tier, group = msgspec.json.decode(name, type=tuple[str, int, bool, Tier, int | None])
     except DECODE_ERRORS:

@@ -302,7 +302,7 @@ class RedisIndex:
 
     @property
     def reason(self) -> str:
-        """Why the index can't be used now; empty where it can."""
+        """Why the index can't be used now; empty if it can."""
         if not self.server.connected:
             return f"the index server {self.server.address} can't be used: {self.server.reason}"
         if self._is_solo and SOLO not in self.session.tokens:

@@ -192,7 +192,7 @@ class SharedIndexer(Indexer):
     # -- answers out ------------------------------------------------------------------------------------------------
 
     def refresh(self, force: bool = False) -> None:
-        """See ``Indexer``. Asks the server, where that is due."""
+        """See ``Indexer``. Asks the server, if that is due."""
         self.backend.look()
         if self._view() != self._judged:
             self._dirty = True

@@ -27,7 +27,7 @@ class FittedProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_profile(sources: Sequence[Measurements], name: str | None = None) -> FittedProfile:
-    """Fit one profile to all of ``sources``. Raises ``KvyardError`` where there are too few passes.
+    """Fit one profile to all of ``sources``. Raises ``KvyardError`` if there are too few passes.
 
     Where one of them has the host's time apart, as an engine's log may, those without are taken for the device's time alone.
     """

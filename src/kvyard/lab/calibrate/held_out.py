@@ -31,7 +31,7 @@ class CalibrationSource(msgspec.Struct, frozen=True, kw_only=True):
     measurements: Measurements
     early: Measurements | None = None
     run: MeasuredRun | None = None
-    """The measured requests, where there are any."""
+    """The measured requests, if there are any."""
     begins: int = 0
     """Start of held-out time, in nanoseconds since the run's first arrival."""
 
@@ -45,7 +45,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def held_out_begins(requests: Sequence[MeasuredRequest]) -> int | None:
-    """Return the time after which the last third of ``requests`` ends, ``None`` where there are too few."""
+    """Return the time after which the last third of ``requests`` ends, ``None`` if there are too few."""
     ends = sorted(request.ended for request in requests)
     count = int(len(ends) * SHARE)
     return ends[-count - 1] if count >= FEWEST else None

@@ -56,7 +56,7 @@ def _document(data: bytes) -> Any:
 
 
 def passes_of(log: Any, source: str) -> Measurements:
-    """Return the passes of a log that was read already. Raises ``KvyardError``, naming ``source``, where it has none."""
+    """Return the passes of a log that was read already. Raises ``KvyardError``, naming ``source``, if it has none."""
     try:
         pass_log = msgspec.convert(log, PassLog)
     except msgspec.ValidationError as error:

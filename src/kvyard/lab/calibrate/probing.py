@@ -73,7 +73,7 @@ Progress = Callable[[int, int, str], None]
 async def probe_engine(
     url: str, limits: CalibrationLimits, *, model: str | None, token: str | None, budget: int | None, progress: Progress
 ) -> ProbeResult:
-    """Probe the engine at ``url``. Raises ``KvyardError`` where it doesn't answer as an engine does."""
+    """Probe the engine at ``url``. Raises ``KvyardError`` if it doesn't answer as an engine does."""
     limits.check()
     async with Endpoint(url, token) as endpoint:
         try:
@@ -363,7 +363,7 @@ def _seed() -> int:
 
 
 async def _decoding(states: Sequence[_Answering]) -> bool:
-    """Wait until every request of ``states`` has decoded a few tokens more; false where one is over by then."""
+    """Wait until every request of ``states`` has decoded a few tokens more; false if one is over by then."""
     wanted = [len(state.times) + PAUSE for state in states]
     for state, count in zip(states, wanted, strict=True):
         while len(state.times) < count and not state.over:

@@ -20,7 +20,7 @@ EVEN = "When single tokens came: the file has first and last tokens only, so all
 
 
 def read_source(path: str | Path, budget: int | None = None) -> CalibrationSource:
-    """Return the measurements in a file. ``budget`` is the engine's ``max_num_batched_tokens``, where it is known.
+    """Return the measurements in a file. ``budget`` is the engine's ``max_num_batched_tokens``, if it is known.
 
     Raises ``KvyardError`` for what can't be read, for runs without a request that decodes, and for runs of several ranks.
     """
@@ -40,7 +40,7 @@ def read_source(path: str | Path, budget: int | None = None) -> CalibrationSourc
 
 
 def _logged(path: str | Path, data: bytes) -> CalibrationSource:
-    """Return a log of passes, with its requests where it has them."""
+    """Return a log of passes, with its requests if it has them."""
     measurements = read_passes(path)
     log: Any = None
     with suppress(*DECODE_ERRORS):

@@ -37,7 +37,7 @@ LONG = 64
 PAIRS = 8
 """Pairs that are needed for an answer."""
 APART = 0.06
-"""Share by which the tokens of a quarter of them differ where they aren't. Of one engine they differ by a token or two."""
+"""Share by which the tokens of a quarter of them differ if they aren't. Of one engine they differ by a token or two."""
 PARTS = 24
 PROMPT_PARTS = 64
 """Passes of one window that are told apart, without prompts and with."""
@@ -69,7 +69,7 @@ def windows(
     late: int = 0,
     until: int | None = None,
 ) -> list[Measurement]:
-    """Return passes of a run, a few in a row as one measurement. ``budget`` is ``max_num_batched_tokens``, where it is known.
+    """Return passes of a run, a few in a row as one measurement. ``budget`` is ``max_num_batched_tokens``, if it is known.
     Measurements that end after ``until`` are left out.
 
     A new answer begins later than others go on, on a busy machine by several passes: its prompt is put to the longest of the
@@ -106,7 +106,7 @@ def lone_prompts(
 
 
 def out_of_step(requests: Iterable[MeasuredRequest]) -> float | None:
-    """Return by which share answers that decoded together differ in their tokens, where that is more than jitter; else
+    """Return by which share answers that decoded together differ in their tokens, if that is more than jitter; else
     ``None``.
 
     In one engine every pass gives a token to each of them. Only answers whose tokens were all timed tell.
@@ -125,7 +125,7 @@ def out_of_step(requests: Iterable[MeasuredRequest]) -> float | None:
             shares.append((counts[1] - counts[0]) / max(1, counts[0]))
     if len(shares) < PAIRS:
         return None
-    # Neighbours are often of one rank, also where there are several.
+    # Neighbours are often of one rank, also if there are several.
     apart = float(np.quantile(shares, 0.75))
     return apart if apart > APART else None
 

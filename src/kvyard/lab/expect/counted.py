@@ -74,7 +74,7 @@ class Counted(msgspec.Struct, kw_only=True):
 def read_page(text: str, name: str = "metrics") -> Counted:
     """Read a page of metrics: Prometheus text, or TensorRT-LLM's JSON statistics.
 
-    Raises ``KvyardError`` where it has no counter of hits.
+    Raises ``KvyardError`` if it has no counter of hits.
     """
     if text.lstrip().startswith(("[", "{")):
         return _from_trtllm(text, name)

@@ -19,7 +19,7 @@ class EngineVisit(msgspec.Struct, kw_only=True):
 
 
 def visit_engine(url: str, token: str | None = None) -> EngineVisit:
-    """Ask a running engine for its configuration and counters. Raises ``KvyardError`` where it can't be reached."""
+    """Ask a running engine for its configuration and counters. Raises ``KvyardError`` if it can't be reached."""
 
     async def ask() -> EngineVisit:
         async with Endpoint(url, token=token) as endpoint:

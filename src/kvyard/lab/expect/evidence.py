@@ -15,7 +15,7 @@ APART = ("adapters", "salts", "media")
 
 
 def from_events(recordings: Sequence[Path]) -> set[str]:
-    """Return causes that recordings of workers' KV events show. Raises ``KvyardError`` where one can't be read."""
+    """Return causes that recordings of workers' KV events show. Raises ``KvyardError`` if one can't be read."""
     cases = [Case(str(path), replay=None, prompt=None, limits=LIMITS, live=False) for path in recordings]
     for case in cases:
         play(case, case.name)

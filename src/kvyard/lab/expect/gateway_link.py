@@ -30,7 +30,7 @@ class GatewayLink:
         self._token = token
 
     def cpu_seconds(self) -> float:
-        """Return the gateway's processor time, of all its processes. Raises ``KvyardError`` where it isn't available."""
+        """Return the gateway's processor time, of all its processes. Raises ``KvyardError`` if it isn't available."""
         sample = _CPU.search(self._ask("GET", "/metrics"))
         if sample is None:
             raise KvyardError(f"{self.url}/metrics has no processor time: is it a kvyard gateway?")

@@ -105,7 +105,7 @@ class RayExecutor(Executor):
 
 
 def pack(path: Path) -> Packed:
-    """Return a trace's file, or all files of a directory. Raises ``KvyardError`` where it can't be read."""
+    """Return a trace's file, or all files of a directory. Raises ``KvyardError`` if it can't be read."""
     try:
         if not path.is_dir():
             return {path.name: path.read_bytes()}

@@ -31,7 +31,7 @@ class LogLine(msgspec.Struct, frozen=True, gc=False):
     """Nanoseconds of the place's own clock."""
     what: str
     of: str
-    """The request it is about; empty where it is about none."""
+    """The request it is about; empty if it is about none."""
     facts: dict[str, object]
 
     def words(self, since: int) -> str:
@@ -146,7 +146,7 @@ class EngineLog(Watcher):
         self.answers: dict[str, list[int]] = {}
         """Answers, by the jobs' ids."""
         self.batches: dict[int, tuple[bytes, EventBatch]] | None = None
-        """Batches, as they go over the wire and as they are, by sequence, where they are wanted."""
+        """Batches, as they go over the wire and as they are, by sequence, if they are wanted."""
         self._encoder = Encoder()
 
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
@@ -192,7 +192,7 @@ class EngineLog(Watcher):
 
 
 def request_of(job: Job) -> str:
-    """Return the client's name for a job's request, and the job's own where there is none."""
+    """Return the client's name for a job's request, and the job's own if there is none."""
     own, _, name = job.id.partition(" ")
     return name or own
 
@@ -212,7 +212,7 @@ class EngineAction(msgspec.Struct, frozen=True, gc=False):
     handed_over: bool = False
     """True if its prompt is for another worker."""
     source: int = -1
-    """The number of the worker that its prompt comes from; -1 where it comes from none."""
+    """The number of the worker that its prompt comes from; -1 if it comes from none."""
 
     @classmethod
     def of(cls, stamp: int, what: str, job: Job, rank: int, source: int = -1) -> "EngineAction":

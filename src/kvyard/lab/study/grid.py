@@ -111,7 +111,7 @@ def point_key(config: ReplayConfig | None, about: Mapping[str, object]) -> str:
 
 
 def fingerprint(path: str | Path) -> str:
-    """Return a hash of a trace's content. Raises ``KvyardError`` where it can't be read."""
+    """Return a hash of a trace's content. Raises ``KvyardError`` if it can't be read."""
     path = Path(path)
     hashed = xxhash.xxh3_128()
     try:

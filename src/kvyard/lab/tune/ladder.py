@@ -1,4 +1,4 @@
-"""Values that people would write, in order, between two ends: each where there are few, some per doubling where not."""
+"""Values that people would write, in order, between two ends: each if there are few, some per doubling where not."""
 
 from collections.abc import Callable
 

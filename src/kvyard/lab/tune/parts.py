@@ -25,7 +25,7 @@ class TraceParts(msgspec.Struct, frozen=True):
     prefix: TracePart | None
     """None where it would be too short to be of use."""
     test: TracePart | None
-    """None where none was asked for."""
+    """None if none was asked for."""
     requests: dict[str, int]
     """Requests of each part."""
 

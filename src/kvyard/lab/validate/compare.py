@@ -222,7 +222,7 @@ def _seen_by_clients(done: SimulatedRun) -> int:
 
 
 def _times(rows: Sequence[tuple[int, int | None, int, int]]) -> dict[str, Values]:
-    """Return milliseconds of each request, from its arrival, first token, end and length; nan where there is none."""
+    """Return milliseconds of each request, from its arrival, first token, end and length; nan if there is none."""
     arrived, first, ended, tokens = np.array(rows, dtype=np.float64).T
     gaps = np.where(tokens > 1, tokens - 1, np.nan)
     return {"ttft": (first - arrived) / MS, "tpot": (ended - first) / gaps / MS, "e2e": (ended - arrived) / MS}

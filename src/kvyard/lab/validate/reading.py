@@ -57,7 +57,7 @@ class MeasuredRun(msgspec.Struct, kw_only=True):
 
 
 class RunRow(NamedTuple):
-    """A request as a file has it: times in nanoseconds of any clock, ``None`` where they are missing."""
+    """A request as a file has it: times in nanoseconds of any clock, ``None`` if they are missing."""
 
     input: int
     output: int
@@ -142,7 +142,7 @@ def _records(path: Path) -> list[Any]:
     data = whole(path)
     if not data.strip():
         raise KvyardError(f"{path} has no requests in it: it is empty")
-    # The standard library's, because benchmarks in Python write NaN where nothing was measured.
+    # The standard library's, because benchmarks in Python write NaN if nothing was measured.
     try:
         return [json.loads(data)]
     except (ValueError, RecursionError):
@@ -301,7 +301,7 @@ class _ServingSimMeta(msgspec.Struct):
 
 
 def _version(text: str | None) -> tuple[int, int]:
-    """Return the first two numbers of a version; a high one where it isn't known."""
+    """Return the first two numbers of a version; a high one if it isn't known."""
     matched = re.match(r"(\d+)\.(\d+)", text or "")
     return (int(matched[1]), int(matched[2])) if matched else (1 << 30, 0)
 

@@ -123,7 +123,7 @@ def print_validation(validation: Validation, console: Console | None = None) -> 
 
 
 def write_validation(validation: Validation, path: str | Path) -> None:
-    """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
+    """Write the page, in place of what was there. Raises ``KvyardError`` if that can't be done."""
     write_whole(path, validation_page(validation))
 
 

@@ -244,5 +244,5 @@ class LiveDriver:
 
 
 def _header(name: str) -> str:
-    """Return a name of the trace's as headers can have it: itself, or a digest where it can't be one."""
+    """Return a name of the trace's as headers can have it: itself, or a digest if it can't be one."""
     return name if PRINTABLE.fullmatch(name) else xxhash.xxh3_64_hexdigest(name.encode())

@@ -26,7 +26,7 @@ class MetricsPage:
         return name in self._samples
 
     def total(self, *names: str) -> float:
-        """Return the sum of all samples of these metrics, 0 where there is none."""
+        """Return the sum of all samples of these metrics, 0 if there is none."""
         return sum(value for name in names for _, value in self._samples.get(name, ()))
 
     def labels(self, name: str) -> list[tuple[dict[str, str], float]]:

@@ -69,7 +69,7 @@ async def drive(
     name: str | None = None,
     longest: int | None = None,
 ) -> LiveRun:
-    """Like ``replay_live`` on a running loop. ``clock`` is the endpoint's, where it is in this process; it must pass at
+    """Like ``replay_live`` on a running loop. ``clock`` is the endpoint's, if it is in this process; it must pass at
     ``config.speed``. ``settings`` and ``name`` describe the endpoint in the report, in place of its address. Answers are
     cut to the room in a context of ``longest`` tokens: an endpoint would refuse requests for more.
     """

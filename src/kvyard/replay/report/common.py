@@ -34,7 +34,7 @@ Counts = npt.NDArray[np.int64]
 
 WINDOWS = 120
 PER_WINDOW = 8
-"""Requests that a window should have on average; there are fewer windows where there are few requests."""
+"""Requests that a window should have on average; there are fewer windows if there are few requests."""
 CELLS = 40_000
 """Values at most per quantity of all workers together; with very many workers there are fewer points in time."""
 FEWEST = 40
@@ -128,7 +128,7 @@ class Observations:
     def __init__(
         self, records: Records, *, simulated: bool, now: int | None, slo: Slo | None = None, block_size: int = 0
     ) -> None:
-        """``simulated``: admissions are known. ``now`` is when the run was interrupted, ``None`` where it went to its end.
+        """``simulated``: admissions are known. ``now`` is when the run was interrupted, ``None`` if it went to its end.
         ``block_size`` is the router's.
         """
         self._simulated = simulated

@@ -85,7 +85,7 @@ def evenly(report: Report, rows: Sequence[Sequence[float]]) -> list[list[float]]
 
 
 def coarse(values: Sequence[float | None], step: int) -> list[float | None]:
-    """Return means of ``step`` neighbours each, without missing values; ``None`` where all are missing."""
+    """Return means of ``step`` neighbours each, without missing values; ``None`` if all are missing."""
     groups = [
         [value for value in values[start : start + step] if value is not None] for start in range(0, len(values), step)
     ]

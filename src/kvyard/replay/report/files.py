@@ -135,7 +135,7 @@ def from_json(data: bytes | str, name: str = "this") -> Report:
 
 
 def read_report(path: str | Path) -> Report:
-    """Return the report in a file. Raises ``KvyardError`` where it can't be read or isn't one."""
+    """Return the report in a file. Raises ``KvyardError`` if it can't be read or isn't one."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -144,7 +144,7 @@ def read_report(path: str | Path) -> Report:
 
 
 def write_report(report: Report, path: str | Path) -> None:
-    """Write the canonical form, in place of what was there. Raises ``KvyardError`` where that can't be done."""
+    """Write the canonical form, in place of what was there. Raises ``KvyardError`` if that can't be done."""
     write_whole(path, to_json(report))
 
 

@@ -212,7 +212,7 @@ SERVED = 0.9
 
 
 def offered_per_s(report: Report) -> float | None:
-    """Return requests that arrived per second, from the first arrival to the last; ``None`` where that isn't known."""
+    """Return requests that arrived per second, from the first arrival to the last; ``None`` if that isn't known."""
     arrived, window = report.series.arrived, report.series.window_s
     last = max((window_number for window_number, count in enumerate(arrived, 1) if count), default=0)
     return sum(arrived) / (last * window) if last > 1 else None

@@ -20,7 +20,7 @@ from kvyard.replay.report.waterfall import EXPLAINED, LEVELS, absent_notes, step
 
 
 def write_html(report: Report, path: str | Path) -> None:
-    """Write the page, in place of what was there. Raises ``KvyardError`` where that can't be done."""
+    """Write the page, in place of what was there. Raises ``KvyardError`` if that can't be done."""
     write_whole(path, page(report))
 
 

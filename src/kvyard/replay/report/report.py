@@ -103,7 +103,7 @@ class TimingReport(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """In words."""
     error: float | None = None
-    """The mean error of passes where it could be checked, a share (0.1 is 10 %); null where it isn't known."""
+    """The mean error of passes where it could be checked, a share (0.1 is 10 %); null if it isn't known."""
     held_out: dict[str, float] = {}
     """Errors of ``ttft``, ``tpot`` and ``e2e`` in measured time that was held out of a fit, as shares; empty without one."""
     run_class: RunClass | None = None
@@ -137,7 +137,7 @@ class WaterfallStep(msgspec.Struct, frozen=True, kw_only=True):
     change: int
     """From the level before; 0 for the first."""
     ms: float | None
-    """Milliseconds of prefill that the change costs (or saves, below 0); ``None`` where that isn't known."""
+    """Milliseconds of prefill that the change costs (or saves, below 0); ``None`` if that isn't known."""
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +182,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     passes: int | None = None
     evicted_blocks: int | None = 0
     tiers: dict[str, int] = msgspec.field(default_factory=dict)
-    """Counters of its lower tiers, where it has any."""
+    """Counters of its lower tiers, if it has any."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,6 +316,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timing_error(self) -> float | None:
-        """The largest error of its timings; ``None`` where one of them isn't known, or there is none."""
+        """The largest error of its timings; ``None`` if one of them isn't known, or there is none."""
         known = [timing.error for timing in self.timing if timing.error is not None]
         return max(known) if known and len(known) == len(self.timing) else None

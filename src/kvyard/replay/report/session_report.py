@@ -115,7 +115,7 @@ class SessionsReport(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of all sessions' prompt tokens: found that the session itself had sent before (``within``), found thanks to
     others (``across``), and computed though the session had sent it before (``again``)."""
     jain: float | None = None
-    """Jain's index of the sessions' slowdowns: 1 where all are alike, 1 / sessions where one has it all."""
+    """Jain's index of the sessions' slowdowns: 1 if all are alike, 1 / sessions where one has it all."""
     sizes: list[SizeGroup] = msgspec.field(default_factory=list)
     """Smallest first."""
     residency: Residency | None = None

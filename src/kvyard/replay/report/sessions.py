@@ -250,7 +250,7 @@ class _Reader:
 def make_sessions(
     records: Records, idle: IdleFleet | None, residency: Mapping[str, float] | None = None
 ) -> SessionsReport | None:
-    """Return the sessions of ``records``; ``None`` where there are none. ``idle`` says how long requests take alone.
+    """Return the sessions of ``records``; ``None`` if there are none. ``idle`` says how long requests take alone.
     ``residency`` has the token-seconds ``pool``, ``held`` and ``idle`` of a simulated fleet.
     """
     turns = _Turns(records) if records.sessions.names else None

@@ -27,7 +27,7 @@ ROOMY = 104
 SPREADS_LEFT_OUT = ("std", "min", "p95", "p90", "max")
 """Columns that a narrow terminal does without, first to last."""
 PLAIN_WIDTH = 110
-"""Width where it isn't known: in a file or a pipe."""
+"""Width if it isn't known: in a file or a pipe."""
 
 
 def print_report(report: Report, console: Console | None = None) -> None:

@@ -132,7 +132,7 @@ class RecordTotals:
         self._sums = np.zeros((len(numbers), 6), dtype=np.int64)
 
     def _pair(self, part: RecordPart) -> tuple[Column, Column]:
-        """For each row the worker that another one got the prompt from, 0 where there is none, and the one that answered."""
+        """For each row the worker that another one got the prompt from, 0 if there is none, and the one that answered."""
         second = self._base_of[part.rows["worker"]]
         if part.stages is None:
             return np.zeros(len(second), dtype=np.int64), second

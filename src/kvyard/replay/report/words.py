@@ -68,7 +68,7 @@ def measured(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Format a value where there is little room."""
+    """Format a value if there is little room."""
     size = abs(value)
     return f"{value / 1000:,.0f}k" if size >= 100_000 else f"{value:,.0f}" if size >= 1000 else measured(value)
 

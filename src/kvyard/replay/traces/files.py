@@ -21,7 +21,7 @@ PACKED = (".gz", ".xz")
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Return the unpacked bytes of ``path``. Raises ``TraceError`` where it can't be opened."""
+    """Return the unpacked bytes of ``path``. Raises ``TraceError`` if it can't be opened."""
     try:
         if path.suffix == ".gz":
             return cast("IO[bytes]", gzip.open(path, "rb"))

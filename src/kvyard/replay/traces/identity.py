@@ -78,7 +78,7 @@ def _follows(above: int | None) -> str:
 
 
 def prefix_ids(request: TraceRequest, token_block: int = TOKEN_BLOCK) -> tuple[Sequence[int] | None, int]:
-    """Return a request's ids and how many tokens each stands for, from its tokens if it has no ids. None where neither is
+    """Return a request's ids and how many tokens each stands for, from its tokens if it has no ids. None if neither is
     known.
     """
     if request.ids is not None:

@@ -16,7 +16,7 @@ BY_BLOCKS: Figure = {"xScale": "log", "xUnit": "blocks", **SHARE}
 
 
 def write_page(info: Info, path: str | Path) -> None:
-    """Write the page to a new file. Raises ``KvyardError`` where that can't be done."""
+    """Write the page to a new file. Raises ``KvyardError`` if that can't be done."""
     with packed_file(Path(path)) as file:
         file.write(page(info).encode())
 

@@ -151,7 +151,7 @@ class FlowQueue(Generic[T]):
 
     @property
     def retry_after_s(self) -> int:
-        """Seconds until those that wait now are through, by how fast they went lately; 1 where that isn't known."""
+        """Seconds until those that wait now are through, by how fast they went lately; 1 if that isn't known."""
         return max(1, min(LONGEST_RETRY_S, ceil(len(self._waiting) * self._interval / SECOND)))
 
     def push(self, request: FlowRequest, item: T, now: int) -> Waiting[T]:

@@ -12,7 +12,7 @@ class FlowRequest(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     """Tokens of its prompt; 0 if the prompt wasn't read."""
     output: int | None = None
-    """Tokens of its answer, where that is known beforehand."""
+    """Tokens of its answer, if that is known beforehand."""
     session: str | None = None
     """The conversation, or the agent with its sub-agents."""
     tenant: str = ""

@@ -14,7 +14,7 @@ compute and to load.
 - ``interference`` is what a prompt costs those who decode there, ``renewal`` what it costs the cache: where much that is new
   was computed lately, less is kept. Both compare a worker with the mean of all, so they weigh the same at any load.
 - ``blocking``: who comes there while a prompt is computed waits for it, so a prompt costs by the square of its time. Where
-  many are in flight, many come; where none are, since a long prompt is computed there already, a second one harms few.
+  many are in flight, many come; if none are, since a long prompt is computed there already, a second one harms few.
 - ``stickiness``: a second copy takes the time of computing it and the room of something else. It doesn't count for the part
   of the prompt that other requests use right now, since copies of that one are used, nor for a copy that hasn't room to stay;
   what hasn't room here will be computed again and counts against this worker.

@@ -41,7 +41,7 @@ class TierView(msgspec.Struct, kw_only=True, frozen=True):
     idle: int = 0
     """Cached, and not held: what the next prompt may find, or push out."""
     capacity: int | None = None
-    """``None`` where it isn't known."""
+    """``None`` if it isn't known."""
 
 
 PromptSources: TypeAlias = dict[str, int]
@@ -206,12 +206,12 @@ class LatencyWindow:
         return [took for time, took in self._seen if time > now - WINDOW]
 
     def latency(self, now: int) -> Latency | None:
-        """Return percentiles within the window; ``None`` where there is nothing in it."""
+        """Return percentiles within the window; ``None`` if there is nothing in it."""
         return latency_of(self.within(now))
 
 
 def latency_of(times: Sequence[int]) -> Latency | None:
-    """Return percentiles of nanoseconds; ``None`` where there are none."""
+    """Return percentiles of nanoseconds; ``None`` if there are none."""
     ordered = sorted(times)
     if not ordered:
         return None
@@ -258,7 +258,7 @@ class ExpectationView(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     owed: Annotated[int, Meta(ge=0)]
     counted: Annotated[int, Meta(ge=0)]
     cause: Annotated[str, Meta(max_length=64)] = ""
-    """The cause that is named; empty where nothing is wrong."""
+    """The cause that is named; empty if nothing is wrong."""
     fault: bool = False
     """True if engines count something else than they owe; otherwise the cause limits what is owed."""
     sentence: Annotated[str, Meta(max_length=2000)] = ""

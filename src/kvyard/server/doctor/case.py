@@ -296,7 +296,7 @@ def ask_for_replay(cases: Sequence[Case], seconds: float = 1.0) -> None:
 
 
 def play(case: Case, path: str) -> None:
-    """Take in a recording. Raises ``KvyardError`` where it can't be read."""
+    """Take in a recording. Raises ``KvyardError`` if it can't be read."""
     started = False
     for recorded in Recording(path):
         if not started:

@@ -21,7 +21,7 @@ class GatewayVisit(msgspec.Struct, kw_only=True):
 
 
 def visit_gateway(url: str, token: str | None = None) -> GatewayVisit:
-    """Ask a gateway what it sees; ``token`` is its admin token, where it has one. What fails is noted, not raised; raises
+    """Ask a gateway what it sees; ``token`` is its admin token, if it has one. What fails is noted, not raised; raises
     ``KvyardError`` where aiohttp isn't installed.
     """
     seen = GatewayVisit(url=url)

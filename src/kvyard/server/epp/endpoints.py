@@ -39,7 +39,7 @@ class Endpoints:
         return self._learn(engine, host, port) if is_address(host) else None
 
     def at(self, endpoint: str) -> Engine | None:
-        """Return the engine at ``endpoint``; ``None`` where it is none of ours."""
+        """Return the engine at ``endpoint``; ``None`` if it is none of ours."""
         engine = self._engines.get(self._names.get(endpoint, ""))
         return engine if engine is not None and self.of(engine) == endpoint else None
 

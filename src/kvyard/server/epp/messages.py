@@ -73,7 +73,7 @@ def read_message(data: bytes) -> Any:
 
 
 def _body_bytes(data: bytes) -> int:
-    """Return bytes of the first field that has a body in it; 0 where none is found among the first fields."""
+    """Return bytes of the first field that has a body in it; 0 if none is found among the first fields."""
     offset = 0
     for _ in range(_MOST_FIELDS):
         tag, offset = _number(data, offset)
@@ -112,7 +112,7 @@ def modes(message: Any, usual: int) -> tuple[int, int]:
 
 
 def _metadata(message: Any, namespace: str, key: str) -> Any:
-    """Return a value of the filters' metadata; ``None`` where there is none."""
+    """Return a value of the filters' metadata; ``None`` if there is none."""
     if not message.HasField("metadata_context"):
         return None
     metadata = message.metadata_context.filter_metadata

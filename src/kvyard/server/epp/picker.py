@@ -51,9 +51,9 @@ class PickRequest(msgspec.Struct, kw_only=True):
     """From its last /v1/ on, and without a query: data planes put prefixes before it."""
     headers: Mapping[str, str]
     body: bytes | None
-    """``None`` where it isn't here."""
+    """``None`` if it isn't here."""
     unread: str = ""
-    """Why it isn't, one of ``OPENED``; empty where there is none or it wasn't sent."""
+    """Why it isn't, one of ``OPENED``; empty if there is none or it wasn't sent."""
     subset: list[str] | None = None
     """Endpoints that may be chosen; ``None``: any."""
     sheddable: bool = False
@@ -92,7 +92,7 @@ class EndpointPicker:
     # -- picking ----------------------------------------------------------------------------------------------------------
 
     async def pick(self, asked: PickRequest) -> Picked:
-        """Return the engine for a request; its ``proxied.end`` must be called. Raises ``Refusal`` where there is none."""
+        """Return the engine for a request; its ``proxied.end`` must be called. Raises ``Refusal`` if there is none."""
 
         async def find(id_: str, key: AccessKey | None) -> RoutedRequest:
             routed = await self._route(asked, id_)

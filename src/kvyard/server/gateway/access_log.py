@@ -43,7 +43,7 @@ class AccessLog:
     """Lines at the end of a file, or on stderr. A line that can't be written is counted and left out."""
 
     def __init__(self, path: str) -> None:
-        """``path`` may be ``-`` for stderr. Raises ``KvyardError`` where it can't be written."""
+        """``path`` may be ``-`` for stderr. Raises ``KvyardError`` if it can't be written."""
         self.path = path
         self._lines: list[bytes] = []
         self._gathered = 0
@@ -83,7 +83,7 @@ class AccessLog:
             log.warning("the access log %s can't be written: %s", self.path, self._writer.error)
 
     def reopen(self) -> None:
-        """Begin the file again by its name: the old one may have been put aside. Keeps the old one where that can't be done."""
+        """Begin the file again by its name: the old one may have been put aside. Keeps the old one if that can't be done."""
         self.flush()
         try:
             self._writer.reopen()

@@ -26,7 +26,7 @@ class AdapterWish(msgspec.Struct, kw_only=True):
 
     lora_name: str
     model: str | None = None
-    """The base model whose engines are meant; may be left out where there is one."""
+    """The base model whose engines are meant; may be left out if there is one."""
 
 
 class AdapterChange(msgspec.Struct, kw_only=True):

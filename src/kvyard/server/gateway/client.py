@@ -49,7 +49,7 @@ class EngineClient:
         self._config = config
 
     def open(self) -> None:
-        """On the loop that will use it."""
+        """Open the client on the loop that will use it."""
         # Engines close idle connections after five seconds, most of them; ours must go first, or a request meets a closed one.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
         timeout = aiohttp.ClientTimeout(
@@ -173,7 +173,7 @@ class EngineClient:
         ]
 
     async def _look(self, address: EngineAddress, path: bytes) -> tuple[int, bytes]:
-        """As ``_get``, over one of the connections for requests: all engines are looked at each second, and it takes less."""
+        """Like ``_get``, over one of the connections for requests: all engines are polled each second, and this costs less."""
         connections = self.connections
         if connections is None or connections.closed:
             raise asyncio.CancelledError  # the gateway ends

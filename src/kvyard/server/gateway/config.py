@@ -98,7 +98,9 @@ class GatewayEngine(_EngineSettings, frozen=True, kw_only=True, forbid_unknown_f
         )
 
     def registrations(self, model: str) -> list[Register]:
-        """Its event streams, as the index takes them. Raises ``KvyardError`` for lists that don't have one for each rank."""
+        """Return the engine's event streams for the index. Raises ``KvyardError`` for lists that don't have
+        one for each rank.
+        """
         if self.events is None:
             return []
         facts = picked(self, "block_size topic dialect clear_scope groups alignment")
@@ -288,7 +290,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     session_prefixes: bool = True
     """True: a request that names no session, response or user belongs to the session whose latest prompt it begins with."""
     tenant_header: Name = "x-gateway-inference-fairness-id"
-    """Names the tenant of a request, where there are no keys; with keys, a key's name is its tenant."""
+    """Names the tenant of a request, if there are no keys; with keys, a key's name is its tenant."""
 
     engine_requests: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     """Requests that an engine has at a time; others wait here."""
@@ -391,7 +393,7 @@ class OwnIndexConfig(IndexConfig, frozen=True, kw_only=True):
 
 
 def check_url(url: str, where: str) -> str:
-    """Return ``url`` without a slash at its end. Raises ``KvyardError`` where it isn't one of HTTP."""
+    """Return ``url`` without a slash at its end. Raises ``KvyardError`` if it isn't one of HTTP."""
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment

@@ -44,7 +44,7 @@ class EngineAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str) -> "EngineAddress":
-        """``url`` has to be one that ``check_url`` takes."""
+        """Return the address in ``url``, which ``check_url`` must accept."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         tls = parts.scheme == "https"
@@ -150,7 +150,7 @@ class EngineConnection(asyncio.Protocol):
         return not self._transport.is_closing()
 
     def release(self) -> None:
-        """The answer was read: keep the connection for another request, where that can be."""
+        """Keep the connection, whose answer was read, for another request if possible."""
         self.busy = False
         if self.complete and self._reusable and not self._surplus and self.alive:
             self._connections.keep(self)
@@ -207,7 +207,7 @@ class EngineConnection(asyncio.Protocol):
         self._wake()
 
     def silent(self) -> None:
-        """Fail because nothing came for too long."""
+        """Fail because nothing arrived for too long."""
         self._fail("it was silent for too long")
 
     # -- for the parser ---------------------------------------------------------------------------------------------
@@ -321,12 +321,12 @@ class EngineConnections:
         return reply
 
     def keep(self, connection: EngineConnection) -> None:
-        """One is free again."""
+        """Keep a connection that is free again."""
         connection.heard = self.now()
         self._idle.setdefault(connection.address, []).append(connection)
 
     def forget(self, connection: EngineConnection) -> None:
-        """One was closed."""
+        """Forget a connection that was closed."""
         self._all.discard(connection)
         address = connection.address
         idle = self._idle.get(address)

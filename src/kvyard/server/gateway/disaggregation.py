@@ -193,7 +193,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
     """The prefill engine's part, where it was sent at the same time."""
 
     async def respond(self) -> Response:
-        """As for other requests, with the prompt computed elsewhere where that is decided."""
+        """Answer like other requests, with the prompt computed elsewhere if that is decided."""
         self._whole_body = self.body
         self.proxied.at_end = self._end
         return await super().respond()
@@ -349,7 +349,7 @@ class SplitExchange(Exchange, kw_only=True, eq=False):
             self.proxy.health.failed(engine, failed.reason, gone=failed.gone)
 
     def _let_go(self, computed: bool) -> None:
-        """A prefill engine that was asked in another way is done, or no longer needed."""
+        """Release a prefill engine that is done, or no longer needed."""
         booked, self._booked = self._booked, None
         prefill_pool = self.proxied.pool.prefill_pool
         if booked is None or prefill_pool is None:

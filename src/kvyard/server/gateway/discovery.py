@@ -19,7 +19,7 @@ from kvyard.errors import KvyardError
 log = logging.getLogger(__name__)
 
 Resolver: TypeAlias = Callable[[str], Awaitable[list[str]]]
-"""Takes a name and returns its addresses; raises ``OSError`` where it has none."""
+"""Takes a name and returns its addresses; raises ``OSError`` if it has none."""
 
 
 class Address(msgspec.Struct, frozen=True, order=True):

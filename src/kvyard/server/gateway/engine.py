@@ -40,7 +40,7 @@ class PromptTally:
         self.computed += max(0, computed)
 
     def prompts(self) -> PromptSources:
-        """As a dashboard has it."""
+        """Return prompt tokens by source, for the dashboard."""
         return prompt_sources(self.tiers, self.computed, self.elsewhere)
 
 
@@ -100,7 +100,7 @@ class Engine:
             self.pool.indexer.distrust(self.name, reason)
 
     def settle(self) -> None:
-        """There is no doubt any more, or no look that could end it."""
+        """End the doubt about the engine's identity: it was checked, or can't be."""
         doubt, self.doubt = self.doubt, None
         if doubt is not None and not doubt.done():
             doubt.set_result(None)
@@ -118,7 +118,7 @@ class Engine:
 
     @property
     def model(self) -> str:
-        """The model of its pool; empty where it is in none."""
+        """The model of its pool; empty if it is in none."""
         return "" if self.pool is None else self.pool.model
 
     @property

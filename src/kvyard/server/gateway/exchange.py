@@ -176,13 +176,13 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         return headers if proxied.ticket is None else headers + proxied.ticket.headers()
 
     def _complete(self, engine: Engine, status: int, usage: AnswerTokens) -> None:
-        """An engine's answer is complete."""
+        """Note that an engine's answer is complete."""
         self.proxied.answered(usage)
         self.proxied.outcome = "finished" if status < 400 else "refused"
         self.proxy.health.served(engine, self._failed_at)
 
     def _given_up(self, failed: EngineFailed) -> Response:
-        """No engine could answer: the last engine's error. Raises ``Refusal`` if it sent none."""
+        """Return the last engine's error, since no engine could answer. Raises ``Refusal`` if it sent none."""
         proxied = self.proxied
         proxied.outcome = "failed"
         tries = proxied.tries
@@ -223,7 +223,7 @@ class RelayedStream(Response):
         self._request: HttpRequest | None = None
 
     async def send(self, request: HttpRequest) -> None:
-        """Relay it. Raises ``ResponseBroken`` where the engine fails."""
+        """Relay the answer. Raises ``ResponseBroken`` if the engine fails."""
         answer, chunk = self._answer, self.body
         request.start(self.status, self.headers)
         self._request = request
@@ -251,7 +251,7 @@ class RelayedStream(Response):
         return True
 
     def _note(self, chunk: bytes) -> None:
-        """A chunk went to the client."""
+        """Note a chunk that was sent to the client."""
         proxied = self._proxied
         if self._events:
             proxied.events += chunk.count(b"\n\n")
@@ -261,7 +261,7 @@ class RelayedStream(Response):
         self._last = chunk
 
     async def _break(self, request: HttpRequest, reason: str) -> None:
-        """The engine failed in the middle: say so where a stream lets us."""
+        """End an answer whose engine failed in the middle; a stream gets an error event."""
         self._proxied.outcome = "broken"
         self._exchange.proxy.health.failed(self._engine, reason)
         if self._events and self._last.endswith(b"\n\n"):

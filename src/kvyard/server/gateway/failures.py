@@ -47,7 +47,7 @@ class AnswerCut(Exception):
 
 
 def unreachable(error: OSError) -> EngineFailed:
-    """No connection to an engine could be made."""
+    """Return the failure of an engine to which no connection could be made."""
     reason = f"it can't be reached: {error.strerror or error}"
     return EngineFailed(reason, reached=False, gone=error.errno not in OURS)
 

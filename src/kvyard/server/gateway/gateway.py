@@ -100,8 +100,8 @@ class Gateway(AsyncService):
         self.reloading.changed.append(self._configured)
 
     def follow(self) -> None:
-        """Before its start, for a process in the place of one that ended: begin with the configuration as it is by now, and
-        wait for engines that are looked for.
+        """Begin with the current configuration, and wait for engines that are being discovered: for a process that replaces one
+        that ended, before its start.
         """
         self._follows = True
 
@@ -225,7 +225,7 @@ class Gateway(AsyncService):
                 self.traffic.access_log.flush()
 
     async def _take_fleet(self, url: str) -> bool:
-        """Take in the workers of a mock that aren't here; false where it doesn't answer. Raises ``KvyardError`` for no mock."""
+        """Take in the workers of a mock that aren't here; false if it doesn't answer. Raises ``KvyardError`` for no mock."""
         fleet = await self.client.mock_fleet(url)
         for engine in fleet or ():
             known = self.members.engines.get(engine.name or "")

@@ -43,7 +43,7 @@ class EngineHealth(msgspec.Struct, eq=False):
     """Told what requests found out about an engine, by its name, with a reason: other processes go by it too."""
 
     def well(self, engine: Engine) -> None:
-        """An engine answers: it gets requests from now on, unless it drains."""
+        """Mark an engine as up: it gets requests from now on, unless it drains."""
         if self.clock.now() < engine.shunned_until:
             return
         was_up = engine.up
@@ -56,7 +56,7 @@ class EngineHealth(msgspec.Struct, eq=False):
             engine.pool.open(engine)
 
     def unwell(self, engine: Engine, reason: str, *, gone: bool = False) -> None:
-        """An engine doesn't answer as it should; ``gone``: there is no process any more."""
+        """Mark an engine as unhealthy; ``gone``: its process doesn't exist any more."""
         engine.misses += 1
         engine.reason = reason
         if gone or engine.misses >= self.config.unhealthy_after:
@@ -73,7 +73,7 @@ class EngineHealth(msgspec.Struct, eq=False):
             engine.state = "suspect"
 
     def failed(self, engine: Engine, reason: str, *, gone: bool = False) -> None:
-        """A request found an engine failing."""
+        """Note that an engine failed during a request."""
         engine.failed += 1
         if engine.pool is None:
             return  # it was removed meanwhile
@@ -85,7 +85,7 @@ class EngineHealth(msgspec.Struct, eq=False):
         engine.look.set()
 
     def served(self, engine: Engine, others: list[Engine]) -> None:
-        """An engine answered a request that ``others`` had failed: so it wasn't the request's fault."""
+        """Note that an engine answered a request that ``others`` had failed: so the request wasn't the cause."""
         if engine.strikes:
             engine.strikes = 0
             self._found("answered", engine)
@@ -94,7 +94,7 @@ class EngineHealth(msgspec.Struct, eq=False):
             self._found("struck", other)
 
     def heard(self, finding: Finding, engine: Engine, reason: str) -> None:
-        """Another process found out something about an engine."""
+        """Receive another process's finding about an engine."""
         if engine.pool is None:
             return
         if finding == "answered":
@@ -144,7 +144,7 @@ class EngineHealth(msgspec.Struct, eq=False):
             share = 1.0
 
     def doubt(self, engine: Engine) -> None:
-        """Another process may be at the engine's address: have it asked for its models before it gets a request."""
+        """Check the models of ``engine`` before it gets a request: another process may be at its address."""
         if engine.doubt is None:
             engine.doubt = asyncio.get_running_loop().create_future()
         engine.look.set()

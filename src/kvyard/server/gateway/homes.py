@@ -22,7 +22,7 @@ class ResponseHome(msgspec.Struct, frozen=True, gc=False):
     """Of the pool."""
     engine: str
     key: str = ""
-    """The name of the key that made it; empty where there are no keys."""
+    """The name of the key that made it; empty if there are no keys."""
     session: str | None = None
     """The session that it belongs to."""
 
@@ -35,7 +35,7 @@ class ResponseHomes:
         """The oldest first."""
 
     def saw(self, answer: bytes, home: ResponseHome) -> str:
-        """An answer to /v1/responses begins; ``home`` is where it comes from. Returns its id, empty where it has none."""
+        """Note the beginning of an answer to /v1/responses from ``home``. Returns its id, empty if it has none."""
         matched = _ID.search(answer, 0, HEAD)
         if matched is None:
             return ""
@@ -44,16 +44,16 @@ class ResponseHomes:
         return id_
 
     def remember(self, id_: str, home: ResponseHome) -> None:
-        """A response is there."""
+        """Remember the home of a response."""
         self._known.pop(id_, None)
         self._known[id_] = home
         if len(self._known) > MOST:
             del self._known[next(iter(self._known))]
 
     def find(self, id_: str) -> ResponseHome | None:
-        """``None`` where it isn't known."""
+        """Return the home of a response; ``None`` if unknown."""
         return self._known.get(id_)
 
     async def look_up(self, id_: str) -> ResponseHome | None:
-        """As ``find``, wherever it may be known."""
+        """Like ``find``, asking all processes."""
         return self.find(id_)

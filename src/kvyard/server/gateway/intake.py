@@ -227,7 +227,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         return await self._respond(SplitExchange if splits else Exchange, proxied, path, body, request)
 
     async def accept_unknown(self, body: bytes, request: HttpRequest) -> Response:
-        """Have an engine answer a request that only engines know. Raises ``Refusal`` where there is none for it."""
+        """Have an engine answer a request that only engines know. Raises ``Refusal`` if there is none for it."""
         if request.method not in PASSED_METHODS:
             raise Refusal(405, f"{request.method} isn't passed on", fix=f"use {', '.join(PASSED_METHODS)}")
         key = None if self.keys is None else self.keys.find(request.get("authorization", ""))
@@ -237,7 +237,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         return await self._accept_unread(request.path, body, request, partial(self._pool_of, body, request))
 
     async def accept_stored(self, body: bytes | None, request: HttpRequest, path: str = "") -> Response:
-        """Have the engine that keeps a response answer a request about it. Raises ``Refusal`` where none does."""
+        """Have the engine that keeps a response answer a request about it. Raises ``Refusal`` if none does."""
         path = path or request.path
         return await self._accept_unread(path, body or b"", request, partial(self._home_of, path))
 
@@ -267,7 +267,7 @@ class RequestIntake(msgspec.Struct, eq=False):
     # -- where requests may go ------------------------------------------------------------------------------------------
 
     async def _pool_of(self, body: bytes, request: HttpRequest, id_: str, key: AccessKey | None) -> RoutedRequest:
-        """Any engine of the model that a body names, if it names one."""
+        """Route a request to any engine of the model that its body names, if it names one."""
         if key is not None:
             if key.models and await too_heavy(body):
                 raise Refusal(413, HEAVY, fix=FIX)
@@ -280,7 +280,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         return unread(id_, name, pool, pool.without(name))
 
     async def _read(self, path: str, body: bytes, prompts: bool = True) -> PeekedBody:
-        """``read_body``, with a turn of its own for each pass over a long body."""
+        """Call ``read_body``, yielding to other tasks between passes over a long body."""
         if await too_heavy(body, self.config.limits.tokens):
             raise Refusal(413, HEAVY, fix=FIX)
         parts = read_body(path, body, prompts)
@@ -323,5 +323,5 @@ def _status(error: BaseException, headers: Mapping[str, str]) -> int:
 
 
 def _no_response(id_: str, field: str) -> Refusal:
-    """In the words of engines."""
+    """Return the refusal of an unknown response, in the engines' words."""
     return Refusal(404, f"Response with id '{id_[:200]}' not found.", field=field)

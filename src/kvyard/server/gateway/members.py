@@ -128,7 +128,7 @@ class Membership(msgspec.Struct, eq=False):
         return engine
 
     def lost(self, address: EngineAddress) -> None:
-        """The engine at ``address`` has closed its connections."""
+        """Note that the engine at ``address`` has closed its connections."""
         for engine in self.engines.values():
             if engine.address == address and engine.up:
                 self.health.doubt(engine)
@@ -170,7 +170,7 @@ class Membership(msgspec.Struct, eq=False):
                 looked(engine)
 
     async def _learn(self, engine: Engine, listed: list[ListedModel]) -> None:
-        """An engine says which names it answers to; with the first time, which pool it belongs to."""
+        """Learn the names that an engine serves; the first time, also the pool that it belongs to."""
         models = {listed_model.id: listed_model.parent for listed_model in listed}
         engine.listed = {listed_model.id: listed_model for listed_model in listed}
         engine.longest = max(filter(None, (listed_model.max_model_len for listed_model in listed)), default=None)

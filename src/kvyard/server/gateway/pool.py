@@ -56,7 +56,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, gc=False):
     wait: FlowWait | None = None
     """Why it waited, if it did."""
     said: str | None = None
-    """The session that its client named, where it is recorded."""
+    """The session that its client named, if it is recorded."""
 
 
 Placed: TypeAlias = tuple[Decision, Engine]
@@ -224,7 +224,7 @@ class EnginePool(msgspec.Struct, eq=False):
         return any(holder.name != engine.name for holder in self._open)
 
     def names_changed(self) -> None:
-        """Engines' names have changed: work out again which can't take what."""
+        """Compute again which engines can't take which names, after names of engines changed."""
         self._shut.clear()
         if self.prefill_pool is not None:
             self.prefill_pool.names_changed()
@@ -291,7 +291,7 @@ class EnginePool(msgspec.Struct, eq=False):
             raise
 
     def place_at(self, place: EngineRequest, engine: Engine) -> Decision | None:
-        """Book a request at the engine that turned out to have it, as ``place`` would; ``None`` where it can't be booked there.
+        """Book a request at the engine that turned out to have it, as ``place`` would; ``None`` if it can't be booked there.
         The caller must ``release`` it.
         """
         others = frozenset(holder for other in self.engines.values() if other is not engine for holder in other.holders)
@@ -301,7 +301,9 @@ class EnginePool(msgspec.Struct, eq=False):
             return None  # it is down, drains, or has as much as it may have
 
     def release(self, engine: Engine, id_: object, refused: bool = False) -> None:
-        """A request has left an engine, whichever way; ``refused``: the engine did nothing for it, so far as is known."""
+        """Note that a request has left an engine, for any reason; ``refused``: as far as is known, the engine did nothing for
+        it.
+        """
         (self.router.refused if refused else self.router.finished)(id_, self.clock.now())
         if self.sharing is not None:
             self.sharing.finished(id_)
@@ -314,7 +316,7 @@ class EnginePool(msgspec.Struct, eq=False):
             self.grant()
 
     def has_room(self, engine: Engine) -> None:
-        """An engine that had as much as it may have has less, as the pool of the other role found."""
+        """Note that an engine that was full isn't any more, as the pool of the other role found."""
         self._full.difference_update(engine.holders)
         if self.waiting:
             self.grant()
@@ -346,7 +348,7 @@ class EnginePool(msgspec.Struct, eq=False):
         return self.router.hold(place.request, self.clock.now(), self._full, exclude=shut, known=place.known)
 
     def _may_have_room(self) -> bool:
-        """False if engines are up and all have as much as they may have. While none is up, requests may be given up."""
+        """Return false if engines are up and all are full. While none is up, requests may be given up."""
         return not self._open or len(self._full) < len(self._open)
 
     def _grant(self, waiting: Waiting[_Queued]) -> bool:
@@ -373,7 +375,7 @@ class EnginePool(msgspec.Struct, eq=False):
         return self.router.preview(place.request, self.clock.now(), exclude=self._excluded(place), known=place.known)
 
     def first_token(self, id_: object, seen: bool = True) -> None:
-        """A request's prompt is computed; ``seen`` where this is when its first token came, and not a whole answer."""
+        """Note that a request's prompt is computed; ``seen`` if its first token came just now, and not a whole answer."""
         self.router.prefill_done(id_, self.clock.now(), seen)
         if self.sharing is not None:
             self.sharing.prefill_done(id_)
@@ -419,11 +421,11 @@ class EnginePool(msgspec.Struct, eq=False):
         return decision, engine
 
     def is_full(self, engine: Engine) -> None:
-        """An engine has as much as it may have, as the pool of the other role found."""
+        """Note that an engine is full, as the pool of the other role found."""
         self._update_full(engine)
 
     def load_changed(self, name: str) -> None:
-        """Others have more, or less, at an engine."""
+        """Note that the number of others' requests at an engine changed."""
         engine = self.engines.get(name)
         if engine is not None:
             self._update_full(engine)
@@ -450,7 +452,7 @@ class EnginePool(msgspec.Struct, eq=False):
             self._full.difference_update(engine.holders)
 
     def _take_back(self, waiting: Waiting[_Queued]) -> None:
-        """A client that waited is gone: so is its place in the queue, or what it was just granted."""
+        """Remove a request whose client disconnected from the queue, or return the room that it was just granted."""
         granted = waiting.item.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             decision, engine = granted.result()

@@ -105,7 +105,7 @@ class PromiseTally(msgspec.Struct):
     """The largest number that all of these are multiples of."""
 
     def found(self, cached: int) -> None:
-        """An engine found ``cached`` tokens of a prompt."""
+        """Note that an engine found ``cached`` tokens of a prompt."""
         if cached:
             self.founds += 1
             self.step = math.gcd(self.step, cached)
@@ -131,11 +131,11 @@ class AnnouncedElsewhere:
         self._crossed: set[str] = set()
 
     def ended(self, now: int) -> None:
-        """A request ended."""
+        """Note that a request ended."""
         self._ended = now
 
     def interrupted(self) -> None:
-        """A request was routed while another is in flight: what rises from now on may be of both."""
+        """Note that a request was routed while another is in flight: event counts may be due to both from now on."""
         self._watched = ""
 
     def routed(self, engine: str, stored: Callable[[], dict[str, int]], now_ns: int) -> str:

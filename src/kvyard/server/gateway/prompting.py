@@ -141,8 +141,8 @@ async def _decoded(raw: msgspec.Raw) -> Any:
 async def _chat(
     ask: PeekedPrompt, first: list[dict[str, Any]], items: Any, kinds: tuple[str, ...]
 ) -> PeekedChat | None:
-    """``items`` after ``first`` as a conversation; ``None`` where a part is none of ``kinds``, a tuple, since a client may send
-    what can't be hashed.
+    """Return ``items`` after ``first`` as a conversation; ``None`` if a part isn't one of ``kinds``, a tuple, since a client
+    may send unhashable values.
     """
     messages_read: list[dict[str, Any]] = []
     for item in [*first, *items] if isinstance(items, list) else [None]:
@@ -268,7 +268,7 @@ class Prompting:
         return False
 
     async def source(self, ask: PeekedBody) -> RawPrompt | None:
-        """Return the one prompt of a request, where it can be read here; ``None`` where ``prompts`` has to be asked."""
+        """Return the one prompt of a request, if it can be read here; ``None`` where ``prompts`` has to be asked."""
         if isinstance(ask, PeekedResponses | PeekedMessages):
             chat = await ask.as_chat()
             if chat is None:
@@ -293,7 +293,7 @@ class Prompting:
         return isinstance(ask, PeekedCompletion) and ask.truncate_prompt_tokens is None and _is_flat(bytes(ask.prompt))
 
     async def prompts(self, ask: PeekedBody) -> list[Sequence[int]]:
-        """Return the prompts of a request, or none where they can't be read. Of further ones only the length is right, and of
+        """Return the prompts of a request, or none if they can't be read. Of further ones only the length is right, and of
         text not even that.
         """
         ids_of: list[Sequence[int]] | None = None
@@ -377,7 +377,7 @@ class Prompting:
         return await self._of_chat(ask) if isinstance(ask, PeekedChat) else None
 
     def _rendered(self, ask: PeekedChat) -> str | None:
-        """Return a conversation as the mock writes it; ``None`` where that can't be done."""
+        """Return a conversation as the mock writes it; ``None`` if that can't be done."""
         try:
             messages = _messages(ask.messages)
             tools = None if ask.tools == _NULL else _tools(ask.tools)

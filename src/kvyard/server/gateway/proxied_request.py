@@ -25,7 +25,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
     traffic: GatewayTraffic
     clock: Clock
     ticket: RateAdmission | None = None
-    """Its draw on a quota, where there are limits."""
+    """Its draw on a quota, if there are limits."""
     trace: RequestTrace | None = None
     booked: Placed | None = None
     """The engine that has it, until that is released."""
@@ -34,7 +34,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
     computed: bool = True
     """True if the engine that has it may have computed the prompt."""
     sent: int = 0
-    """When that engine had the request, where that is traced."""
+    """When that engine had the request, if that is traced."""
     explained: bool = True
     """True if its client may learn how it was routed."""
     prefill_tried: bool = False
@@ -46,7 +46,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
     over: bool = False
 
     async def book(self) -> Placed:
-        """Wait for an engine. Raises ``Exhausted``, and ``Refusal`` where there is none."""
+        """Wait for an engine. Raises ``Exhausted``, and ``Refusal`` if there is none."""
         if self.trace is not None:
             self.trace.queued(self.clock.now())
         placed = await self.pool.place(self.place)
@@ -61,13 +61,13 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
         self.traffic.placed(self, engine, decision)
 
     def first_token(self, seen: bool) -> None:
-        """Its first bytes are here; ``seen`` if they are its first token and not a whole answer."""
+        """Note the first bytes of the answer; ``seen`` if they are its first token and not a whole answer."""
         if self.computed and self.booked is not None:
             self.pool.first_token(self.id, seen=seen)
         self.traffic.began_answer(self)
 
     def answered(self, usage: AnswerTokens) -> None:
-        """Its answer is complete, with these token counts."""
+        """Note that the answer is complete, with these token counts."""
         if self.booked is not None:
             decision, engine = self.booked
             self.traffic.answered(self, engine, decision, usage)
@@ -77,7 +77,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
         self.release()
 
     def failed(self, reason: str, engine: Engine) -> None:
-        """The engine that has it failed: it may be sent to another one."""
+        """Note that its engine failed: the request may be sent to another one."""
         self.computed = False
         self.place.tried.add(engine.name)
         if self.trace is not None:
@@ -85,7 +85,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
         self.release()
 
     def release(self) -> None:
-        """Give the engine's booking back, and end its work where it isn't done."""
+        """Give the engine's booking back, and end its work if it isn't done."""
         connection, self.connection = self.connection, None
         if connection is not None:
             # A connection whose answer wasn't read to its end can't be used again: closing it ends the engine's work.
@@ -95,7 +95,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
             self.pool.release(booked[1], self.place.request.id, refused=not self.computed)
 
     def end_with(self, request: HttpRequest) -> None:
-        """The client's request is over, and so is this."""
+        """End it with the client's ``request``, which has ended."""
         outcome = self.outcome
         if not outcome and request.gone:
             outcome = "cancelled"

@@ -48,7 +48,7 @@ class ReadPrompt(msgspec.Struct, frozen=True):
     keys: Sequence[int] = ()
     tokens: int = 0
     tail: Sequence[int] | None = None
-    """The tokens behind its last full block; ``None`` where they aren't known."""
+    """The tokens behind its last full block; ``None`` if they aren't known."""
     ids: Sequence[int] | None = None
     """All of them, where that was asked for."""
     single: bool = False
@@ -217,7 +217,7 @@ class PromptReader:
         return NOTHING
 
     async def _read_source(self, source: RawPrompt, namespace: Namespace, too_long: TooLong) -> ReadPrompt | None:
-        """``None`` where it has to be read in another way."""
+        """Return the prompt; ``None`` if it must be read in another way."""
         if source.ids is not None:
             count = source.ids.count(b",") + 1
             if too_long(count):
@@ -341,7 +341,7 @@ class PromptReader:
         task.add_done_callback(self._checking.discard)
 
     def _sample_template(self, ask: PeekedChat, namespace: Namespace, prompt: ReadPrompt) -> None:
-        """Now and then compare a conversation that was written here with what an engine makes of it."""
+        """Compare, from time to time, a conversation that was rendered here with an engine's rendering."""
         if self.prompting.template is None:
             return
         self._chats += 1
@@ -393,7 +393,7 @@ def _packed(ids: Sequence[int]) -> "array[int]":
 
 
 def _joined(rest: Sequence[int], batch: Sequence[Sequence[int]]) -> Sequence[int]:
-    """``rest`` and the tokens of ``batch``, packed. Raises ``KvyardError`` where they are no token ids."""
+    """``rest`` and the tokens of ``batch``, packed. Raises ``KvyardError`` if they are no token ids."""
     if len(batch) == 1 and not len(rest):
         return batch[0]
     if isinstance(batch[0], memoryview):

@@ -44,7 +44,7 @@ class Reloading:
         self.config = config
         """Configuration in force."""
         self.error = ""
-        """Why the files as they are now can't be used; empty where they can."""
+        """Why the files as they are now can't be used; empty if they can."""
         self.reloads = 0
         """Number of successful reloads."""
         self.read: Callable[[], GatewayConfig] | None = None
@@ -65,7 +65,7 @@ class Reloading:
         self._asked.set()
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Watch the file until cancelled."""
         seen = self._stamp()
         while True:
             with suppress(TimeoutError):

@@ -278,7 +278,7 @@ class GatewayRoutes(msgspec.Struct, eq=False):
         ]
 
     def unknown(self) -> Operation:
-        """For paths that aren't known."""
+        """Return the operation for unknown paths."""
         return Operation(
             method=ANY_METHOD,
             path="/{path}",
@@ -375,7 +375,7 @@ def assemble(
     channel: Channel | None = None,
     keys: KeyFile | None = None,
 ) -> tuple[Application | Cors, Gateway, RequestIntake]:
-    """As ``build``, with the intake that its routes use. Without ``proxies``, requests come to it some other way, and the
+    """Like ``build``, and return the intake that its routes use. Without ``proxies``, requests arrive some other way, and the
     application has only routes of its own.
     """
     gateway = Gateway(config, upstream_token=upstream_token, index_token=index_token, channel=channel, keys=keys)

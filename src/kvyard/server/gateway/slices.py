@@ -153,7 +153,7 @@ class SliceWatch:
         return _change(before, self.addresses)
 
     async def _follow(self) -> AsyncIterator[Change]:
-        """Changes until the API server ends the watch. Raises ``WatchExpired``."""
+        """Yield changes until the API server ends the watch. Raises ``WatchExpired``."""
         query = {
             **self._query,
             "watch": "true",

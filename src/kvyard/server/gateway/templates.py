@@ -55,7 +55,9 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, folder: Path) -> "ChatTemplate | None":
-        """That of the model in ``folder``; ``None`` where it has none. Raises ``KvyardError`` where it can't be read."""
+        """Return the chat template of the model in ``folder``; ``None`` if it has none. Raises ``KvyardError`` if it can't be
+        read.
+        """
         try:
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -92,7 +94,7 @@ class ChatTemplate:
 
 
 def _message(message: dict[str, Any], by_parts: bool) -> dict[str, Any]:
-    """As vLLM hands it to a template."""
+    """Return a message as vLLM passes it to a template."""
     shown = dict(message)
     content = shown.get("content")
     if isinstance(content, list):

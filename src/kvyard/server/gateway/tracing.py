@@ -49,15 +49,15 @@ class RequestTrace:
         return [(name.encode(), value.encode()) for name, value in carrier.items()]
 
     def part(self, name: str, start: int, end: int, error: str = "", engine: str = "") -> None:
-        """Something is over; ``engine`` is who did it."""
+        """Add a span that ended; ``engine`` is where it ran."""
         self._parts.append(RequestPart(name, start, end, error, {"kvyard.engine": engine} if engine else {}))
 
     def queued(self, now: int) -> None:
-        """From now on it waits for an engine."""
+        """Note that the request waits for an engine from now on."""
         self._queued = now
 
     def decided(self, start: int, end: int, decision: Decision) -> None:
-        """A router chose, between two times."""
+        """Add the span of a routing decision."""
         self.part("queue", self._queued or start, start)
         attributes: Attributes = {
             "kvyard.worker": str(decision.worker),
@@ -69,7 +69,7 @@ class RequestTrace:
         self._parts.append(RequestPart("decide", start, end, attributes=attributes))
 
     def end(self, now: int, status: int, outcome: str, attributes: Attributes) -> None:
-        """The request is over."""
+        """End the request's span."""
         from opentelemetry.trace import StatusCode, set_span_in_context
 
         within = set_span_in_context(self._span)
@@ -94,7 +94,7 @@ class Tracing:
 
     @classmethod
     def to(cls, url: str) -> "Tracing":
-        """Traces for the collector at ``url``, as OTLP over HTTP. Raises ``KvyardError`` where the SDK isn't installed."""
+        """Return tracing to the collector at ``url``, as OTLP over HTTP. Raises ``KvyardError`` if the SDK isn't installed."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource

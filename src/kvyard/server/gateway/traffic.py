@@ -86,7 +86,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     engine: Engine | None = None
     """Engine that has it."""
     handed_over: bool = False
-    """True if another engine computed its prompt: tokens from there count as cached where it is answered."""
+    """True if another engine computed its prompt: tokens from there count as cached if it is answered."""
 
 
 class ModelSeries:
@@ -142,7 +142,7 @@ class GatewayMetrics(Metrics):
         return series
 
     def forget(self, engine: str) -> None:
-        """An engine is gone, and so are its series: engines may come and go for ever."""
+        """Remove an engine and its series: engines may come and go for ever."""
         for labels in [labels for labels in self.decisions if labels[1] == engine]:
             del self.decisions[labels]
 
@@ -244,7 +244,7 @@ class GatewayTraffic:
         return id_
 
     def unrouted(self, path: str, status: int, size: int, key: str = "", id_: str = "") -> None:
-        """A request couldn't be routed; ``status`` is 0 where its client hung up before that."""
+        """Count a request that couldn't be routed; ``status`` is 0 if its client disconnected before that."""
         self._active.discard(id_)
         outcome = "refused" if status else "cancelled"
         setattr(self.counters, outcome, getattr(self.counters, outcome) + 1)
@@ -256,12 +256,12 @@ class GatewayTraffic:
         self._metrics.requests["", outcome].inc()
 
     def crowded_out(self, path: str, size: int) -> None:
-        """A request was refused before it was read: there was no room for it."""
+        """Count a request that was refused before it was read because there was no room for it."""
         self.counters.requests += 1
         self.unrouted(path, 429, size)
 
     def began(self, proxied: RequestRecord, place: EngineRequest, model: str | None) -> None:
-        """A request that can be routed is here; ``model`` is given if there are several."""
+        """Count a request that can be routed; ``model`` is given if there are several."""
         self.counters.under_way += 1
         if self.recorder is None:
             return
@@ -284,7 +284,7 @@ class GatewayTraffic:
             self.recorder.close()
 
     def placed(self, proxied: RequestRecord, engine: Engine, decision: Decision) -> None:
-        """A request was given to an engine."""
+        """Count a request that was sent to an engine."""
         metrics, pool, now = self._metrics, proxied.pool, self._clock.now()
         series = metrics.of_model(proxied.model)
         size, tokens, expected = pool.router.block_size, decision.num_tokens, decision.overlap
@@ -319,14 +319,14 @@ class GatewayTraffic:
             series.regret.inc(decision.regret * size)
 
     def began_answer(self, proxied: RequestRecord) -> None:
-        """An engine's first bytes are here."""
+        """Note the first bytes of an engine's answer."""
         proxied.first = now = self._clock.now()
         took = now - proxied.received
         self.first_bytes.add(now, took)
         self._metrics.of_model(proxied.model).first.observe(took / SECOND)
 
     def answered(self, proxied: RequestRecord, engine: Engine, decision: Decision, tokens: AnswerTokens) -> None:
-        """An answer is whole."""
+        """Count a complete answer."""
         proxied.output = tokens.output if tokens.output is not None else max(0, proxied.events - 1)
         engine.output_tokens += proxied.output
         self.counters.output_tokens += proxied.output
@@ -351,15 +351,15 @@ class GatewayTraffic:
             self._settle(proxied, engine, tokens.cached, tokens.prompt)
 
     def split(self, proxied: RequestRecord, outcome: str) -> None:
-        """A request was, or was not, handed over from one engine to another: ``handed-over``, ``kept``, ``fell-back``."""
+        """Count a request by the outcome of the split: ``handed-over``, ``kept`` or ``fell-back``."""
         self._metrics.handovers[proxied.model, outcome].inc()
 
     def staged(self, proxied: RequestRecord, stage: str, took: int) -> None:
-        """A stage of a request that was handed over ended: ``prefill``, ``hand-over`` or ``decode``."""
+        """Observe the duration of a stage of a request that was handed over: ``prefill``, ``hand-over`` or ``decode``."""
         self._metrics.stages[proxied.model, stage].observe(max(0, took) / SECOND)
 
     def prefilled(self, proxied: RequestRecord, engine: Engine, decision: Decision, tokens: AnswerTokens) -> None:
-        """An engine has computed a prompt for another one."""
+        """Count a prompt that an engine has computed for another one."""
         size = proxied.pool.router.block_size
         engine.requests += 1
         engine.prompt_tokens += decision.num_tokens
@@ -390,7 +390,7 @@ class GatewayTraffic:
         return delivered
 
     def _settle(self, proxied: RequestRecord, engine: Engine, cached: int, prompt: int) -> None:
-        """An engine reports its hits: compare them with what was promised."""
+        """Compare the hits that an engine reports with what was promised."""
         promise, proxied.promise = proxied.promise, None
         if promise is not None:
             cached -= self._judge(promise, engine, cached, prompt)
@@ -398,7 +398,7 @@ class GatewayTraffic:
         self.promises.unpromised += cached
 
     def _unmet(self, proxied: RequestRecord, reason: str) -> None:
-        """An engine will not report its hits any more; does nothing where there is no promise left."""
+        """Settle a promise whose engine will not report its hits any more; nothing if no promise is left."""
         promise, proxied.promise = proxied.promise, None
         if promise is not None and proxied.engine is not None:
             promised = promise.tokens

@@ -30,7 +30,7 @@ _FIELD = re.compile(
 
 
 class AnswerTokens(NamedTuple):
-    """Token counts of an answer; ``None`` where it has none."""
+    """Token counts of an answer; ``None`` if it has none."""
 
     prompt: int | None = None
     output: int | None = None

@@ -1,6 +1,6 @@
 """Requests and responses of the indexer. The types check requests, write answers and make the OpenAPI document.
 
-Names are those of Dynamo's standalone indexer where it has them; ``routing_group`` and ``tenant_id`` are one thing under
+Names are those of Dynamo's standalone indexer if it has them; ``routing_group`` and ``tenant_id`` are one thing under
 the names of two of its versions. Everything counts in tokens.
 """
 
@@ -44,7 +44,7 @@ class ModelRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def tenant(self) -> str:
-        """The group of workers that is meant. Raises ``Refusal`` where it has two names."""
+        """The group of workers that is meant. Raises ``Refusal`` if it has two names."""
         if self.tenant_id is not None and self.routing_group not in (None, self.tenant_id):
             raise Refusal(
                 422,

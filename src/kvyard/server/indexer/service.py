@@ -240,7 +240,7 @@ class Service(AsyncService):
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def model(self, asked: ModelRequest) -> IndexedModel:
-        """Return the model that a request names. Raises ``Refusal`` where it isn't served."""
+        """Return the model that a request names. Raises ``Refusal`` if it isn't served."""
         indexed = self.models.get((asked.model_name, asked.tenant))
         if indexed is None:
             known = ", ".join(sorted(model.label for model in self.models.values())[:10])

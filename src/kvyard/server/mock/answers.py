@@ -34,7 +34,7 @@ class AnswerWish(msgspec.Struct, frozen=True, kw_only=True):
     keeps_stop: bool = False
     """True if the stop string is part of the answer."""
     schema: Any = None
-    """The JSON schema that the answer follows, where it isn't words."""
+    """The JSON schema that the answer follows, if it isn't words."""
     tool: str | None = None
     """The tool that it calls."""
 

@@ -1,4 +1,4 @@
-"""The intake: from a request's body to jobs at a worker. Refuses, in vLLM's words where it has some, what vLLM refuses."""
+"""The intake: from a request's body to jobs at a worker. Refuses, in vLLM's words if it has some, what vLLM refuses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random

@@ -139,7 +139,7 @@ class ResponseShape(ReplyShape):
         yield self._event("response.completed", response=self._ended(choices))
 
     def _ended(self, choices: Sequence[MockChoice]) -> dict[str, Any]:
-        """Return the whole response, which is kept where it may be."""
+        """Return the whole response, which is kept if it may be."""
         full = choices[0].answer.finish == "length"
         cached = self._cached(choices, 0)
         asked, given, size = len(self.taken.prompts[0]), choices[0].produced, self.taken.block_size

@@ -110,7 +110,7 @@ class Outage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``POST /admin/kill``, ``/admin/revive`` and ``/admin/stall``: which worker, and for how long."""
 
     worker: int | None = None
-    """By number; the one that is asked where it is left out."""
+    """By number; the one that is asked if it is left out."""
     seconds: float | None = None
     """Real seconds. A worker that is killed without them stays dead until it is revived."""
 
@@ -123,7 +123,7 @@ class PromptClaim(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     what: ClaimKind
     engine_id: str
-    """Of the life of the engine that had them; empty where that isn't known."""
+    """Of the life of the engine that had them; empty if that isn't known."""
     request_ids: list[str]
 
 

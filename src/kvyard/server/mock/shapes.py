@@ -137,7 +137,7 @@ class ReplyShape:
         return choices[first].flow.cached_tokens([first])
 
     def _created_cache(self, choices: Sequence[MockChoice]) -> dict[str, int]:
-        """Return tokens that are in the cache because of this request, where it is reported."""
+        """Return tokens that are in the cache because of this request, if it is reported."""
         return {}
 
     def _take(self, choice: MockChoice) -> tuple[list[int], list[str]]:

@@ -145,7 +145,7 @@ class MockWorker:
     # -- life -----------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the event streams and let time pass. Raises ``KvyardError``, with nothing left open, where that fails."""
+        """Open the event streams and let time pass. Raises ``KvyardError``, with nothing left open, if that fails."""
         config = self.config
         self.driver = EngineDriver(
             self.engine,

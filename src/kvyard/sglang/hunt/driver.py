@@ -255,7 +255,7 @@ def run(case: Case) -> tuple[Finding | None, float]:
 
 
 def import_engine() -> str:
-    """Import SGLang quietly, which takes 10 to 30 s; returns its version. Raises ``ImportError`` where there is none."""
+    """Import SGLang quietly, which takes 10 to 30 s; returns its version. Raises ``ImportError`` if there is none."""
     version = import_sglang()
     import torch
 

@@ -32,7 +32,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     outward: LaneConfig = LaneConfig()
     inward: LaneConfig = LaneConfig()
     duplex_bandwidth: int | None = None
-    """Bytes per second of both directions together; ``None`` where they don't slow each other."""
+    """Bytes per second of both directions together; ``None`` if they don't slow each other."""
 
     def __post_init__(self) -> None:
         if type(self.discipline) is not str:

@@ -511,7 +511,7 @@ def run(case: Case) -> tuple[Finding | None, float]:
 
 
 def import_engine() -> str:
-    """Import vLLM quietly, which takes 10 to 30 s; returns its version. Raises ``ImportError`` where there is none."""
+    """Import vLLM quietly, which takes 10 to 30 s; returns its version. Raises ``ImportError`` if there is none."""
     os.environ.update(
         VLLM_LOGGING_LEVEL="CRITICAL", CUDA_VISIBLE_DEVICES="", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1"
     )

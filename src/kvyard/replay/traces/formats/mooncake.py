@@ -2,7 +2,7 @@
 
 ``timestamp`` and ``delay`` are milliseconds, ``hash_ids`` cumulative and for 512 tokens each. Rows that share a ``session_id``
 are turns of a closed loop: one starts when the one before it ended, plus its ``delay``, or plus the difference of their
-timestamps where it has none, which is how Dynamo takes them. ``wait_for`` names further requests to wait for. ``block_size``,
+timestamps if it has none, which is how Dynamo takes them. ``wait_for`` names further requests to wait for. ``block_size``,
 which ``kvyard gateway --record`` writes, says how many tokens an id stands for where that isn't 512. ``retention`` is a
 priority from 0 to 100 for the whole request, or a list of ``{"start", "stop", "priority", "duration"}`` in tokens and ms. Other
 hints are ``session_end``, ``ttl`` (ms) with ``ttl_then``, and ``conversation``, a session's name for which no row waits.

@@ -182,7 +182,7 @@ class KeyRing:
         return allowances
 
     def count_refused(self, key: AccessKey) -> None:
-        """A request of that key was too many."""
+        """Count a refused request of that key."""
         self.refused[key.name] = self.refused.get(key.name, 0) + 1
 
     def _kept(self, known: dict[str, Allowance], name: str, whose: str, rate: Rate) -> Allowance:

@@ -126,7 +126,7 @@ class RateTicket:
 
 
 def rate_headers(allowances: Iterable[Allowance]) -> dict[str, str]:
-    """As OpenAI has them; of several allowances, the one with the least left."""
+    """Return rate-limit headers as OpenAI names them; of several allowances, those of the one with the least left."""
     headers: dict[str, str] = {}
     listed = list(allowances)
     for kind in ("requests", "tokens"):

@@ -76,7 +76,7 @@ def _unreadable(why: str) -> Refusal:
 
 
 def check_unknown(path: str, known: frozenset[str], key: AccessKey | None, has_body: bool) -> str:
-    """Return the path that an engine may make of ``path``. Raises ``Refusal`` where it is one that is known here, changes what
+    """Return the path that an engine may make of ``path``. Raises ``Refusal`` if it is one that is known here, changes what
     all clients share, or computes prompts that ought to be salted.
     """
     plain = normpath("/" + path.lstrip("/"))

@@ -41,14 +41,14 @@ class KeptChanges:
         return set(self._begun)
 
     def begun(self, process: int, change: EngineChange) -> None:
-        """A change that ``process`` was asked for goes to all."""
+        """Note that a change that ``process`` was asked for is being sent to all."""
         self._begun[process, change.number] = None
         if len(self._begun) > MOST_BEGUN:
             del self._begun[next(iter(self._begun))]  # it couldn't be made anywhere, or would have been by now
 
     def made(self, process: int, change: EngineChange) -> bool:
-        """A process has made a change that ``process`` was asked for. Returns whether it is the first that says so, which
-        counts.
+        """Note that a process has made a change that ``process`` was asked for. Returns whether it is the first to report it,
+        which counts.
         """
         if (process, change.number) not in self._begun:
             return False
@@ -64,5 +64,5 @@ class KeptChanges:
         return True
 
     def listed(self) -> list[EngineChange]:
-        """In the order in which they are to be made."""
+        """Return the changes in the order in which to make them."""
         return [*self._there.values(), *self._draining.values()]

@@ -87,7 +87,7 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and self._transport.get_write_buffer_size() == 0
 
     async def ask_hub(self, subject: str, body: bytes = b"", seconds: float | None = None) -> bytes:
-        """Return the hub's answer. Raises ``ConnectionError`` where it is gone, or doesn't answer in time."""
+        """Return the hub's answer. Raises ``ConnectionError`` if it is gone, or doesn't answer in time."""
         answers = await self._ask(subject, body, {HUB}, HUB_PATIENCE if seconds is None else seconds)
         if HUB not in answers:
             raise ConnectionError("the parent process doesn't answer")

@@ -97,7 +97,7 @@ def merged_figures(ended: Figures, parts: Sequence[Figures]) -> Figures:
 
 
 def figures_text(figures: Figures) -> tuple[bytes, str]:
-    """As they are scraped, and the media type."""
+    """Return the metrics in Prometheus' text format, and its media type."""
     from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
 
     class Collected:

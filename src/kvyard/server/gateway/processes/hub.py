@@ -110,7 +110,7 @@ class Hub:
         self._selector.register(readable, selectors.EVENT_READ, called)
 
     def add(self, number: int, end: socket.socket) -> None:
-        """A process is started, and has the other end."""
+        """Add a process that was started with the other end."""
         end.setblocking(False)
         for other in self._members:
             self.send(FrameKind.JOINED, other, HUB, bytes([number]))
@@ -122,7 +122,7 @@ class Hub:
                 self.send(FrameKind.JOINED, number, HUB, bytes([other]))
 
     def remove(self, number: int) -> None:
-        """A process has ended."""
+        """Remove a process that ended."""
         member = self._members.get(number)
         if member is None:
             return
@@ -144,7 +144,7 @@ class Hub:
         return number in self._members and self._members[number].ready
 
     def forget_all(self) -> None:
-        """In a process that was just forked: close all ends, so that each process notices when the parent is gone."""
+        """Close all ends in a process that was just forked, so that each process notices when the parent is gone."""
         for member in self._members.values():
             member.end.close()
         self._selector.close()
@@ -338,7 +338,7 @@ class Hub:
         self.send(FrameKind.ANSWER, asker, HUB, encode((number, reply)))
 
     def _made(self, process: int, body: bytes) -> None:
-        """A process has made a change that ``process`` was asked for."""
+        """Note that a process has made a change that ``process`` was asked for."""
         change = _change(body)
         if self._changes.made(process, change):
             for member in self._members.values():

@@ -99,7 +99,7 @@ class GatewayPart:
     # -- how it is ------------------------------------------------------------------------------------------------------
 
     def statement(self) -> PartStatement:
-        """Now."""
+        """Return the process's present statement."""
         gateway = self._gateway
         return PartStatement(
             draining=gateway.draining,
@@ -115,7 +115,7 @@ class GatewayPart:
         )
 
     def view(self) -> PartView:
-        """Now."""
+        """Return the process's present view."""
         gateway = self._gateway
         return PartView(view=self._view(), first_bytes=gateway.traffic.first_bytes.within(gateway.clock.now()))
 
@@ -164,7 +164,7 @@ class GatewayPart:
                 log.info("%s of %s isn't needed here: %s", change.op, change.engine, error)
 
     async def _make_changes(self) -> None:
-        """As they come from the hub, until cancelled."""
+        """Make changes as they arrive from the hub, until cancelled."""
         while True:
             peer, change = await self._waiting.get()
             asked = self._mine.get(change.number) if peer == self.channel.number else None

@@ -52,7 +52,7 @@ class PoolBookings(SharedBookings):
         return self._peers.at.get(name, 0)
 
     def meet(self, others: Mapping[str, str]) -> None:
-        """These processes are there."""
+        """Learn which processes exist."""
         self._peers.meet(others)
 
     def hear(self, who: str, changes: Changes) -> None:
@@ -106,7 +106,7 @@ class ProcessBookings:
             self._send(ALL, pool, changes, None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Exchange bookings until cancelled."""
         since = 0.0
         while True:
             await pause(LOOK)

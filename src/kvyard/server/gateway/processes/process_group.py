@@ -86,7 +86,7 @@ class ProcessGroup:
         self._signals, self._wakes = socket.socketpair()
 
     def run(self) -> int:
-        """Until all have ended. Returns the exit code: 0, or that of a first process that couldn't start."""
+        """Run until all processes have ended. Returns the exit code: 0, or that of a first process that couldn't start."""
         self._signals.setblocking(False)
         self._wakes.setblocking(False)
         handled = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD]
@@ -138,7 +138,7 @@ class ProcessGroup:
                 self._start(child)
 
     def _start(self, child: _Child) -> None:
-        """Raises ``KvyardError`` where there can't be a first one; others are tried again later."""
+        """Raises ``KvyardError`` if there can't be a first one; others are tried again later."""
         sys.stdout.flush()
         sys.stderr.flush()
         ends: tuple[socket.socket, ...] = ()
@@ -255,4 +255,4 @@ class ProcessGroup:
 
 
 def _taken_note_of(number: int, _: object) -> None:
-    """The number is read from a socket, in turn with all else."""
+    """Ignore the signal here: its number is read from a socket, in turn with everything else."""

@@ -50,7 +50,7 @@ class ToldRecorder:
         self._tell = tell
 
     def arrived(self, request: ArrivedRequest) -> None:
-        """As ``TrafficRecorder.arrived``."""
+        """See ``TrafficRecorder.arrived``."""
         rest = msgspec.structs.replace(
             request, id=None, keys=(), tail=None if request.tail is None else [*request.tail]
         )
@@ -61,7 +61,7 @@ class ToldRecorder:
     def ended(
         self, id_: object, output_tokens: int, *, first_token: int | None = None, cached: int | None = None
     ) -> None:
-        """As ``TrafficRecorder.ended``."""
+        """See ``TrafficRecorder.ended``."""
         call = RecordedCall(
             at=self._clock.now(), id=str(id_), output=output_tokens, first_token=first_token, cached=cached
         )

@@ -22,7 +22,7 @@ class SharedHomes(ResponseHomes):
         self._channel.send(FrameKind.SEEN, HUB, encode((id_, home)))
 
     async def look_up(self, id_: str) -> ResponseHome | None:
-        """As ``ResponseHomes.look_up``. Raises ``Refusal`` where the hub doesn't answer."""
+        """See ``ResponseHomes.look_up``. Raises ``Refusal`` if the hub doesn't answer."""
         home = self.find(id_)
         if home is None and len(id_) < 256:
             try:

@@ -43,7 +43,7 @@ class SharedRates:
         self._keys = keys
 
     async def admit(self, key: AccessKey, model: str, tokens: int) -> SharedTicket:
-        """As ``KeyRing.admit``. Raises ``Refusal``."""
+        """See ``KeyRing.admit``. Raises ``Refusal``."""
         rates = [_named(allowance) for allowance in self._keys.allowances(key, model) if allowance.bounded]
         ticket = SharedTicket(self._channel, rates, tokens)
         if not rates:

@@ -83,7 +83,7 @@ class WholeGateway:
         return merged_engines([state.engines for state in states])
 
     async def metrics(self) -> tuple[bytes, str]:
-        """As they are scraped, and the media type."""
+        """Return the metrics in Prometheus' text format, and its media type."""
         self._part.keep()
         await self._channel.ask_others("keep")
         try:
@@ -109,7 +109,7 @@ class WholeGateway:
         self._seen = merged_views(views)
 
     def view(self) -> FleetView:
-        """As it was seen last; before the first time, this process alone."""
+        """Return the latest view of all processes; before the first, that of this process."""
         return self._part.view().view if self._seen is None else self._seen
 
     async def _statements(self) -> tuple[list[PartStatement], list[HealthReason]]:
@@ -138,7 +138,7 @@ class WholeGateway:
 
 
 def merged_readiness(states: Sequence[PartStatement], more: Iterable[HealthReason]) -> Readiness:
-    """Ready where one process is: another that isn't yet is a reason to be degraded."""
+    """Return ready if one process is: others that aren't yet are a reason to be degraded."""
     parts = [readiness(state.reasons) for state in states]
     ready = any(part.ready for part in parts)
     reasons: dict[tuple[str, str], HealthReason] = {}

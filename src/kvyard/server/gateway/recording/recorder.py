@@ -91,7 +91,7 @@ class _Sessions:
 
 
 def _milliseconds(ns: int) -> int | float:
-    """To the microsecond: finer than any clock here, and short."""
+    """Round to the microsecond, which is finer than any clock here, and short."""
     us = ns // US
     return us // 1000 if us % 1000 == 0 else us / 1000
 
@@ -154,7 +154,7 @@ class TrafficRecorder:
             )
 
     def arrived(self, request: ArrivedRequest) -> None:
-        """A request came. Raises ``KvyardError`` as ``check`` does. An id that is open already is left out."""
+        """Record a request that arrived. Raises ``KvyardError`` as ``check`` does. An id that is open already is left out."""
         key_tokens, num_tokens, model = request.key_tokens, request.num_tokens, request.model
         self.check(key_tokens)
         if self.stopped:
@@ -269,7 +269,7 @@ class TrafficRecorder:
         self.counters.rows += 1
 
     def _said(self, entry: _TraceRow) -> dict[str, Any]:
-        """Its hints, with a name made here for the session that they are about, unless the row has one."""
+        """Return its hints, with a name made here for their session, unless the row has one."""
         columns = hint_columns(entry.hints)
         name = columns.pop("conversation", None)
         if name is None or entry.session is not None:

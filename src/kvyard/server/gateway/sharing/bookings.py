@@ -36,7 +36,7 @@ class SharedBookings:
         return self._peers.counts()
 
     async def start(self) -> None:
-        """Meet the others. Raises ``KvyardError`` for trouble that waiting doesn't mend."""
+        """Meet the other gateways. Raises ``KvyardError`` for trouble that waiting doesn't mend."""
 
     async def run(self) -> None:
         """Share until cancelled, where that takes a task."""
@@ -51,7 +51,7 @@ class SharedBookings:
     # -- what happens here ------------------------------------------------------------------------------------------
 
     def routed(self, request: RouteRequest, worker: Holder, new_tokens: int) -> None:
-        """A request went to ``worker``, which has ``new_tokens`` of it to compute."""
+        """Announce a request that was routed to ``worker``, which has ``new_tokens`` of it to compute."""
         if request.id in self._mine:
             self.finished(request.id)
         number = next(self._numbers)
@@ -60,7 +60,7 @@ class SharedBookings:
         self._tell(number, booking)
 
     def prefill_done(self, id_: object) -> None:
-        """Its first token is there."""
+        """Announce that the prompt of a request is computed."""
         known = self._mine.get(id_)
         if known is not None and known[1][3]:
             number, (name, rank, tokens, _, keys) = known
@@ -68,13 +68,13 @@ class SharedBookings:
             self._tell(number, True)
 
     def finished(self, id_: object) -> None:
-        """It is over, whichever way."""
+        """Announce that a request ended, for any reason."""
         known = self._mine.pop(id_, None)
         if known is not None:
             self._tell(known[0], False)
 
     def worker_added(self, worker: Holder) -> None:
-        """The books know ``worker`` from now on: what others have there counts too."""
+        """Count from now on what other gateways have at ``worker``, which was just added."""
         self._peers.worker_added(worker)
 
     def _tell(self, number: int, change: Told | bool) -> None:

@@ -122,8 +122,8 @@ class LoadSharing(SharedBookings):
     # -- beats ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """The first beat. Raises ``KvyardError`` for trouble that waiting doesn't mend, such as a wrong password; a server that
-        is away is waited for.
+        """Beat once. Raises ``KvyardError`` for trouble that waiting doesn't mend, such as a wrong password; a server that is
+        away is waited for.
         """
         await self.beat()
         if self.reason and _FINAL & self._server.errors.keys():
@@ -172,7 +172,7 @@ class LoadSharing(SharedBookings):
         await self._peers.take(heard)
 
     def _exchange(self, changes: list[tuple[int, Told | bool]]) -> list[Any]:
-        """One round trip, and three when connecting. In a thread; raises ``Unavailable``."""
+        """Exchange changes in one round trip, or three when connecting. In a thread; raises ``Unavailable``."""
         server = self._server
         with self._lock:
             if not server.connected:

@@ -88,14 +88,14 @@ class Peers(msgspec.Struct, eq=False):
         return {name: len(peer.requests) for name, peer in self._peers.items()}
 
     def worker_added(self, worker: Holder) -> None:
-        """The books know ``worker`` from now on: what others have there counts too."""
+        """Count from now on what other gateways have at ``worker``, which was just added."""
         for peer in self._peers.values():
             for entry in peer.requests.values():
                 if entry.worker == worker:
                     self._book(entry)
 
     def meet(self, present: Mapping[str, str]) -> bool:
-        """These are there, each since it got its number. Returns whether any is new."""
+        """Note which gateways are present, each with the time it got its number. Returns whether any is new."""
         for name, peer in list(self._peers.items()):
             if present.get(name) != peer.number:
                 self._forget(name)
@@ -198,7 +198,7 @@ class Peers(msgspec.Struct, eq=False):
             self._count(entry.worker.name, -1)
 
     def forget_all(self) -> None:
-        """All other gateways are gone."""
+        """Forget all other gateways."""
         for name in list(self._peers):
             self._forget(name)
 
