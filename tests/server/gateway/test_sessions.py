@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp", reason="needs kvyard[server]")
 pytest.importorskip("httptools", reason="needs kvyard[server]")
@@ -55,6 +57,30 @@ def test_a_prompt_that_is_sent_again_or_belongs_to_another_key_starts_a_session_
     assert known.find([1, 2, 3], 50, "a", 1) != first
     held = known.find([7, 8], 40, "a", 2)
     assert known.find([7, 8, 9], 60, "b", 3) != held, "keys have sessions of their own"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30), st.integers(0, 12), st.sampled_from("aab")), max_size=30)
+)
+def test_the_latest_end_of_an_earlier_prompt_within_a_prompt_decides(drawn: list[tuple[int, int, int, str]]) -> None:
+    """Prompts begin with some of an earlier one; compared with a look at each of their blocks."""
+    known = PrefixSessions()
+    prompts: list[list[int]] = [[]]
+    ends: dict[int, tuple[str, str, int]] = {}
+    for now, (before, kept, fresh, scope) in enumerate(drawn):
+        keys = prompts[-1 - before % len(prompts)][:kept] + [1000 * (now + 1) + block for block in range(fresh)]
+        prompts.append(keys)
+        name = known.find(keys, len(keys), scope, now)
+        end = next((key for key in reversed(keys) if key in ends), None)
+        goes_on = end is not None and ends[end][1] == scope and ends[end][2] < len(keys)
+        if goes_on:
+            assert name == ends.pop(end)[0]
+        elif keys:
+            assert name is not None and name not in [session for session, _, _ in ends.values()]
+            ends.pop(keys[-1], None)
+        if keys:
+            ends[keys[-1]] = (name, scope, len(keys))
+    assert len(known) == len(ends) == sum(known._anchors.values())
 
 
 def test_recognised_sessions_are_bounded_expire_and_take_little_time() -> None:

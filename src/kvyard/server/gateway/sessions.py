@@ -5,7 +5,7 @@ A request belongs to the session that its client names (a header), else to that 
 another's session.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -24,8 +24,8 @@ IDLE = 3600 * SECOND
 """Sessions that were idle for longer are dropped."""
 LOOK_BACK = 512
 """Blocks at the end of a prompt that are compared with the ends of earlier prompts."""
-TURN = 64
-"""Of those, the last ones, which are compared first: a turn of a conversation is rarely longer."""
+STRIDE = 8
+"""Of those, every so many are compared first."""
 SHOWN = 50
 """Sessions in a view, the latest first."""
 
@@ -42,6 +42,8 @@ class _Recognised(msgspec.Struct, gc=False):
     scope: str
     tokens: int
     at: int
+    anchor: int = 0
+    """Key of the last block of its latest prompt whose position is a multiple of ``STRIDE``."""
 
 
 class PrefixSessions:
@@ -51,6 +53,8 @@ class PrefixSessions:
         self._most = most
         self._known: OrderedDict[int, _Recognised] = OrderedDict()
         """By the key of the last whole block of a session's latest prompt; those that were quiet the longest first."""
+        self._anchors: Counter[int] = Counter()
+        """Sessions by their anchors. Where none of a prompt's blocks is one, no session ends within it."""
         self._made = 0
 
     def __len__(self) -> int:
@@ -63,26 +67,42 @@ class PrefixSessions:
         if not keys:
             return None
         known = self._known
-        match: _Recognised | None = None
-        # Compared in C: a prompt that goes on from none is compared with all.
-        last = keys[-TURN:]
-        if known.keys().isdisjoint(last):
-            last = keys[-LOOK_BACK:-TURN]
-        if not known.keys().isdisjoint(last):
-            end = next(filter(known.__contains__, reversed(last)))
-            candidate = known[end]
-            if candidate.scope == scope and tokens > candidate.tokens and candidate.at >= now - IDLE:
-                match = candidate
-                del known[end]
+        match = self._take(keys, tokens, scope, now)
         if match is None:
             self._made += 1
             match = _Recognised(f"recognised {self._made}", scope, tokens, now)
-        match.tokens, match.at = tokens, now
-        known.pop(keys[-1], None)
+        if keys[-1] in known:
+            self._drop(keys[-1])
+        match.tokens, match.at, match.anchor = tokens, now, keys[(len(keys) - 1) // STRIDE * STRIDE]
         known[keys[-1]] = match
+        self._anchors[match.anchor] += 1
         while len(known) > self._most or next(iter(known.values())).at < now - IDLE:
-            known.popitem(last=False)
+            self._drop(next(iter(known)))
         return match.name
+
+    def _take(self, keys: Sequence[int], tokens: int, scope: str, now: int) -> _Recognised | None:
+        """The session that a prompt goes on from, which ends there no more."""
+        anchors, known = self._anchors, self._known
+        start = max(0, len(keys) - LOOK_BACK) // STRIDE * STRIDE
+        if anchors.keys().isdisjoint(keys[start::STRIDE]):
+            return None
+        for position in range((len(keys) - 1) // STRIDE * STRIDE, start - 1, -STRIDE):
+            if keys[position] not in anchors:
+                continue
+            for end in reversed(keys[position : position + STRIDE]):
+                if end in known:
+                    match = known[end]
+                    if match.scope != scope or tokens <= match.tokens or match.at < now - IDLE:
+                        return None
+                    return self._drop(end)
+        return None
+
+    def _drop(self, end: int) -> _Recognised:
+        match = self._known.pop(end)
+        self._anchors[match.anchor] -= 1
+        if not self._anchors[match.anchor]:
+            del self._anchors[match.anchor]
+        return match
 
 
 class SessionStats(msgspec.Struct, gc=False):
