@@ -80,7 +80,9 @@ class FleetServer(ThreadedService):
 
 
 class GatewayServer(ThreadedService):
-    """A gateway in front of fleets and engines. Settings are those of its file: ``router={"policy": "kv"}``, ``retries=1``."""
+    """A gateway in front of fleets and engines, ready once it has looked at each of them. Settings are those of its file:
+    ``router={"policy": "kv"}``, ``retries=1``.
+    """
 
     def __init__(self, *fleets: FleetServer, engines: Sequence[object] = (), **settings: Any) -> None:
         """``engines`` are addresses, or tables as in the gateway's file. Raises ``KvyardError`` for settings that can't be."""
@@ -104,6 +106,7 @@ class GatewayServer(ThreadedService):
         with self._bound:
             async with self.gateway:
                 await self._server.start()
+                await self.gateway.members.looked_at(False)
                 ready()
                 await self._server.wait()
 
