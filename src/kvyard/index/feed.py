@@ -102,18 +102,19 @@ class Feed:
 
     def apply(self, events: Iterable[Event], clear_all: bool = False) -> None:
         """Take in ``events`` in order. ``clear_all``: a clear that names no tier means every tier."""
+        catalog = self._catalog
         for event in events:
             try:
                 if isinstance(event, Stored):
-                    windows = self._tree_windows() if event.group is None else None
-                    if windows is None:
+                    windows = self._windows if self._windows_of == catalog.version else self._tree_windows()
+                    if windows is None or event.group is not None:
                         self._store(event)
                     else:
                         for part in windows.stores(event):
                             self._store(part)
                 elif isinstance(event, Removed):
-                    windows = self._tree_windows() if event.group is None else None
-                    if windows is None:
+                    windows = self._windows if self._windows_of == catalog.version else self._tree_windows()
+                    if windows is None or event.group is not None:
                         self._remove(event)
                     else:
                         for gone in windows.removals(event):
@@ -339,8 +340,14 @@ class Feed:
         block, rest = divmod(span.begin + (index + 1) * span.size, self._size)
         if (rest or span.size % self._size) and self.parts.holds(key):
             return True
-        last = [] if rest else self.bridge.keys_between(span, block - 1, block)
-        return bool(last) and any(self._backend.holds(number, last[0]) for number in self.places.values())
+        if rest:
+            return False
+        holds = self._backend.holds
+        for last in self.bridge.keys_between(span, block - 1, block):
+            for number in self.places.values():
+                if holds(number, last):
+                    return True
+        return False
 
     def _holds(self, tier: Tier, group: int, key: Key) -> bool:
         """True if a place has all of a block, whose size is a multiple of ours."""
