@@ -10,14 +10,12 @@ from kvyard.cli.app import INTERRUPTED
 from kvyard.cli.reading import CHAIN_IDS, Quiet, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
-from kvyard.cli.study import Bars, Out, Ray, executor, folder_of, present
+from kvyard.cli.study import UNMET, Bars, Out, Ray, executor, folder_of, present
 from kvyard.errors import KvyardError
 from kvyard.lab.plan.plan import FOUND
 from kvyard.lab.study.cost import TUNE_SETTINGS, parted
 
 QUESTION = "Question"
-UNMET = 1
-"""The exit code where no fleet keeps the SLO and the budget."""
 
 
 @with_settings(TUNE_SETTINGS, hidden=FOUND)

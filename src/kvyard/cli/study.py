@@ -35,6 +35,8 @@ Out = Annotated[
 
 
 MOST_JOBS = 1024
+UNMET = 1
+"""The exit code where nothing keeps the SLO, or other limits that were given."""
 
 
 def executor(jobs: int | None, ray: str | None) -> Executor:

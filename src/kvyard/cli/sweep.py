@@ -8,11 +8,8 @@ import typer
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
-from kvyard.cli.study import Bars, Jobs, Out, Ray, executor, finish, folder_of, present
+from kvyard.cli.study import UNMET, Bars, Jobs, Out, Ray, executor, finish, folder_of, present
 from kvyard.replay.settings import SETTINGS
-
-UNMET = 1
-"""The exit code where no point keeps the SLO."""
 
 
 @with_settings(SETTINGS)

@@ -9,14 +9,12 @@ from kvyard.cli.app import INTERRUPTED
 from kvyard.cli.reading import CHAIN_IDS, Quiet, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
-from kvyard.cli.study import Bars, Out, Ray, executor, folder_of, present
+from kvyard.cli.study import UNMET, Bars, Out, Ray, executor, folder_of, present
 from kvyard.errors import KvyardError
 from kvyard.lab.study.cost import TUNE_SETTINGS, parted
 
 TOGETHER = 8
 """Points that are looked at together on a cluster: more of them learn less from each other."""
-UNMET = 1
-"""The exit code where no point keeps the limits."""
 
 
 @with_settings(TUNE_SETTINGS)

@@ -462,7 +462,10 @@ def _first_difference(log: SchedulerLog, run: type[LoggedRun]) -> LogDifference 
     return difference
 
 
-def _difference(log: SchedulerLog, step: int, field: str, recorded: object, ours: object) -> LogDifference:
+def difference_at(
+    log: SchedulerLog | SglangLog, step: int, field: str, recorded: object, ours: object
+) -> LogDifference:
+    """The difference of ``field`` in ``step``, with the steps before it."""
     op = log.steps[step] if step < len(log.steps) else {"step": step}
     return LogDifference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
 
@@ -477,9 +480,11 @@ def _steps(log: SchedulerLog, run: LoggedRun) -> LogDifference | None:
         theirs, mine = views
         for field in (*COMPARED, *MAPS, *LISTS):
             if theirs[field] != mine[field]:
-                return _difference(log, number, field, theirs[field], mine[field])
+                return difference_at(log, number, field, theirs[field], mine[field])
     if len(log.steps) != len(run.steps):
-        return _difference(log, min(len(log.steps), len(run.steps)), "number of steps", len(log.steps), len(run.steps))
+        return difference_at(
+            log, min(len(log.steps), len(run.steps)), "number of steps", len(log.steps), len(run.steps)
+        )
     return None
 
 
@@ -487,9 +492,9 @@ def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> LogDi
     """Compare a run with plans with one without, which was found to be the log's."""
     for number, (single, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if single != of_plan:
-            return _difference(log, number, "planned pass", single, of_plan)
+            return difference_at(log, number, "planned pass", single, of_plan)
     if len(stepped.passes) != len(planned.passes):
-        return _difference(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
+        return difference_at(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
     single_steps = enumerate(stepped.steps)
     seen = 0
     for ours in planned.steps:
@@ -499,11 +504,11 @@ def _planned(log: SchedulerLog, stepped: LoggedRun, planned: LoggedRun) -> LogDi
         )
         for field in (*MAPS, "preempted", "tokens", "running", "waiting", "free", "line"):
             if recorded.get(field) != ours.get(field):
-                return _difference(log, number, f"{field} of a plan", recorded.get(field), ours.get(field))
+                return difference_at(log, number, f"{field} of a plan", recorded.get(field), ours.get(field))
         seen += sum(len(ours.get(field, ())) for field in (*MAPS, "preempted"))
     expected = sum(len(step.get(field, ())) for step in stepped.steps for field in (*MAPS, "preempted"))
     if seen != expected:
-        return _difference(log, len(log.steps), "admissions, loads and preemptions in plans", expected, seen)
+        return difference_at(log, len(log.steps), "admissions, loads and preemptions in plans", expected, seen)
     return None
 
 
@@ -526,5 +531,5 @@ def _ends(log: SchedulerLog, run: LoggedRun) -> LogDifference | None:
             ours["at"] = end["at"]
         for field, value in ours.items():
             if end[field] != value:
-                return _difference(log, len(log.steps), f"{field} of {name}", end, ours)
+                return difference_at(log, len(log.steps), f"{field} of {name}", end, ours)
     return None

@@ -27,14 +27,28 @@ from kvyard.events.types import EventBatch, Tier
 from kvyard.hashing import Key, PairChain, Run
 from kvyard.lab.conform import LogDifference, LogError, LogVerdict
 from kvyard.lab.conform.log import MALFORMED
-from kvyard.lab.conform.scheduler import LoggedRun, LogTiming, Record, read_first_line, read_lines
+from kvyard.lab.conform.scheduler import LoggedRun, LogTiming, Record, difference_at, read_first_line, read_lines
 from kvyard.tiers.config import OffloadConfig, TierConfig
 from kvyard.tiers.hicache import HiCache
 from kvyard.tiers.links import LaneConfig, LinkConfig
 
 FORMAT = "sglang-log/1"
-SHOWN_BEFORE = 3
-"""Steps shown that led to a difference."""
+_STATE = (
+    "past",
+    "requeued",
+    "running",
+    "waiting",
+    "free",
+    "evictable",
+    "protected",
+    "swa",
+    "host",
+    "swa_host",
+    "states",
+    "ratio",
+)
+OF_PLANS = ("tokens", *_STATE)
+"""Fields that the first pass of a plan has in common with the same pass by itself."""
 COMPARED = (
     "start",
     "scheduled",
@@ -42,37 +56,10 @@ COMPARED = (
     "mode",
     "tokens",
     "order",
-    "past",
-    "requeued",
-    "running",
-    "waiting",
-    "free",
-    "evictable",
-    "protected",
-    "swa",
-    "host",
-    "swa_host",
-    "states",
-    "ratio",
+    *_STATE,
     "events",
     "finished",
 )
-OF_PLANS = (
-    "tokens",
-    "past",
-    "requeued",
-    "running",
-    "waiting",
-    "free",
-    "evictable",
-    "protected",
-    "swa",
-    "host",
-    "swa_host",
-    "states",
-    "ratio",
-)
-"""Fields that the first pass of a plan has in common with the same pass by itself."""
 SAME_NAMES = (
     "max_prefill_tokens",
     "schedule_conservativeness",
@@ -354,11 +341,6 @@ def _first_difference(log: SglangLog) -> LogDifference | None:
     return difference
 
 
-def _difference(log: SglangLog, step: int, field: str, recorded: object, ours: object) -> LogDifference:
-    op = log.steps[step] if step < len(log.steps) else {"step": step}
-    return LogDifference(step, op, field, recorded, ours, log.steps[max(0, step - SHOWN_BEFORE) : step])
-
-
 def _steps(log: SglangLog, run: SglangRun) -> LogDifference | None:
     for step, (recorded, ours) in enumerate(zip(log.steps, run.steps, strict=False)):
         start, ns, _ = run.passes[step] if step < len(run.passes) else (None, None, 0)
@@ -381,19 +363,21 @@ def _steps(log: SglangLog, run: SglangRun) -> LogDifference | None:
             theirs["requeued"], mine["requeued"] = sorted(theirs["requeued"]), sorted(mine["requeued"])
         for field in COMPARED:
             if theirs[field] != mine[field]:
-                return _difference(log, step, field, theirs[field], mine[field])
+                return difference_at(log, step, field, theirs[field], mine[field])
     if len(log.steps) != len(run.steps):
-        return _difference(log, min(len(log.steps), len(run.steps)), "number of steps", len(log.steps), len(run.steps))
-    return None if run.rest == log.rest else _difference(log, len(log.steps), "events at the end", log.rest, run.rest)
+        return difference_at(
+            log, min(len(log.steps), len(run.steps)), "number of steps", len(log.steps), len(run.steps)
+        )
+    return None if run.rest == log.rest else difference_at(log, len(log.steps), "events at the end", log.rest, run.rest)
 
 
 def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> LogDifference | None:
     """Compare a run with plans with one without, which was found to be the log's."""
     for number, (alone, of_plan) in enumerate(zip(stepped.passes, planned.passes, strict=False)):
         if alone != of_plan:
-            return _difference(log, number, "planned pass", alone, of_plan)
+            return difference_at(log, number, "planned pass", alone, of_plan)
     if len(stepped.passes) != len(planned.passes):
-        return _difference(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
+        return difference_at(log, len(log.steps), "number of planned passes", len(stepped.passes), len(planned.passes))
     singles = enumerate(stepped.steps)
     for ours in planned.steps:
         number, single = next(
@@ -401,9 +385,9 @@ def _planned(log: SglangLog, stepped: SglangRun, planned: SglangRun) -> LogDiffe
         )
         for field in OF_PLANS:
             if single.get(field) != ours[field]:
-                return _difference(log, number, f"{field} of a plan", single.get(field), ours[field])
+                return difference_at(log, number, f"{field} of a plan", single.get(field), ours[field])
     events = [_flat([event for step in run.steps for event in step["events"]] + run.rest) for run in (stepped, planned)]
-    return None if events[0] == events[1] else _difference(log, len(log.steps), "events of plans", *events)
+    return None if events[0] == events[1] else difference_at(log, len(log.steps), "events of plans", *events)
 
 
 def _flat(events: list[list[Any]]) -> list[tuple[Any, ...]]:
@@ -437,5 +421,5 @@ def _ends(log: SglangLog, run: SglangRun) -> LogDifference | None:
             ours["at"] = end["at"]
         for field, value in ours.items():
             if end[field] != value:
-                return _difference(log, len(log.steps), f"{field} of {name}", end, ours)
+                return difference_at(log, len(log.steps), f"{field} of {name}", end, ours)
     return None
