@@ -10,7 +10,7 @@ from kvyard.engine.core import EngineCore
 from kvyard.engine.job import Job
 from kvyard.hashing import TraceChain
 from kvyard.replay.gaps import Gaps
-from kvyard.replay.jobs import PREFILL
+from kvyard.replay.jobs import PREFILL, FleetJob
 from kvyard.replay.listeners import RankWatcher, RequestListener
 from kvyard.replay.record import Record
 from kvyard.replay.recorder import Recorder
@@ -42,7 +42,7 @@ class Rank:
         self.entries: list[tuple[object, ...]] = []
         self.jobs: dict[str, Job] = {}
         self.records: dict[str, Record] = {}
-        recorder = Recorder(0, self.records, Seen(), Gaps(), 16)
+        recorder = Recorder(0, Seen(), Gaps(), 16)
         listeners = [Log("a", self.entries), Log("b", self.entries)]
         watcher = RankWatcher(WORKER, self.jobs, recorder, listeners)
         config = EngineConfig(block_size=16, num_gpu_blocks=40, **settings)  # type: ignore[arg-type]
@@ -51,9 +51,9 @@ class Rank:
     def submit(self, name: str, suffix: str = "", tokens: int = 100, output: int = 5) -> Job:
         chain = TraceChain((), 1, 0, 16, len(self.records))
         chain.grow(tokens)
-        job = Job(name + suffix, chain, output)
+        record = self.records[name] = record_of(name, tokens=tokens, wanted=output)
+        job = FleetJob(record, chain, suffix=suffix)
         job.handed_over = bool(suffix)
-        self.records[name] = record_of(name, tokens=tokens, wanted=output)
         self.jobs[job.id] = job
         self.core.submit(job, 0)
         return job

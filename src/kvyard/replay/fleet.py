@@ -180,15 +180,15 @@ class Fleet:
             self._agenda,
             arrivals,
             self.records,
-            self._unplaced,
             self.placement,
-            self.index_sync,
-            self.autoscaler,
-            warm_up or NO_WARM_UP,
-            None if warm_up is None else self._begin_window,
-            _front_end(kind.engine.timing for kind in config.workers),
-            self.flow,
-            Rendering(config.render_token_us * 1e3, config.renderers) if config.render_token_us else None,
+            unplaced=self._unplaced,
+            index_sync=self.index_sync,
+            autoscaler=self.autoscaler,
+            warm_up=warm_up or NO_WARM_UP,
+            begin_window=None if warm_up is None else self._begin_window,
+            front_end=_front_end(kind.engine.timing for kind in config.workers),
+            flow=self.flow,
+            rendering=Rendering(config.render_token_us * 1e3, config.renderers) if config.render_token_us else None,
         )
         self.listeners.append(intake)
         loop = Loop(
@@ -329,7 +329,7 @@ class Fleet:
         for rank in range(kind.dp_size):
             holder = Holder(f"{kind.name}{number}", rank)
             # Ranks have caches of their own.
-            recorder = Recorder(before + rank, self.records.open, self._seen, self.gaps, block_size)
+            recorder = Recorder(before + rank, self._seen, self.gaps, block_size)
             at_once = split is None or split.first_tokens_at_once
             core = make_core(
                 kind.engine,

@@ -1,15 +1,59 @@
-"""From a trace's requests to what routers and engines take."""
+"""Jobs of a fleet: what its routers choose a worker for, and what its engines run."""
 
+from collections.abc import Callable, Sequence
+
+from kvyard.blocks import NO_HINTS, Hints
 from kvyard.blocks.use import NO_FACTS, RequestFacts
 from kvyard.engine.job import Job
 from kvyard.hashing import PLAIN, Namespace, TokenChain, TraceChain, algorithm
 from kvyard.index.chains import WholeChain
 from kvyard.replay.facts import TraceFacts, hints_of
 from kvyard.replay.record import Record
-from kvyard.router import RouteRequest
 
 PREFILL = ":prefill"
 """Suffix of the id of a job that computes a prompt for another worker, so that one worker may have both jobs of a request."""
+
+
+class FleetJob(Job):
+    """A request, or a stage of one, on its way through a fleet. Routers read it as they read a ``RouteRequest``."""
+
+    __slots__ = ("keys", "record")
+
+    def __init__(
+        self,
+        record: Record,
+        chain: TokenChain | TraceChain,
+        *,
+        suffix: str = "",
+        reads_keys: bool = True,
+        hints: Hints = NO_HINTS,
+        facts: RequestFacts = NO_FACTS,
+        sample: Callable[[int, int], Sequence[int]] | None = None,
+    ) -> None:
+        """Unless a router ``reads_keys``, there are none."""
+        request = record.request
+        super().__init__(
+            request.id + suffix,
+            chain,
+            max(1, request.output_length),
+            arrival=record.arrival,
+            priority=request.priority,
+            hints=hints,
+            facts=facts,
+            sample=sample,
+        )
+        self.record = record
+        self.keys: Sequence[int] = chain.keys if reads_keys else ()  # type: ignore[assignment]  # trace keys are integers
+
+    @property
+    def session(self) -> str | None:
+        """The conversation that it belongs to."""
+        return self.record.request.session
+
+    @property
+    def expected_output(self) -> int | None:
+        """Tokens that the trace has for its answer."""
+        return self.record.request.output_length
 
 
 class JobMaker:
@@ -29,7 +73,7 @@ class JobMaker:
         facts = NO_FACTS if self._facts is None else self._facts.of(record.request)
         return facts._replace(tenant=record.tenant) if record.tenant else facts
 
-    def make(self, record: Record, block_size: int, facts: RequestFacts, suffix: str = "") -> Job:
+    def make(self, record: Record, block_size: int, facts: RequestFacts, suffix: str = "") -> FleetJob:
         """Return a job for a worker whose blocks hold ``block_size`` tokens."""
         self._made += 1
         request = record.request
@@ -50,24 +94,12 @@ class JobMaker:
             # Nothing is known of what it shares, so it shares nothing: all of its blocks have names of their own.
             chain = TraceChain((), 1, 0, block_size, self._made)
             chain.grow(request.input_length)
-        return Job(
-            request.id + suffix,
+        return FleetJob(
+            record,
             chain,
-            max(1, request.output_length),
-            arrival=record.arrival,
-            priority=request.priority,
+            suffix=suffix,
+            reads_keys=self._reads_keys,
             hints=hints_of(request) if self._names_sessions else request.hints,
             facts=facts,
             sample=sample,
-        )
-
-    def route_request(self, record: Record, job: Job) -> RouteRequest:
-        """Return the request as a router takes it; ``job`` has its keys."""
-        request = record.request
-        return RouteRequest(
-            id=request.id,
-            keys=job.chain.keys if self._reads_keys else (),  # type: ignore[arg-type]  # trace keys are integers
-            num_tokens=request.input_length,
-            session=request.session,
-            expected_output=request.output_length,
         )

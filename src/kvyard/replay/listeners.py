@@ -19,7 +19,7 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.timing import Durations
 from kvyard.engine.watcher import Watcher
 from kvyard.replay.record import Record
-from kvyard.replay.recorder import Recorder
+from kvyard.replay.recorder import Recorder, record_of
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the autoscaler isn't compiled
@@ -61,7 +61,7 @@ class RankWatcher(Watcher):
     def produced(self, job: Job, count: int, end: int) -> None:
         if job.handed_over:
             return  # the client sees no token of it
-        record = self._recorder.record(job)
+        record = record_of(job)
         is_first = record.first_token < 0
         self._recorder.produced(job, count, end)
         if is_first:
@@ -72,7 +72,7 @@ class RankWatcher(Watcher):
         if self._jobs.get(job.id) is not job:
             return
         del self._jobs[job.id]
-        record = self._recorder.record(job)
+        record = record_of(job)
         if job.handed_over and job.state is JobState.FINISHED:
             for listener in self._listeners:
                 listener.computed(self._worker, job, record, now)

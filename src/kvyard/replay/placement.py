@@ -71,17 +71,17 @@ class WholePlacement(RequestListener):
         if not router.policy.waits:
             return None
         job = self._jobs.make(record, self._block_size, NO_FACTS)
-        return router.hold(self._jobs.route_request(record, job), now, full)
+        return router.hold(job, now, full)
 
     def send(self, record: Record, now: int, exclude: Collection[Holder] = ()) -> Worker:
         """Like ``place``, to none of the ranks in ``exclude``; returns the worker."""
         facts = self._jobs.facts(record)
         job = self._jobs.make(record, self._block_size, facts)
-        decision, worker, rank = self.pool.route(self._jobs.route_request(record, job), now, exclude)
+        booking, worker, rank = self.pool.assign(job, now, exclude)
         record.worker = worker.name_of(rank)
-        record.overlap, record.best_overlap = decision.overlap, decision.best
+        record.overlap, record.best_overlap = booking.overlap, booking.best
         if self._pulls is not None:
-            self._pulls.expect(job, decision, self.pool.router.load)
+            self._pulls.expect(job, booking, self.pool.router.load)
         if worker.block_size != self._block_size:
             job = self._jobs.make(record, worker.block_size, facts)
         worker.submit(job, now, rank)

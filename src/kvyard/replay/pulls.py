@@ -12,7 +12,7 @@ from kvyard.index import Holder
 from kvyard.index.runs import RunIndexer
 from kvyard.replay.config import PullConfig
 from kvyard.replay.worker import Worker
-from kvyard.router import Decision
+from kvyard.router.active import Booking
 from kvyard.router.sources import PeerSources
 from kvyard.router.worker import WorkerLoad
 from kvyard.tiers.fabric import Fabric
@@ -70,16 +70,16 @@ class FleetPulls:
             return None
         return self.pulls.fabric.alone_ms(tokens * self._token_bytes)
 
-    def expect(self, job: Job, decision: Decision, load_of: Callable[[Holder], WorkerLoad]) -> None:
-        """Choose the worker from which ``job`` may pull, now that it was routed."""
+    def expect(self, job: Job, booking: Booking, load_of: Callable[[Holder], WorkerLoad]) -> None:
+        """Choose the worker from which ``job`` may pull, now that it is booked."""
         if not self._known:
             self._known = True
             self.sources.changed(list(self._alive))
         source = self.sources.choose(
             job.chain.keys,  # type: ignore[arg-type]  # trace keys are integers
             job.num_prompt_tokens,
-            decision.worker,
-            decision.overlap,
+            booking.worker.name,
+            booking.overlap,
             load_of,
         )
         self.pulls.expect(job.id, None if source is None else PullSource(str(source.holder), source.tokens))

@@ -13,7 +13,7 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.timing import Durations
 from kvyard.engine.watcher import Watcher
 from kvyard.replay.gaps import Gaps
-from kvyard.replay.jobs import PREFILL
+from kvyard.replay.jobs import FleetJob
 from kvyard.replay.record import Record
 from kvyard.replay.seen import Seen
 
@@ -22,11 +22,10 @@ _STATUS: Final = {state: state.name.lower() for state in JobState}
 
 
 class Recorder(Watcher):
-    """Records one rank; ``gaps``, ``seen`` and ``records``, those of requests in flight, are the fleet's."""
+    """Records one rank; ``gaps`` and ``seen`` are the fleet's."""
 
-    def __init__(self, number: int, records: dict[str, Record], seen: Seen, gaps: Gaps, block_size: int) -> None:
+    def __init__(self, number: int, seen: Seen, gaps: Gaps, block_size: int) -> None:
         self.number = number
-        self.records = records
         self.seen = seen
         self.block_size = block_size
         self.gaps = gaps
@@ -41,12 +40,8 @@ class Recorder(Watcher):
         self._paused: list[tuple[int, int]] = []
         """(jobs, nanoseconds): how long decoding jobs have been kept waiting for prompts, longest first."""
 
-    def record(self, job: Job) -> Record:
-        """Return the record that ``job`` belongs to."""
-        return self.records[job.id.removesuffix(PREFILL) if job.handed_over else job.id]
-
     def admitted(self, job: Job, now: int, cached: int, external: int) -> None:
-        record = self.record(job)
+        record = record_of(job)
         if record.admitted < 0:
             record.admitted = now
             record.cached = cached
@@ -95,7 +90,7 @@ class Recorder(Watcher):
         self.steps += decoding * len(durations)
 
     def produced(self, job: Job, count: int, end: int) -> None:
-        record = self.record(job)
+        record = record_of(job)
         if count > 1:
             self.gaps.add(_NOTHING, count - 1)  # accepted drafts leave together
         if job.id in self._silent:
@@ -108,17 +103,23 @@ class Recorder(Watcher):
             self._since.setdefault(job.id, now)
 
     def preempted(self, job: Job, now: int) -> None:
-        self.record(job).preemptions += 1
+        record_of(job).preemptions += 1
         if job.output:
             self._silent.setdefault(job.id, now)  # its last token came with the pass that just ended
 
     def ended(self, job: Job, now: int, reason: str) -> None:
-        record = self.record(job)
+        record = record_of(job)
         record.ended = now
         record.output = job.output
         record.status = _STATUS[job.state]
         record.reason = reason
         self._silent.pop(job.id, None)
+
+
+def record_of(job: Job) -> Record:
+    """Return the record that ``job``, which is a fleet's, belongs to."""
+    assert isinstance(job, FleetJob)
+    return job.record
 
 
 def _note_left(record: Record, tokens: int) -> None:

@@ -14,13 +14,12 @@ from kvyard.replay.agenda import COMPUTED, HANDOVER, Agenda
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.handovers import Handover, Handovers
 from kvyard.replay.index_sync import IndexSync
-from kvyard.replay.jobs import PREFILL, JobMaker
+from kvyard.replay.jobs import PREFILL, FleetJob, JobMaker
 from kvyard.replay.listeners import RequestListener
 from kvyard.replay.pulls import FleetPulls
 from kvyard.replay.record import Record
 from kvyard.replay.worker import Worker
 from kvyard.replay.worker_pool import WorkerPool
-from kvyard.router import RouteRequest
 from kvyard.router.deciders import Decider, Prospect, SplitInput, make_decider
 from kvyard.router.policies import make_policy
 from kvyard.router.worker import WorkerLoad
@@ -94,10 +93,9 @@ class SplitPlacement(RequestListener):
         facts = self._jobs.facts(record)
         if not self._rules.splits_all:
             job = self._jobs.make(record, self._block_size, facts)
-            request = self._jobs.route_request(record, job)
-            if not self._splits(request, now):
+            if not self._splits(job, now):
                 self.kept += 1
-                self._keep(record, request, job, now)
+                self._keep(job, now)
                 return
         self.handed_over += 1
         hand = Handover(record, facts)
@@ -107,25 +105,25 @@ class SplitPlacement(RequestListener):
         else:
             self._compute(hand, now)
 
-    def _splits(self, request: RouteRequest, now: int) -> bool:
+    def _splits(self, job: FleetJob, now: int) -> bool:
         if self._rules.splits_all is not None:
             return self._rules.splits_all
-        decode = self._prospect(self.decode_pool, request, now)
-        prefill = self._prospect(self.prefill_pool, request, now)
+        decode = self._prospect(self.decode_pool, job, now)
+        prefill = self._prospect(self.prefill_pool, job, now)
         send_ms = self.handovers.send_ms(decode.uncached)
-        return self._rules.decider.splits(SplitInput(request.num_tokens, decode, prefill, send_ms))
+        return self._rules.decider.splits(SplitInput(job.num_tokens, decode, prefill, send_ms))
 
-    def _prospect(self, pool: WorkerPool, request: RouteRequest, now: int) -> Prospect:
-        decision, worker = pool.preview(request, now)
+    def _prospect(self, pool: WorkerPool, job: FleetJob, now: int) -> Prospect:
+        decision, worker = pool.preview(job, now)
         return Prospect(decision, pool.router.pace(decision.worker), worker.tokens_per_pass)
 
-    def _keep(self, record: Record, request: RouteRequest, job: Job, now: int) -> None:
+    def _keep(self, job: FleetJob, now: int) -> None:
         """Have a decode worker do all of it."""
-        decision, worker, rank = self.decode_pool.route(request, now)
-        record.worker = worker.name_of(rank)
-        record.overlap, record.best_overlap = decision.overlap, decision.best
+        booking, worker, rank = self.decode_pool.assign(job, now)
+        job.record.worker = worker.name_of(rank)
+        job.record.overlap, job.record.best_overlap = booking.overlap, booking.best
         if self._pulls is not None:
-            self._pulls.expect(job, decision, self._load_of)
+            self._pulls.expect(job, booking, self._load_of)
         worker.submit(job, now, rank)
 
     def _compute(self, hand: Handover, now: int) -> None:
@@ -134,12 +132,12 @@ class SplitPlacement(RequestListener):
         job = self._jobs.make(record, self._block_size, hand.facts, PREFILL)
         job.handed_over = True
         job.max_tokens = 1
-        decision, worker, rank = self.prefill_pool.route(self._jobs.route_request(record, job), now)
-        record.overlap, record.best_overlap = decision.overlap, decision.best
+        booking, worker, rank = self.prefill_pool.assign(job, now)
+        record.overlap, record.best_overlap = booking.overlap, booking.best
         hand.stages.prefill_worker = worker.name_of(rank)
         hand.source, hand.prefill = (worker, rank), job
         if self._pulls is not None:
-            self._pulls.expect(job, decision, self._load_of)
+            self._pulls.expect(job, booking, self._load_of)
         worker.submit(job, now, rank)
 
     def _reserve(self, hand: Handover, now: int) -> None:
@@ -147,7 +145,7 @@ class SplitPlacement(RequestListener):
         record = hand.record
         job = self._jobs.make(record, self._block_size, hand.facts)
         job.received = True
-        _, worker, rank = self.decode_pool.route(self._jobs.route_request(record, job), now)
+        _, worker, rank = self.decode_pool.assign(job, now)
         self.decode_pool.router.prefill_done(record.id, now, seen=False)  # it has none to do
         hand.target, hand.decode = (worker, rank), job
         record.worker = worker.name_of(rank)
@@ -196,8 +194,8 @@ class SplitPlacement(RequestListener):
         self._rules.decider.served(record.ttft / MS)
 
     def computed(self, worker: int, job: Job, record: Record, now: int) -> None:
-        self.prefill_pool.router.prefill_done(record.id, now)
-        self.prefill_pool.router.finished(record.id, now)
+        self.prefill_pool.router.prefill_done(job.id, now)
+        self.prefill_pool.router.finished(job.id, now)
         hand = self.handovers.in_flight[record.id]
         front_end = self._rules.second_front_end
         if front_end is None:
@@ -242,5 +240,6 @@ class SplitPlacement(RequestListener):
             other.touch()
         if hand in self._computed:
             self._computed.remove(hand)
-        self.prefill_pool.router.finished(hand.record.id, now)
+        if hand.prefill is not None:
+            self.prefill_pool.router.finished(hand.prefill.id, now)
         self.decode_pool.router.finished(hand.record.id, now)

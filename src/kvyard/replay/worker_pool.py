@@ -5,7 +5,9 @@ from collections.abc import Collection
 from kvyard.engine.role import Role
 from kvyard.index import Holder
 from kvyard.replay.worker import Worker
-from kvyard.router import Decision, Router, RouteRequest
+from kvyard.router import Decision, Router
+from kvyard.router.active import Booking
+from kvyard.router.request import Prompt
 
 
 class WorkerPool:
@@ -47,13 +49,13 @@ class WorkerPool:
         for holder in worker.holders:
             self.router.remove_worker(holder)
 
-    def route(self, request: RouteRequest, now: int, exclude: Collection[Holder] = ()) -> tuple[Decision, Worker, int]:
+    def assign(self, request: Prompt, now: int, exclude: Collection[Holder] = ()) -> tuple[Booking, Worker, int]:
         """Choose a worker and one of its ranks, none of ``exclude``, and book the request there."""
-        decision = self.router.route(request, now, exclude=exclude)
-        worker, rank = self._ranks[decision.worker]
-        return decision, worker, rank
+        booking = self.router.assign(request, now, exclude)
+        worker, rank = self._ranks[booking.worker.name]
+        return booking, worker, rank
 
-    def preview(self, request: RouteRequest, now: int) -> tuple[Decision, Worker]:
-        """Return the choice that ``route`` would make, without booking it."""
+    def preview(self, request: Prompt, now: int) -> tuple[Decision, Worker]:
+        """Return the choice that ``assign`` would make, without booking it."""
         decision = self.router.preview(request, now)
         return decision, self._ranks[decision.worker][0]

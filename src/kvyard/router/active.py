@@ -7,20 +7,23 @@ once. Tokens of a prefill count net of what the worker was credited with, until 
 from collections.abc import Callable
 
 from kvyard.router.ranking import Ranking
-from kvyard.router.request import RouteRequest
+from kvyard.router.request import Prompt
 from kvyard.router.tree import Path, PrefixTree, PromptNode
 from kvyard.router.worker import WorkerLoad
 
 
-class Active:
-    """One request in flight."""
+class Booking:
+    """One request in flight, as its router holds it."""
 
     __slots__ = (
+        "best",
+        "blocks",
+        "num_tokens",
         "output_blocks",
+        "overlap",
         "pairs",
         "past_ms",
         "prefill_tokens",
-        "request",
         "sent",
         "since",
         "tail",
@@ -28,10 +31,17 @@ class Active:
     )
 
     def __init__(
-        self, request: RouteRequest, worker: WorkerLoad, tail: PromptNode | None, prefill: int, since: int
+        self, num_tokens: int, blocks: int, worker: WorkerLoad, tail: PromptNode | None, prefill: int, since: int
     ) -> None:
-        self.request = request
+        self.num_tokens = num_tokens
+        """Of its prompt."""
+        self.blocks = blocks
+        """Full blocks of its prompt."""
         self.worker = worker
+        self.overlap = 0
+        """Blocks of the prompt's prefix that its worker had, from all tiers, and"""
+        self.best = 0
+        """the most that any worker had that could have been chosen."""
         self.tail = tail
         self.prefill_tokens = prefill
         """Left to compute; 0 once the prefill is done."""
@@ -54,7 +64,7 @@ class ActiveLoads:
         """The prompts in flight."""
         self.workers: list[WorkerLoad] = []
         """By slot."""
-        self.active: dict[object, Active] = {}
+        self.active: dict[object, Booking] = {}
         """By request id, oldest first."""
         self.ranking: Ranking | None = None
         """Workers in the order of the policy's rank, once ``rank_by`` was called."""
@@ -89,13 +99,12 @@ class ActiveLoads:
             self._high = max([worker.blocks for worker in self.workers])
         return self._high
 
-    def begin(
-        self, request: RouteRequest, worker: WorkerLoad, known: Path, prefill: int, reserved: int, now: int
-    ) -> Active:
+    def begin(self, request: Prompt, worker: WorkerLoad, known: Path, prefill: int, reserved: int, now: int) -> Booking:
         """Book a request on ``worker``. ``known`` is its path in ``tree``; ``reserved`` blocks are held for its output. The
         caller calls ``rerank`` when all is booked.
         """
-        path = self.tree.extend(request.keys, known)
+        keys = request.keys
+        path = self.tree.extend(keys, known)
         slot = worker.slot
         fresh = 0
         for node in path:
@@ -118,26 +127,25 @@ class ActiveLoads:
             self.idle ^= 1 << slot
         worker.requests += 1
         tail = path[-1] if path else None
-        entry = Active(request, worker, tail, prefill, now)
+        entry = Booking(request.num_tokens, len(keys), worker, tail, prefill, now)
         entry.output_blocks = reserved
         self.active[request.id] = entry
         return entry
 
-    def attends(self, entry: Active, pairs: int, past_ms: float) -> None:
+    def attends(self, entry: Booking, pairs: int, past_ms: float) -> None:
         """Note that its tokens attend to others ``pairs`` times, so that its prefill takes ``past_ms`` longer."""
         entry.worker.past_ms += past_ms
         entry.pairs, entry.past_ms = pairs, past_ms
 
-    def prefill_done(self, entry: Active, now: int) -> None:
+    def prefill_done(self, entry: Booking, now: int) -> None:
         """Mark the prompt as computed."""
         entry.worker.computing_since = now
         self._computed(entry)
         self.rerank(entry.worker)
 
-    def grown(self, entry: Active, output_tokens: int) -> None:
+    def grown(self, entry: Booking, output_tokens: int) -> None:
         """Count the full blocks of the ``output_tokens`` that it has generated so far."""
-        request = entry.request
-        blocks = (request.num_tokens + output_tokens) // self.block_size - len(request.keys)
+        blocks = (entry.num_tokens + output_tokens) // self.block_size - entry.blocks
         if blocks > entry.output_blocks:
             worker = entry.worker
             worker.blocks += blocks - entry.output_blocks
@@ -146,7 +154,7 @@ class ActiveLoads:
                 self._high = worker.blocks
             self.rerank(worker)
 
-    def end(self, id_: object) -> Active | None:
+    def end(self, id_: object) -> Booking | None:
         """Remove a request; returns its entry, ``None`` if there is none."""
         entry = self.active.pop(id_, None)
         if entry is None:
@@ -177,7 +185,7 @@ class ActiveLoads:
         self.rerank(worker)
         return entry
 
-    def _computed(self, entry: Active) -> None:
+    def _computed(self, entry: Booking) -> None:
         worker = entry.worker
         worker.prefill_tokens -= entry.prefill_tokens
         if entry.prefill_tokens:

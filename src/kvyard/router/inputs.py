@@ -9,7 +9,7 @@ from kvyard.router.active import ActiveLoads
 from kvyard.router.matches import CachedPrefixes, Match, longest_of, matches_of
 from kvyard.router.pace import Pace
 from kvyard.router.ranking import Levels, lowest, most, nth_slot, of_slot
-from kvyard.router.request import Choice, RouteRequest
+from kvyard.router.request import Choice, Prompt
 from kvyard.router.search import Bound, Cost, Search
 from kvyard.router.worker import WorkerLoad
 
@@ -35,7 +35,7 @@ class RoutingInput:
 
     def __init__(
         self,
-        request: RouteRequest,
+        request: Prompt,
         now: int,
         workers: Sequence[WorkerLoad],
         eligible: int,
@@ -47,7 +47,7 @@ class RoutingInput:
         splits_shared: bool = False,
     ) -> None:
         self.request = request
-        """The request itself, a ``RouteRequest``."""
+        """The request itself, as a ``RouteRequest`` has it; not to be kept."""
         self.num_tokens = request.num_tokens
         """Tokens of its prompt."""
         self.blocks = len(request.keys)
@@ -110,6 +110,12 @@ class RoutingInput:
     def tiers(self, slot: int) -> tuple[int, ...]:
         """Return cached blocks of the prompt at a worker, by tier; empty where no worker has any."""
         return self.prefixes.of(slot) if self.prefixes is not None else ()
+
+    def longest_prefix(self) -> tuple[int, int]:
+        """Return the most cached blocks of the prompt, all tiers together, that any worker has which may be chosen, and the slots of
+        those, as bits.
+        """
+        return self.prefixes.longest(self.eligible) if self.prefixes is not None else (0, 0)
 
     def shared_blocks(self, slot: int) -> int:
         """Return blocks of the prompt that requests in flight hold at a worker."""

@@ -13,7 +13,7 @@ from kvyard.index import Holder, Identity, Roster
 from kvyard.router.matches import CachedPrefixes, Groups
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.ranking import Levels
-from kvyard.router.request import RouteRequest
+from kvyard.router.request import Prompt
 from kvyard.router.tree import Path
 
 
@@ -84,7 +84,7 @@ class OverlapView:
         if self.memory is not None:
             self.memory.tree.remove(slot)
 
-    def look(self, request: RouteRequest, now: int, known: Known | None = None) -> CachedPrefixes | None:
+    def look(self, request: Prompt, now: int, known: Known | None = None) -> CachedPrefixes | None:
         """Return the cached prefixes of a prompt; ``None`` if no worker has any. ``known`` replaces the index. Cost goes by
         branches, not by workers.
         """
@@ -137,7 +137,7 @@ class OverlapView:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _sent(self, memory: RoutedMemory, request: RouteRequest, steps: Sequence[tuple[int, int]]) -> Levels:
+    def _sent(self, memory: RoutedMemory, request: Prompt, steps: Sequence[tuple[int, int]]) -> Levels:
         """Return the usable part of what workers were sent; ``steps`` are the roster's."""
         size, most = self._size, max(0, request.num_tokens - 1)  # engines always compute the last token
         out: Levels = []

@@ -1,12 +1,27 @@
 """Input and output of a router. Plain values."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from kvyard.engine.role import Role
 from kvyard.index import Holder
+
+
+class Prompt(Protocol):
+    """A request as a router reads it while it chooses; none of it is kept. A ``RouteRequest``, or a job of a replay."""
+
+    @property
+    def id(self) -> object: ...
+    @property
+    def keys(self) -> Sequence[int]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def session(self) -> str | None: ...
+    @property
+    def expected_output(self) -> int | None: ...
 
 
 class RouteRequest(msgspec.Struct, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from kvyard.errors import KvyardError
 from kvyard.index import Holder, Identity
 from kvyard.index.bits import mask_of
 from kvyard.router import journal as did
-from kvyard.router.active import Active, ActiveLoads
+from kvyard.router.active import ActiveLoads, Booking
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
 from kvyard.router.inputs import RoutingInput
@@ -28,7 +28,7 @@ from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
 from kvyard.router.pace import Pace, PaceBook, pairs_of
 from kvyard.router.policies import load_of, make_policy
 from kvyard.router.ranking import lowest
-from kvyard.router.request import Candidate, Choice, Decision, Hold, RouteRequest
+from kvyard.router.request import Candidate, Choice, Decision, Hold, Prompt
 from kvyard.router.tree import Path, last_keys
 from kvyard.router.worker import NOBODY, WorkerLoad
 
@@ -158,7 +158,7 @@ class Router:
 
     def route(
         self,
-        request: RouteRequest,
+        request: Prompt,
         now: int,
         *,
         exclude: Collection[Holder] = (),
@@ -169,6 +169,23 @@ class Router:
         decision has everyone's figures; ``known`` is the answer of an index elsewhere for the prompt. Raises
         ``KvyardError`` if no worker may be chosen, or the id is in flight already; nothing is changed then.
         """
+        decision = self._assign(request, now, exclude, known, True, detail)[1]
+        assert decision is not None
+        return decision
+
+    def assign(self, request: Prompt, now: int, exclude: Collection[Holder] = ()) -> Booking:
+        """Like ``route``, without a record of the decision: returns what the router holds of the request until its end."""
+        return self._assign(request, now, exclude, None, self._journal is not None, False)[0]
+
+    def _assign(
+        self,
+        request: Prompt,
+        now: int,
+        exclude: Collection[Holder],
+        known: Known | None,
+        records: bool,
+        detail: bool,
+    ) -> tuple[Booking, Decision | None]:
         try:
             self._refuse_twice(request)
             workers, slots = self._eligible(exclude)
@@ -177,31 +194,35 @@ class Router:
                 self._journal(did.NotRouted(**self._asked(request, now, exclude), why=str(error)))
             raise
         self._forget_stale(now)
-        path = self.loads.tree.find(request.keys)
+        keys = request.keys
+        path = self.loads.tree.find(keys)
         routing = self._look(request, now, workers, slots, path, self._rng, known)
         choice = self._guard(routing) or self.policy.choose(routing)
         worker = self.loads.workers[choice.slot]
         tiers = routing.tiers(choice.slot)
         prefill = self._new_tokens(request, tiers)
-        decision = self._decision(routing, choice, worker, tiers, prefill, detail)
+        best, holders = routing.longest_prefix()
+        # Before anything is booked: its figures are those without this request.
+        decision = self._decision(routing, choice, worker, tiers, prefill, best, holders, detail) if records else None
         entry = self._begin(request, worker, path, prefill, now)
+        entry.overlap, entry.best = sum(tiers), best
         if self.policy.needs_pace:
-            cached = request.num_tokens - prefill
+            cached = routing.num_tokens - prefill
             self.loads.attends(entry, pairs_of(prefill, cached), worker.pace.past(prefill, cached))
-        entry.sent = self.overlaps.sent(choice.slot, request.keys, now)
+        entry.sent = self.overlaps.sent(choice.slot, keys, now)
         if self.policy.routed(routing, choice) and self.loads.ranking is not None:
             self.loads.rank_by(self.policy.rank)
         else:
             self.loads.rerank(worker)
-        if self._journal is not None:
+        if self._journal is not None and decision is not None:
             brief = (
                 replace(decision, candidates=()) if detail else decision
             )  # their figures follow from what came before
             self._journal(did.Routed(**self._asked(request, now, exclude), decision=brief))
-        return decision
+        return entry, decision
 
     def preview(
-        self, request: RouteRequest, now: int, *, exclude: Collection[Holder] = (), known: Known | None = None
+        self, request: Prompt, now: int, *, exclude: Collection[Holder] = (), known: Known | None = None
     ) -> Decision:
         """Return what ``route`` would decide, with everyone's figures, without booking anything or advancing random choices."""
         if self._journal is not None:
@@ -213,11 +234,13 @@ class Router:
         choice = self._guard(routing) or self.policy.choose(routing)
         tiers = routing.tiers(choice.slot)
         prefill = self._new_tokens(request, tiers)
-        return self._decision(routing, choice, self.loads.workers[choice.slot], tiers, prefill, True)
+        best, holders = routing.longest_prefix()
+        worker = self.loads.workers[choice.slot]
+        return self._decision(routing, choice, worker, tiers, prefill, best, holders, True)
 
     def hold(
         self,
-        request: RouteRequest,
+        request: Prompt,
         now: int,
         full: Collection[Holder],
         *,
@@ -238,7 +261,7 @@ class Router:
         held = self.policy.hold(routing, shut)
         return None if held is None else Hold(self.loads.workers[held[0]].name, round(held[1] * MS))
 
-    def book(self, request: RouteRequest, worker: Holder, now: int, new_tokens: int | None = None) -> None:
+    def book(self, request: Prompt, worker: Holder, now: int, new_tokens: int | None = None) -> None:
         """Take in a request that another router, in another gateway, has routed: its load counts here too, and so does what it
         says of the prefix. ``new_tokens`` is the other decision's. Raises ``KvyardError`` as ``route`` does.
         """
@@ -266,7 +289,7 @@ class Router:
             self._paces.observe(entry.worker.slot, entry.prefill_tokens, (now - began) / MS, entry.pairs)
         self.loads.prefill_done(entry, now)
         if self._indexer is not None and entry.tail is not None:
-            self._indexer.computed(entry.worker.name, entry.request.num_tokens, partial(last_keys, entry.tail))
+            self._indexer.computed(entry.worker.name, entry.num_tokens, partial(last_keys, entry.tail))
         if self._journal is not None:
             self._note(did.FirstToken, at=now, id=str(id_), seen=seen)
         return True
@@ -341,7 +364,7 @@ class Router:
 
     def _look(
         self,
-        request: RouteRequest,
+        request: Prompt,
         now: int,
         workers: Sequence[WorkerLoad],
         slots: int,
@@ -369,7 +392,7 @@ class Router:
         if self._journal is not None:
             self._journal(kind(**said))
 
-    def _asked(self, request: RouteRequest, now: int, exclude: Collection[Holder] | None = None) -> dict[str, Any]:
+    def _asked(self, request: Prompt, now: int, exclude: Collection[Holder] | None = None) -> dict[str, Any]:
         """Return a request's fields for the journal."""
         keys = request.keys
         fields: dict[str, Any] = {
@@ -395,7 +418,7 @@ class Router:
             return None
         return routing.cheapest(lambda worker, _: load_of(config.load, worker), "guard")
 
-    def _new_tokens(self, request: RouteRequest, tiers: Sequence[int]) -> int:
+    def _new_tokens(self, request: Prompt, tiers: Sequence[int]) -> int:
         """Return tokens that a worker with ``tiers`` of a prompt has to compute. What it must fetch counts by its credit, or
         not at all where the policy goes by time, since a load is no work for the device.
         """
@@ -412,7 +435,7 @@ class Router:
             cached = round(worth * size)
         return max(0, request.num_tokens - cached)
 
-    def _begin(self, request: RouteRequest, worker: WorkerLoad, path: Path, prefill: int, now: int) -> Active:
+    def _begin(self, request: Prompt, worker: WorkerLoad, path: Path, prefill: int, now: int) -> Booking:
         reserved = int(self.config.reserve_output * (request.expected_output or 0) / self.block_size)
         return self.loads.begin(request, worker, path, prefill, reserved, now)
 
@@ -423,18 +446,16 @@ class Router:
         worker: WorkerLoad,
         tiers: tuple[int, ...],
         new_tokens: int,
+        best: int,
+        holders: int,
         detail: bool,
     ) -> Decision:
-        """Return the record of ``choice``, made before anything is booked."""
+        """Return the record of ``choice``; ``best`` is the longest prefix and ``holders`` have it, as bits of their slots."""
         request, prefixes = routing.request, routing.prefixes
-        best = regret = predicted = 0
+        regret = best - sum(tiers) if best else 0
         best_worker: Holder | None = None
-        if prefixes is not None:
-            predicted = prefixes.predicted(choice.slot)
-            best, holders = prefixes.longest(routing.eligible)
-            if best:
-                regret = best - sum(tiers)
-                best_worker = self.loads.workers[lowest(holders)].name if regret else worker.name
+        if best:
+            best_worker = self.loads.workers[lowest(holders)].name if regret else worker.name
         # Named one by one, though they are a candidate's: there is one decision for each request.
         return Decision(
             id=request.id,
@@ -452,7 +473,7 @@ class Router:
             role=worker.role,
             cost=choice.cost,
             tiers=tiers,
-            predicted=predicted,
+            predicted=prefixes.predicted(choice.slot) if prefixes is not None else 0,
             prefill_tokens=worker.prefill_tokens,
             active_blocks=worker.blocks,
             shared_blocks=routing.shared_blocks(choice.slot),
@@ -480,7 +501,7 @@ class Router:
             ]
         )
 
-    def _refuse_twice(self, request: RouteRequest) -> None:
+    def _refuse_twice(self, request: Prompt) -> None:
         if request.id in self.loads.active:
             raise KvyardError(
                 f"request {request.id!r} is in flight already: report it finished before routing it again"

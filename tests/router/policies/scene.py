@@ -9,7 +9,7 @@ from kvyard.clock import MS
 from kvyard.index import Holder
 from kvyard.index.bits import mask_of
 from kvyard.router import Choice, Policy, RouterConfig, RouteRequest, RoutingInput
-from kvyard.router.active import Active, ActiveLoads
+from kvyard.router.active import ActiveLoads, Booking
 from kvyard.router.matches import CachedPrefixes
 from kvyard.router.policies import make_policy
 from kvyard.router.worker import WorkerLoad
@@ -80,7 +80,7 @@ class Scene:
             loads.workers.append(worker)
             for number in range(requests[slot]):
                 age = ages[slot] if slot < len(ages) else 0
-                loads.active[slot, number] = Active(RouteRequest("", (), 1), worker, None, 0, now - age * MS)
+                loads.active[slot, number] = Booking(1, 0, worker, None, 0, now - age * MS)
         loads._high = max(held)
         tiers = [list(cached)] + ([list(host)] if host is not None else [])
         prefixes = None
