@@ -140,6 +140,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(NoSkips())
 
 
+@pytest.fixture
+def only_new_objects() -> Iterator[None]:
+    """Searches for garbage and counts of objects pass over the millions that were there before a test."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")  # its thread draws random numbers, which Hypothesis takes for a strategy's
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A tab of a browser, a ``Tab`` of ``tests.replay.report.browser``."""

@@ -206,6 +206,7 @@ def alive(*kinds: type) -> dict[type, int]:
     return counts
 
 
+@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize(
     "groups",
     [
@@ -236,6 +237,7 @@ def test_what_is_evicted_is_let_go(groups: list[GroupSpec]) -> None:
     assert peak[TokenChain] <= 2 * blocks
 
 
+@pytest.mark.usefixtures("only_new_objects")
 def test_a_hot_prefix_does_not_remember_those_who_used_it() -> None:
     """The first blocks stay for ever, what follows them is evicted thousands of times over."""
     manager = BlockManager(30, [FULL])

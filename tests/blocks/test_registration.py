@@ -27,6 +27,7 @@ def live_chains() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("only_new_objects")
 def test_cached_windows_do_not_keep_whole_requests_alive():
     manager = BlockManager(
         4000, [GroupSpec(kind="sliding_window", window=32)], max_in_flight_tokens=4096, retention_interval=0
@@ -44,6 +45,7 @@ def test_cached_windows_do_not_keep_whole_requests_alive():
     manager.check_integrity()
 
 
+@pytest.mark.usefixtures("only_new_objects")
 def test_a_short_prefix_does_not_keep_a_long_prompt_alive():
     manager = BlockManager(1200)
     before = live_chains()

@@ -86,6 +86,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake(tls: TlsFiles, size:
     served(scenario, tls)
 
 
+@pytest.mark.usefixtures("only_new_objects")
 def test_who_has_not_shaken_hands_is_counted_and_makes_way(tls: TlsFiles) -> None:
     async def scenario(app: Echo, server: HttpServer) -> None:
         each = CONNECTION_BYTES + TLS_BYTES

@@ -16,7 +16,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
 from tests.server.gateway.support import Gated, front
 from tests.server.support import asking
 
-pytestmark = pytest.mark.zmq
+pytestmark = [pytest.mark.zmq, pytest.mark.usefixtures("only_new_objects")]
 OURS = ("kvyard.", "zmq.", "uvicorn.")
 """Modules whose objects may not be among the garbage."""
 TRANSPORT = "asyncio.selector_events._SelectorSocketTransport"

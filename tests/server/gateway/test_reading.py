@@ -236,6 +236,7 @@ def test_what_gets_no_names() -> None:
     assert list(several.keys) == slow([*b"abcd"])[0] and several.tokens == 6 and not several.single
 
 
+@pytest.mark.usefixtures("only_new_objects")
 def test_what_is_held_of_a_long_prompt_is_nothing_to_search_for_garbage() -> None:
     """Of a list each number is looked at, which takes 5 ms for a million."""
     length = 12_001
