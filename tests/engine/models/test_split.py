@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 
 import pytest
 
 from kvyard.engine.cards import CARDS
-from kvyard.engine.models import plan, preset, presets
+from kvyard.engine.models import ModelPlan, plan, preset, presets
 from kvyard.engine.models.fields import Fields
 from kvyard.engine.models.split import Parallelism
 from kvyard.engine.models.weights import WEIGHT_BITS, count_weights, find_weight_dtype, weight_bits, weight_bytes
@@ -132,30 +134,27 @@ def test_the_smallest_number_of_cards_that_would_do_is_named() -> None:
 # Every preset on every card
 
 
-def fitting(name: str, memory: int) -> list[int]:
-    """Tensor ranks, powers of two, on which a preset fits."""
-    found = []
+def fitting(name: str, memory: int) -> dict[int, ModelPlan]:
+    """Tensor ranks, powers of two, on which a preset fits, and how."""
+    found = {}
     for ranks in (1, 2, 4, 8, 16):
-        try:
-            plan(preset(name), memory, tensor_parallel_size=ranks)
-        except KvyardError:
-            continue
-        found.append(ranks)
+        with suppress(KvyardError):
+            found[ranks] = plan(preset(name), memory, tensor_parallel_size=ranks)
     return found
 
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_on_every_card(name: str) -> None:
     whole = plan(preset(name), 2**50).weights_bytes
+    operators = cache(lambda tensor: make_operators(preset(name), Parallelism(tensor_parallel_size=tensor)))
     for card in CARDS.values():
         blocks, steps = [], []
         ranks = fitting(name, card.memory)
         assert ranks or card.memory < 50 * GIB or whole > 6 * card.memory, card.name
-        for tensor in ranks:
-            made = plan(preset(name), card.memory, tensor_parallel_size=tensor)
+        for tensor, made in ranks.items():
             assert 0 < made.weights_bytes < card.memory and made.bytes_per_token > 0
             blocks.append(made.num_blocks * made.block_size)
-            model = RooflineModel(make_operators(preset(name), Parallelism(tensor_parallel_size=tensor)), card)
+            model = RooflineModel(operators(tensor), card)
             one, many = (model.pass_ns((), batch, 1000 * batch, 1000) for batch in (1, 64))
             prompts = [model.pass_ns([(new, 0)], 0, 0, 0) for new in (512, 4096)]
             assert 0 < one < many < 64 * one and prompts[0] < prompts[1], (card.name, tensor)
@@ -170,7 +169,7 @@ def test_every_preset_on_every_card(name: str) -> None:
 @pytest.mark.parametrize("name", presets())
 def test_blocks_fall_as_weights_grow_and_times_too(name: str) -> None:
     card, found, steps = CARDS["h200"], [], {}
-    ranks = fitting(name, card.memory)[0]
+    ranks = min(fitting(name, card.memory))
     split = Parallelism(tensor_parallel_size=ranks)
     types = sorted((dtype for dtype in WEIGHT_BITS if dtype != "mxfp4"), key=lambda dtype: WEIGHT_BITS[dtype])
     for dtype in types:

@@ -4,6 +4,7 @@ It knows spellings and types, and nothing of what the numbers mean.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class Fields:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.outer = config
         self._values = dict(config)
+        self._found: dict[str, Any] = {}
+        """Values by the name that they were asked for under: each layer asks for the same."""
         for name in NESTED:
             if isinstance(config.get(name), Mapping):
                 self._values |= {key: value for key, value in config[name].items() if value is not None}
@@ -53,11 +56,10 @@ class Fields:
 
     def get(self, name: str) -> Any:
         """Return the value under ``name`` or another spelling of it; None if it isn't there."""
-        for spelling in (name, *ALIASES.get(name, ())):
-            value = self._values.get(spelling)
-            if value is not None:
-                return value
-        return None
+        if name not in self._found:
+            spellings = map(self._values.get, (name, *ALIASES.get(name, ())))
+            self._found[name] = next((value for value in spellings if value is not None), None)
+        return self._found[name]
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Return a whole number of at least 0. Raises ``KvyardError`` if it is something else, or missing without a default."""
@@ -94,10 +96,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return value
 
 
-def presets() -> list[str]:
-    """Return the names of the configs that ship with kvyard; each says where its numbers come from."""
+@cache
+def _presets() -> list[str]:
     folder = files("kvyard.engine.models") / "configs"
     return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+def presets() -> list[str]:
+    """The names of the configs that ship with kvyard; each says where its numbers come from."""
+    return _presets().copy()
 
 
 def hub_names() -> dict[str, str]:
@@ -107,7 +114,7 @@ def hub_names() -> dict[str, str]:
 
 def preset(name: str) -> dict[str, Any]:
     """Return the config of a preset. Raises ``KvyardError`` for an unknown name."""
-    if name not in presets():
+    if name not in _presets():
         raise KvyardError(f"unknown preset {name!r}: {suggest(name, presets(), otherwise='give a config.json')}")
     text = (files("kvyard.engine.models") / "configs" / f"{name}.json").read_bytes()
     return msgspec.json.decode(text, type=dict[str, Any])
