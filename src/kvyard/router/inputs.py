@@ -112,8 +112,8 @@ class RoutingInput:
         return self.prefixes.of(slot) if self.prefixes is not None else ()
 
     def longest_prefix(self) -> tuple[int, int]:
-        """Return the most cached blocks of the prompt, all tiers together, that any worker has which may be chosen, and the slots of
-        those, as bits.
+        """Return the most cached blocks of the prompt, all tiers together, that any worker has which may be chosen, and the
+        slots of those, as bits.
         """
         return self.prefixes.longest(self.eligible) if self.prefixes is not None else (0, 0)
 
