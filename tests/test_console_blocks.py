@@ -42,7 +42,6 @@ NOT_HERE = {
     r"kvyard doctor tcp://localhost:5557": "an engine that gets the prompt while it is watched",
     r"kvyard doctor recording": "a recording of your own",
     r"kvyard expect requests": "requests and metrics of an engine of your own",
-    r"^python benchmarks/published": "data that lies outside the repository",
     r"kvyard doctor --gateway": "a gateway with traffic",
     r"kvyard calibrate http": "an engine with nothing else to do for minutes",
     r"profile:mine\.json": "what calibrate wrote",

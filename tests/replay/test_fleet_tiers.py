@@ -90,19 +90,21 @@ def test_the_router_is_told_what_each_tier_adds(monkeypatch: pytest.MonkeyPatch,
     fleet = Fleet(make_config({**SETTINGS, **small}))
     assert isinstance(fleet.placement, WholePlacement)
     router = fleet.placement.pool.router
-    route = router.route
+    assign = router.assign
     deepest = 0
 
-    def watched(request: Any, now: int, **options: Any) -> Any:
+    def watched(request: Any, now: int, exclude: Any = ()) -> Any:
         nonlocal deepest
-        decision = route(request, now, **options)
-        worker = next(one for one in fleet.workers if one.name == decision.worker.name)
-        found = tuple(blocks_by_tier(worker.cores[0], request.keys, request.num_tokens))
-        assert found == decision.tiers + (0,) * (5 - len(decision.tiers))
-        deepest += found[4]
-        return decision
+        decision = router.preview(request, now, exclude=exclude)
+        worker = next(worker for worker in fleet.workers if worker.name == decision.worker.name)
+        held = tuple(blocks_by_tier(worker.cores[0], request.keys, request.num_tokens))
+        assert held == decision.tiers + (0,) * (5 - len(decision.tiers))
+        deepest += held[4]
+        booking = assign(request, now, exclude)
+        assert booking.worker.name == decision.worker and booking.overlap == sum(decision.tiers)
+        return booking
 
-    monkeypatch.setattr(router, "route", watched)
+    monkeypatch.setattr(router, "assign", watched)
     fleet.run(open_trace(CONVERSATION, limit=300))
     assert deepest > 100
 
