@@ -1,8 +1,8 @@
 """Time, in integer nanoseconds. Nothing else in kvyard reads a clock or sleeps.
 
 Integers add up exactly and compare equal on every machine, which is what makes a run repeatable. Convert at the edges
-(``from_seconds``, ``to_ms``), and ask a ``Clock`` for the time: a ``VirtualClock`` where time is set, a ``WallClock`` where
-it passes.
+(``from_seconds``, ``to_seconds``), and ask a ``Clock`` for the time: a ``VirtualClock`` where time is set, a ``WallClock``
+where it passes.
 """
 
 import time
@@ -45,11 +45,6 @@ def from_ms(milliseconds: Number) -> int:
 def to_seconds(ns: int) -> float:
     """Return the float nearest to ``ns`` in seconds, for people and reports."""
     return ns / SECOND
-
-
-def to_ms(ns: int) -> float:
-    """Return the float nearest to ``ns`` in milliseconds."""
-    return ns / MS
 
 
 def _scaled(value: Number, unit: int, name: str) -> int:

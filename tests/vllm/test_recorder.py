@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kvyard.clock import MS, SECOND, VirtualClock
-from kvyard.engine.timing.measurements import read_measurements
 from kvyard.errors import KvyardError
 from kvyard.hashing import TokenChain, algorithm
+from kvyard.lab.calibrate.passes import read_passes
 from kvyard.lab.conform.scheduler import conform, read_lines
 from kvyard.replay.traces import open_trace
 from kvyard.vllm.recorder import EndedRequest, EngineRecorder, PassComposition
@@ -220,7 +220,7 @@ def test_nothing_is_written_before_the_last_output_has_left(tmp_path: Path) -> N
     assert [file.stat().st_size for file in folder.iterdir()] == [0, 0]
     clock.sleep_until(clock.now() + SECOND)
     recorder.idle(clock.now())
-    (row,) = read_measurements(folder / "passes.jsonl").rows
+    (row,) = read_passes(folder / "passes.jsonl").rows
     assert (row.ms, row.host_ms) == (1.0, 0.0)  # what came after the last step is none of it
     assert json.loads((folder / "summary.json").read_text())["passes"] == 1
 
@@ -255,7 +255,7 @@ def test_the_trace_and_the_passes_can_be_read(tmp_path: Path) -> None:
     finished = [name for name in played.requests if played.outputs[name]]
     assert sorted(row.output_length for row in rows) == sorted(played.outputs[name] for name in finished)
     assert {row.id_block_size for row in rows} == {played.size}
-    passes = read_measurements(folder / "passes.jsonl").rows
+    passes = read_passes(folder / "passes.jsonl").rows
     assert len(passes) == len(played.steps)
     for measured, step in zip(passes, played.steps, strict=True):
         assert measured.batch + sum(new for new, _ in measured.prefills) == sum(step["tokens"].values())
@@ -310,7 +310,7 @@ def test_an_engine_without_requests_has_everything_written(tmp_path: Path) -> No
     verdict = conform(tmp_path / "recording" / "decisions.jsonl.gz")
     assert verdict.difference is None, verdict.difference
     assert verdict.operations == len(played.steps)
-    assert len(read_measurements(tmp_path / "recording" / "passes.jsonl").rows) == len(played.steps)
+    assert len(read_passes(tmp_path / "recording" / "passes.jsonl").rows) == len(played.steps)
     assert json.loads((tmp_path / "recording" / "summary.json").read_text())["decisions"] == len(played.steps)
     played.close()
 
@@ -348,7 +348,7 @@ def test_overlapping_passes_are_timed_by_when_they_end(tmp_path: Path) -> None:
     recorder.returned(clock.now())
     recorder.looked_at(True)
     recorder.close({})
-    passes = read_measurements(tmp_path / "recording" / "passes.jsonl").rows
+    passes = read_passes(tmp_path / "recording" / "passes.jsonl").rows
     assert [row.ms for row in passes] == [7.0, 4.0]
     assert not (tmp_path / "recording" / "decisions.jsonl.gz").exists()
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvyard.engine.timing.measurements import read_measurements
 from kvyard.errors import KvyardError
+from kvyard.lab.calibrate.passes import read_passes
 from kvyard.vllm.recorder import LIMIT
 from kvyard.vllm.recording_settings import recording_settings
 
@@ -172,7 +172,7 @@ def test_what_a_decoding_request_reads_includes_its_new_token(scheduler: Callabl
     watched.decoding = {"a": 10, "b": 4}
     watched.update_from_output(watched.schedule(), None)
     watched.schedule()
-    (row,) = read_measurements(only_folder(tmp_path) / "passes.jsonl").rows
+    (row,) = read_passes(only_folder(tmp_path) / "passes.jsonl").rows
     assert (row.batch, row.context, row.longest, row.prefills) == (2, 11 + 5, 11, ())
 
 

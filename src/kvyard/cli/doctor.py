@@ -109,7 +109,24 @@ def doctor(
         for source in sources
         if source not in urls
     ]
-    clock = WallClock()
+    visits = _observe(cases, urls, ask, token, seconds)
+    expected = Expected(model=model, block_size=block_size, algorithm=hash_algorithm, seed=seed)
+    asked_gateway = None if gateway is None else visit_gateway(gateway, token)
+    diagnosis = diagnose(cases, expected, visits, local, asked_gateway)
+    if as_json:
+        value = {"healthy": diagnosis.healthy, **msgspec.to_builtins(diagnosis)}
+        for finding, shown in zip(diagnosis.findings, value["findings"], strict=True):
+            shown["broken"] = finding.broken
+        print_json(value)
+    else:
+        _show(diagnosis, cases)
+    raise typer.Exit(0 if diagnosis.healthy else 1)
+
+
+def _observe(cases: list[Case], urls: list[str], ask: Questions, token: str | None, seconds: float) -> list[Visit]:
+    """Play recordings, watch live streams for ``seconds`` and visit the engines at ``urls`` meanwhile, until all is done or
+    Ctrl-C. Returns the visits.
+    """
     visits: Round | None = None
     with until_interrupted():
         for case in cases:
@@ -121,21 +138,12 @@ def doctor(
             visits = Round(urls, ask, token, listening if watched else None)
             visits.start()
         if watched:
-            watch(watched, from_seconds(seconds), clock, visits.is_alive if visits is not None else lambda: False)
+            busy = visits.is_alive if visits is not None else lambda: False
+            watch(watched, from_seconds(seconds), WallClock(), busy)
             ask_for_replay(watched)
         if visits is not None:
             visits.wait()
-    expected = Expected(model=model, block_size=block_size, algorithm=hash_algorithm, seed=seed)
-    asked_gateway = None if gateway is None else visit_gateway(gateway, token)
-    diagnosis = diagnose(cases, expected, [] if visits is None else visits.visits, local, asked_gateway)
-    if as_json:
-        value = {"healthy": diagnosis.healthy, **msgspec.to_builtins(diagnosis)}
-        for finding, shown in zip(diagnosis.findings, value["findings"], strict=True):
-            shown["broken"] = finding.broken
-        print_json(value)
-    else:
-        _show(diagnosis, cases)
-    raise typer.Exit(0 if diagnosis.healthy else 1)
+    return [] if visits is None else visits.visits
 
 
 def _questions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,7 +13,7 @@ from kvyard.cli.outputs import print_json, say_written, words_beside
 from kvyard.cli.reading import CHAIN_IDS, TraceFile, read_trace, with_reading
 from kvyard.cli.replay import patient
 from kvyard.cli.serving import read_token
-from kvyard.cli.settings import with_settings
+from kvyard.cli.settings import with_fields, with_settings
 from kvyard.errors import KvyardError
 from kvyard.replay.settings import SETTINGS
 
@@ -27,26 +27,19 @@ COUNTS = "What the engine counted"
 LIVE = "Live traffic"
 
 
-@with_settings(SETTINGS)
-@with_reading(CHAIN_IDS, block_size="--trace-block-size")
-def expect(
-    trace: TraceFile,
-    settings: Mapping[str, object],
-    reading: Mapping[str, Any],
-    serve: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="The command that starts the engine, such as 'vllm serve MODEL ...'."),
-    ] = None,
+class CountFlags(NamedTuple):
+    """Sources of an engine's own counts."""
+
     engine: Annotated[
         str | None,
         typer.Option(metavar="URL", help="A running engine: its configuration and counters.", rich_help_panel=COUNTS),
-    ] = None,
+    ] = None
     metrics: Annotated[
         Path | None, typer.Option(help="Or a page of its metrics after the traffic ...", rich_help_panel=COUNTS)
-    ] = None,
+    ] = None
     metrics_before: Annotated[
         Path | None, typer.Option(help="... and one before it, which is subtracted.", rich_help_panel=COUNTS)
-    ] = None,
+    ] = None
     answers: Annotated[
         Path | None,
         typer.Option(
@@ -54,21 +47,27 @@ def expect(
             "them in its rows.",
             rich_help_panel=COUNTS,
         ),
-    ] = None,
+    ] = None
     events: Annotated[
         list[Path] | None,
         typer.Option(help="Recordings of the workers' KV events, to compare their hashes.", rich_help_panel=COUNTS),
-    ] = None,
+    ] = None
     tolerance: Annotated[
         float, typer.Option(min=0, help="Percent of prompt tokens by which counts may differ.", rich_help_panel=COUNTS)
-    ] = 2.0,
+    ] = 2.0
     token_file: Annotated[
         Path | None, typer.Option(help="A file with the engine's API key; or set KVYARD_TOKEN.", rich_help_panel=COUNTS)
-    ] = None,
-    per_request: Annotated[
-        Path | None,
-        typer.Option(help="Write what each request is owed, and its count, as JSON lines.", rich_help_panel=OUTPUT),
-    ] = None,
+    ] = None
+
+    @property
+    def files(self) -> list[Path]:
+        """Files with counts, events aside."""
+        return [path for path in (self.metrics, self.metrics_before, self.answers) if path is not None]
+
+
+class WatchFlags(NamedTuple):
+    """Following of a recording that grows."""
+
     watch: Annotated[
         str | None,
         typer.Option(
@@ -76,11 +75,11 @@ def expect(
             help="Look at the end of a recording that grows every TIME, such as 60s, until interrupted; results are metrics.",
             rich_help_panel=LIVE,
         ),
-    ] = None,
+    ] = None
     window: Annotated[
         int,
         typer.Option(min=1, help="With --watch: compare this many of the latest requests.", rich_help_panel=LIVE),
-    ] = 2000,
+    ] = 2000
     gateway: Annotated[
         str | None,
         typer.Option(
@@ -89,11 +88,31 @@ def expect(
             "processor time; its admin token is KVYARD_ADMIN_TOKEN.",
             rich_help_panel=LIVE,
         ),
+    ] = None
+    host: Annotated[str, typer.Option(help="With --watch: where /metrics is served.", rich_help_panel=LIVE)] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, typer.Option(help="With --watch: its port; 0 for any.", rich_help_panel=LIVE)] = 9109
+
+
+@with_settings(SETTINGS)
+@with_reading(CHAIN_IDS, block_size="--trace-block-size")
+@with_fields("live", WatchFlags)
+@with_fields("counts", CountFlags)
+def expect(
+    trace: TraceFile,
+    settings: Mapping[str, object],
+    reading: Mapping[str, Any],
+    counts: CountFlags,
+    live: WatchFlags,
+    serve: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="The command that starts the engine, such as 'vllm serve MODEL ...'."),
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="With --watch: where /metrics is served.", rich_help_panel=LIVE)
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="With --watch: its port; 0 for any.", rich_help_panel=LIVE)] = 9109,
+    per_request: Annotated[
+        Path | None,
+        typer.Option(help="Write what each request is owed, and its count, as JSON lines.", rich_help_panel=OUTPUT),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write JSON instead of the table.", rich_help_panel=OUTPUT)
     ] = False,
@@ -112,49 +131,29 @@ def expect(
     from kvyard.lab.expect.traffic import read_traffic
     from kvyard.lab.expect.view import print_expectation
 
-    given = [path for path in (metrics, metrics_before, answers) if path is not None]
-    check_outputs(per_request, STDOUT if as_json else None, reads=[trace, *given])
-    merged: dict[str, object] = {}
-    notes: list[str] = []
-    page = None
-    if serve is not None:
-        from kvyard.lab.expect.command_line import read_serve_line
-
-        line = read_serve_line(serve)
-        merged |= line.settings
-        if line.ignored:
-            notes.append(f"Flags that change no hit here: {', '.join(line.ignored)}.")
-    if engine is not None:
-        from kvyard.lab.expect.engine_visit import visit_engine
-
-        seen = visit_engine(engine, read_token(token_file))
-        merged = {**seen.settings, **merged}
-        page = seen.page
-    merged |= settings
-    if watch is not None:
-        if given or per_request is not None or as_json or events:
+    check_outputs(per_request, STDOUT if as_json else None, reads=[trace, *counts.files])
+    given, page, notes = _engine(serve, counts)
+    engine = {**given, **settings}
+    if live.watch is not None:
+        if counts.files or per_request is not None or as_json or counts.events:
             raise KvyardError(
                 "--watch compares the counts of a recording: leave out metrics, answers, events and results"
             )
-        _watch(trace, reading, merged, watch, window, tolerance / 100, gateway, host, port)
+        _watch(trace, reading, engine, live, counts.tolerance / 100)
         return
-    if gateway is not None:
+    if live.gateway is not None:
         raise KvyardError("--gateway goes with --watch: without it, name the gateway's recording alone")
-    traffic = read_traffic(read_trace(trace, reading), **_part(merged))
+    traffic = read_traffic(read_trace(trace, reading), **_part(engine))
     traffic.notes += notes
-    counted = _counted(traffic, metrics, metrics_before, answers, page)
+    counted = _counted(traffic, counts, page)
     with patient() as obey:
-
-        def told(arrived: int, through: int, now: int) -> None:
-            obey()
-
         expectation = work_out(
             traffic,
-            merged,
+            engine,
             counted,
-            evidence=from_events(events or ()),
-            tolerance=tolerance / 100,
-            progress=told,
+            evidence=from_events(counts.events or ()),
+            tolerance=counts.tolerance / 100,
+            progress=lambda arrived, through, now: obey(),
         )
     if per_request is not None:
         write_whole(per_request, b"".join(msgspec.json.encode(row) + b"\n" for row in expectation.rows))
@@ -169,16 +168,27 @@ def expect(
     raise typer.Exit(FLAGGED if expectation.flagged else 0)
 
 
+def _engine(serve: str | None, counts: CountFlags) -> tuple[dict[str, object], str | None, list[str]]:
+    """Return settings by the command line and by the running engine, the engine's page of metrics, and notes for readers."""
+    settings: dict[str, object] = {}
+    notes: list[str] = []
+    if serve is not None:
+        from kvyard.lab.expect.command_line import read_serve_line
+
+        line = read_serve_line(serve)
+        settings |= line.settings
+        if line.ignored:
+            notes.append(f"Flags that change no hit here: {', '.join(line.ignored)}.")
+    if counts.engine is None:
+        return settings, None, notes
+    from kvyard.lab.expect.engine_visit import visit_engine
+
+    seen = visit_engine(counts.engine, read_token(counts.token_file))
+    return {**seen.settings, **settings}, seen.page, notes
+
+
 def _watch(
-    trace: Path,
-    reading: Mapping[str, Any],
-    settings: Mapping[str, object],
-    every: str,
-    window: int,
-    tolerance: float,
-    gateway: str | None,
-    host: str,
-    port: int,
+    trace: Path, reading: Mapping[str, Any], settings: Mapping[str, object], live: WatchFlags, tolerance: float
 ) -> None:
     import os
 
@@ -200,17 +210,16 @@ def _watch(
             shown = verdict(expectation)
             typer.echo(f"{summary(expectation)}. {shown}", err=True)
 
-    every_s = duration("--watch", every) / SECOND
     watcher = ExpectWatch(
         lambda rows: read_latest(trace, rows, lambda path: read_trace(path, reading)),
         settings,
-        every_s=every_s,
-        requests=window,
+        every_s=duration("--watch", str(live.watch)) / SECOND,
+        requests=live.window,
         tolerance=tolerance,
         report=report,
-        gateway=None if gateway is None else GatewayLink(gateway, os.environ.get(ADMIN_VARIABLE)),
+        gateway=None if live.gateway is None else GatewayLink(live.gateway, os.environ.get(ADMIN_VARIABLE)),
     )
-    with listen(host, port) as bound:
+    with listen(live.host, live.port) as bound:
         ready = lambda url: typer.echo(f"metrics at {url}/metrics", err=True)  # noqa: E731
         Running(watcher.application(), bound, around=watcher, ready=ready).run()
 
@@ -222,14 +231,13 @@ def _part(settings: Mapping[str, object]) -> dict[str, int | None]:
     return {name: given.get(name) for name in names}
 
 
-def _counted(
-    traffic: Traffic, metrics: Path | None, before: Path | None, answers: Path | None, page: str | None
-) -> Counted | None:
+def _counted(traffic: Traffic, counts: CountFlags, page: str | None) -> Counted | None:
     from kvyard.lab.expect.counted import Counted, read_answers, read_page
 
+    metrics, before = counts.metrics, counts.metrics_before
     if before is not None and metrics is None and page is None:
         raise KvyardError("--metrics-before needs a page after the traffic: --metrics FILE, or --engine URL")
-    by_request = traffic.cached if answers is None else read_answers(answers)
+    by_request = traffic.cached if counts.answers is None else read_answers(counts.answers)
     text = page if metrics is None else _text(metrics)
     if not text:
         return Counted(source="cached_tokens of answers", by_request=by_request) if by_request else None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvyard.engine.timing import ProfileTiming, make_timing
 from kvyard.engine.timing.fitting import _first_guess, errors_by_kind, fit
-from kvyard.engine.timing.measurements import Measurement, read_measurements
+from kvyard.engine.timing.measurements import Measurement
 from kvyard.engine.timing.model import SHORT
 from kvyard.engine.timing.profile import (
     NAMES,
@@ -28,6 +28,7 @@ from kvyard.engine.timing.profile import (
     shipped,
 )
 from kvyard.errors import KvyardError
+from kvyard.lab.calibrate.passes import read_passes
 
 DATA = Path(__file__).parent / "data"
 H200 = load_profile(name="h200-llama3-8b")
@@ -38,7 +39,7 @@ prompts = st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 40_000)), ma
 
 
 def rows(name):
-    return read_measurements(DATA / name).rows
+    return read_passes(DATA / name).rows
 
 
 @given(prefills=prompts, batch=st.integers(0, 600), ctx=tokens)
@@ -256,7 +257,7 @@ def test_rows_are_read(tmp_path):
         '{"kind": "mixed", "prefills": [[5, 0], [1, 9]], "batch": 2, "ctx": 7, "ms": 3.5}\n'
         '{"kind": "mixed", "prefills": [[5, 0]], "batch": 0, "ctx": 0, "ms": 3.5}\n'
     )
-    read = read_measurements(path)
+    read = read_passes(path)
     assert read.device == "Card"
     assert [row.shape for row in read.rows] == [
         (((5, 0),), 0, 0, 0),
@@ -288,7 +289,7 @@ def test_bad_rows_are_named(tmp_path, line, words):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"kind": "decode", "batch": 1, "ctx": 9, "ms": 1}}\n{line}\n')
     with pytest.raises(KvyardError) as refused:
-        read_measurements(path)
+        read_passes(path)
     assert words in str(refused.value)
     assert str(path) in str(refused.value)
 
@@ -297,18 +298,18 @@ def test_many_bad_rows_are_counted(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("{\n" * 8)
     with pytest.raises(KvyardError, match=r"line 5: .*; and 3 more"):
-        read_measurements(path)
+        read_passes(path)
 
 
 def test_files_that_are_no_measurements(tmp_path):
-    with pytest.raises(KvyardError, match="can't be read: No such file"):
-        read_measurements(tmp_path / "none.jsonl")
+    with pytest.raises(KvyardError, match="no such file"):
+        read_passes(tmp_path / "none.jsonl")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(KvyardError, match="can't be read"):
-        read_measurements(tmp_path / "binary")
+        read_passes(tmp_path / "binary")
     (tmp_path / "other").write_text('{"kind": "copy"}\n')
     with pytest.raises(KvyardError, match="no measured pass"):
-        read_measurements(tmp_path / "other")
+        read_passes(tmp_path / "other")
 
 
 def test_profiles_are_read_and_refused(tmp_path):
@@ -355,7 +356,7 @@ TRUTH = Path(__file__).parents[3] / "benchmarks" / "data" / "h200-engine"
 @pytest.mark.parametrize(("file", "limit"), [("fit-breaks-on-this-log", 0.05), ("fit-breaks-on-this-moe", 0.03)])
 def test_a_fit_is_always_a_profile(file, limit):
     """Both files once gave a blend below 1, which is refused: a log without pure prompts, and a mixture of experts."""
-    measured = read_measurements(TRUTH / f"{file}.jsonl").rows
+    measured = read_passes(TRUTH / f"{file}.jsonl").rows
     found = fit(measured)
     Profile(name="x", coefficients=found.coefficients, curve=found.curve).check("here")
     obeys_physics(found.form)

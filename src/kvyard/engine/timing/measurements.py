@@ -14,7 +14,6 @@ device took and ``host_ms`` what came on top. Lines of other kinds (``copy``) ar
 """
 
 import math
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -77,17 +76,8 @@ class Measurements(msgspec.Struct, frozen=True):
     """Notes for readers of the fit."""
 
 
-def read_measurements(path: str | Path) -> Measurements:
-    """Read a file. Raises ``KvyardError`` for one that can't be read, has no measured pass, or has bad rows, by line."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise KvyardError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
-    return parse_measurements(text, str(path))
-
-
 def parse_measurements(text: str, source: str) -> Measurements:
-    """Parse lines that were read already. ``source`` is named in refusals."""
+    """Parse the lines of a file, ``source``. Raises ``KvyardError`` if there is no measured pass, and for bad rows, by line."""
     rows, faults, device = [], [], None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

@@ -217,8 +217,18 @@ class EngineAction(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, stamp: int, what: str, job: Job, rank: int, source: int = -1) -> "EngineAction":
         """Return the action of a mock's journal."""
-        name, over = request_of(job), job.handed_over
-        return cls(stamp, what, job.id, name, rank, job.max_tokens, job.priority, job.hints, over, source)
+        return cls(
+            stamp=stamp,
+            what=what,
+            job=job.id,
+            request=request_of(job),
+            rank=rank,
+            max_tokens=job.max_tokens,
+            priority=job.priority,
+            hints=job.hints,
+            handed_over=job.handed_over,
+            source=source,
+        )
 
 
 class TransferAction(msgspec.Struct, frozen=True, gc=False):

@@ -33,7 +33,7 @@ ARRIVALS = "poisson:rate=0.1"
 """Of programs, if the given trace has no common clock."""
 
 
-class AgentFigures(msgspec.Struct, frozen=True):
+class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a trace of agents."""
 
     sessions: int
@@ -146,22 +146,22 @@ class AgentSamples:
         sessions, requests = len(self.turns), len(self.prompts)
         continued = len(self.growth) + len(self.kept)
         return AgentFigures(
-            sessions,
-            requests,
-            sum(self.turns.values()) / sessions,
-            _mean(self.prompts),
-            _percentile(self.prompts, 50),
-            _percentile(self.prompts, 90),
-            _mean(self.outputs),
-            self.tools / requests,
-            _percentile(self.tool_time, 50),
-            _mean(self.tool_time),
-            _percentile(self.think, 50),
-            _mean(self.think),
-            len(self.kept) / continued if continued else 0.0,
-            len(self.agent_turns) / sessions,
-            _mean(list(self.agent_turns.values())),
-            self.reused / sum(self.prompts),
+            sessions=sessions,
+            requests=requests,
+            turns=sum(self.turns.values()) / sessions,
+            prompt_mean=_mean(self.prompts),
+            prompt_p50=_percentile(self.prompts, 50),
+            prompt_p90=_percentile(self.prompts, 90),
+            output_mean=_mean(self.outputs),
+            tools=self.tools / requests,
+            tool_p50=_percentile(self.tool_time, 50),
+            tool_mean=_mean(self.tool_time),
+            think_p50=_percentile(self.think, 50),
+            think_mean=_mean(self.think),
+            restarts=len(self.kept) / continued if continued else 0.0,
+            sub_agents=len(self.agent_turns) / sessions,
+            agent_turns=_mean(list(self.agent_turns.values())),
+            reuse=self.reused / sum(self.prompts),
         )
 
     def workload(self) -> AgentWorkload:

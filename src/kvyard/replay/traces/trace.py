@@ -54,16 +54,6 @@ class Trace:
         """Tokens an id stands for, going by the first request; 0 without ids."""
         return self.first.id_block_size
 
-    @property
-    def has_prefixes(self) -> bool:
-        """Return true if it has shared prefixes, going by the first request."""
-        return self.first.ids is not None or self.first.tokens is not None
-
-    @property
-    def has_sessions(self) -> bool:
-        """Return true if requests wait for others, going by the first request."""
-        return self.first.session is not None
-
     def __repr__(self) -> str:
         return f"<Trace {self.name!r}, {self.format}>"
 

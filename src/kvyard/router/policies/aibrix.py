@@ -8,29 +8,20 @@ from math import sqrt
 from typing import ClassVar
 
 from kvyard.registry import Option, Options
-from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
-from kvyard.router.memory import RoutedMemory
-from kvyard.router.policies import Policy
+from kvyard.router.policies.events_or_memory import EventsOrMemory
 from kvyard.router.request import Choice
 from kvyard.router.search import Cost
 from kvyard.router.worker import WorkerLoad
 
 
-class Aibrix(Policy):
-    needs_index = True
+class Aibrix(EventsOrMemory):
     OPTIONS: ClassVar[Options] = {
         "imbalance": Option(8, "Difference in requests beyond which the least loaded worker is taken."),
         "deviations": Option(1.0, "Standard deviations above the mean up to which a worker is taken for its match."),
-        "approximate": Option(0, "1: caches are known by what was routed there, not by events.", most=1),
+        **EventsOrMemory.OPTIONS,
     }
-
-    def __init__(self, config: RouterConfig) -> None:
-        super().__init__(config)
-        if self.options["approximate"]:
-            self.needs_index = False
-            self.memory = RoutedMemory(None, config.remembered_blocks)
 
     def choose(self, routing: RoutingInput) -> Choice:
         running = [worker.requests for worker in routing.workers]

@@ -18,8 +18,7 @@ from kvyard.registry import Option, Options
 from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
-from kvyard.router.memory import RoutedMemory
-from kvyard.router.policies import Policy
+from kvyard.router.policies.events_or_memory import EventsOrMemory
 from kvyard.router.request import Choice
 from kvyard.router.search import Cost
 from kvyard.router.worker import WorkerLoad
@@ -45,8 +44,7 @@ class MetricsPage(NamedTuple):
     """When ``following`` can be read."""
 
 
-class LlmdBlend(Policy):
-    needs_index = True
+class LlmdBlend(EventsOrMemory):
     needs_pace = True
     guarded = True
     predicts_plainly = True
@@ -59,14 +57,11 @@ class LlmdBlend(Policy):
         "refresh_ms": Option(
             0.0, "Milliseconds between two readings of a worker's metrics; 0: the router's own books."
         ),
-        "approximate": Option(0, "1: caches are known by what was routed there, not by events.", most=1),
+        **EventsOrMemory.OPTIONS,
     }
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
-        if self.options["approximate"]:
-            self.needs_index = False
-            self.memory = RoutedMemory(None, config.remembered_blocks)
         self._cold: dict[int, int] = {}
         """Slots by when they last got a prompt that no worker had any of, oldest first."""
         self._pages: dict[int, MetricsPage] = {}

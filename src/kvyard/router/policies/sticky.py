@@ -9,18 +9,15 @@ by what it routed (``approximate=1``) unless engines' events are configured.
 from typing import ClassVar
 
 from kvyard.registry import Option, Options
-from kvyard.router.config import RouterConfig
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.matches import Match
-from kvyard.router.memory import RoutedMemory
 from kvyard.router.pace import PEAK_TOKENS_PER_S
-from kvyard.router.policies import Policy
+from kvyard.router.policies.events_or_memory import EventsOrMemory
 from kvyard.router.request import Choice
 from kvyard.router.worker import WorkerLoad
 
 
-class Sticky(Policy):
-    needs_index = True
+class Sticky(EventsOrMemory):
     guarded = True
     OPTIONS: ClassVar[Options] = {
         "affinity": Option(0.8, "Share of the prompt from which on a worker counts as warm."),
@@ -28,14 +25,8 @@ class Sticky(Policy):
         "saturated_s": Option(
             18.0, "Seconds of backlog beyond the least of cold workers at which warm ones are left alone."
         ),
-        "approximate": Option(0, "1: caches are known by what was routed there, not by events.", most=1),
+        **EventsOrMemory.OPTIONS,
     }
-
-    def __init__(self, config: RouterConfig) -> None:
-        super().__init__(config)
-        if self.options["approximate"]:
-            self.needs_index = False
-            self.memory = RoutedMemory(None, config.remembered_blocks)
 
     def cost(self, worker: WorkerLoad, match: Match) -> float:
         """Return prompt tokens left to compute."""

@@ -42,10 +42,6 @@ class EngineMoved(EngineFailed):
         return True
 
 
-class AnswerCut(Exception):
-    """An engine failed after its first byte went out."""
-
-
 def unreachable(error: OSError) -> EngineFailed:
     """Return the failure of an engine to which no connection could be made."""
     reason = f"it can't be reached: {error.strerror or error}"
