@@ -1,8 +1,8 @@
-"""Hints: what a request's client knows about the later use of its blocks, and the engine can't.
+"""Hints: a client's knowledge about the later use of a request's blocks, which the engine can't have.
 
-Three things can be said: that the session is over with this request, that it comes back within some time (a tool is running),
-and how much ranges of tokens are worth. What each does to the order of eviction is in ``kvyard.blocks.ownership`` and
-``kvyard.blocks.eviction.priority``. Hints change who is evicted, never what is found or computed.
+There are three: the session is over with this request; it comes back within some time (a tool is running); ranges of tokens
+have a priority. What each does to the order of eviction is in ``kvyard.blocks.ownership`` and
+``kvyard.blocks.eviction.priority``. Hints change the order of eviction, never what is found or computed.
 """
 
 from typing import Literal

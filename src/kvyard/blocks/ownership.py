@@ -1,15 +1,15 @@
-"""Ownership: which blocks a session's hints are about, and what they do to them.
+"""Ownership: the blocks that a session's hints concern, and the effect of hints on them.
 
-A block is a session's own as long as no request of another session has used it, whether it computed or found it. What is noted
-is the one session, or that there are several; it is noted when a request gives its blocks back, so that a lookup costs nothing.
+A block is a session's own as long as no request of another session has used it, whether it computed or found it. Its owner,
+one session or several, is noted when a request frees the block, so that a lookup costs nothing.
 
-- *The session is over*: its own blocks on the path of the request that said so are the first to go, the longest over before all
-  others. Blocks that another session has used stay where they are, so a shared prefix survives the end of any conversation
-  that began with it. Whatever request uses a block afterwards makes it ordinary again.
+- *The session is over*: its own blocks on the path of the request with that hint are evicted first, those of the session that
+  ended earliest before all others. Blocks that another session has used stay where they are, so a shared prefix survives the
+  end of any conversation that began with it. Whatever request uses a block afterwards makes it ordinary again.
 - *It comes back within a time*: all blocks of the request are the last to go until then, shared ones too, which are needed as
   much. After that they are ordinary, or, if they are its own and it is asked for, the first to go. The session's next request
   ends that for its own blocks. For a shared one of several times the longest counts, and it starts over whenever a request
-  gives the block back: what is used more often than that stays, as it would by age.
+  frees the block: what is used more often than that stays, as it would by age.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,7 @@
 """Group specifications: what kind of attention a group of layers has and how large its blocks are.
 
-A spec is a value that says nothing about any request. What follows from its kind is said by an ``Attention``, one for each kind
-in ``ATTENTION``. An installed package adds its own by an entry point of the group ``kvyard.attention``, a program by
-``ATTENTION.register``.
+A spec is a value and knows no request. An ``Attention`` has the rules of its kind; ``ATTENTION`` has one for each kind. An
+installed package adds its own by an entry point of the group ``kvyard.attention``, a program by ``ATTENTION.register``.
 """
 
 from collections.abc import Callable

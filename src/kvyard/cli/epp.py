@@ -24,8 +24,8 @@ def epp(
 ) -> None:
     """Pick endpoints for an Envoy, until interrupted: it asks over gRPC (ext-proc), and carries requests itself.
 
-    Each request is sent where it can begin soonest: by what an engine has cached of the prompt, as its KV events tell, and by
-    what it has to do. It listens on this machine only, unless told otherwise.
+    Each request is sent where it can begin soonest, by the part of the prompt that an engine's KV events show as cached and by
+    its load. It listens on this machine only, unless --host is given.
     """
     try:
         from kvyard.server.epp.service import build

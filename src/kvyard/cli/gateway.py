@@ -23,8 +23,8 @@ def gateway(
 ) -> None:
     """Serve an OpenAI-compatible gateway in front of engines, until interrupted.
 
-    Each request goes to the engine that can begin soonest: by what it has cached of the prompt, as its KV events tell, and by
-    what it has to do. Answers stream through as they are. It listens on this machine only, unless told otherwise.
+    Each request goes to the engine that can begin soonest, by the part of the prompt that its KV events show as cached and by
+    its load. Answers stream through unchanged. It listens on this machine only, unless --host is given.
     """
     try:
         from kvyard.server.gateway.serving import GatewayServing

@@ -100,7 +100,7 @@ def _hunt(engine: Hunted, python: Path, out: Path, seconds: float, seed: int, qu
                 if "progress" in line and not quiet:
                     typer.echo(f"{(clock.now() - began) / SECOND:5.0f} s  {line['progress']}", err=True)
         except KeyboardInterrupt:
-            # A terminal tells both; where only this process was told, the search has to save its state too.
+            # A terminal interrupts both; a signal to this process alone must reach the search, which saves its state.
             process.send_signal(signal.SIGINT)
             raise
     if errors:

@@ -66,7 +66,7 @@ def serve(
     """Serve the index over HTTP until interrupted.
 
     Workers come from the configuration, from a peer, or by POST /register. GET /openapi.json says what else there is. It
-    listens on this machine only, unless told otherwise.
+    listens on this machine only, unless --host is given.
     """
     from kvyard.server.garbage import settle, stay_settled
     from kvyard.server.indexer.routes import build

@@ -64,7 +64,7 @@ def mock(
 
     Clients, routers and dashboards talk to it as to vLLM: the OpenAI API with streaming, /metrics, LoRA, and KV events over
     ZeroMQ. What is cached, evicted and announced, and when tokens come, is decided by the engine that kvyard replay runs.
-    It listens on this machine only, unless told otherwise.
+    It listens on this machine only, unless --host is given.
     """
     from kvyard.server.garbage import settle, stay_settled
     from kvyard.server.mock.config import Lora, make_config

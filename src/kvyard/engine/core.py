@@ -74,8 +74,8 @@ class EngineCore:
         name: str = "",
     ) -> None:
         """``batcher`` is the sink of every tier's map, if events are wanted; ``clock`` is set to the current time for eviction
-        policies that read it (``timed``), and once a request names a tenant; ``depth`` is the most passes that may
-        be decided at a time.
+        policies that read it (``timed``), and once a request names a tenant; ``depth`` is the most passes that may be decided
+        at a time.
 
         Raises ``KvyardError`` for a depth that isn't supported.
         """
@@ -291,8 +291,8 @@ class EngineCore:
         return batch.decoding + sum([new for _, new, _ in batch.chunks])
 
     def decide_ahead(self, now: int) -> None:
-        """With passes decided ahead: decide the pass after the one that the ranks start at ``now``, even if this rank has
-        nothing to compute in that one.
+        """With passes decided ahead: decide the pass after the ranks' next one, which starts at ``now``, even if this rank has
+        nothing to compute in the next one.
         """
         if not self._ends or self._start == now:
             self._decide(now)
@@ -311,7 +311,7 @@ class EngineCore:
     # -- passes decided ahead ---------------------------------------------------------------------------------------
 
     def _begin_ahead(self, now: int) -> bool:
-        """Decide on the pass after the one that starts at ``now``, and on that one too if it is undecided."""
+        """Decide the pass that starts at ``now``, if that is undecided, and the pass after it."""
         if not self._ends:
             if not self._decide(now):
                 return False

@@ -173,8 +173,8 @@ class Batcher:
     ) -> None:
         """``groups`` are the attention groups by index.
 
-        ``snapshot`` lists the map when all of it must be announced again; without it a consumer that lost something is
-        told to clear and learns again as blocks come in. ``max_runs`` bounds what one iteration may hold.
+        ``snapshot`` lists the map when all of it must be announced again; without it a consumer that lost events receives a
+        clear and learns the map again as blocks come in. ``max_runs`` bounds the runs of one iteration.
         """
         self.stream = stream
         self.rank = rank

@@ -5,11 +5,11 @@ that list the same block. Passing the first removal on would hide a copy that is
 
 The filter sits between decoding and the index, and is not a wrapper around the index, for two reasons. It may only count
 what took effect, and whether a store did (its parent was known, its hashes were resolved, the index accepted it) is known
-to the feed, not to a backend. And it mirrors what was *said*, by stream order, while a backend may evict rows to stay in
+to the feed, not to a backend. And it mirrors what was *announced*, by stream order, while a backend may evict rows to stay in
 its budget: a count that lived in there would be evicted with them, and a later removal would then hide a living copy.
 
-A count is (holder, tier, group, hash); a place is the first three. A count of one is what the index's row says already, so
-only what goes beyond it is kept here: a fleet that never repeats itself pays nothing.
+A count is (holder, tier, group, hash); a place is the first three. The index's row is a count of one, so only counts beyond it
+are kept here: a fleet that never repeats itself pays nothing.
 
 At the cap a repetition isn't counted: its first removal then takes the row away. That errs on the side of a copy not known,
 never of a copy that isn't there, and is counted.

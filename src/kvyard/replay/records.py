@@ -105,7 +105,7 @@ class NameTable:
 
 
 class SessionTable:
-    """Names of sessions by number, and the session at the top of each: a sub-agent's is the one that it works for."""
+    """Names of sessions by number, and the session at the top of each: a sub-agent's is its caller."""
 
     __slots__ = ("_numbers", "names", "tops")
 

@@ -245,7 +245,7 @@ class LearntPace:
 
 
 def _solved(xx: float, xp: float, pp: float, xy: float, py: float) -> tuple[float, float]:
-    """Return the two factors of least squares; of one alone where the two can't be told apart or one would be negative."""
+    """Return the two factors of least squares; of one alone where the two can't be separated or one would be negative."""
     apart = xx * pp - xp * xp
     if apart > 1e-6 * xx * pp:
         slope, bend = (pp * xy - xp * py) / apart, (xx * py - xp * xy) / apart

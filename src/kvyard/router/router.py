@@ -350,9 +350,7 @@ class Router:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _eligible(self, exclude: Collection[Holder]) -> tuple[Sequence[WorkerLoad], int]:
-        """Return the workers that may be chosen this time, and their slots as bits. Raises ``KvyardError`` where
-        there is none.
-        """
+        """Return the workers that may be chosen this time, and their slots as bits. Raises ``KvyardError`` if none is left."""
         self._settle()
         workers, slots = self._open, self._open_slots
         if exclude:
@@ -388,9 +386,9 @@ class Router:
             policy.needs_shared,
         )
 
-    def _note(self, kind: type[did.Entry], **said: Any) -> None:
+    def _note(self, kind: type[did.Entry], **fields: Any) -> None:
         if self._journal is not None:
-            self._journal(kind(**said))
+            self._journal(kind(**fields))
 
     def _asked(self, request: Prompt, now: int, exclude: Collection[Holder] | None = None) -> dict[str, Any]:
         """Return a request's fields for the journal."""

@@ -1,12 +1,12 @@
-"""Pulls: what only another worker has of a prompt comes over the network into this worker's first tier, and isn't computed.
+"""Pulls: a prefix that only another worker has comes over the network into this worker's first tier, and isn't computed.
 
-To the one that pulls, its peers are one more tier behind its own (``PeerTier``): it is asked last, what it has is fetched into
+To the pulling worker its peers are one more tier behind its own (``PeerTier``): it is asked last, what it has is fetched into
 the first tier like anything from below, and loaded from there. So events, eviction, copies for later requests and the choice
 between loading and computing are those of any tier. Its content is what one other worker has, the *source*, which is chosen
 with the request's worker, by what can be seen of caches then. What the source really has is known when the pull begins.
 
 The source's pages are held while they are read, and room is made for them before the pull begins. A source that fails takes its
-pulls with it: the room is given back, and the request is computed.
+pulls with it: the room is freed, and the prompt is computed.
 """
 
 from collections.abc import Callable, Hashable
@@ -33,7 +33,7 @@ class PullSource(NamedTuple):
 
 
 class PeerPages:
-    """Another worker's pages, as seen by the one that pulls from it: the pages of a pool."""
+    """Another worker's pages, as seen by the worker that pulls from it: the pages of a pool."""
 
     def __init__(self, pool: Pool, tokens: int, gone: bool = False) -> None:
         self.pool = pool

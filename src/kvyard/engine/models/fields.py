@@ -1,4 +1,4 @@
-"""A Hugging Face ``config.json`` read by name: one field has many names, and what is missing must be said.
+"""A Hugging Face ``config.json`` read by name: one field has many names, and a missing one must be reported.
 
 It knows spellings and types, and nothing of what the numbers mean.
 """

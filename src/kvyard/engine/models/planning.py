@@ -1,7 +1,7 @@
-"""From a model's config and a card's memory to what an engine is built with: groups, block sizes, and how many blocks.
+"""An engine's memory plan from a model's config and a card's memory: groups, block sizes, number of blocks.
 
-The way is vLLM's: what is left of the card's share after weights and activations is cut into blocks. Weights are counted from
-the config; activations are estimated, and both can be said instead.
+The rule is vLLM's: the card's share, less weights and activations, is cut into blocks. Weights are counted from the config and
+activations estimated; callers may give both.
 """
 
 import math

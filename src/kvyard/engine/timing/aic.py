@@ -80,9 +80,7 @@ def aic_version() -> str | None:
 
 @cache
 def known_engines(system: str) -> dict[str, list[str]]:
-    """Return the engines whose kernels were measured on a card, by its name there, each with versions; empty where
-    none were.
-    """
+    """Return the engines whose kernels were measured on a card, by its name there, each with versions; empty if none were."""
     gemm = files("aiconfigurator_core").joinpath("systems", "data", system, "gemm")
     if not gemm.is_dir():
         return {}
@@ -100,7 +98,7 @@ def known_models() -> dict[str, dict[str, Any]]:
         raise KvyardError("measured tables need aiconfigurator-core: pip install 'kvyard[aic]'")
     folder = files("aiconfigurator_core").joinpath("model_configs")
     configs = {}
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+    for entry in sorted(folder.iterdir(), key=lambda file: file.name):
         if entry.name.endswith("_config.json") and not entry.name.endswith(QUANTISED):
             stem = entry.name.removesuffix("_config.json")
             config = json.loads(entry.read_bytes())  # some have Infinity in them, which msgspec refuses
@@ -114,7 +112,7 @@ def known_models() -> dict[str, dict[str, Any]]:
 def find_model(config: Mapping[str, Any], weight_dtype: str | None = None) -> str | None:
     """Return the name under which the package knows a model of this shape and quantisation; ``None`` if it doesn't.
 
-    With a ``weight_dtype`` of one's own it is one that isn't quantised, if there is one: the type is then said beside it.
+    With a ``weight_dtype`` a model that isn't quantised is preferred: the type is passed beside it.
     """
     asked = _shape(config)
     stored = "" if weight_dtype is not None else _stored(config)

@@ -140,14 +140,16 @@ class Kernels:
     """
 
     def __init__(self, card: Card, engine: str = "vllm", shares: Shares | None = None) -> None:
-        found = _distilled()
+        distilled = _distilled()
         name = STAND_INS.get(card.name, card.name)
-        measured = [found.cards[one] for one in dict.fromkeys((name, "h100", "a100")) if one in found.cards]
+        measured = [
+            distilled.cards[known] for known in dict.fromkeys((name, "h100", "a100")) if known in distilled.cards
+        ]
         engines = dict.fromkeys((engine if engine in OTHERS else "vllm", *OTHERS))
-        self._tables: list[EngineKernels] = [getattr(one, other) for one in measured for other in engines]
+        self._tables: list[EngineKernels] = [getattr(kernels, name) for kernels in measured for name in engines]
         self._measured = measured
         self._products: dict[str, ProductKernel] = {}
-        self._messages = found.messages
+        self._messages = distilled.messages
         self._card = card
         self._shares = shares or (card.shares if card.name in STAND_INS else None)
 
@@ -159,9 +161,11 @@ class Kernels:
         return known
 
     def _product(self, dtype: str) -> ProductKernel:
-        key, own = self._multiplied(dtype), [one.products for one in self._tables[: len(OTHERS)]]
-        kernel = _first([one.products for one in self._tables], key)
-        if not any(key in one for one in own) and (plain := next((one["bf16"] for one in own if "bf16" in one), None)):
+        key, own = self._multiplied(dtype), [table.products for table in self._tables[: len(OTHERS)]]
+        kernel = _first([table.products for table in self._tables], key)
+        if not any(key in table for table in own) and (
+            plain := next((table["bf16"] for table in own if "bf16" in table), None)
+        ):
             # Of another card, whose kernels take longer to start: no longer than half as long again as this one's.
             kernel = msgspec.structs.replace(kernel, launch_us=min(kernel.launch_us, 1.5 * plain.launch_us))
         mem, arith = kernel.mem, kernel.arith * SUSTAINED
@@ -173,12 +177,12 @@ class Kernels:
         """Layers of experts whose weights are stored in ``dtype``."""
         key = dtype if dtype == "mxfp4" else self._multiplied(dtype)
         key = "int4" if key == "int8" else key  # of integers there are experts in 4 bits alone
-        kernel = _first([one.experts for one in self._tables], key)
+        kernel = _first([table.experts for table in self._tables], key)
         return kernel if key in ("mxfp4", "int4") else msgspec.structs.replace(kernel, arith=kernel.arith * SUSTAINED)
 
     def prompts(self, width: int) -> PromptKernel:
         """Attention of prompts with heads of ``width``."""
-        kernel = _first([one.prompts for one in self._tables], _width(width))
+        kernel = _first([table.prompts for table in self._tables], _width(width))
         arith = max(kernel.arith * SUSTAINED, min(kernel.arith, UNLIMITED))
         if self._shares is not None:
             arith = self._shares.prefill_arith
@@ -187,23 +191,25 @@ class Kernels:
     def decoding(self, width: int, cache_bytes: int = 2, latent: bool = False) -> DecodeKernel:
         """Attention of decode steps with heads of ``width``, over a cache of ``cache_bytes`` a number; or MLA's."""
         key = "mla" if latent else _width(width)
-        tables = [one.decoding for one in self._tables]
-        if cache_bytes == 1 and not latent and any(f"{key}-fp8" in one for one in tables):
+        tables = [table.decoding for table in self._tables]
+        if cache_bytes == 1 and not latent and any(f"{key}-fp8" in table for table in tables):
             key += "-fp8"
         kernel = _first(tables, key)
         return kernel if self._shares is None else msgspec.structs.replace(kernel, mem=self._shares.decode_mem)
 
     def all_reduce(self, ranks: int, message: float) -> float:
         """Microseconds of an all-reduce of ``message`` bytes over ``ranks``."""
-        return self._collective([one.all_reduce for one in self._tables], ranks, message, 2.0 * (ranks - 1) / ranks)
+        return self._collective([table.all_reduce for table in self._tables], ranks, message, 2.0 * (ranks - 1) / ranks)
 
     def gather(self, ranks: int, message: float) -> float:
         """Microseconds until each of ``ranks`` has all of ``message`` bytes, of which it had its share."""
-        return self._collective([one.all_gather for one in self._measured], ranks, message, (ranks - 1) / ranks)
+        return self._collective([kernels.all_gather for kernels in self._measured], ranks, message, (ranks - 1) / ranks)
 
     def scatter(self, ranks: int, message: float) -> float:
         """Microseconds until each of ``ranks`` has the sum of its share of ``message`` bytes."""
-        return self._collective([one.reduce_scatter for one in self._measured], ranks, message, (ranks - 1) / ranks)
+        return self._collective(
+            [kernels.reduce_scatter for kernels in self._measured], ranks, message, (ranks - 1) / ranks
+        )
 
     def _multiplied(self, dtype: str) -> str:
         if dtype in ("fp8", "fp4", "mxfp4") and dtype not in self._card.flops:
@@ -217,7 +223,7 @@ class Kernels:
         if self._card.name in STAND_INS or not curves or not curves[0]:
             return self._card.peer_latency_us + message * travels / self._card.peer_bandwidth * 1e6
         known = sorted(map(int, curves[0]))
-        nearest = max((one for one in known if one <= ranks), default=known[0])
+        nearest = max((size for size in known if size <= ranks), default=known[0])
         us = _interpolated(self._messages, curves[0][str(nearest)], message)
         return us if ranks <= nearest else us + curves[0][str(nearest)][0] * (ranks / nearest - 1.0)
 
@@ -227,17 +233,17 @@ _Kernel = TypeVar("_Kernel")
 
 def _first(tables: Sequence[Mapping[str, _Kernel]], key: str) -> _Kernel:
     """The kernel called ``key`` of the first table that has one; an H100's and an A100's, at the end, have all together."""
-    return next(one[key] for one in tables if key in one)
+    return next(table[key] for table in tables if key in table)
 
 
-def _interpolated(at: Sequence[int], us: Sequence[float], x: float) -> float:
+def _interpolated(points: Sequence[int], us: Sequence[float], x: float) -> float:
     """Linear between points, flat before the first, in proportion beyond the last."""
-    if x <= at[0]:
+    if x <= points[0]:
         return us[0]
-    if x >= at[-1]:
-        return us[-1] * x / at[-1]
-    low = bisect_right(at, x) - 1
-    return us[low] + (x - at[low]) / (at[low + 1] - at[low]) * (us[low + 1] - us[low])
+    if x >= points[-1]:
+        return us[-1] * x / points[-1]
+    low = bisect_right(points, x) - 1
+    return us[low] + (x - points[low]) / (points[low + 1] - points[low]) * (us[low + 1] - us[low])
 
 
 def _width(width: int) -> str:

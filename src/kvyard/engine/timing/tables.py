@@ -123,7 +123,7 @@ class TablesTiming(HostTiming, frozen=True, kw_only=True, tag="tables"):
             return folder
         if inner.is_dir():
             return inner
-        sizes = sorted(one.name for one in folder.glob("tp*") if one.is_dir())
+        sizes = sorted(entry.name for entry in folder.glob("tp*") if entry.is_dir())
         if sizes:
             raise KvyardError(
                 f"{folder} has {', '.join(sizes)}, and tensor_parallel_size is {self.deployment.tensor_parallel_size}"

@@ -1,8 +1,8 @@
 """Checking a stream: everything a consumer has to cope with, counted.
 
 A ``Checker`` reads messages as they are on the wire and keeps the smallest model of a consumer that shows what is odd: a
-count of copies per (group, tier, hash), and beside it the plain set that many consumers keep. What it finds is facts; which of
-them are normal for an engine, and what they cost a consumer, is said in ``rules``.
+count of copies per (group, tier, hash), and beside it the plain set that many consumers keep. It reports facts; ``rules`` has
+which of them are normal for an engine, and what they cost a consumer.
 """
 
 from collections import Counter
@@ -138,7 +138,7 @@ class Facts(msgspec.Struct):
 MAX_PRINTS = 10_000
 """Batches of a stream that are remembered, to tell a repetition from a restart."""
 MAX_KNOWN = 5_000_000
-"""Hashes remembered after they are gone; beyond that "never seen" and "removed before" are no longer told apart."""
+"""Hashes remembered after they are gone; beyond that "never seen" and "removed before" are the same finding."""
 Place: TypeAlias = tuple[int | None, int | None, Tier]
 """Rank, group, tier."""
 NOT_FULL = ("sliding_window", "mamba", "chunked", "linear", "short_conv")

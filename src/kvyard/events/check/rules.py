@@ -1,8 +1,7 @@
-"""Stream rules: what the facts about a stream mean, in plain words.
+"""Stream rules: findings from the facts about a stream.
 
-The same fact is normal from one engine and a fault from another: each format says in its ``StreamRules`` what is normal. What
-is said is in ``texts.toml``. What engines do, and where that is known from, is in
-``docs/how-to/check-an-event-stream.md``.
+The same fact is normal from one engine and a fault from another: each format has ``StreamRules``. ``texts.toml`` has the
+sentences, ``docs/how-to/check-an-event-stream.md`` each engine's rules and their sources.
 """
 
 import tomllib
@@ -90,7 +89,7 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
     """Properties that no check of the stream can see."""
     facts: Facts
     capacity_checked: bool
-    """False if the number of blocks on the device is unknown, so that leaks can't be told."""
+    """False if the number of blocks on the device is unknown, so that leaks can't be seen."""
 
     @property
     def clean(self) -> bool:

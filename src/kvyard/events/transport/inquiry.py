@@ -1,8 +1,8 @@
-"""Requests to a publisher, one after the other, and what has been answered so far.
+"""Requests to a publisher, one after the other, and its answers so far.
 
-An inquiry follows a plan, the kinds of request to try in turn. It numbers requests, so that replies to one that was given up
-can be told from those to the next, counts attempts and knows when a request has timed out. Whether an answer helps is decided
-in ``recovery``.
+An inquiry follows a plan, the kinds of request to try in turn. It numbers requests, so that late replies to an abandoned
+request are recognised, counts attempts and knows when a request has timed out. Whether an answer helps is decided in
+``recovery``.
 """
 
 from collections.abc import Iterator, Sequence

@@ -61,7 +61,7 @@ def _messages(
 def fetch_replay(endpoint: str, start: int = 0, *, timeout: float = 2.0) -> Iterator[Frame]:
     """Yield the batches from sequence ``start`` on that the publisher at ``endpoint`` still has.
 
-    Raises ``KvyardError`` if it is silent for ``timeout`` seconds before it said that this was all.
+    Raises ``KvyardError`` if it is silent for ``timeout`` seconds before the end of the replay.
     """
     zmq = require()
     with shared_context().socket(zmq.DEALER) as dealer:

@@ -316,7 +316,7 @@ class Recovery:
             return
         broken, self._broken, position.anchor = self._broken, False, None
         if nothing and not self._proven and not broken and (position.applied >= 0 or position.held):
-            # Either it keeps nothing to replay, or what came live was from one before it: that can't be told apart.
+            # Either it keeps nothing to replay, or the live batches were those of an earlier publisher: both look alike.
             self._no_rebuild = True
             if self.whole and not position.held:
                 self._lose("the publisher has nothing to replay", now)

@@ -15,10 +15,10 @@ _seen: dict[str, Tier] = {}
 
 
 def tier_of(medium: str | None) -> Tier | None:
-    """Return the tier that ``medium`` names; no medium is the device, as in engines from before they said. ``None``: unknown
-    word.
+    """Return the tier that ``medium`` names; no medium is the device, as in engines that predate the field. ``None`` for an
+    unknown word.
 
-    An unknown word must not be guessed at: a copy credited to the wrong tier is worse than one not known.
+    An unknown word isn't guessed: a copy credited to the wrong tier is worse than an unknown copy.
     """
     if medium is None:
         return Tier.G1

@@ -387,7 +387,7 @@ def _extra(item: object, block: int) -> object:
 def salt_of(extras: Extras, lora_name: str | None) -> str | None:
     """Return the salt among the extra keys of a chain's first block: the one bare text that isn't the adapter's name.
 
-    The wire doesn't tag extra keys. Two bare texts can't be told apart, and then there is no saying.
+    The wire doesn't tag extra keys. With two bare texts the salt can't be identified.
     """
     first = extras[0] if extras else None
     if not first:

@@ -40,7 +40,7 @@ APART = 0.06
 """Share by which the tokens of a quarter of them differ if they aren't. Of one engine they differ by a token or two."""
 PARTS = 24
 PROMPT_PARTS = 64
-"""Passes of one window that are told apart, without prompts and with."""
+"""Passes of one window that are fitted separately, without prompts and with."""
 
 Times = npt.NDArray[np.int64]
 
@@ -256,7 +256,7 @@ def _nearest(grid: Times, time: int) -> int:
 
 
 def _count_until(times: Times, time: int) -> int:
-    """Return tokens that had come at ``time``, with the one that came nearly then."""
+    """Return tokens that had come by ``time``, including one that came just after."""
     count = int(np.searchsorted(times, time, side="right"))
     near = count < len(times) and count and int(times[count]) - time < time - int(times[count - 1])
     return max(1, count + bool(near))

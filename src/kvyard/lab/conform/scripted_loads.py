@@ -1,8 +1,8 @@
-"""Loads by a script, in the way of a vLLM scheduler with a KV connector: for logs of one.
+"""Loads by a script, scheduled as by vLLM with a KV connector, for logs of such a scheduler.
 
-What is there of a prompt and how long it takes is said by a script. When a load begins, what it must leave to others, who comes
-first when it is done and when blocks go back follow vLLM. ``Loads`` differs: lower tiers have copies that other jobs wait for
-too, and there a loaded job goes before all that wait, preempted ones included.
+The script has the loadable part of each prompt and the duration of its load. When a load begins, the room that it leaves to
+others, the order after it and when blocks are freed follow vLLM. ``Loads`` differs: lower tiers have copies that other jobs
+wait for too, and there a loaded job goes before all that wait, preempted ones included.
 """
 
 from __future__ import annotations

@@ -169,11 +169,11 @@ class Difference:
         )
         order = np.argsort(distances)
         reach = distances[order] * unit // self.block_size
-        found = tokens[order].cumsum()
+        cumulated = tokens[order].cumsum()
         blocks = self.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks
         within = int(np.searchsorted(reach, blocks))
         if not within:
             return blocks // 2
-        target = found[within - 1] * min(1.0, self.total / max(1, self.owed))
-        at = min(int(np.searchsorted(found, target)), within - 1)
-        return min(max(1, int(reach[at])), blocks - 1)
+        target = cumulated[within - 1] * min(1.0, self.total / max(1, self.owed))
+        index = min(int(np.searchsorted(cumulated, target)), within - 1)
+        return min(max(1, int(reach[index])), blocks - 1)

@@ -94,15 +94,15 @@ def endless_hits(
     by_id = {record.id: record for record in records or ()}
     order = sorted(
         range(len(requests)),
-        key=lambda at: (by_id[requests[at].id].admitted if requests[at].id in by_id else -1, at),
+        key=lambda index: (by_id[requests[index].id].admitted if requests[index].id in by_id else -1, index),
     )
     places: dict[str, list[int]] = {}
-    for at in order:
-        record = by_id.get(requests[at].id)
-        places.setdefault("" if record is None else record.prefilled_by, []).append(at)
+    for index in order:
+        record = by_id.get(requests[index].id)
+        places.setdefault("" if record is None else record.prefilled_by, []).append(index)
     hits = np.zeros(len(requests), dtype=np.int64)
     for numbers in places.values():
-        hits[numbers] = _endless([requests[at] for at in numbers], replace(engine, enable_prefix_caching=True))
+        hits[numbers] = _endless([requests[index] for index in numbers], replace(engine, enable_prefix_caching=True))
     return hits
 
 

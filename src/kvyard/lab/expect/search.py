@@ -1,7 +1,9 @@
-"""The cause of counts that aren't those owed: each candidate is replayed, and the one that gives the counts is named.
+"""The cause of counts that differ from those owed: each candidate is replayed, and the candidate that gives the counts is
+named.
 
 Candidates are replayed on the first requests of the traffic (``Difference.sample``), so that a search takes about as long as
-the replay of the whole. Of a sum the first requests tell little: what fits it there is replayed on the whole traffic.
+the replay of the whole. Of a sum the first requests show little: candidates that fit it there are replayed on the whole
+traffic.
 """
 
 from __future__ import annotations
@@ -267,13 +269,13 @@ def _pools(difference: Difference) -> Iterator[Candidate]:
         candidate = _of_pool(difference, blocks)
         yield candidate
         hits = candidate.hits(difference)
-        found = 0 if hits is None else int(hits[difference.known].clip(0).sum())
-        if abs(found - difference.total) <= CLOSE * difference.total:
+        total = 0 if hits is None else int(hits[difference.known].clip(0).sum())
+        if abs(total - difference.total) <= CLOSE * difference.total:
             return
-        if found < difference.total:
-            low = blocks, found
+        if total < difference.total:
+            low = blocks, total
         else:
-            high = blocks, found
+            high = blocks, total
         share = (difference.total - low[1]) / max(1, high[1] - low[1])
         blocks = low[0] + round((high[0] - low[0]) * min(max(share, 0.1), 0.9))
         if not low[0] < blocks < high[0]:

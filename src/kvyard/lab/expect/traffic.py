@@ -119,7 +119,7 @@ def _with_columns(traffic: Traffic, row: TraceRequest, more: _Columns) -> list[T
     if more.n < 1:
         raise KvyardError(f"request {row.id} asks for n = {more.n}: it must be at least 1")
     traffic.choices += more.n - 1
-    siblings = [replace(row, id=f"{row.id}{CHOICE}{at}", session=None) for at in range(2, more.n + 1)]
+    siblings = [replace(row, id=f"{row.id}{CHOICE}{number}", session=None) for number in range(2, more.n + 1)]
     return [row, *siblings]
 
 
@@ -163,22 +163,22 @@ def _common(first: array[int], other: array[int]) -> int:
 def _enter(root: _Run, names: Sequence[int]) -> int:
     """Enter a prompt; return how many of its tokens an earlier one began with."""
     text = array("Q", names)
-    run, at = root, 0
-    while at < len(text):
-        child = run.children.get(text[at])
+    run, position = root, 0
+    while position < len(text):
+        child = run.children.get(text[position])
         if child is None:
-            run.children[text[at]] = _Run(text[at:])
+            run.children[text[position]] = _Run(text[position:])
             break
-        alike = _common(child.text, text[at:])
-        at += alike
+        alike = _common(child.text, text[position:])
+        position += alike
         if alike < len(child.text):
-            if at < len(text):
+            if position < len(text):
                 rest = _Run(child.text[alike:])
                 rest.children, child.text = child.children, child.text[:alike]
-                child.children = {rest.text[0]: rest, text[at]: _Run(text[at:])}
+                child.children = {rest.text[0]: rest, text[position]: _Run(text[position:])}
             break
         run = child
-    return at
+    return position
 
 
 def shared_tokens(requests: Iterable[TraceRequest], *, adapters: bool = True, salts: bool = True) -> Tokens:
@@ -188,16 +188,16 @@ def shared_tokens(requests: Iterable[TraceRequest], *, adapters: bool = True, sa
     prompts that differ in these alone count as equal.
     """
     roots: dict[tuple[object, ...], _Run] = {}
-    found: list[int] = []
+    shared: list[int] = []
     for request in requests:
         size = request.id_block_size if request.ids is not None else 1
         space = (size, request.lora if adapters else None, request.salt if salts else None)
         names = request.ids if request.ids is not None else request.tokens or ()
         root = roots.setdefault(space, _Run(array("Q")))
-        found.append(min(_enter(root, names) * size, request.input_length))
+        shared.append(min(_enter(root, names) * size, request.input_length))
         if request.ids is None and request.output_tokens:
             _enter(root, [*names, *request.output_tokens])
-    return np.array(found, dtype=np.int64)
+    return np.array(shared, dtype=np.int64)
 
 
 def repeated_tokens(requests: Iterable[TraceRequest]) -> Tokens:
@@ -207,7 +207,7 @@ def repeated_tokens(requests: Iterable[TraceRequest]) -> Tokens:
     """
     passages: set[int] = set()
     turns: dict[str, int] = {}
-    found: list[int] = []
+    repeated: list[int] = []
     for request in requests:
         if request.tokens is not None:
             known = _repeated(request.tokens, passages)
@@ -216,8 +216,8 @@ def repeated_tokens(requests: Iterable[TraceRequest]) -> Tokens:
             turns[request.session] = request.input_length
         else:
             known = 0
-        found.append(known)
-    return np.array(found, dtype=np.int64)
+        repeated.append(known)
+    return np.array(repeated, dtype=np.int64)
 
 
 def _repeated(tokens: Sequence[int], passages: set[int]) -> int:
@@ -225,8 +225,8 @@ def _repeated(tokens: Sequence[int], passages: set[int]) -> int:
     if len(text) < SHINGLE:
         return 0
     sums = np.zeros(len(text) - SHINGLE + 1, dtype=np.int64)
-    for at, weight in enumerate(_WEIGHTS):
-        sums += text[at : at + len(sums)] * weight
+    for offset, weight in enumerate(_WEIGHTS):
+        sums += text[offset : offset + len(sums)] * weight
     sums ^= sums >> 29
     sampled: list[Any] = sums[sums % SAMPLED == 0].tolist()
     if not sampled:

@@ -83,10 +83,10 @@ class Hunter:
         self._save()
         say(f"found after {self.tried} cases: {finding['kind']}: {finding['detail']} ({script})")
 
-    def _shrink(self, found: Case, finding: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
+    def _shrink(self, case: Case, finding: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
         """Return a smaller case that goes wrong in the same way, and its finding."""
         tries = 0
-        smallest = copy.deepcopy(found)
+        smallest = copy.deepcopy(case)
         progress = True
         clock = WallClock()
         ends = clock.now() + round(SHRINK_S * SECOND)

@@ -112,7 +112,7 @@ def plan(
     if not limits:
         raise KvyardError("what must hold? Say --slo, as in --slo 'ttft_p99<2s,itl_p99<50ms'")
     find_config(str(base["model"]))
-    # What no shape changes is refused as it is, before shapes are looked at.
+    # Settings that no shape changes are refused first.
     RouterConfig(**chosen(RouterConfig, SETTINGS.parse(base)))
     given = SETTINGS.parse(
         {name: base.get(name) for name in ("limit", "max_tokens", "speedup", "tensor_parallel_size")}
@@ -130,10 +130,10 @@ def plan(
 
     def replay(fleets: Sequence[FleetOption]) -> None:
         _replay(study, part, base, limits, fleets)
-        through = len(found.search.fleets) + len(fleets)
-        study.counted(through + found.search.waiting, through)
+        through = len(planned.search.fleets) + len(fleets)
+        study.counted(through + planned.search.waiting, through)
 
-    found = Planned(
+    planned = Planned(
         trace=study.trace,
         folder=study.folder,
         base=base,
@@ -156,23 +156,23 @@ def plan(
         ),
     )
     wanted = shapes(gpus, given.get("tensor_parallel_size"))
-    _refuse_long(found, wanted)
+    _refuse_long(planned, wanted)
     study.make_folder()
     try:
-        found.search.run(wanted)
-        _refuse_ruled_out(found)
-        _refuse_failed(found)
-        if found.answer is not None and not closed:
-            _load(found, study, part, speedup)
+        planned.search.run(wanted)
+        _refuse_ruled_out(planned)
+        _refuse_failed(planned)
+        if planned.answer is not None and not closed:
+            _load(planned, study, part, speedup)
     except KeyboardInterrupt:
-        found.interrupted = True
-    return found
+        planned.interrupted = True
+    return planned
 
 
 def _replay(
     study: Study, part: TracePart, base: Mapping[str, object], limits: Sequence[Limit], fleets: Sequence[FleetOption]
 ) -> None:
-    """Replay ``fleets``, and fill in what came of it."""
+    """Replay ``fleets``, and fill in their reports."""
     points = {}
     for fleet in fleets:
         try:
@@ -191,68 +191,68 @@ def _replay(
             fleet.values, fleet.violation = judged(fleet.report, fleet.cost, limits)
 
 
-def _load(found: Planned, study: Study, part: TracePart, speedup: float) -> None:
+def _load(planned: Planned, study: Study, part: TracePart, speedup: float) -> None:
     """Replay the answer with more and more traffic, until it misses the SLO."""
-    answer = found.answer
+    answer = planned.answer
     assert answer is not None
     for times in LOADS:
         fleet = msgspec.structs.replace(answer, report=None)
-        _replay(study, part, {**found.base, "speedup": speedup * times}, found.limits, [fleet])
-        found.loads[times] = fleet
+        _replay(study, part, {**planned.base, "speedup": speedup * times}, planned.limits, [fleet])
+        planned.loads[times] = fleet
         if not fleet.met:
             return
 
 
-def _refuse_long(found: Planned, wanted: Sequence[Shape]) -> None:
+def _refuse_long(planned: Planned, wanted: Sequence[Shape]) -> None:
     """Raise ``KvyardError`` if more prompts are too long for the model than a fleet may reject."""
     longest = 0
     for shape in wanted:
         try:
-            config = make_config({**found.base, **shape.settings(), "workers": 1})
+            config = make_config({**planned.base, **shape.settings(), "workers": 1})
         except KvyardError:
             continue
         longest = max(longest, config.workers[0].engine.max_model_len or 1 << 62)
-    traffic = found.traffic
+    traffic = planned.traffic
     too_long = traffic.too_long(longest) if longest else 0
     if too_long > REJECTED * traffic.requests:
         most = int(traffic.inputs.max() + traffic.outputs.max())
         raise KvyardError(
             f"{too_long:,} of {traffic.requests:,} prompts ({too_long / traffic.requests:.1%}) don't fit into the "
-            f"{longest:,} tokens of {found.base['model']}, and rejected requests count as missed: say --max-model-len {most} "
+            f"{longest:,} tokens of {planned.base['model']}, and rejected requests count as missed: say --max-model-len {most} "
             f"if the model can be served so, or leave them out with --max-tokens {longest}"
         )
 
 
-def _refuse_ruled_out(found: Planned) -> None:
-    """Raise ``KvyardError`` if no shape was worth a replay, with the best that can be had."""
-    if found.search.fleets:
+def _refuse_ruled_out(planned: Planned) -> None:
+    """Raise ``KvyardError`` if no shape was worth a replay, with the shape that comes closest."""
+    if planned.search.fleets:
         return
-    ruled = found.search.ruled_out
+    ruled = planned.search.ruled_out
     slow = [one for one in ruled if one.floor]
     if not slow:
-        raise KvyardError(f"{found.base['model']} can't be served so: {ruled[0].shape}: {ruled[0].why}")
+        raise KvyardError(f"{planned.base['model']} can't be served so: {ruled[0].shape}: {ruled[0].why}")
     best = min(slow, key=lambda one: one.floor)
     raise KvyardError(
-        f"no number of cards keeps this SLO: {best.shape} comes closest, and there {best.why}{_longest(found, best)}"
+        f"no number of cards keeps this SLO: {best.shape} comes closest, and there {best.why}{_longest(planned, best)}"
     )
 
 
-def _refuse_failed(found: Planned) -> None:
+def _refuse_failed(planned: Planned) -> None:
     """Raise ``KvyardError`` if no fleet could be replayed, with the first one's reason."""
-    fleets = found.search.fleets
+    fleets = planned.search.fleets
     if all(fleet.report is None for fleet in fleets):
         raise KvyardError(f"no fleet could be replayed: {fleets[0].name}: {fleets[0].why}")
 
 
-def _longest(found: Planned, best: Ruled) -> str:
+def _longest(planned: Planned, best: Ruled) -> str:
     """Say which prompts a TTFT limit fails by."""
-    limit = next((limit for limit in found.limits if limit.name.startswith("ttft")), None)
+    limit = next((limit for limit in planned.limits if limit.name.startswith("ttft")), None)
     if limit is None or "ttft" not in best.why:
         return ". A faster card, more tensor parallelism or FP8 weights (--quantization fp8) would help; more workers don't"
-    times = found.search.alone[best.shape].ttft_ms
+    times = planned.search.alone[best.shape].ttft_ms
     slow = sum(ms > limit.value for ms in times) / len(times)
-    step = max(1, found.traffic.requests // len(times))
-    lengths = found.traffic.inputs[::step][: len(times)]
+    step = max(1, planned.traffic.requests // len(times))
+    lengths = planned.traffic.inputs[::step][: len(times)]
     least = min((length for length, ms in zip(lengths, times, strict=True) if ms > limit.value), default=0)
     return (
         f": {slow:.1%} of the prompts, of {least:,} tokens and more, take longer than {limit.value:,.0f} ms alone. More "

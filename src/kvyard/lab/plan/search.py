@@ -33,7 +33,7 @@ GROW = 1.5
 HELPS = 0.03
 """If the next step of workers reduces the violation by less than this share, more of them don't help."""
 FINE = 0.03
-"""Numbers of workers within this share of each other aren't told apart."""
+"""Numbers of workers within this share of each other count as equal."""
 MOST_WORKERS = 4096
 CLOSE = 1.6
 """Variants are tried of shapes whose cheapest fleet costs at most this times the best one."""
@@ -156,7 +156,7 @@ class FleetSearch(msgspec.Struct):
             return
         first = max(1, ceil(self.least(shape) * SPARE))
         workers = first if high is None else high
-        found: FleetOption | None = None
+        missed: FleetOption | None = None
         while True:
             fleet = yield self.fleet(shape, workers, router=router)
             if fleet.report is None:
@@ -166,17 +166,17 @@ class FleetSearch(msgspec.Struct):
                 break
             if high is not None and workers >= high:
                 return
-            if found is not None and fleet.violation > found.violation * (1 - HELPS):
+            if missed is not None and fleet.violation > missed.violation * (1 - HELPS):
                 return
-            low, found = workers, fleet
+            low, missed = workers, fleet
             workers = max(workers + 1, ceil(workers * GROW))
             if workers > MOST_WORKERS:
                 return
         while high - low > max(1, floor(high * FINE)):
             middle = (low + high) // 2
-            if found is None and low < first < high:
+            if missed is None and low < first < high:
                 middle = first  # after a try at the highest price, the estimate is the best guess
-                found = fleet
+                missed = fleet
             fleet = yield self.fleet(shape, middle, router=router)
             if fleet.met:
                 high = middle
@@ -257,12 +257,12 @@ class FleetSearch(msgspec.Struct):
         """Look at a worker of ``shape`` alone, and rule the shape out if it can't keep the SLO even so."""
         itl = min((limit.value for limit in self.limits if limit.name.startswith(("itl_", "tpot_"))), default=None)
         try:
-            found = self.alone[shape] = alone(shape, self.base, self.traffic, itl)
+            idle = self.alone[shape] = alone(shape, self.base, self.traffic, itl)
         except KvyardError as error:
             self.ruled_out.append(Ruled(shape, str(error)))
             return False
         for limit in self.limits:
-            least = found.floor(limit)
+            least = idle.floor(limit)
             if least is not None and limit.violation(least) > 0:
                 why = f"{limit.name} is at least {least:,.0f} ms on a worker that does nothing else"
                 self.ruled_out.append(Ruled(shape, why, limit.violation(least)))

@@ -15,7 +15,7 @@ from kvyard.replay.traces.request import TraceRequest
 SHARED = 2
 """Requests for each stamp, on average, from which on arrivals are bunched ..."""
 LEAST_TICK = 10 * TOGETHER / SECOND
-"""... if stamps are so many seconds apart; closer ones are a high rate."""
+"""... if stamps are at least this many seconds apart; closer stamps are a high rate."""
 Tokens = npt.NDArray[np.int64]
 
 

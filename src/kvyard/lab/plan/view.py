@@ -275,7 +275,7 @@ def _better(planned: Planned, answer: FleetOption) -> str:
     ]
     if not known:
         return ""
-    own, tight = max(known, key=lambda one: one[0])
+    own, tight = max(known, key=lambda miss: miss[0])
     metric = WANTED[tight.name]
     above = [
         fleet
@@ -372,7 +372,7 @@ def _tiles(planned: Planned) -> list[str]:
     answer = planned.answer
     if answer is None:
         return []
-    found = [
+    tiles = [
         tile("cards", f"{answer.cards} {answer.shape.gpu.upper()}", "", answer.name),
         tile(
             "cost",
@@ -383,8 +383,8 @@ def _tiles(planned: Planned) -> list[str]:
     ]
     for limit in planned.limits:
         metric = WANTED[limit.name]
-        found.append(tile(metric.title, metric.text(answer.values.get(limit.name), unit=True), "", str(limit)))
-    return found
+        tiles.append(tile(metric.title, metric.text(answer.values.get(limit.name), unit=True), "", str(limit)))
+    return tiles
 
 
 def _frontier(planned: Planned, limit: Limit, by_cards: bool) -> Chart:

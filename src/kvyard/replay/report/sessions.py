@@ -1,7 +1,7 @@
 """Sessions of a run: their durations and causes, from the rows of their requests.
 
-The time of a session is followed back from its end: the request that ended last, then the one that ended last before that
-one came, and so on. The time between two of them is a tool's or a person's. So causes add up to the completion time, also
+The time of a session is followed back from its end: the request that ended last, then the request that ended last before its
+arrival, and so on. The time between two of them is a tool's or a person's. So causes add up to the completion time, also
 where sub-agents run side by side.
 """
 
@@ -172,7 +172,7 @@ class _Reader:
         return session
 
     def _predecessors(self, start: int, stop: int) -> list[int]:
-        """By row, the one that ended last before it came; -1 where none had ended."""
+        """Return by row the row that ended last before its arrival; -1 if none had ended."""
         arrival, ended = self._arrival, self._ended
         ends: list[tuple[int, int]] = []
         before: list[int] = []

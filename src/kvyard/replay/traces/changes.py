@@ -63,7 +63,7 @@ def _spread(batch: list[TraceRequest], window: int) -> Iterator[TraceRequest]:
 
 
 PREFETCH = ":prefetch"
-"""Suffix of the id of a request that prefetches for the turn after the one that it names."""
+"""Suffix of the id of a request that prefetches for the turn after the named one."""
 
 
 def prefetched(requests: Iterable[TraceRequest], lead: int) -> Iterator[TraceRequest]:

@@ -1,10 +1,9 @@
 """Hints made from a trace's own future, as good as a client of a given quality would give them.
 
-A client's knowledge follows from the rest of the trace: a conversation's last request is where it could have said that it
-is over, and a request that calls a tool is where it could have said for how long to wait. ``recall`` is the share of these
-requests that do; ``false`` is the share of all others that do so too. Draws are nested: hints at a lower recall are given
-at a higher one as well. ``own-ttl`` knows less: for how long to wait is taken from the session's own past
-gaps.
+A client's knowledge follows from the rest of the trace: a conversation's last request could have carried the hint that it is
+over, and a request that calls a tool how long to wait. ``recall`` is the share of these requests that carry the hint; ``false``
+is the share of all others that do. Draws are nested: hints at a lower recall are given at a higher one as well. ``own-ttl``
+knows less: for how long to wait is taken from the session's own past gaps.
 
 The end of a trace cuts conversations off, so its last part has more ends than were true (right-censoring): that flatters
 hints.

@@ -3,7 +3,7 @@
     handed over = prefill there, behind what waits + the transfer + a decode step
     kept        = prefill here, behind what waits + interference * this prefill * requests that decode here
 
-The second term of what is kept is the one that ``least-time`` routing has, with the same figure.
+The second term of ``kept`` is that of ``least-time`` routing, with the same figure.
 """
 
 from typing import ClassVar

@@ -15,7 +15,7 @@ class RoundRobin(Policy):
         self._next = 0
 
     def choose(self, routing: RoutingInput) -> Choice:
-        # By turn rather than by count, so that one that is left out for a while doesn't shift the others' turns.
+        # By turn rather than by count, so that a worker that is left out for a while doesn't shift the others' turns.
         due = routing.eligible >> self._next << self._next
         return Choice(lowest(due or routing.eligible), 0.0, 1, "turn")
 

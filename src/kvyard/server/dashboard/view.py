@@ -130,9 +130,9 @@ class StreamView(msgspec.Struct, kw_only=True, frozen=True):
     """Counter of blocks, as are the removed ones."""
     removed: int = 0
     block_sizes: list[int] = []
-    """Block sizes of its events that aren't the one that was configured for it."""
+    """Block sizes of its events other than the configured one."""
     lag_ms: float | None = None
-    """From a batch's stamp until it was applied, of the last one."""
+    """From the latest batch's stamp until it was applied."""
     age_s: float | None = None
     """Seconds since anything was received."""
 

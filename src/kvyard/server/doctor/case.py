@@ -1,9 +1,9 @@
-"""A case: what was seen of one engine's stream, from connections to how much of the prompt it holds. No judgement here.
+"""A case: observations of one engine's stream, from connections to how much of the prompt it holds. No judgement here.
 
 Every message goes two ways. A ``Checker`` notes what is odd about it. A subscription puts it in order, and its updates go into
 two small indexes of the engine's own block size: one as announced, and one that is blind to adapters, salts and media. Where
 only the blind one finds the prompt, the text was right and the rest wasn't. Both believe everything, even what a gap makes
-doubtful: that is said separately.
+doubtful: doubt is reported separately.
 """
 
 import asyncio

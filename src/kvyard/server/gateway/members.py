@@ -143,9 +143,7 @@ class Membership(msgspec.Struct, eq=False):
     # -- pools ------------------------------------------------------------------------------------------------------------
 
     def find(self, model: str | None) -> tuple[str, EnginePool, str | None]:
-        """Return the name, pool and adapter that a request means. Raises ``Refusal`` with 404, or 503 while no
-        engine is known.
-        """
+        """Return a request's model name, pool and adapter. Raises ``Refusal`` with 404, or 503 while no engine is known."""
         if model is None:
             # One whose engines are all gone isn't meant, unless it is the only one there ever was.
             there = [name for name, pool in self.pools.items() if pool.engines] or list(self.pools)
@@ -160,12 +158,12 @@ class Membership(msgspec.Struct, eq=False):
             raise Refusal(404, f"The model `{model[:200]}` does not exist.", field="model", fix="see /v1/models")
         return model, *entry
 
-    async def look(self, engine: Engine, *, told: bool = False) -> None:
-        """Ask an engine now which names it answers to; ``told`` if another process reported a change. Raises
+    async def look(self, engine: Engine, *, reported: bool = False) -> None:
+        """Ask an engine now which names it answers to; ``reported`` by another process, which looked already. Raises
         ``EngineFailed``.
         """
         await self._learn(engine, (await self.client.models(engine.address)).data)
-        if not told:
+        if not reported:
             for looked in self.on_looked:
                 looked(engine)
 

@@ -25,7 +25,7 @@ IDLE = 3600 * SECOND
 LOOK_BACK = 512
 """Blocks at the end of a prompt that are compared with the ends of earlier prompts."""
 STRIDE = 8
-"""Of those, every so many are compared first."""
+"""Of those, every eighth is compared first."""
 SHOWN = 50
 """Sessions in a view, the latest first."""
 

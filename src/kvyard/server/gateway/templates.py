@@ -1,6 +1,6 @@
 """Chat templates: a conversation as one text, by the Jinja template in a model's folder, as vLLM and transformers write it.
 
-What can't be told from the folder alone (a template that the request brings, a last message that is to go on) is left to the
+What the folder alone doesn't determine (a template that the request brings, a last message that is to go on) is left to the
 engine. Whether text comes out as the engine's does is checked against its ``/tokenize`` by ``PromptReader``.
 """
 

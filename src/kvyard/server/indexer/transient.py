@@ -1,6 +1,6 @@
-"""A transient index: listens to engines for a moment, answers one question, and is gone.
+"""A transient index: listens to engines for a moment, answers one question, and ends.
 
-The same service as the one that stays, without its HTTP: what it answers is what a service that had just started would.
+It is the index service without HTTP, and answers as a service that has just started.
 """
 
 import asyncio

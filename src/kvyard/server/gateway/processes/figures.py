@@ -1,8 +1,8 @@
-"""Figures of several processes put together for Prometheus, as one server would have them.
+"""Metrics of several processes merged for Prometheus, as one server would have them.
 
 Counters and histograms add up, those of processes that have ended included: a sum that fell would look like a restart. Every
-process follows the same event streams and looks at the same engines: of what is said of those the most counts, not the sum,
-and by what the most falls when a process ends, it is raised from then on.
+process follows the same event streams and looks at the same engines: of these metrics the maximum counts, not the sum,
+and where the maximum falls because a process ended, it is raised by the difference from then on.
 """
 
 from collections.abc import Iterable, Sequence

@@ -212,6 +212,6 @@ class GatewayPart:
         if engine is None:
             return
         if finding == LOOK:
-            self._gateway.supervisor.begin(f"look at {name}", self._gateway.members.look(engine, told=True))
+            self._gateway.supervisor.begin(f"look at {name}", self._gateway.members.look(engine, reported=True))
         else:
             self._gateway.health.heard(msgspec.convert(finding, Finding), engine, reason)
