@@ -30,7 +30,7 @@ from kvyard.hashing import Run
 from kvyard.tiers.offload import Offload
 
 LONGEST_PLAN = 1024
-"""Passes computed ahead at most: a plan is often cut, and then the rest was for nothing."""
+"""Passes computed ahead at most: plans are often cut, and the rest is then wasted."""
 
 Instants: TypeAlias = "array[int]"
 """An array and not a list: few of a plan's passes are looked at one by one, and a number object for each would cost more than
@@ -49,7 +49,7 @@ class EventBatcher(Sink, Protocol):
         """Return true if anything has happened since the last pass ended."""
 
     def end_iteration(self, now: int) -> EventBatch | None:
-        """Return a pass is over: what it changed, if it is wanted as a batch."""
+        """End a pass, and return its events as a batch if batches are wanted."""
 
 
 class EngineCore:
@@ -57,7 +57,7 @@ class EngineCore:
 
     A pass is *decided* by the scheduler and *started* by the clock. Decided passes wait in a queue until they start. Mostly a
     pass is decided at the instant at which it starts. With asynchronous scheduling (``depth`` 2) it is decided when the one
-    before it starts: what comes in while that runs, and what comes of it, the decision doesn't know.
+    before it starts, without knowing its results or what arrives meanwhile.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class Job(Request):
     ) -> None:
         """``sample`` gives the ids of the output tokens from one index to another; a chain of real tokens needs it.
 
-        Raises ``ValueError`` for a request that asks for nothing.
+        Raises ``ValueError`` for a request without tokens.
         """
         if max_tokens < 1:
             raise ValueError(f"request {request_id} asks for {max_tokens} tokens; it must ask for at least one")

@@ -55,7 +55,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """The last copies of these blocks are gone from one (group, tier)."""
+    """The last copies of these blocks were removed from one (group, tier)."""
 
     hashes: Sequence[Key]
     group: int | None = None
@@ -66,7 +66,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything is gone; ``tier`` narrows it to one tier where the producer says so."""
+    """Every copy was removed; ``tier`` narrows it to one tier where the producer says so."""
 
     tier: Tier | None = None
 

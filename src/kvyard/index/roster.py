@@ -114,7 +114,7 @@ class Roster:
         return out
 
     def _look(self, views: Views) -> None:
-        """Note who is where: something changed."""
+        """Take over changed holders and places."""
         scorer = self._scorer
         self._views = views
         self._standings = scorer.standings

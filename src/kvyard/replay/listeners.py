@@ -3,10 +3,9 @@
 The engine of a rank reports to its ``RankWatcher``. Passes go on to the rank's recorder alone. What happens to a request goes
 to the recorder and then to the fleet's listeners, in the order of their list:
 
-1. the recorder writes the request's record, so that everyone after it can read that;
-2. the placement updates the routers' bookings, and takes a computed prompt on to its decode worker;
-3. the autoscaler, in a fleet that has one, counts first tokens and notes when workers became idle;
-4. the intake closes the record and lets those requests arrive that waited for this one.
+1. the recorder writes the request's record, so that everyone after it can read that; 2. the placement updates the routers'
+bookings, and takes a computed prompt on to its decode worker; 3. the autoscaler, in a fleet that has one, counts first tokens
+and notes when workers became idle; 4. the intake closes the record and lets those requests arrive that waited for this one.
 
 A listener must not drive the engine that reports.
 """
@@ -48,7 +47,7 @@ class RankWatcher(Watcher):
         first_tokens_at_once: bool = True,
     ) -> None:
         """``jobs`` are those of the worker. A job that isn't among them any more was withdrawn: its request goes on elsewhere,
-        so its end is no one's business. For ``first_tokens_at_once`` see ``Watcher.waits_for_first_tokens``.
+        so its end is reported to nobody. For ``first_tokens_at_once`` see ``Watcher.waits_for_first_tokens``.
         """
         self._worker = worker
         self._jobs = jobs

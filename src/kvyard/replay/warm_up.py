@@ -21,7 +21,7 @@ NO_WARM_UP = WarmUp()
 
 
 def parse_warm_up(text: str) -> WarmUp:
-    """``2000``, ``5m`` or the name of a trace. Raises ``KvyardError`` for nothing of the kind."""
+    """``2000``, ``5m`` or the name of a trace. Raises ``KvyardError`` for anything else."""
     if text.isdecimal():
         if not int(text):
             raise KvyardError("warm_up is 0: write how many requests aren't counted, or leave it out")

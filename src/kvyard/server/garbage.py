@@ -1,13 +1,13 @@
-"""Returns free memory to the system, and collects cyclic garbage while no request waits, or where memory is wasted.
+"""Returns free memory to the system, and collects cyclic garbage while no request waits, or when memory grows.
 
-Python looks for cycles whenever enough objects were made, among the young ones, and now and then among all: an index or a
-thousand streams then stand still for tens of milliseconds. What has lived for some seconds is mostly here to stay, so it is
-set aside (``gc.freeze``), and young ones are few.
+Python's collector looks at young objects whenever enough were made, and now and then at all objects: an index or a thousand
+streams then stand still for tens of milliseconds. Objects that have lived for some seconds mostly stay, so they are frozen
+(``gc.freeze``), and few young ones are left to look at.
 
-What is set aside and then becomes garbage in a circle waits for a search of all. Nothing that comes and goes with requests
-may be in one (``tests/server/gateway/test_gateway_garbage.py``; ``transports.untie`` is for what asyncio leaves). All is
-searched while no request is in flight, and at once where the process has grown by a tenth since the latest search: so
-searches are few, and what they might find is bounded.
+Frozen objects that become cyclic garbage are freed by a full collection only. Nothing that is made for a request may be part
+of a cycle (``tests/server/gateway/test_gateway_garbage.py``; ``transports.untie`` breaks asyncio's). A full collection runs
+while no request is in flight, and at once when the process has grown by a tenth since the latest: so full collections are
+few, and the garbage that waits for them is bounded.
 """
 
 import asyncio
@@ -22,27 +22,27 @@ from typing import Any
 from kvyard.clock import SECOND, WallClock, pause
 
 YOUNG = 5000
-"""Objects that are made before Python looks among the youngest."""
+"""Allocations between two collections of generation 0."""
 ROUNDS = 2
-"""Looks among the youngest before it looks among those that were young a moment ago too."""
+"""Collections of generation 0 between two of generation 1."""
 NEVER = 1 << 30
 INTERVAL = 5.0
-"""Seconds after which what is there is set aside, and free memory given back."""
+"""Seconds between two freezes, which also return free memory."""
 WHOLE = 600 * SECOND
 """Interval between two full collections while no request is in flight."""
 SOONEST = 20 * SECOND
-"""Between two searches of all while the process grows."""
+"""Shortest interval between two full collections while the process grows."""
 GROWTH = 1.1
-"""Growth of the process since the latest search of all that makes another one due."""
+"""Growth of the process since the latest full collection from which on another is due."""
 SPARE = 1.03
-"""Growth above its lowest size that makes it give memory back."""
+"""Growth above its lowest size from which on free memory is returned."""
 DRIFT = 0.005
-"""Share by which the lowest size follows the present one each time: a process may grow for good."""
+"""Share by which the lowest size follows the present size each time, since a process may stay larger."""
 TRIMMED = 60 * SECOND
-"""Least time between two times at which memory is given back though the process has hardly grown: free pieces between used
-ones add up by less than ``SPARE`` and ``DRIFT`` notice."""
+"""Shortest interval at which memory is returned although the process has hardly grown: fragments add up by less than
+``SPARE`` and ``DRIFT`` notice."""
 TRIM_SHARE = 1000
-"""Multiple of the time that giving memory back took, for which it isn't done again unless the process grows: threads that
+"""Multiple of the time that returning memory took, for which it isn't done again unless the process grows: threads that
 allocate wait for it."""
 
 
@@ -54,9 +54,9 @@ class SearchTimes:
         self.total = 0
         """Nanoseconds."""
         self.longest = 0
-        """Nanoseconds of the longest search that something waited for."""
+        """Nanoseconds of the longest collection that a request waited for."""
         self.idle = False
-        """True if nothing waits for searches just now."""
+        """True if no request waits for a collection."""
         self._clock = WallClock()
         self._began = 0
 
@@ -77,9 +77,7 @@ TIMES = SearchTimes()
 
 
 def settle(idle: bool = True) -> None:
-    """Search all once, and set it aside; from now on, count how long searches take. For a process that begins to serve, or is
-    ``idle``.
-    """
+    """Collect all once, and freeze it; from now on, time collections. For a process that begins to serve, or is ``idle``."""
     if TIMES not in gc.callbacks:
         gc.callbacks.append(TIMES)
     TIMES.idle = idle
@@ -91,7 +89,7 @@ def settle(idle: bool = True) -> None:
 
 
 async def stay_settled(idle: Callable[[], bool]) -> None:
-    """Set aside what has come since, again and again; search all of it while it is ``idle`` or where the process has grown."""
+    """Freeze new objects every ``INTERVAL``; collect all while the process is ``idle`` or when it has grown."""
     clock = WallClock()
     searched, size = clock.now(), resident_bytes()
     lowest = float(size)
@@ -117,7 +115,7 @@ async def stay_settled(idle: Callable[[], bool]) -> None:
 
 
 def resident_bytes() -> int:
-    """Return memory that this process has; 0 if that isn't known."""
+    """Return the bytes of memory that this process has; 0 if that isn't known."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, ValueError):
@@ -130,7 +128,7 @@ def _malloc_trim() -> Any:
 
 
 def trim() -> None:
-    """Give free memory back to the system, from between used memory too. Other threads go on meanwhile."""
+    """Return free memory to the system, fragments included. Other threads continue meanwhile."""
     give_back = _malloc_trim()
     if give_back is not None:
         give_back(0)

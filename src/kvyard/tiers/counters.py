@@ -77,7 +77,7 @@ class OffloadCounters(msgspec.Struct):
     """Blocks read from a shared tier that another worker had stored."""
 
     def flat(self) -> dict[str, int]:
-        """Return all that is not about single copies, by name: ``hits``, ``storage_tokens``, ``no_host_room``, and so on."""
+        """Return all counters but those of single copies, by name: ``hits``, ``storage_tokens``, ``no_host_room`` ..."""
         counts = {name: value for name, value in msgspec.structs.asdict(self).items() if isinstance(value, int)}
         for level, tier in enumerate(reported_tiers(len(self.tiers))):
             counters = self.tiers[level] if level < len(self.tiers) else TierCounters()

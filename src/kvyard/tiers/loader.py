@@ -380,7 +380,7 @@ class Loader:
         self.changes += 1
 
     def loaded(self, copy: Copy) -> Request | None:
-        """Return a load has landed: the request may go on after ``copy.tokens``. ``None`` if it has gone in the meantime."""
+        """End a load that has landed. Returns its request, which continues after ``copy.tokens``; ``None`` if it has ended."""
         state = self.state
         request = copy.request
         if request is None:

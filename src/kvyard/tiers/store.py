@@ -128,7 +128,7 @@ class TierStore:
         self.tier = tier
         self.num_pages = num_pages
         self.clock = VirtualClock()
-        """Told the time as it passes, for eviction policies that go by it."""
+        """Receives the time as it passes, for eviction policies that use it."""
         self.pool = Pool(
             num_pages + 1,
             num_groups,

@@ -41,7 +41,7 @@ class FitsToTheEnd(AdmissionRule):
 
     def can_reserve(self, job: Job, hit: Hit) -> bool:
         fits = self._need(job, hit) <= self._left
-        self._endings = -1  # what comes of it is counted when it is asked next
+        self._endings = -1  # its result is counted at the next request
         return fits
 
     def _need(self, job: Job, hit: Hit | None) -> int:

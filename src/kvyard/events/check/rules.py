@@ -29,7 +29,7 @@ class Severity(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing worth saying."""
+    """An observation, how severe it is for this engine, and its consequence."""
 
     code: str
     severity: Severity

@@ -1,4 +1,4 @@
-"""The subscriber: a stream's updates in order, with gaps closed behind the scenes or owned up to.
+"""The subscriber: a stream's updates in order, with gaps closed, or reported.
 
 It has no task of its own: all work is done while ``receive`` is awaited, and cancelling that loses nothing. A caller that
 stays away for long loses batches to the socket's high-water mark, as with any subscriber, and then sees them recovered.

@@ -91,7 +91,7 @@ class Ruled(msgspec.Struct, frozen=True):
 
 
 Steps = Generator[FleetOption, FleetOption, None]
-"""A search of one shape: yields a fleet to replay, and receives it with what came of it."""
+"""A search of one shape: yields a fleet to replay, and receives it with its report."""
 
 
 class FleetSearch(msgspec.Struct):

@@ -23,7 +23,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 def evidence_of(report: Report) -> Evidence:
-    """Return what is known of the error of a report's figures."""
+    """Return the evidence for the error of a report's figures."""
     classes = frozenset(timing.run_class for timing in report.timing)
     return Evidence(report.ranges, classes, load_of(report.latency, report.loading))
 

@@ -1,6 +1,6 @@
 """A study: many replays of one trace, each report kept in a file of one folder, so that a study can be interrupted and go on.
 
-``vary`` is for studies of a grid, ``point`` and ``replay`` for those that choose the next point by what came of the last.
+``vary`` is for studies of a grid, ``point`` and ``replay`` for those that choose the next point by the results of the last.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -95,7 +95,7 @@ class OptunaSearch:
             self._study.tell(left.number, state=optuna.trial.TrialState.FAIL)
             self._study.enqueue_trial(left.params)
 
-    def told(self) -> Iterator[Suggestion]:
+    def suggestions(self) -> Iterator[Suggestion]:
         """Yield all points whose outcome is known, in the order in which they were asked for."""
         state = self._optuna.trial.TrialState
         for trial in self._study.get_trials(deepcopy=False, states=(state.COMPLETE, state.PRUNED)):
@@ -116,7 +116,7 @@ class OptunaSearch:
     def tell(
         self, trial: Suggestion, state: State, losses: Sequence[float], violation: float, note: Mapping[str, Any]
     ) -> None:
-        """Note what came of a point: how bad it is by each goal, by how much it misses the limits, and a note for later."""
+        """Note the result of a point: its loss by each goal, by how much it misses the limits, and a note for later runs."""
         trial.handle.set_user_attr(NOTE, dict(note))
         trial.handle.set_constraint(CONSTRAINT, violation)
         with _quiet():

@@ -1,8 +1,7 @@
 """``kvyard tune``: points that Optuna asks for are replayed on one part of a trace, and the best is tested on another.
 
 A point is first replayed on a prefix of its part, and given up if that is hopeless; one whose cost alone decides isn't
-replayed. Finished replays are kept as files, the search as one more, so the same call goes on
-where it was interrupted.
+replayed. Finished replays are kept as files, the search as one more, so the same call goes on where it was interrupted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,7 +95,7 @@ class _Search:
     def run(self) -> None:
         tuned = self._tuned
         seen: set[str] = set()
-        for suggestion in self._optuna.told():
+        for suggestion in self._optuna.suggestions():
             trial = self._trial(suggestion)
             self._recall(trial, suggestion.note, trial.identity not in seen)
             seen.add(trial.identity)

@@ -40,7 +40,7 @@ class EngineHealth(msgspec.Struct, eq=False):
     config: GatewayConfig
     clock: Clock
     tell: Callable[[Finding, str, str], None] | None = None
-    """Told what requests found out about an engine, by its name, with a reason: other processes go by it too."""
+    """Called with requests' findings about an engine, its name and a reason, for other processes."""
 
     def well(self, engine: Engine) -> None:
         """Mark an engine as up: it gets requests from now on, unless it drains."""

@@ -41,7 +41,7 @@ class Membership(msgspec.Struct, eq=False):
     names: dict[str, tuple[EnginePool, str | None]] = {}
     """Names that requests may use: their pool, and the adapter they mean."""
     on_removed: list[Callable[[str], None]] = []
-    """Called with the name of an engine that is gone."""
+    """Called with the name of a removed engine."""
     on_looked: list[Callable[[Engine], None]] = []
     """Called with an engine that was asked for its names because they have changed."""
     _watches: dict[str, Supervised] = {}

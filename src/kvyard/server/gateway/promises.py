@@ -139,8 +139,8 @@ class AnnouncedElsewhere:
         self._watched = ""
 
     def routed(self, engine: str, stored: Callable[[], dict[str, int]], now_ns: int) -> str:
-        """Return a request was routed to ``engine`` while no other is in flight. ``stored`` has the blocks that each engine's
-        events have announced so far. Returns an engine that this shows to have another one's events, the first time.
+        """Note a request that was routed to ``engine`` while no other is in flight. ``stored`` has the blocks that each
+        engine's events have announced so far. Returns an engine that turns out to have another engine's events, the first time.
         """
         watched, self._watched = self._watched, ""
         quiet = now_ns - self._ended >= QUIET

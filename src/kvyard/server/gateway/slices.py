@@ -37,7 +37,7 @@ GONE = 410
 
 
 class EndpointConditions(msgspec.Struct, frozen=True):
-    """State of an endpoint; missing conditions are taken for good."""
+    """State of an endpoint; missing conditions count as those of a healthy endpoint."""
 
     ready: bool | None = None
     terminating: bool | None = None
@@ -72,7 +72,7 @@ class EndpointSlice(msgspec.Struct, rename="camel", frozen=True):
     endpoints: list[SliceEndpoint] | None = None
     ports: list[SlicePort] | None = None
     code: int = 0
-    """Of an error, which comes in the place of a slice."""
+    """An error, sent in place of a slice."""
 
 
 class EndpointSliceList(msgspec.Struct, frozen=True):

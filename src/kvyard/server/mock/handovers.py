@@ -285,7 +285,7 @@ class FleetHandovers:
         except (aiohttp.ClientError, TimeoutError, OSError, *DECODE_ERRORS):
             return False
 
-    # -- what comes of it -----------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def _landed(self, prompt: IncomingPrompt, landed_at: int) -> None:
         number = prompt.source.number
