@@ -43,7 +43,7 @@ def test_from_ms() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), Decimal("nan"), Decimal("inf"), "soon", "", "1/0"])
-def test_what_is_not_a_number_is_refused(value: float) -> None:
+def test_values_that_are_no_numbers_are_refused(value: float) -> None:
     with pytest.raises(KvyardError, match="is not a number of seconds"):
         from_seconds(value)
 

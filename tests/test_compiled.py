@@ -117,7 +117,7 @@ OF_EACH_OBJECT = {"AdmissionRule.waits_for_free_blocks"}
 """Set by objects of a class that is compiled. Read as false for one from outside, which plans in smaller steps then."""
 
 
-def test_what_a_derived_class_may_say_of_itself_is_read_from_the_class() -> None:
+def test_class_attributes_of_derived_classes_are_read_from_the_class() -> None:
     """Compiled code reads a plain default of a class past what a derived class, not compiled, has in its place."""
     plain = [
         f"{path.relative_to(ROOT)}: {one.name}.{ast.unparse(target)}"
@@ -176,7 +176,7 @@ PICKLED = [
 """Values that people pass between processes."""
 
 
-def test_what_people_derive_from_or_pickle_is_not_compiled() -> None:
+def test_classes_to_derive_from_or_pickle_are_not_compiled() -> None:
     compiled = {str(path.relative_to(ROOT / "src"))[:-3].replace("/", ".") for path in listed()}
     for name in [*DERIVED_FROM, *COMPILED_BASES, *PICKLED]:
         module, _, attribute = name.rpartition(".")
@@ -260,7 +260,7 @@ def test_the_report_is_the_same_to_the_byte(plain: Path) -> None:
 
 
 @compiled
-def test_what_people_derive_from_and_pickle_is_as_in_the_source(plain: Path) -> None:
+def test_classes_to_derive_from_and_pickle_are_as_in_the_source(plain: Path) -> None:
     run(plain, sys.executable, "-c", EXTENDING, *DERIVED_FROM)
 
 

@@ -53,7 +53,7 @@ def test_a_neighbour_that_is_called_part_stays(tmp_path: Path) -> None:
     assert (tmp_path / "x.json.part").read_text() == "mine"
 
 
-def test_what_a_killed_process_of_the_same_number_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_with_the_same_pid_are_no_obstacle(tmp_path: Path) -> None:
     left = tmp_path / f"x.json.{os.getpid()}.part"
     left.write_text("half")
     write_whole(tmp_path / "x.json", "new")
@@ -137,7 +137,7 @@ def test_a_pipe_with_a_name_is_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "nowhere/x", "."])
-def test_what_is_no_place_for_a_file_is_refused(tmp_path: Path, path: str) -> None:
+def test_impossible_paths_are_refused(tmp_path: Path, path: str) -> None:
     for write in (lambda path: write_whole(path, "new"), check_writable):
         with pytest.raises(KvyardError, match="can't write"):
             write(os.path.join(tmp_path, path) if path not in ("", "a\0b") else path)
@@ -179,7 +179,7 @@ def test_a_recording_overwrites_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(ROOT, reason="root may write everywhere")
-def test_what_is_not_yours_is_refused(tmp_path: Path) -> None:
+def test_paths_without_permission_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "theirs"
     path.write_text("older")
     path.chmod(0o400)

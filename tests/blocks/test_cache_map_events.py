@@ -169,7 +169,7 @@ def test_a_reset_is_one_word() -> None:
     mirror.check(manager)
 
 
-def test_what_is_not_worth_registering_is_not_told() -> None:
+def test_unregistered_blocks_are_not_announced() -> None:
     """Window group, retention 0: of 13 blocks only the one is kept where the same prompt can resume."""
     mirror = Mirror()
     groups = [GroupSpec(kind="sliding_window", window=4, block_size=4)]

@@ -77,7 +77,7 @@ def test_an_order_can_run_empty_and_go_on(order: EvictionOrder) -> None:
     assert order.head() is extent
 
 
-def test_what_is_split_off_goes_right_after(order: EvictionOrder) -> None:
+def test_the_split_off_part_is_evicted_right_after(order: EvictionOrder) -> None:
     """The later part of a chain is given up before the earlier."""
     extent = waiting(order, 1, 2, 3)
     waiting(order, 4)
@@ -205,7 +205,7 @@ def test_the_lowest_priority_goes_first() -> None:
     assert evicted == [[3], [5], [6], [2], [1], [4]]
 
 
-def test_what_expires_ranks_by_its_last_use() -> None:
+def test_expired_blocks_rank_by_their_last_use() -> None:
     now = Now()
     order = PriorityOrder(now)
     waiting(order, 1)
@@ -295,7 +295,7 @@ def prioritised(blocks: int, now: Now | None = None, **options: Any) -> BlockMan
     return BlockManager(blocks, [FULL], eviction="priority", now=now or Now(), **options)
 
 
-def test_what_nobody_asked_for_has_the_default_priority() -> None:
+def test_blocks_without_a_retention_have_the_default_priority() -> None:
     """Below a raised one, above a lowered one."""
     manager = prioritised(8)
     cache(manager, "low", range(8), hints=Hints(retention=(Retention(0, None, DEFAULT_PRIORITY - 1),)))
@@ -464,7 +464,7 @@ def test_a_state_that_saves_more_stays_longer() -> None:
     assert states_left("marconi", 10, full_credit=100, window_s=60, alpha=0) == (0, 8), "LRU"
 
 
-def test_what_a_state_saves_is_counted_from_the_state_before_it() -> None:
+def test_a_states_saving_counts_from_the_state_before_it() -> None:
     now = Now()
     manager = BlockManager(
         40,

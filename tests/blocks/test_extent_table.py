@@ -216,7 +216,7 @@ def alive(*kinds: type) -> dict[type, int]:
     ],
     ids=["full", "full+window", "full+wide"],
 )
-def test_what_is_evicted_is_let_go(groups: list[GroupSpec]) -> None:
+def test_evicted_extents_are_released(groups: list[GroupSpec]) -> None:
     """Splits link extents to each other; a chain of dead ones must not pile up behind those that live on."""
     before = alive(Extent, Node, TokenChain)
     engine = Engine(pool_for(groups), groups)

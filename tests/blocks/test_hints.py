@@ -38,7 +38,7 @@ def ending(session: str = "") -> Hints:
     return Hints(session, session_end=True)
 
 
-def test_what_is_over_goes_first_and_what_others_used_stays() -> None:
+def test_blocks_of_an_ended_session_go_first_and_shared_ones_stay() -> None:
     manager = heeding()
     [other] = cache(manager, "a", turn(100), hints=Hints("a"))
     [mine] = cache(manager, "b", turn(200, 201), hints=ending("b"))
@@ -170,7 +170,7 @@ def test_a_shared_block_is_kept_as_long_as_any_session_asks() -> None:
     assert not {kept[0], kept[1]} & set(line(manager)[:2]), "what is shared doesn't"
 
 
-def test_what_is_kept_is_given_up_when_nothing_else_is_left() -> None:
+def test_retained_blocks_are_evicted_last() -> None:
     manager = heeding(8)
     cache(manager, "a", turn(100, 101), hints=Hints("a", ttl=1000))
     cache(manager, "b", range(500, 527))
@@ -352,7 +352,7 @@ def test_a_time_to_live_takes_the_place_of_a_priority_that_would_end() -> None:
     assert _claimed(extent, "c", Hints(session="c", ttl=5)) == (KEPT, 7)
 
 
-def test_what_is_hit_after_its_time_is_an_ordinary_block_again() -> None:
+def test_a_block_hit_after_its_ttl_is_ordinary_again() -> None:
     now = 0
     order = PriorityOrder(lambda: now)
     extent = Extent([1], 0, priority=90)

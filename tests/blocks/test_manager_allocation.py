@@ -85,7 +85,7 @@ def test_a_hit_belongs_to_its_request():
         manager.allocate(make("b", range(100, 300)), 16, found)
 
 
-def test_what_a_quiet_step_returns_cannot_be_spoiled():
+def test_the_result_of_a_step_without_new_blocks_is_immutable():
     manager = BlockManager(100)
     request = make("a", range(20))
     assert manager.allocate(request, 20) is not None

@@ -90,7 +90,7 @@ def test_for_a_long_time(name: str) -> None:
         Traffic(Engine(pool_for(groups), groups, **options), seed, **traffic).run(2000)
 
 
-def test_what_a_token_sees() -> None:
+def test_a_token_attends_to_the_right_blocks() -> None:
     """The rule by which the engine reads, spelled out once: a window of 10 is the token itself and 9 before it."""
     assert [first_seen(NARROW, computed) for computed in (0, 5, 9, 10, 20)] == [0, 0, 0, 1, 11]
     assert [first_seen(CHUNK, computed) for computed in (0, 7, 8, 15, 16)] == [0, 0, 8, 8, 16]

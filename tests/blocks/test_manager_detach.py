@@ -46,7 +46,7 @@ def test_the_last_group_goes_first() -> None:
     assert list(one.pool.line())[-4:] == [ids[0][1], ids[0][0], ids[1][1], ids[1][0]]
 
 
-def test_what_is_detached_can_be_hit_and_shared() -> None:
+def test_detached_blocks_can_be_hit_and_shared() -> None:
     manager = BlockManager(20, (GroupSpec(block_size=4),))
     request = running(manager, "a", 10)
     tables = manager.detach(request)

@@ -75,7 +75,7 @@ def test_a_batch_comes_back_as_one() -> None:
     assert pool.free == 9
 
 
-def test_what_is_handed_out_forgets_what_it_cached() -> None:
+def test_an_allocated_block_loses_its_cached_content() -> None:
     pool = Pool(5)
     text = [1, 2, 3, 4, 5, 6, 7, 8]
     pool.release([named(pool, text)])

@@ -383,7 +383,7 @@ def test_worth_of_a_window_equals_a_scan(
 
 
 @given(st.integers(0, 20), sizes, scales, st.integers(1, 20), st.booleans(), st.data())
-def test_what_keeps_all_is_asked_no_further(
+def test_keeps_all_is_true_if_all_blocks_are_worth_registering(
     first: int, size: int, scale: int, width: int, eagle: bool, data: st.DataObject
 ) -> None:
     """And what doesn't leaves something out, sooner or later."""
@@ -408,7 +408,7 @@ def test_worth_of_states_equals_a_scan(
 
 
 @given(st.integers(2, 20), sizes, scales, st.booleans(), st.integers(1, 24), st.integers(0, 30))
-def test_what_is_worth_registering_is_enough_for_every_hit(
+def test_registered_blocks_suffice_for_every_hit(
     width: int, size: int, scale: int, eagle: bool, blocks: int, short: int
 ) -> None:
     """Leaving out what ``worth`` leaves out never shortens a hit. (A window of one token needs no block and keeps none,

@@ -218,7 +218,7 @@ WENT_WRONG: dict[str, list[dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("name", WENT_WRONG)
-def test_what_once_went_wrong(name: str) -> None:
+def test_regressions(name: str) -> None:
     pair = Pair()
     for op in WENT_WRONG[name]:
         pair.apply(op)

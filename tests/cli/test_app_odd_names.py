@@ -60,7 +60,7 @@ def test_control_characters_are_shown_and_not_obeyed(text: str, shown: str) -> N
     assert out.getvalue() == 2 * shown
 
 
-def test_what_a_file_is_called_reaches_no_terminal_as_an_escape(tmp_path: Path) -> None:
+def test_file_names_are_printed_without_escapes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvyard", "replay", str(tmp_path / "\x1b[2Jx.jsonl")]
     done = subprocess.run(command, check=False, capture_output=True, timeout=60)
     assert done.returncode == 2 and b"\x1b" not in done.stderr and b"\\x1b[2J" in done.stderr

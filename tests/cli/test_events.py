@@ -176,7 +176,7 @@ class TestTail:
 
 @needs_sockets
 class TestRecordAndPlay:
-    def test_what_is_recorded_is_played(self, tmp_path, capsys):
+    def test_a_recording_is_played(self, tmp_path, capsys):
         path = str(tmp_path / "r.gz")
         with Busy(topic="t") as engine:
             endpoints = [engine.publisher.endpoint, path, "--replay", engine.publisher.replay_endpoint]

@@ -55,7 +55,7 @@ def test_tables_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         (["--set", "eviction=nope"], "eviction"),
     ],
 )
-def test_what_makes_no_sense(
+def test_senseless_options_are_refused(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code("hints", CONVERSATION, "-o", tmp_path / "x", *arguments) == 2

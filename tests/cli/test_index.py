@@ -196,7 +196,7 @@ class TestQuery:
         assert found["score"]["results"][0]["best"] is None and "explain" not in found
         assert self.ask(served, "--tokens", "1 2 3 4 5", "--salt", "s") == 1
 
-    def test_what_the_service_refuses(self, served: Served, capsys, monkeypatch, tmp_path) -> None:
+    def test_refusals_of_the_service_are_shown(self, served: Served, capsys, monkeypatch, tmp_path) -> None:
         monkeypatch.delenv("KVYARD_TOKEN", raising=False)
         assert self.ask(served, "--tokens", "1") == 2
         assert "the token is missing or wrong" in capsys.readouterr().err

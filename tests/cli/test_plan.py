@@ -74,7 +74,7 @@ def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytes
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(
+def test_refusals_are_one_sentence(
     flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*SMALL, *flags, "-o", tmp_path) == 2

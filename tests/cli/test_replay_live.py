@@ -85,7 +85,7 @@ def test_a_fleet_of_its_own(trace: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert found.config["workers"][0]["count"] == 2  # type: ignore[index]
 
 
-def test_what_is_not_within_the_tolerance_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_beyond_the_tolerance_fails(capsys: pytest.CaptureFixture[str]) -> None:
     late, soon = (spread([ms]) for ms in (5000.0, 1.0))
     proof = Proof(
         difference=None, apart="", decisions={}, requests=1, first_token=soon, last_token=soon, tolerance=Tolerance()

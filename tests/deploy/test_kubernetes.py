@@ -81,7 +81,7 @@ def test_a_slip_in_a_field_is_found(at: tuple[str | int, ...], field: str, value
     assert any(field in problem for problem in problems(gateway))
 
 
-def test_what_runs_is_bounded_probed_and_without_rights(fleet: list[dict[str, Any]]) -> None:
+def test_containers_have_limits_probes_and_no_privileges(fleet: list[dict[str, Any]]) -> None:
     for one in fleet:
         pod = pod_of(one)
         for container in containers(one):
@@ -189,7 +189,7 @@ def _chosen(pods: list[tuple[dict[str, Any], dict[str, Any]]], labels: dict[str,
     return [one for one, pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
 
 
-def test_what_is_mounted_is_there_and_writable_where_it_must_be(fleet: list[dict[str, Any]]) -> None:
+def test_mounts_exist_and_are_writable_where_needed(fleet: list[dict[str, Any]]) -> None:
     for one in fleet:
         pod = pod_of(one)
         if pod is None:
@@ -207,7 +207,7 @@ def test_what_is_mounted_is_there_and_writable_where_it_must_be(fleet: list[dict
                     assert any(word.partition("=")[2] in files for word in container["args"])
 
 
-def test_who_is_talked_to_is_there(fleet: list[dict[str, Any]]) -> None:
+def test_every_host_name_is_a_service(fleet: list[dict[str, Any]]) -> None:
     """Hosts and ports in commands and files are services of the fleet, at ports that they have."""
     services = {
         one["metadata"]["name"]: {port["port"] for port in one["spec"]["ports"]}
@@ -261,7 +261,7 @@ def test_vllm_publishes_where_the_service_says() -> None:
     assert int(words["port"]) == ports["http"]
 
 
-def test_what_is_copied_into_the_image_is_enough_to_install(tmp_path: Path) -> None:
+def test_the_image_has_all_files_that_the_install_needs(tmp_path: Path) -> None:
     for words in re.findall(r"^COPY (?!--from)(.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE):
         for source in words.split()[:-1]:
             path = ROOT / source

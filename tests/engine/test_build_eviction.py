@@ -120,14 +120,14 @@ def found_last(eviction: str, blocks: int = 96, host: str | None = None) -> tupl
 
 
 @pytest.mark.parametrize("name", ["slru", "lfu", "hits-per-token", "belady"])
-def test_what_was_used_twice_outlives_what_was_used_once(name):
+def test_blocks_used_twice_outlive_blocks_used_once(name):
     assert found_last("lru") == (0, 0)
     assert found_last(name) == (496, 0)
     assert found_last("lru", host="lru") == (0, 0)
     assert found_last("lru", host=name) == (0, 496)
 
 
-def test_who_waits_is_protected():
+def test_blocks_of_waiting_requests_are_protected():
     """An answer grows by 25 blocks while a prompt waits whose first half is what LRU evicts next."""
     rows = [
         Row(0, 512, 1, (1,)),
@@ -150,7 +150,7 @@ def test_an_oracle_is_for_replays_only():
         make_core(EngineConfig(tiers=tiers, bytes_per_block=1))
 
 
-def test_what_an_order_cannot_be_used_for():
+def test_eviction_policies_refuse_unsupported_uses():
     with pytest.raises(ConfigError, match="queue-informed protects what the queue of one engine waits for"):
         TierConfig(num_blocks=9, eviction="queue-informed")
     tiers = OffloadConfig(tiers=(TierConfig(num_blocks=90),), policy="on_eviction")

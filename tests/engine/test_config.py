@@ -97,7 +97,7 @@ STATES = {
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(changes, words):
+def test_unsupported_combinations_are_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
         EngineConfig(**changes).check()
 

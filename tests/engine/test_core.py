@@ -116,7 +116,7 @@ def test_blocks_of_one_that_ends_are_free_when_its_last_pass_is_over(config, sta
     assert [start for start, _, chunks, _ in log.passes if ("r2", 600, 0) in chunks] == [starts]
 
 
-def test_one_given_up_has_what_was_known_when_its_pass_ended():
+def test_a_cancelled_request_has_the_tokens_of_its_last_pass():
     log = replay(AHEAD, [Row(0, 20, 9, (1,)), Row(0, 20, 9, (2,), cancel=12 * MS + 1)])
     assert log.of("ended")[0] == ("r1", 13 * MS, "CANCELLED", 3, "cancelled")
     decoding = [count for *_, count in log.passes]
@@ -124,13 +124,13 @@ def test_one_given_up_has_what_was_known_when_its_pass_ended():
 
 
 @pytest.mark.parametrize("cancel", range(0, 20 * MS, MS // 2))
-def test_one_given_up_at_any_time_leaves_nothing_behind(cancel):
+def test_a_request_cancelled_at_any_time_leaves_nothing_behind(cancel):
     core = make_core(AHEAD)
     drive(core, [Row(0, 20, 9, (1,)), Row(0, 20, 4, (2,), cancel=cancel)])
     assert core.scheduler.manager.pool.free == 64
 
 
-def test_it_is_on_where_timing_is_a_real_engines():
+def test_async_scheduling_is_on_with_a_real_engines_timing():
     real = EngineConfig(timing=ProfileTiming(name="h200-llama3-8b"))
     assert real.decides_ahead
     assert not SMALL.decides_ahead
@@ -155,7 +155,7 @@ def test_the_host_overlaps_with_roles_and_tiers_too():
     assert not replace(real, speculative=SpeculativeConfig(num_speculative_tokens=1)).overlaps_host
 
 
-def test_what_it_is_not_modelled_with_is_refused():
+def test_async_scheduling_refuses_what_it_is_not_modelled_with():
     with pytest.raises(ConfigError, match="async_scheduling is not modelled with draft tokens"):
         make_core(replace(AHEAD, speculative=SpeculativeConfig(num_speculative_tokens=1)))
     with pytest.raises(ConfigError, match="async_scheduling is not modelled with lower tiers"):

@@ -110,7 +110,7 @@ def test_the_host_evicts_first_what_is_over() -> None:
 
 
 @pytest.mark.parametrize("policy", ["write_through", "on_eviction"])
-def test_what_is_over_is_stored_all_the_same(policy: str) -> None:
+def test_blocks_of_an_ended_session_are_still_stored(policy: str) -> None:
     """Another session may want it: of a prompt that many begin with, the first one's copy is its own until then."""
     rows = [Row(at * SECOND, 512, 1, (at + 1,)) for at in range(6)]
     core, _ = run(config(host=400, policy=policy), {1: Hints("s2", session_end=True)}, rows)

@@ -29,7 +29,7 @@ def decoding(batch: DecodeBatch, manager: BlockManager, serial: int, prompt: int
 
 
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(2, 60), st.integers(0, 9)), min_size=1, max_size=8))
-def test_it_counts_what_single_steps_would(rows):
+def test_a_batch_counts_as_single_steps_do(rows):
     """Jobs (prompt, output, the pass in which they join) against each job's own arithmetic."""
     (batch, manager), jobs, ended = make(), [], []
     left = sorted(range(len(rows)), key=lambda at: (rows[at][2], at))
@@ -83,7 +83,7 @@ def test_void_entries_are_swept():
     assert len(batch._ends) < 70 and batch.next_end() == jobs[0].end
 
 
-def test_one_that_was_preempted_has_its_new_place() -> None:
+def test_a_preempted_job_has_its_new_place() -> None:
     """Though an entry from before is for the same pass."""
     batch, manager = make()
     early = decoding(batch, manager, 1, SIZE - 1, 50)

@@ -42,17 +42,17 @@ def formed(core: EngineCore, longest: int = 1000) -> Pass:
     return made
 
 
-def test_it_ends_with_the_first_last_token():
+def test_the_horizon_ends_with_the_first_last_token():
     core = after_prompts(SMALL, traced("a", 20, 9), traced("b", 20, 6))
     assert isinstance(core.scheduler.policy.horizon, Horizon)
     assert formed(core).stable_for == 5
 
 
-def test_it_is_no_longer_than_asked_for():
+def test_the_horizon_is_no_longer_than_asked_for():
     assert formed(after_prompts(SMALL, traced("a", 20, 9)), 3).stable_for == 3
 
 
-def test_it_ends_before_blocks_may_run_out():
+def test_the_horizon_ends_before_blocks_may_run_out():
     made = formed(after_prompts(replace(SMALL, num_gpu_blocks=8), traced("a", 20, 90), traced("b", 20, 90)))
     assert made.stable_for == 16, "four blocks are free: one more each is certain"
 

@@ -84,7 +84,7 @@ def test_plans_are_single_steps(config, work):
 
 
 @pytest.mark.parametrize("on_unclean", ["wait", "drop"])
-def test_what_is_adopted_is_not_taken(on_unclean):
+def test_adopted_blocks_are_not_taken_again(on_unclean):
     """Nearly all of the prompt is on the device: one block is new, and there is one without a name."""
     tiers = host(200, 1, policy="on_eviction", offload_ahead=1, on_unclean=on_unclean)
     config = EngineConfig(num_gpu_blocks=63, block_size=16, bytes_per_block=64 << 20, tiers=tiers)
@@ -97,7 +97,7 @@ def test_what_is_adopted_is_not_taken(on_unclean):
     assert core.offload.counters.unclean_waits == core.offload.counters.dropped_blocks == 0
 
 
-def test_what_a_load_takes_must_be_clean_too():
+def test_blocks_for_a_load_must_be_clean_too():
     """The third prompt is in the host, and its blocks on the device are those of the second, which nobody has copied."""
     tiers = host(200, 1, policy="on_eviction", offload_ahead=1)
     config = EngineConfig(num_gpu_blocks=41, block_size=16, bytes_per_block=1 << 20, tiers=tiers)
@@ -158,7 +158,7 @@ def test_a_job_is_parked_until_its_blocks_have_landed():
     assert job.external_tokens == 640 - 16 - job.cached_tokens
 
 
-def test_one_that_waits_for_the_same_blocks_asks_again_when_they_are_here():
+def test_a_request_waiting_for_the_same_blocks_asks_again_when_they_land():
     core, jobs = with_two_stored()
     now, first, second = 2 * 10**9, prompt("a", 1), prompt("b", 1)
     core.submit(first, now)

@@ -206,7 +206,7 @@ def test_a_request_for_a_busy_rank_waits_for_the_pass_that_is_decided_on() -> No
 
 
 @pytest.mark.parametrize("cancel", range(0, 60_000_000, 2_500_000))
-def test_one_given_up_at_any_time_leaves_nothing_behind(cancel: int) -> None:
+def test_a_request_cancelled_at_any_time_leaves_nothing_behind(cancel: int) -> None:
     config = replace(AHEAD, timing=FixedTiming(prefill_ms=10, decode_ms=10))
     engine = Ranks([make_core(config, name=f"w@{at}", ranks=2) for at in range(2)])
     rows = [Row(0, 20, 9, (1,)), Row(5_000_000, 20, 4, (2,), cancel=cancel), Row(5_000_000, 20, 4, (3,))]

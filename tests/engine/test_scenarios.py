@@ -22,7 +22,7 @@ def times(log, rows):
     return [(first[f"r{at}"] - row.arrival, last[f"r{at}"] - row.arrival) for at, row in enumerate(rows)]
 
 
-def test_one_request(plans):
+def test_a_single_request(plans):
     rows = [Row(0, 100, 3, (1,))]
     assert times(replay(EngineConfig(), rows, plans=plans), rows) == [(18_023_974, 29_514_430)]
 

@@ -179,14 +179,14 @@ def test_max_model_len_ends_the_answer_and_refuses_the_prompt():
     assert "max_model_len" in next(entry[-1] for entry in log.of("ended") if entry[0] == "r1")
 
 
-def test_what_can_never_fit_is_rejected_and_the_rest_goes_on():
+def test_a_request_that_can_never_fit_is_rejected_and_the_rest_goes_on():
     log = replay(SMALL, [Row(0, 64 * 16 + 1, 5, unique(1)), Row(0, 20, 2, unique(2))])
     ended = {name: state for name, _, state, *_ in log.of("ended")}
     assert ended == {"r0": "REJECTED", "r1": "FINISHED"}
     assert log.of("ended")[0][1] == 0, "at once, though nothing else has happened yet"
 
 
-def test_what_outgrows_the_pool_is_rejected_in_the_end():
+def test_a_request_that_outgrows_the_pool_is_rejected():
     log = replay(replace(SMALL, num_gpu_blocks=4), [Row(0, 60, 500, unique(1))])
     ((_, _, state, output, reason),) = log.of("ended")
     assert state == "REJECTED" and output == 5 and "blocks" in reason

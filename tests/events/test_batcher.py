@@ -36,7 +36,7 @@ def batcher() -> Batcher:
     return Batcher(GROUPS)
 
 
-def test_what_is_stored_after_a_clear_is_an_event_of_its_own(batcher: Batcher) -> None:
+def test_a_store_after_a_clear_is_an_event_of_its_own(batcher: Batcher) -> None:
     """Merged into the store before the clear, it would be announced and then be cleared."""
     chain = token_chain(1, 2, 3, 4)
     batcher.entered(Run(chain, 0, 2), FULL, G1, True)
@@ -268,7 +268,7 @@ class TestFirstAndLast:
 class TestAnnounced:
     """What was announced and not taken back is what the map holds."""
 
-    def test_what_waits_counts_as_announced(self, batcher):
+    def test_waiting_stores_count_as_announced(self, batcher):
         one, two = block(1), block(2)
         batcher.entered(one, FULL, G1, True)
         batcher.check_announced([(FULL, G1, [one])])

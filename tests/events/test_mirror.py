@@ -62,7 +62,7 @@ def sets_of(said) -> dict:
     return found
 
 
-def test_what_does_not_fit_is_counted():
+def test_impossible_events_are_counted():
     mirror = Mirror()
     mirror.apply([run([1, 2], 0, 2), run([1, 2], 0, 1), Removed(hashes=[7, *run([1], 0, 1).hashes], group=0)])
     assert (mirror.repeated, mirror.unknown, mirror.blocks) == (1, 1, 1)

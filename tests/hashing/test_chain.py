@@ -93,7 +93,7 @@ class TestTraceChain:
         st.sampled_from(TEXTLIKE),
         st.data(),
     )
-    def test_what_is_shared_is_what_lies_inside_the_shared_ids(
+    def test_blocks_inside_shared_ids_are_shared(
         self,
         shared: list[int],
         one: list[int],
@@ -142,7 +142,7 @@ class TestTraceChain:
         assert keys_of(again) == keys_of(chains[1])
         assert chains[1].extras_of(0, 2) == [("tenant",), None]
 
-    def test_what_it_refuses(self) -> None:
+    def test_refusals(self) -> None:
         with pytest.raises(ValueError, match="2 ids of 16 tokens don't cover a prompt of 33"):
             TraceChain([1, 2], 16, 33, 16, 0)
         with pytest.raises(ValueError, match="don't cover a prompt of -1"):

@@ -109,7 +109,7 @@ def test_travels() -> None:
 
 
 class TestRefusals:
-    def test_where_media_lie(self) -> None:
+    def test_impossible_media_are_refused(self) -> None:
         with pytest.raises(NamespaceError, match="start at token 0 or later, not at -1"):
             Media("a", -1, 3)
         with pytest.raises(NamespaceError, match="at least one token, not -2"):

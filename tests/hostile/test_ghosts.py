@@ -119,7 +119,7 @@ def test_before_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("total", [AT_ONCE, MANY])
-def test_while_its_body_is_read(total: int) -> None:
+def test_a_client_gone_while_its_body_is_read_leaves_no_ghost(total: int) -> None:
     with front() as (gate, tally):
         held = gate.gateway.held
         for _ in range(0, total, AT_ONCE):
@@ -131,7 +131,7 @@ def test_while_its_body_is_read(total: int) -> None:
 
 
 @pytest.mark.parametrize("total", [AT_ONCE, MANY])
-def test_while_an_engine_tokenizes_its_prompt(total: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_gone_while_an_engine_tokenizes_leaves_no_ghost(total: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
     async def tokenize(self: MockRoutes, body: schemas.Tokenize, headers: Any) -> None:
@@ -152,7 +152,7 @@ def test_while_an_engine_tokenizes_its_prompt(total: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("total", [AT_ONCE, MANY])
-def test_while_it_waits_in_the_queue(total: int) -> None:
+def test_a_client_gone_while_queued_leaves_no_ghost(total: int) -> None:
     with front(engine_requests=1) as (gate, tally), connect(gate.url) as first:
         first.sendall(request("first", False, True, most=40_000))
         eventually(lambda: tally.came == 1)
@@ -170,7 +170,7 @@ def test_while_it_waits_in_the_queue(total: int) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["computes", "streams"])
 @pytest.mark.parametrize("total", [AT_ONCE, MANY])
-def test_while_the_engine_answers(total: int, stream: bool) -> None:
+def test_a_client_gone_while_the_engine_answers_leaves_no_ghost(total: int, stream: bool) -> None:
     with front() as (gate, tally):
         for before in range(0, total, AT_ONCE):
             with Clients(gate, stream=stream) as clients:

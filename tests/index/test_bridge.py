@@ -47,7 +47,7 @@ def test_hashes_that_are_no_longer_held_are_remembered_for_a_while() -> None:
     assert len(bridge.idle) == 1
 
 
-def test_what_was_held_again_meanwhile_is_forgotten_last() -> None:
+def test_mappings_held_again_meanwhile_are_forgotten_last() -> None:
     """The order is that of the last time: a hash that rests once more goes to the end, wherever it stood."""
     bridge = Bridge(Identity(4), remembered=2)
     names = hashes_of(TEXT, 4)[:3]
@@ -98,7 +98,7 @@ class CountingDict(dict[int, None]):
         return super().__iter__()
 
 
-def test_what_is_forgotten_is_forgotten_many_at_once() -> None:
+def test_mappings_are_forgotten_in_batches() -> None:
     """A dictionary that is emptied at its front passes over all that was there, so it is asked for its first rarely."""
     bridge = Bridge(Identity(4), remembered=640)
     bridge.idle = CountingDict()

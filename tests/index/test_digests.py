@@ -19,7 +19,7 @@ NUMBERS = st.sets(st.integers(0, 9_999), max_size=300)
 
 
 @given(NUMBERS, st.sampled_from([10_000, 1 << 20]))
-def test_what_is_sent_is_what_arrives(numbers: set[int], span: int) -> None:
+def test_a_digest_survives_the_wire(numbers: set[int], span: int) -> None:
     assert decode(encode(numbers, span)) == sorted(numbers)
 
 
@@ -130,7 +130,7 @@ def test_errors_count_without_a_delay_too() -> None:
     assert exact.reuse["all"].part != mistaken.reuse["all"].part
 
 
-def test_what_is_exchanged_now_and_then_is_seen_late() -> None:
+def test_digests_show_changes_late() -> None:
     """Plans and single passes say the same, and less is found than at once."""
     at_once = replay(trace(), **FLEET).report
     planned, stepped = (replay(trace(), digest_every="5s", plans=plans, **FLEET).report for plans in (True, False))

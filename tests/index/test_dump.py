@@ -87,7 +87,7 @@ def test_a_copy_says_the_same_and_goes_on_doing_so(preset: str, seed: int, size:
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 64])
-def test_what_waits_is_counted_twice_or_has_a_name_of_its_own_survives(size: int) -> None:
+def test_waiting_stores_repeated_ones_and_aliases_survive(size: int) -> None:
     space = Namespace(lora_name="poet", salt="s", media=(Media("cat", 6, 10),))
     bench = Bench(block_size=size)
     names = hashes_of(TEXT, 4)

@@ -159,7 +159,7 @@ def test_without_anybody_to_ask_a_loss_means_no_credit(seed: int) -> None:
                 check(indexer, [link], prompts[:3])
 
 
-def test_what_was_missed_may_have_been_about_any_tier() -> None:
+def test_a_gap_makes_every_tier_stale() -> None:
     """A batch that clears the device after a gap makes the stream whole again, and of other tiers nothing is known then."""
     indexer = Indexer(Identity(4))
     indexer.register(Source(stream="a", worker="a"))

@@ -32,7 +32,7 @@ def test_bits_are_those_that_are_set() -> None:
 
 @given(seed=st.integers(0, 1 << 32), workers=st.integers(1, 20), tokens=st.integers(1, 200))
 @settings(max_examples=40)
-def test_it_says_what_the_scorer_says(seed: int, workers: int, tokens: int) -> None:
+def test_the_roster_agrees_with_the_scorer(seed: int, workers: int, tokens: int) -> None:
     rng = random.Random(seed)
     index = RunIndexer(4)
     for number in range(workers):

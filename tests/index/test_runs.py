@@ -77,7 +77,7 @@ class TestFeed:
         assert held(index, old) == [(8, {"w@0 G2 group 0"})]
         assert held(index, new) == [(8, {"w@0 G1 group 0"})]
 
-    def test_what_is_announced_twice_is_gone_when_it_was_taken_back_twice(self) -> None:
+    def test_a_block_announced_twice_is_removed_by_two_removals(self) -> None:
         index, chain = RunIndexer(4), text()
         feed = index.attach(W, FULL, [Tier.G2])
         for start in (0, 2):  # two chunks that overlap
@@ -116,7 +116,7 @@ class TestFeed:
         index.flush(0)
         assert index.backend.usage().blocks == 2
 
-    def test_one_that_is_gone_has_nothing_and_says_nothing(self) -> None:
+    def test_a_removed_worker_holds_and_announces_nothing(self) -> None:
         index, chain = RunIndexer(4, lag=10), text()
         feed, other = index.attach(W, FULL, [Tier.G1]), index.attach(Holder("x"), FULL, [Tier.G1])
         for one in (feed, other):

@@ -76,7 +76,7 @@ class TestHybrid:
             assert bench.indexer.score(TEXT).workers[A].tokens == 36
             assert bench.indexer.dedup.size == 0
 
-    def test_what_stays_unresolved_fails_closed(self) -> None:
+    def test_unresolved_groups_earn_nothing(self) -> None:
         bench = Bench()
         sparse = Stored(hashes=[123, 456], parent=None, tokens=TEXT, block_size=4, group=1, **WINDOW)
         bench.say(stored(TEXT, 4, group=0, **FULL), sparse)
@@ -181,7 +181,7 @@ class TestTrust:
 
 
 class TestExplain:
-    def test_what_ends_a_match_is_named(self) -> None:
+    def test_the_end_of_a_match_is_explained(self) -> None:
         bench = Bench(workers=("a", "b"))
         bench.say(stored(TEXT, 4, 0, 3))
         bench.say(stored(TEXT, 4, 0, 5), stream="b")

@@ -80,7 +80,7 @@ def test_a_prompt_computed_again_has_its_window_though_nothing_announces_it() ->
     assert not bench.indexer.dedup.outstanding
 
 
-def test_what_is_removed_is_gone_from_every_group() -> None:
+def test_a_removal_covers_every_group() -> None:
     bench = Bench(groups=GROUPS)
     bench.say(stored(TEXT, 4))
     bench.say(stored([*TEXT[:40], *range(4)], 4, 10))

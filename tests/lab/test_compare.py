@@ -63,7 +63,7 @@ def test_changes_in_words() -> None:
     assert ttft.change_text(None, 1.0) == ttft.change_text(1.0, None) == "" and ttft.text(None) == "–"
 
 
-def test_what_was_set_differently() -> None:
+def test_differing_settings_are_listed() -> None:
     found = differences(
         [
             {"workers": [{"count": 4, "tiers": None}], "seed": 0, "same": [1, 2]},

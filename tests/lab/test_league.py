@@ -90,7 +90,7 @@ def test_loads_whose_queues_decide_are_left_out_of_the_advice() -> None:
 
 
 @pytest.mark.parametrize(("axis", "told"), [("router", "--policies"), ("seed", "--seeds"), ("speedup", "--loads")])
-def test_what_is_varied_is_not_set(axis: str, told: str, tmp_path: Path) -> None:
+def test_axes_of_a_league_are_refused_as_settings(axis: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match=f"{axis} is what a league varies: say {told} instead"):
         league(CONVERSATION, folder=tmp_path, config={axis: "1"})
 

@@ -48,7 +48,7 @@ def test_a_point_is_a_replay(done: Study, trace: Path) -> None:
     assert reuse[5] > reuse[1] > reuse[0]
 
 
-def test_what_is_there_is_not_run_again(done: Study, trace: Path) -> None:
+def test_finished_points_are_not_run_again(done: Study, trace: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (done.folder / "points").glob("*.json")}
     assert len(before) == 6
     wider = {"host_blocks": ["0", 1000, "4k", "8k"], "router": ["kv"]}

@@ -162,7 +162,7 @@ def test_an_error_is_a_share_of_what_was_measured(tmp_path: Path) -> None:
     assert [pair.ttft for pair in found.pairs] == [pytest.approx((18, 36))] * 5
 
 
-def test_what_the_run_says_of_its_engine_holds_unless_settings_say_otherwise(tmp_path: Path) -> None:
+def test_settings_of_the_run_hold_unless_overridden(tmp_path: Path) -> None:
     serving_sim(tmp_path, records())
     meta = {
         "engine_kwargs": {"max_num_seqs": 4, "tensor_parallel_size": 2, "max_model_len": None},
@@ -252,7 +252,7 @@ def test_arrivals_of_their_own_are_no_closed_loop(tmp_path: Path) -> None:
     assert "concurrency" not in validate(read_run(engine_log(tmp_path, records())), ENGINE).settings
 
 
-def test_what_was_not_measured_may_be_nan(tmp_path: Path) -> None:
+def test_missing_measurements_may_be_nan(tmp_path: Path) -> None:
     path = vllm_bench(tmp_path, records(), mean_tpot_ms=math.nan, ttfts=[math.nan] + [0.1] * 59)
     assert "NaN" in path.read_text() and len(read_run(path).requests) == 59
     path.write_text(json.dumps({"requests": [{"inp": 4, "out": 2, "at": 5, "first": 6, "end": math.nan}]}))
@@ -289,7 +289,7 @@ def test_requests_that_no_worker_takes_are_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_run_is_refused_in_a_sentence(text: str, says: str, tmp_path: Path) -> None:
+def test_files_that_are_no_run_are_refused_in_a_sentence(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(KvyardError, match=says):

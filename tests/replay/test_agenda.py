@@ -29,7 +29,7 @@ def test_workers_come_by_their_numbers() -> None:
     assert [which for _, _, which in all_of(agenda)] == [2, 10, 300]
 
 
-def test_what_is_put_again_happens_once_and_at_the_new_time() -> None:
+def test_an_entry_put_again_happens_once_at_the_new_time() -> None:
     agenda = Agenda()
     agenda.put(5, PASS_END, 1)
     agenda.put(3, PASS_END, 1)
@@ -39,7 +39,7 @@ def test_what_is_put_again_happens_once_and_at_the_new_time() -> None:
     assert all_of(agenda) == [(3, PASS_END, 1), (9, PASS_END, 2)]
 
 
-def test_what_is_put_off_for_good_does_not_happen() -> None:
+def test_a_cancelled_entry_does_not_happen() -> None:
     agenda = Agenda()
     agenda.put(5, PASS_END, 1)
     agenda.put(None, PASS_END, 1)
@@ -47,7 +47,7 @@ def test_what_is_put_off_for_good_does_not_happen() -> None:
     assert agenda.pop() is None
 
 
-def test_it_may_grow_at_the_instant_it_is_at() -> None:
+def test_entries_may_be_added_at_the_present_instant() -> None:
     agenda = Agenda()
     agenda.put(5, PASS_START)
     assert agenda.pop() == (5, PASS_START, 0)
@@ -56,7 +56,7 @@ def test_it_may_grow_at_the_instant_it_is_at() -> None:
     assert all_of(agenda) == [(5, PASS_END, 1), (5, PASS_START, 0)]
 
 
-def test_it_says_whether_anything_else_is_to_come() -> None:
+def test_the_agenda_knows_if_other_entries_remain() -> None:
     agenda = Agenda()
     agenda.put(5, SAMPLE)
     agenda.put(6, WORKER_CHANGE, 3)

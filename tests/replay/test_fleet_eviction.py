@@ -93,7 +93,7 @@ def test_the_future_of_answers_and_of_other_spaces() -> None:
     assert next_uses([first, other, again], 4) == {"a": ((8, 2),), "b": (), "c": ()}
 
 
-def test_what_a_trace_says_of_a_request() -> None:
+def test_facts_of_a_request_come_from_the_trace() -> None:
     facts = TraceFacts()
     row = TraceRequest("a", 0, 4, 4, session="s", model="m", lora="l", priority=2)
     assert facts.of(row) == RequestFacts("m/l/2", 1)

@@ -68,7 +68,7 @@ def test_every_tier_is_used_and_reported_under_its_label(ran: tuple[Fleet, Repor
     assert any(report.series.prompts["object"])
 
 
-def test_what_a_lower_tier_has_went_through_those_above_it(ran: tuple[Fleet, Report]) -> None:
+def test_blocks_of_a_lower_tier_went_through_those_above_it(ran: tuple[Fleet, Report]) -> None:
     _, report = ran
     moved = report.transfers
     spilled = [moved[tier.entry.stores].blocks for tier in LOWER_TIERS]

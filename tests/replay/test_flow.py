@@ -127,7 +127,7 @@ def test_workers_that_fail_and_come() -> None:
     assert [record.status for record in gone.records] == ["finished", "failed", "failed"]
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_settings_are_refused() -> None:
     with pytest.raises(KvyardError, match="say engine_requests too"):
         kvyard.replay([row("a")], flow="las")
     with pytest.raises(KvyardError, match="engine_requests must be at least 1"):

@@ -41,7 +41,7 @@ def test_every_gap_is_counted(parts: list[tuple[list[int], int]], singles: list[
 
 
 @pytest.mark.source
-def test_what_waits_to_be_sorted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsorted_gaps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FRESH", 100)
     found = Gaps()
     for at in range(1000):

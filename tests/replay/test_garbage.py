@@ -29,7 +29,7 @@ def searched() -> Iterator[list[int]]:
     gc.callbacks.remove(note)
 
 
-def test_what_a_block_made_is_not_searched_when_it_ends(searched: list[int]) -> None:
+def test_objects_made_in_the_block_are_not_collected_at_its_end(searched: list[int]) -> None:
     """A fleet of 10,000 workers is a million objects, and the first object after it would start a search of them."""
     kept: list[Any] = []
     with rarely_collected():
@@ -48,7 +48,7 @@ def test_cycles_of_a_block_are_found_by_the_next_full_search() -> None:
     assert gc.collect() >= 100
 
 
-def test_what_another_froze_stays_frozen() -> None:
+def test_objects_frozen_elsewhere_stay_frozen() -> None:
     gc.freeze()
     try:
         before = gc.get_freeze_count()

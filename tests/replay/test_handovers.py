@@ -488,7 +488,7 @@ def test_a_source_that_lets_go_too_early_is_noticed(monkeypatch):
         ({"disaggregation_mode": "x"}, "say prefill and decode"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_sentence(given, words):
+def test_senseless_settings_are_refused_in_one_sentence(given, words):
     with pytest.raises(KvyardError, match=words):
         make_config(given)
 

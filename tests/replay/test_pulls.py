@@ -280,12 +280,12 @@ def test_choosing_beats_forced_pulls():
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_sentence(given, words):
+def test_senseless_settings_are_refused_in_one_sentence(given, words):
     with pytest.raises(KvyardError, match=words):
         make_config(given)
 
 
-def test_it_can_be_said_in_a_file():
+def test_peer_pull_can_be_set_in_a_file():
     pull = make_config({"peer_pull": {"source": "device", "in_flight": 3}, "host_blocks": 10}).peer_pull
     assert pull is not None and (pull.source, pull.in_flight, pull.min_lead) == ("device", 3, 1024)
     assert make_config({"peer_pull": "off"}).peer_pull is None

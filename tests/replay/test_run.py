@@ -219,7 +219,7 @@ def test_any_requests_will_do() -> None:
         replay(rows, skip_bad=True)
 
 
-def test_what_is_saved_can_be_read(tmp_path: Path) -> None:
+def test_saved_files_can_be_read(tmp_path: Path) -> None:
     made = replay(CONVERSATION, limit=60, workers=2, slo={"ttft": 500, "itl": 20}, bounds=True, label="a run")
     made.save(tmp_path / "r.json", tmp_path / "r.jsonl", tmp_path / "r.html")
     assert read_report(tmp_path / "r.json") == made.report

@@ -43,7 +43,7 @@ def second_turn(rows: list[TraceRequest], **settings: Any) -> tuple[int, int, tu
     return record.first_token - record.arrival, record.cached, record.loaded
 
 
-def test_what_would_be_loaded_is_there() -> None:
+def test_prefetched_blocks_need_no_load() -> None:
     undisturbed, cached, _ = second_turn(tool(filler=False))
     assert cached == 6400
     late, cached, loaded = second_turn(tool())
@@ -84,6 +84,6 @@ def test_the_rows() -> None:
     assert made.ids == rows[0].ids and made.prefetch
 
 
-def test_what_cannot_be() -> None:
+def test_impossible_prefetches_are_refused() -> None:
     with pytest.raises(KvyardError, match="leave out prefetch, or bounds"):
         replay(tool(), **SETTINGS, prefetch="2s", bounds=True)

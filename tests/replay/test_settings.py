@@ -159,7 +159,7 @@ class TestTimingOfAModelOnACard:
         assert isinstance(timing, RooflineTiming) and timing.calibration is not None
         assert timing.calibration.ttft_ms == 120 and timing.calibration.batch == 32
 
-    def test_what_is_asked_for_is_had(self) -> None:
+    def test_settings_reach_the_config(self) -> None:
         assert engine(**self.CARD, timing="fixed:50,8").timing.describe().startswith("fixed")
         assert isinstance(engine(**self.CARD, timing="polynomial").timing, PolynomialTiming)
 
@@ -205,7 +205,7 @@ class TestTimingOfAModelOnACard:
             ({**CARD, "timing": "tables:/nowhere"}, "no dense.csv, per_sequence.csv, attention.csv"),
         ],
     )
-    def test_what_does_not_fit_is_refused_in_one_sentence(self, given: dict[str, Any], words: str) -> None:
+    def test_contradictions_are_refused_in_one_sentence(self, given: dict[str, Any], words: str) -> None:
         with pytest.raises(KvyardError, match=re.escape(words)):
             make_timing(engine(**given).timing, 1)
 
@@ -234,7 +234,7 @@ def test_timing() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LEFT_OUT))
-def test_what_is_left_out_is_refused_by_name(name: str) -> None:
+def test_fields_without_a_setting_are_refused_by_name(name: str) -> None:
     with pytest.raises(KvyardError, match=f"^{name}: say (prefill and decode|autoscale)"):
         make_config({name: 2})
 

@@ -7,7 +7,7 @@ from tests.router.support import Fleet, chain
 from kvyard.router import Router, RouterConfig, RouteRequest
 
 
-def test_who_comes_later_is_ranked_with_the_next_decision() -> None:
+def test_a_new_worker_is_ranked_with_the_next_decision() -> None:
     router = Router(RouterConfig(policy="least-loaded", block_size=16), ["a"], large=1)
     assert [router.route(RouteRequest(at, [], 16), 0).worker.name for at in range(2)] == ["a", "a"]
     router.add_worker("b")

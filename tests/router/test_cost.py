@@ -251,7 +251,7 @@ TestOperations = Operations.TestCase
 
 
 class TestTerms:
-    def test_what_the_peer_logs(self) -> None:
+    def test_costs_equal_dynamos_logs(self) -> None:
         """The costs that Dynamo 1.6.1 logged for its choices among two workers, for the ten requests with which the
         Mooncake conversation trace begins, all at once, in blocks of 64; they share the first 512 tokens.
         """

@@ -232,7 +232,7 @@ def test_a_full_disk_stops_the_journal_and_nobody_else(tmp_path: Path, caplog: p
     assert caplog.text.count("ends here: No space left on device") == 1
 
 
-def test_what_it_refuses_is_not_written() -> None:
+def test_refused_changes_are_not_journaled() -> None:
     entries: list[Entry] = []
     indexer = JournaledIndexer(identity(), journal=entries.append)
     indexer.apply_batch(stored("nobody", 0, PROMPT))

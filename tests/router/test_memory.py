@@ -50,9 +50,7 @@ def depth(keys: list[int], sent: list[list[int]]) -> int:
     ),
     ttl=st.sampled_from([None, 1, 5, 12]),
 )
-def test_it_remembers_what_was_sent_within_its_time(
-    steps: list[tuple[int, list[int], int, bool]], ttl: int | None
-) -> None:
+def test_prefixes_are_remembered_for_their_ttl(steps: list[tuple[int, list[int], int, bool]], ttl: int | None) -> None:
     memory = RoutedMemory(ttl, 1 << 20)
     sent: list[tuple[int, int, list[int]]] = []
     now = 0
@@ -82,7 +80,7 @@ def test_it_remembers_what_was_sent_within_its_time(
 
 @settings(deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, 2), PROMPTS), min_size=1, max_size=60), room=st.integers(9, 30))
-def test_it_keeps_within_its_room_and_the_latest_always(steps: list[tuple[int, list[int]]], room: int) -> None:
+def test_the_memory_is_bounded_and_keeps_the_latest(steps: list[tuple[int, list[int]]], room: int) -> None:
     memory = RoutedMemory(None, room)
     for slot, prompt in steps:
         keys = chain(prompt)
@@ -184,7 +182,7 @@ def test_approx_without_a_time_goes_by_room() -> None:
     ),
     ttl=st.sampled_from([None, 5, 12]),
 )
-def test_what_is_taken_back_was_never_sent(steps: list[tuple[int, list[int], int, int]], ttl: int | None) -> None:
+def test_a_withdrawn_prompt_was_never_sent(steps: list[tuple[int, list[int], int, int]], ttl: int | None) -> None:
     """Against a list of what was sent. Each prompt may be taken back some steps later, with others of its prefix sent since."""
     memory = RoutedMemory(ttl, 1 << 20)
     sent: list[tuple[int, int, list[int], int]] = []
@@ -221,7 +219,7 @@ def test_what_is_taken_back_was_never_sent(steps: list[tuple[int, list[int], int
         assert memory.tree.size == 0 and not list(memory.tree.walk())
 
 
-def test_what_others_sent_stays_when_one_is_taken_back() -> None:
+def test_prefixes_of_others_stay_when_a_prompt_is_withdrawn() -> None:
     memory = RoutedMemory(None, 100)
     numbers = []
     for prompt in ("ab", "abcd", "abcx", "ab"):

@@ -30,7 +30,7 @@ def test_a_burst_of_one_prompt_stays_together() -> None:
     assert fleet.route(PROMPT).best == 0
 
 
-def test_it_lasts_for_its_time_whether_or_not_the_request_does() -> None:
+def test_a_prediction_outlives_its_request() -> None:
     fleet = Fleet(FOUR, predicted_ttl_s=2)
     first = fleet.route(PROMPT)
     fleet.router.finished(first.id, 0)
@@ -41,7 +41,7 @@ def test_it_lasts_for_its_time_whether_or_not_the_request_does() -> None:
 
 
 @pytest.mark.source
-def test_what_a_worker_refused_is_not_predicted() -> None:
+def test_refused_prompts_are_not_predicted() -> None:
     fleet = Fleet(("a",))
     fleet.route(PROMPT[:4])
     refused = fleet.route(PROMPT)
@@ -78,7 +78,7 @@ def test_the_last_token_is_computed_of_a_predicted_prompt_too() -> None:
 
 
 @pytest.mark.source
-def test_what_is_sent_again_after_it_was_confirmed_is_predicted_again() -> None:
+def test_a_prefix_sent_again_after_confirmation_is_predicted_again() -> None:
     fleet = Fleet(("a",))
     fleet.route(PROMPT)
     fleet.store("a", PROMPT)

@@ -118,7 +118,7 @@ def _routing_input(fleet: Fleet) -> RoutingInput:
 
 
 class TestGuard:
-    def test_it_overrules_the_cache_where_loads_are_too_far_apart(self) -> None:
+    def test_the_guard_overrules_the_cache_if_loads_are_too_far_apart(self) -> None:
         fleet = Fleet(("a", "b"), guard=3, guard_ratio=1.5, predicted_ttl_s=0)
         fleet.store("a", list("abcdefghijklmnopqrst"))
         prompt = list("abcdefghijklmnopqrst")
@@ -172,7 +172,7 @@ class TestAffinity:
         fleet.pick("x", session="u")
         assert len(policy) == 2, "s was last heard of ten seconds ago"
 
-    def test_it_moves_when_its_worker_drains_dies_or_is_excluded(self) -> None:
+    def test_a_session_moves_when_its_worker_drains_dies_or_is_excluded(self) -> None:
         fleet = Fleet(("a", "b", "c"), index=False, policy="affinity", fallback="least-loaded")
         home = fleet.pick("x", session="s")
         fleet.router.drain(home)

@@ -82,7 +82,7 @@ class TestWorkers:
 
 
 class TestSeveralRouters:
-    def test_what_another_routed_counts_here_too(self) -> None:
+    def test_requests_routed_elsewhere_count_here_too(self) -> None:
         one, two = Fleet(("a", "b"), seed=1), Fleet(("a", "b"), seed=2)
         decision = one.route(list("abcdefgh"), id_="r")
         request = RouteRequest("r", chain("abcdefgh"), 33)

@@ -240,7 +240,7 @@ def usual(pair: Pair) -> float:
     return max(set(times), key=times.count)
 
 
-def test_what_is_predicted_of_the_device_adds_no_more_below() -> None:
+def test_predicted_device_blocks_are_not_counted_again_in_lower_tiers() -> None:
     pair = Pair(4, 0, 1, {"policy": "kv"}, 3)
     keys = chain([f"t{at}" for at in range(9)])
     for worker, tier, blocks in (("w0", Tier.G1, 1), ("w0", Tier.G2, 4), ("pool", Tier.G4, 8), ("w1", Tier.G2, 2)):

@@ -34,7 +34,7 @@ def closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_who_sends_no_head_and_who_sends_half_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_send_no_head_or_half_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
     with ScriptedEngine(plain) as engine, gated(engine) as gate:
         gate.ready(1)
@@ -111,7 +111,7 @@ def test_a_body_that_does_not_come_before_the_end(
     assert "Exception in ASGI application" not in caplog.text
 
 
-def test_who_reads_nothing_gives_the_engine_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_releases_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STUCK_SECONDS", 0.3)
     much = chunked(*[b"data: " + b"x" * 100_000 + b"\n\n"] * 400)
     with (
@@ -132,7 +132,7 @@ def test_who_reads_nothing_gives_the_engine_back(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_who_asks_for_another_protocol_keeps_his_body(apart: bool) -> None:
+def test_a_request_to_upgrade_keeps_its_body(apart: bool) -> None:
     """As Java's own client does, with its first request on every connection."""
     with ScriptedEngine(plain) as engine, gated(engine) as gate, connect(gate) as connection:
         gate.ready(1)
@@ -239,7 +239,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     served(scenario)
 
 
-def test_what_is_pipelined_is_bounded_in_number_and_bytes() -> None:
+def test_pipelined_requests_are_bounded_in_number_and_bytes() -> None:
     async def scenario(app: Echo, server: HttpServer) -> None:
         app.go_on.clear()
         for flood in (b"GET / HTTP/1.1\r\nhost: a\r\n\r\n" * 5000, request_of(b"x" * 1000, more="") * 200):
@@ -362,7 +362,7 @@ def test_a_hang_up_ends_a_request_at_every_stage(sent: bytes, half: bool) -> Non
 @pytest.mark.parametrize(
     "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nhost : a\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n"]
 )
-def test_what_is_no_request_is_refused_and_not_within_an_answer(sent: bytes) -> None:
+def test_malformed_requests_are_refused_and_not_within_an_answer(sent: bytes) -> None:
     async def scenario(app: Echo, server: HttpServer) -> None:
         assert (await said(server, sent)).startswith(b"HTTP/1.1 40")
         found = await said(server, request_of(b"fine", more="") + sent)
@@ -465,7 +465,7 @@ def test_a_long_head_that_asks_for_another_protocol_hides_no_request() -> None:
     served(scenario)
 
 
-def test_who_does_not_read_gets_few_answers() -> None:
+def test_a_client_that_does_not_read_gets_few_answers() -> None:
     async def scenario(app: Echo, server: HttpServer) -> None:
         before = socket.create_connection(("127.0.0.1", server.port))
         before.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -108,7 +108,7 @@ def test_commands(page: str, said: list[str], tmp_path: Path) -> None:
     assert next(answers, None) is None
 
 
-def test_what_pages_say_of_flags_and_settings_is_so() -> None:
+def test_flags_and_settings_on_pages_are_true() -> None:
     for page in ("record-and-replay", "deploy", "doctor", "check-an-event-stream"):
         text = (DOCS / "how-to" / f"{page}.md").read_text()
         for name in re.findall(r"--set (\w+)=", text):

@@ -21,7 +21,7 @@ def settings() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("settings")
-def test_what_is_there_is_set_aside_and_all_is_searched_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_frozen_and_all_is_collected_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(garbage, "INTERVAL", 0.001)
         monkeypatch.setattr(garbage, "WHOLE", 0)

@@ -68,7 +68,7 @@ def test_pages_of_other_sites_get_nowhere(servers: dict[str, httpx.Client], serv
     assert own.status_code == 404
 
 
-def test_what_forms_send_is_no_request(servers: dict[str, httpx.Client]) -> None:
+def test_bodies_of_forms_are_refused(servers: dict[str, httpx.Client]) -> None:
     for server, path in (("index", "/register"), ("mock", "/admin/stall"), ("gateway", "/admin/engines")):
         reply = servers[server].post(path, content=b"{}", headers={"Content-Type": "text/plain"})
         assert reply.status_code == 415, reply.text
@@ -113,7 +113,7 @@ def test_clients_are_no_operators_unless_that_is_said() -> None:
         assert gated.client.get("/admin/engines").status_code == 200
 
 
-def test_where_workers_may_be() -> None:
+def test_networks_of_workers() -> None:
     with Served(networks=["127.0.0.0/30", "::1/128"]) as served:
         for endpoint in ("tcp://10.0.0.1:5557", "tcp://127.0.0.9:5557", "ipc:///tmp/x", "tcp://169.254.169.254:80"):
             reply = served.client.post("/register", json={**REGISTER, "endpoint": endpoint})

@@ -87,7 +87,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake(tls: TlsFiles, size:
 
 
 @pytest.mark.usefixtures("only_new_objects")
-def test_who_has_not_shaken_hands_is_counted_and_makes_way(tls: TlsFiles) -> None:
+def test_connections_without_a_handshake_are_counted_and_make_way(tls: TlsFiles) -> None:
     async def scenario(app: Echo, server: HttpServer) -> None:
         each = CONNECTION_BYTES + TLS_BYTES
         room = app.held.limit // 2 // each
@@ -116,7 +116,7 @@ def test_who_has_not_shaken_hands_is_counted_and_makes_way(tls: TlsFiles) -> Non
     served(scenario, tls)
 
 
-def test_who_takes_too_long_for_the_handshake_or_speaks_no_tls(tls: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_handshakes_and_plain_text_are_refused(tls: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.2)
 
     async def scenario(app: Echo, server: HttpServer) -> None:

@@ -8,7 +8,7 @@ STALE = HealthReason(code="stream-stale", about="a", why="a gap")
 NONE = HealthReason(code="no-engines", why="there is none", grade="unready")
 
 
-def test_what_follows_from_reasons() -> None:
+def test_status_follows_from_reasons() -> None:
     fine = readiness([])
     assert fine.live and fine.ready and not fine.degraded
     degraded = readiness([STALE])

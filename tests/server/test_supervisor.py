@@ -15,7 +15,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST", 0.004)
 
 
-def test_what_fails_comes_back_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_task_restarts_and_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         supervisor, runs, told = Supervisor(), 0, []
         done = asyncio.Event()
@@ -60,7 +60,7 @@ def test_a_reason_is_there_while_it_waits_to_be_begun_again(monkeypatch: pytest.
     asyncio.run(main())
 
 
-def test_what_returns_is_over_and_what_is_begun_once_is_not_begun_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_returns_is_over_and_none_begins_twice(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         supervisor, runs = Supervisor(), 0
 

@@ -15,7 +15,7 @@ def test_token_ids_in_any_shape(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1.5", "a", "[1, -2]", "[true]", "[4294967296]", "[1", "[[1]]", '["1"]'])
-def test_what_is_none_is_refused(text: str) -> None:
+def test_texts_that_are_no_tokens_are_refused(text: str) -> None:
     with pytest.raises(KvyardError, match=r"^x has "):
         parse_tokens(text, "x")
 

@@ -79,7 +79,7 @@ def test_faults_begin_change_and_end() -> None:
         testing.fleet(faults={"event_loss": -1.0})
 
 
-def test_what_is_never_seen_is_said() -> None:
+def test_waiting_for_events_times_out() -> None:
     with testing.fleet(block_size=16) as engines, testing.stream(engines) as seen:
         with pytest.raises(TimeoutError, match=r"not seen within 0\.01 s"):
             seen.wait_for(lambda events: False, 0.01)

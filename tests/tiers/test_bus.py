@@ -60,7 +60,7 @@ def test_one_that_comes_later():
     assert (store.ended, flow.ended) == (14_000, 20_000)
 
 
-def test_who_is_slower_elsewhere_leaves_the_rest_to_the_other():
+def test_a_transfer_limited_elsewhere_leaves_its_share_to_others():
     """A network of a quarter of the bus, so three quarters are left for the offload; and the other way round."""
     bus = Bus(nic=25 * 10**7)
     store = bus.link.submit(0, Direction.OUT, 9_000)
@@ -126,7 +126,7 @@ def test_with_nothing_else_there_it_is_a_fair_link(seed):
     assert all(abs(one.ended - other.ended) <= 2 for one, other in pairs)
 
 
-def test_what_is_not_shared_is_refused():
+def test_settings_that_a_bus_cannot_share_are_refused():
     fabric = Fabric(Network(), (None, None), bus_speeds=(1, 1))
     with pytest.raises(ConfigError, match="leave out discipline 'fifo'"):
         BusLink(LinkConfig(discipline="fifo"), fabric, 0, 0, print)

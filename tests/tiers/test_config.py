@@ -91,7 +91,7 @@ def build(config: OffloadConfig, manager: BlockManager | None = None, **keys: An
     return Offload(manager or BlockManager(10), config, **{"block_bytes": 100, **keys})
 
 
-def test_what_a_manager_cannot_have() -> None:
+def test_tiers_that_a_manager_cannot_have() -> None:
     with pytest.raises(ConfigError, match="switch caching on"):
         build(tiers(), BlockManager(10, caching=False))
     with pytest.raises(ConfigError, match="block_bytes must be"):

@@ -26,7 +26,7 @@ def asked(
     return LoadQuestion(made, hit, prompt, in_flight, backlog)
 
 
-def test_what_engines_do_is_to_load_all_there_is() -> None:
+def test_always_loads_everything() -> None:
     assert LoadPolicy({}).choose(asked((16, 10**6), (32, 10**9))) == (1, "")
 
 
@@ -134,7 +134,7 @@ def ask(offload: Offload, request: Request, now: int, backlog: int = 0) -> tuple
     return answer.step, answer.left
 
 
-def test_what_is_left_is_computed_and_counted_once_it_begins() -> None:
+def test_unloaded_tokens_are_computed_and_counted_at_the_start() -> None:
     offload = worker("threshold", tokens=1000)
     now = with_prompts(offload, 1, 2)
     offload.manager.reset()

@@ -64,7 +64,7 @@ def test_three_of_different_size_land_one_after_the_other():
     assert run(made) == {0: 50 * MS, 1: 100 * MS, 2: 110 * MS}
 
 
-def test_who_is_held_up_elsewhere_leaves_its_share_to_others():
+def test_a_flow_limited_elsewhere_leaves_its_share_to_others():
     """a to c and a to d share the way out of a, b to c the way into c: the classic of max-min fairness."""
     made = network(a=90 * GB, b=90 * GB, c=30 * GB, d=90 * GB)
     first, second, third = (made.submit(0, ports, 100 * GB) for ports in (("a", "c"), ("a", "d"), ("b", "c")))

@@ -266,7 +266,7 @@ def test_a_cohort_that_waits_for_room_is_forgotten_with_its_request() -> None:
     assert worker.offload.counters.tiers[0].stores.submitted == 1
 
 
-def test_what_can_never_fit_is_refused_once() -> None:
+def test_stores_that_can_never_fit_are_refused_once() -> None:
     worker = Worker(tiers(host=9))
     request = worker.run("a", range(41), now=0)
     assert worker.offload.counters.refused == 1 and worker.offload.earliest_deadline() is None
@@ -275,7 +275,7 @@ def test_what_can_never_fit_is_refused_once() -> None:
     assert worker.offload.counters.refused == 1 and worker.offload.counters.tiers[0].no_room == 0
 
 
-def test_what_a_load_reads_is_not_evicted_under_it() -> None:
+def test_sources_of_a_load_are_not_evicted() -> None:
     worker = prepared(41, host=12)
     again = worker.make("again", range(41))
     assert worker.onboard(again, 20_000).step is LoadStep.STARTED
@@ -309,7 +309,7 @@ def test_a_match_makes_all_of_it_recent_also_what_the_device_has_itself() -> Non
     assert worker.onboard(worker.make("a", range(41)), 120_000).tokens == 40
 
 
-def test_what_was_copied_is_let_go_of_in_reverse() -> None:
+def test_copied_blocks_are_released_in_reverse() -> None:
     """As a request lets go of its blocks: what it took last is the first to be evicted, here the second group's."""
     worker = Worker(
         tiers(), groups=[GroupSpec(block_size=4), GroupSpec(block_size=4, kind="sliding_window", window=64)]
@@ -353,7 +353,7 @@ def test_down_to_storage_and_back_through_the_host() -> None:
     assert worker.offload.tiers[0].store.pool.free == 12
 
 
-def test_what_was_fetched_is_kept_for_whom_it_was_fetched() -> None:
+def test_fetched_blocks_are_held_for_their_request() -> None:
     worker = Worker(tiers(host=12, storage=50))
     worker.finish(worker.run("a", range(41), now=0), 1)
     worker.settle()

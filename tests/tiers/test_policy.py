@@ -83,7 +83,7 @@ def test_the_head_is_copied_ahead_and_goes_back_to_the_head() -> None:
     assert worker.offload.counters.dropped_blocks == 0
 
 
-def test_who_reaches_an_uncopied_head_waits_for_it() -> None:
+def test_a_request_that_reaches_an_unclean_head_waits_for_it() -> None:
     worker, request = idle(1)
     deadline = worker.offload.make_clean(9, 1_000)
     assert deadline == 1_000 + 5_000  # four that are needed, and one ahead
@@ -225,7 +225,7 @@ def test_so_does_cleaning_for_a_taker(host: int, needed: int, on_unclean: str) -
         raise AssertionError("waits for ever")
 
 
-def test_what_will_be_adopted_needs_no_copy() -> None:
+def test_blocks_to_be_adopted_need_no_copy() -> None:
     """Ten blocks are cached and the host has none of them; a prompt that hits them takes the five without a name."""
     worker, _ = idle(1)
     again = worker.make("again", range(61))

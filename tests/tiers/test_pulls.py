@@ -111,7 +111,7 @@ def test_the_source_keeps_what_is_read_until_it_has_landed():
     assert store.pool.free == 12
 
 
-def test_what_is_on_its_way_is_not_pulled_again():
+def test_blocks_in_flight_are_not_pulled_again():
     pair = Pair(make_pulls())
     first, _ = pair.ask(20_000)
     second, answer = pair.ask(21_000, name="s")
@@ -189,7 +189,7 @@ def test_a_request_that_goes_leaves_its_copy_for_others():
         ({"in_flight": 0}, {}, {"busy": 1}),
     ],
 )
-def test_what_is_not_worth_it_is_computed(keys, ask, counted):
+def test_prefixes_not_worth_a_pull_are_computed(keys, ask, counted):
     pair = Pair(make_pulls(**keys))
     _, answer = pair.ask(20_000, **ask)
     assert answer.step is LoadStep.NOTHING and not pair.pulls.in_flight

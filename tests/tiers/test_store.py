@@ -40,7 +40,7 @@ def here(store: TierStore, text: TokenChain) -> list[tuple[int, int]]:
     return list(store.resident(0, text.keys, len(text.keys)))
 
 
-def test_what_is_pending_is_not_found_and_not_missing() -> None:
+def test_pending_blocks_are_neither_found_nor_missing() -> None:
     store, text = store_of(20), chain(1)
     piece = PageRange(0, text, 2, 6)
     (held,) = store.reserve([piece]) or ()
@@ -124,7 +124,7 @@ def test_a_cohort_does_not_evict_its_own_prefix_of_low_priority() -> None:
     assert (here(store, one), here(store, two)) == ([(0, 2), (6, 10)], [(0, 4)])
 
 
-def test_what_is_held_can_be_split_by_others_and_is_let_go_in_whole() -> None:
+def test_held_extents_can_be_split_by_others_and_are_released_whole() -> None:
     store = store_of(20)
     one = chain(1, common=6)
     assert put(store, one, 0, 10)

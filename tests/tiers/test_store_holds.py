@@ -46,7 +46,7 @@ def test_a_hold_that_nobody_knows_of_is_found() -> None:
 
 
 @pytest.mark.parametrize("eviction", ["lru", "priority"])
-def test_what_is_put_back_is_the_next_to_go_and_can_be_hit(eviction: str) -> None:
+def test_released_blocks_are_evicted_next_and_can_be_hit(eviction: str) -> None:
     manager = cached(eviction)
     cache(manager, "b", [9] * 20)
     pool = manager.pool
@@ -61,7 +61,7 @@ def test_what_is_put_back_is_the_next_to_go_and_can_be_hit(eviction: str) -> Non
     assert manager.lookup(make(manager, "c", range(40))).tokens == 36
 
 
-def test_what_is_put_back_stays_with_who_hit_it_meanwhile() -> None:
+def test_released_blocks_stay_with_a_request_that_hit_them_meanwhile() -> None:
     manager = cached()
     pool = manager.pool
     held = pool.hold(list(pool.order))

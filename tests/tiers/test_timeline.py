@@ -136,7 +136,7 @@ def test_a_shared_host_serves_everybody() -> None:
     assert [(len(event.hashes), event.tier) for event in fleet.stored] == [(10, Tier.G2)]
 
 
-def test_what_one_worker_stores_another_does_not_store_again() -> None:
+def test_blocks_stored_by_one_worker_are_not_stored_again() -> None:
     fleet = Fleet(tiers(100, host_keys=SHARED))
     for at, worker in enumerate(fleet.workers):
         worker.run("a", range(41), now=at)  # the second while the first's is on its way
@@ -155,7 +155,7 @@ def test_a_landing_that_another_let_pass_is_still_delivered() -> None:
     assert one.manager.pool.free == 49 and one.offload.earliest_deadline() is None
 
 
-def test_who_waits_for_another_is_woken_though_the_other_ticks_first() -> None:
+def test_a_worker_waiting_for_a_copy_is_woken_though_the_copier_ticks_first() -> None:
     fleet = Fleet(tiers(100, host_keys=SHARED))
     one, two = fleet.workers
     one.run("a", range(41), now=0)
@@ -168,7 +168,7 @@ def test_who_waits_for_another_is_woken_though_the_other_ticks_first() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_who_waits_for_anothers_fetch_is_woken_too(first: int) -> None:
+def test_a_worker_waiting_for_anothers_fetch_is_woken_too(first: int) -> None:
     fleet = Fleet(tiers(12, 100, host_keys=SHARED, storage_keys=SHARED))
     one, two = fleet.workers
     for at, text in enumerate((0, 100)):
@@ -200,7 +200,7 @@ def test_a_cohort_that_waits_for_room_hears_of_it_from_another() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_who_ticks_first_decides_nothing(first: int) -> None:
+def test_the_order_of_ticks_decides_nothing(first: int) -> None:
     """A store lands in the middle of a pass: it goes on to storage then, whether its worker has heard of it or not."""
     fleet = Fleet(shared_storage(offload_batch_size=5))
     one, two = fleet.workers
@@ -276,7 +276,7 @@ def joiner(timeline: Timeline, name: str = "w1", config: OffloadConfig | None = 
         ({"config": tiers(20, 99, storage_keys=SHARED)}, "configure their shared G3 differently"),
     ],
 )
-def test_who_differs_is_not_let_in(keys: dict[str, Any], message: str) -> None:
+def test_members_that_differ_are_refused(keys: dict[str, Any], message: str) -> None:
     timeline = Timeline()
     joiner(timeline, "w0")
     with pytest.raises(ConfigError, match=message):

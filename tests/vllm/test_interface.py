@@ -47,7 +47,7 @@ def test_the_manager_has_every_attribute() -> None:
 
 
 @pytest.mark.parametrize(("part", "facade"), [("block_pool", "PoolFacade"), ("coordinator", "CoordinatorFacade")])
-def test_what_is_asked_for_through_the_manager_is_there(part: str, facade: str) -> None:
+def test_attributes_read_through_the_manager_exist(part: str, facade: str) -> None:
     wanted = {path.split(".")[1] for path in interface.asked_for() if path.startswith(f"{part}.")}
     text = (HERE / "facades.py").read_text()
     found = next(item for item in ast.parse(text).body if isinstance(item, ast.ClassDef) and item.name == facade)

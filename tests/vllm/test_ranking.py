@@ -33,7 +33,7 @@ class Model:
 
 @pytest.mark.parametrize("order", ["lru", "priority"])
 @pytest.mark.parametrize("seed", range(5))
-def test_it_does_what_a_sorted_list_does(order: str, seed: int) -> None:
+def test_a_ranking_equals_a_sorted_list(order: str, seed: int) -> None:
     rng = random.Random(seed)
     ranking: ChunkRanking[int] = ChunkRanking(order, now=lambda: 0)
     model = Model(ranking.reads_priorities)
@@ -87,7 +87,7 @@ def test_a_raised_priority_ends() -> None:
     assert list(ranking) == [b"kept", b"plain", b"later"], "by last use"
 
 
-def test_what_is_cleared_is_let_go_of() -> None:
+def test_cleared_chunks_are_released() -> None:
     ranking: ChunkRanking[str] = ChunkRanking("lru", now=lambda: 0)
     key = bytes(random.Random(1).randbytes(32))
     before = sys.getrefcount(key)

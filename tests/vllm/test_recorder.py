@@ -225,7 +225,7 @@ def test_nothing_is_written_before_the_last_output_has_left(tmp_path: Path) -> N
     assert json.loads((folder / "summary.json").read_text())["passes"] == 1
 
 
-def test_who_came_and_went_between_two_steps_is_in_no_decision(tmp_path: Path) -> None:
+def test_a_request_that_lived_between_two_steps_is_in_no_decision(tmp_path: Path) -> None:
     clock = VirtualClock()
     recorder = EngineRecorder(tmp_path / "recording", {}, clock=clock, hash_block_size=16)
     recorder.arrived("short", [], [1, 2, 3], 0)

@@ -164,7 +164,9 @@ def test_the_idle_engine_writes_and_the_busy_one_does_not(scheduler: Callable[[A
     assert len((folder / "passes.jsonl").read_text().splitlines()) == 1
 
 
-def test_what_a_decoding_request_reads_includes_its_new_token(scheduler: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_the_context_of_a_decoding_request_includes_its_new_token(
+    scheduler: Callable[[Any], Any], tmp_path: Path
+) -> None:
     watched = scheduler(config({"folder": str(tmp_path)}))
     for name in "ab":
         watched.add_request(request(name))

@@ -41,7 +41,7 @@ def test_without_vllm_the_scheduler_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("module", ["eviction", "offloading"])
-def test_what_vllm_loads_by_path_checks_the_version_before_it_imports_vllm(
+def test_modules_that_vllm_loads_check_the_version_before_they_import_vllm(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvyard.vllm.version.installed_version", lambda: "0.33.1")

@@ -69,7 +69,7 @@ def test_a_newcomer_with_the_adapter_under_way_cuts_a_plan_behind_one_that_waits
 
 
 @pytest.mark.parametrize("backend", ["sglang", "trtllm"])
-def test_it_is_a_setting_of_vllm_and_at_least_one(backend: str) -> None:
+def test_max_loras_is_vllms_and_at_least_one(backend: str) -> None:
     with pytest.raises(ConfigError, match="max_loras is not a setting of backend"):
         EngineConfig(backend=backend, max_loras=2).check()
     with pytest.raises(ConfigError, match="at least 1"):

@@ -23,7 +23,7 @@ def refused():
     return head, memory
 
 
-def test_it_stays_refused_from_pass_to_pass(refused):
+def test_a_blocked_head_stays_refused_from_pass_to_pass(refused):
     head, memory = refused
     assert memory.still(head, 3, [])
     memory.begin_pass()
@@ -45,7 +45,7 @@ def test_so_is_one_whose_next_block_is_being_computed(refused):
     assert not memory.still(head, 3, [(job(1, 2, 3, length=1536), 512, 512)])
 
 
-def test_it_is_forgotten_when_a_pass_goes_by(refused):
+def test_a_blocked_head_is_forgotten_after_a_pass(refused):
     head, memory = refused
     memory.begin_pass()
     assert not memory.still(head, 3, [])

@@ -23,7 +23,7 @@ def test_the_output_is_reserved_before_it_is_produced():
     assert [now for _, now, *_ in vllm.of("admitted")][:2] == [0, 0] and vllm.of("preempted")
 
 
-def test_what_somebody_holds_need_not_be_reserved_again():
+def test_held_blocks_need_not_be_reserved_again():
     shared = [Row(0, 161, 60, (1,)), Row(50_000_000, 161, 60, (1,))]  # 14 blocks each, 10 of them the same
     log = replay(SMALL, shared)
     admitted = {name: (now, cached) for name, now, cached, _ in log.of("admitted")}
@@ -31,7 +31,7 @@ def test_what_somebody_holds_need_not_be_reserved_again():
     assert admitted["r1"][0] < next(now for name, now, *_ in log.of("ended") if name == "r0")
 
 
-def test_what_nobody_holds_must_be():
+def test_cached_blocks_without_a_holder_must_be_reserved():
     rows = [Row(0, 161, 60, (1,)), Row(10**9, 100, 200, (2,)), Row(1_050_000_000, 161, 60, (1,))]
     log = replay(SMALL, rows)
     # r0 has ended and its prefix is cached, but r1 has reserved 19 blocks: the cached ones are among its room.

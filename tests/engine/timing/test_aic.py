@@ -130,7 +130,7 @@ class TestInstalled:
             ),
         ],
     )
-    def test_what_has_no_rows_is_refused_with_what_there_is(
+    def test_missing_tables_are_refused_with_the_available_ones(
         self, deployment: Deployment, engine: str, says: str
     ) -> None:
         with pytest.raises(KvyardError, match=says):

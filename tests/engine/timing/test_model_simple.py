@@ -28,7 +28,7 @@ POLYNOMIAL = make_timing(PolynomialTiming(), CAPACITY)
 # Dynamo's 1.6.1 wheel gave these times, in ms, to six places (the reference's micro-scenarios).
 
 
-def test_one_request():
+def test_a_single_request():
     first = POLYNOMIAL.pass_ns([(100, 0)], 0, 0, 0)
     assert first == 18_023_974
     assert first + POLYNOMIAL.pass_ns((), 1, 101, 0) + POLYNOMIAL.pass_ns((), 1, 102, 0) == 29_514_430

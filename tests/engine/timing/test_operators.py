@@ -70,7 +70,7 @@ def test_quantised_weights_take_less_and_multiply_in_their_type() -> None:
         (Parallelism(data_parallel_size=0), "data_parallel_size must be at least 1, got 0"),
     ],
 )
-def test_what_can_not_be_split_is_refused(split: Parallelism, says: str) -> None:
+def test_impossible_splits_are_refused(split: Parallelism, says: str) -> None:
     with pytest.raises(KvyardError, match=says):
         make_operators(preset("llama-3.1-8b"), split)
 

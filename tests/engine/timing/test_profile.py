@@ -105,7 +105,7 @@ def obeys_physics(form: Form) -> None:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_what_is_cached_costs_no_more_than_computing_it_and_more_tokens_no_less(name):
+def test_cached_tokens_cost_no_more_than_computed_ones_and_more_tokens_no_less(name):
     obeys_physics(load_profile(name=name).form)
 
 

@@ -167,7 +167,7 @@ class TestCalibration:
         assert timing.pass_ns((), 32, 32 * 1024, 1024) == pytest.approx(14e6, abs=2)
 
     @pytest.mark.parametrize("text", ["ttft=150", "tpot=3@4", "ttft=0@12", "ttft=5@0", ""])
-    def test_what_is_no_calibration_is_refused_with_how_to_write_one(self, text: str) -> None:
+    def test_a_malformed_calibration_is_refused_with_an_example(self, text: str) -> None:
         with pytest.raises(KvyardError, match="write ttft=MS@TOKENS, itl=MS@BATCH or both"):
             parse_calibration(text)
 

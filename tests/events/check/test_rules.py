@@ -145,7 +145,7 @@ class TestAnnouncements:
         (finding,) = report.findings
         assert "miss 1 of the 2 blocks" in finding.means
 
-    def test_and_nobody_elses(self):
+    def test_a_rule_is_its_engines_alone(self):
         report = check([stored(1)], [stored(1)], engine="kvyard")
         assert found(report) == {"repeated-store": 1}
 

@@ -55,7 +55,7 @@ def test_refusals(endpoint, rank, message):
         ("inproc://x", True, False),
     ],
 )
-def test_who_binds(endpoint, publisher, subscriber):
+def test_the_side_that_binds(endpoint, publisher, subscriber):
     assert is_bound(endpoint) is publisher
     assert is_bound_by_subscriber(endpoint) is subscriber
 

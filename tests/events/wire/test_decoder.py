@@ -328,7 +328,7 @@ class TestStats:
         assert len(decoder.stats.unknown) == 65 and sum(decoder.stats.unknown.values()) == 1000
         assert all(len(name) <= 64 for name in decoder.stats.unknown)
 
-    def test_one_call_is_enough(self):
+    def test_a_payload_can_be_decoded_without_a_decoder(self):
         from kvyard.events import EventBatch
 
         batch = EventBatch(stream="", seq=0, events=[Cleared()], ts=2.0, rank=1)

@@ -114,7 +114,7 @@ def test_names_are_the_tables() -> None:
     assert written_dialects() == ["vllm", "vllm-array", "trtllm", "kvyard"]
 
 
-def test_what_is_fetched_is_not_streamed() -> None:
+def test_a_polled_format_is_not_streamed() -> None:
     with pytest.raises(KvyardError, match="'trtllm' is fetched, not streamed"):
         Publisher("tcp://127.0.0.1:0", lambda now: None, dialect="trtllm")  # type: ignore[arg-type,return-value]
 
@@ -127,7 +127,7 @@ def test_unreadable_payloads_look_like_nothing() -> None:
 
 
 class TestFromOutside:
-    def test_it_is_named_where_names_are(self, installed, tmp_path: Path) -> None:
+    def test_a_registered_format_is_named_in_help(self, installed, tmp_path: Path) -> None:
         assert dialects()[-1] == "lines" == written_dialects()[-1]
         path = os.pathsep.join([str(tmp_path), *sys.path])
         command = [sys.executable, "-m", "kvyard", "events", "check", "--help"]
@@ -152,7 +152,7 @@ class TestFromOutside:
 
     @pytest.mark.zmq
     @pytest.mark.parametrize("dialect", ["auto", "lines"])
-    def test_it_carries_a_stream_from_publisher_to_index(self, installed, dialect: str) -> None:
+    def test_a_registered_format_carries_a_stream_to_the_index(self, installed, dialect: str) -> None:
         pytest.importorskip("zmq", reason="needs pyzmq: pip install kvyard[zmq]")
         held, batcher = engine()
         anywhere = "tcp://127.0.0.1:0"

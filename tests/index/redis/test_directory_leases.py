@@ -240,7 +240,7 @@ class TestReplicas:
             assert int(one.backend.session.command("GET", "next")) <= 3
             assert len(one.places) <= 3 and len(reader.places) <= 3
 
-    def test_what_nobody_writes_for_is_removed_in_the_end(self, shared_server: RedisServer) -> None:
+    def test_rows_without_a_writer_are_removed_in_the_end(self, shared_server: RedisServer) -> None:
         name = namespace()
         clock = VirtualClock(1)
         with shared(shared_server, namespace=name, clock=clock) as reader:

@@ -116,7 +116,7 @@ class TestCost:
             assert chunks() <= before + 2
             index.check_integrity()
 
-    def test_what_is_gone_takes_no_room(self, own_server: RedisServer) -> None:
+    def test_removed_rows_take_no_room(self, own_server: RedisServer) -> None:
         with rows(own_server) as index:
             for place in range(4):
                 index.store(place, range(5000))
@@ -201,7 +201,7 @@ class TestDefects:
             index.check_integrity()
 
 
-def test_what_is_there_already_is_not_written_again(shared_server: RedisServer) -> None:
+def test_existing_rows_are_not_written_again(shared_server: RedisServer) -> None:
     with rows(shared_server) as index:
         index.store(0, [1, 2])
         assert index.flush() and not index.pending

@@ -219,7 +219,7 @@ def test_rows_by_themselves_survive_a_server(own_server: RedisServer) -> None:
         index.check_integrity()
 
 
-def test_what_is_disowned_while_the_connection_is_down_goes_over_the_next(shared_server: RedisServer) -> None:
+def test_leases_given_up_while_disconnected_are_released_on_reconnection(shared_server: RedisServer) -> None:
     with pair(shared_server, namespace=namespace()) as (writer, reader):
         (owner,) = writer.backend.session.tokens
         writer.backend.server.close()

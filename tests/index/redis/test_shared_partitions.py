@@ -78,7 +78,7 @@ class TestChecker:
         assert order_of([*self.BEGUN, self.acquired("one", 1, 2), *twice], LeaseState()) is not None
         assert order_of([*self.BEGUN, self.acquired("one", 1, 2), *twice, self.read(1, 10)], LeaseState()) is None
 
-    def test_what_may_have_happened(self) -> None:
+    def test_an_operation_of_unknown_outcome_may_have_happened(self) -> None:
         begun = [*self.BEGUN, self.acquired("one", 1, 2)]
         late = Operation(kind="write", caller="x", arguments=("e", 1, ((b"s", b"1" * 8),), False), called=3)
         assert order_of([*begun, late, self.read(0, 5), self.read(1, 90)], LeaseState()) is not None
@@ -280,7 +280,7 @@ class Partitioned:
 @pytest.mark.redis
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 2 + 400)
-def test_what_all_saw_has_an_order(own_server: RedisServer) -> None:
+def test_the_history_is_linearizable(own_server: RedisServer) -> None:
     world = Partitioned(own_server, SEED)
     history = world.run(SECONDS)
     kinds = Counter(f"{one.kind} {one.result}" if isinstance(one.result, str) else one.kind for one in history)

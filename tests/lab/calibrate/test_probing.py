@@ -204,7 +204,7 @@ def facts_of(handler: type[_Pages], model: str | None) -> EngineFacts:
     return serve(handler, ask)
 
 
-def test_what_engines_say_of_themselves() -> None:
+def test_settings_reported_by_engines() -> None:
     assert facts_of(_Pages, None) == EngineFacts(
         model="org/m",
         engine="SGLang",

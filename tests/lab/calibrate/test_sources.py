@@ -21,7 +21,7 @@ def notes(*requests: MeasuredRequest, budget: int | None = 100, **settings: Any)
     return run_passes(run, "r", budget).notes
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_figures_are_reported() -> None:
     whole = answered(0, 10, [20, 30, 40, 50, 60], cached=0)
     assert notes(whole) == ("first",)
     # Half of the times between its tokens are enough, less aren't; an answer of one token has none.

@@ -162,7 +162,7 @@ def test_long_results_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "characters)" in out
 
 
-def test_what_only_one_side_refuses_is_a_difference(tmp_path: Path) -> None:
+def test_a_refusal_by_one_side_is_a_difference(tmp_path: Path) -> None:
     entries = read(family("full"))[:2]
     refused = {"error": "AssertionError: no"}
     ok = [*entries, {"op": {"op": "evict", "blocks": [10**6]}, "result": refused}]

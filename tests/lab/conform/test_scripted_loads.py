@@ -144,7 +144,7 @@ def test_the_logs_have_loads_of_both_kinds_and_sends() -> None:
     assert sum(script.send_ns is not None for script in scripts) > 30
 
 
-def test_what_it_cannot_be_combined_with_is_refused() -> None:
+def test_unsupported_combinations_are_refused() -> None:
     config = EngineConfig(num_gpu_blocks=100, block_size=16, async_scheduling=True)
     with pytest.raises(
         ConfigError, match=r"can't have loads from elsewhere beside lower tiers, drafts or asynchronous"

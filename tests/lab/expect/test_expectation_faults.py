@@ -167,7 +167,7 @@ def test_other_traffic_and_sleep() -> None:
     assert named(rows, ONE, replace(counters(rows, ONE), asleep=True)) == "asleep"
 
 
-def test_what_no_cause_explains_is_said_with_the_first_request() -> None:
+def test_an_unexplained_difference_names_the_first_request() -> None:
     rows = conversations()
     counted = counts(rows, ONE)
     for row in rows[10:30:2]:

@@ -63,7 +63,7 @@ def test_files_say_the_same(made: Study, capsys: pytest.CaptureFixture[str]) -> 
     assert "the trace's end cuts no more" in " ".join(out.split()) and all(hint in out for hint in HINTS)
 
 
-def test_what_is_there_is_not_run_again(made: Study) -> None:
+def test_finished_points_are_not_run_again(made: Study) -> None:
     again = hints(CONVERSATION, folder=made.folder, hints=HINTS, recalls=(1,), falses=(0, 0.5), config=SMALL)
     assert again.found == len(again.points) and again.result().rows == made.result().rows
 
@@ -79,7 +79,7 @@ def test_what_is_there_is_not_run_again(made: Study) -> None:
         ({"config": {"eviction": "unknown"}}, "eviction"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_runs(how: dict[str, object], why: str, tmp_path: Path) -> None:
+def test_senseless_settings_are_refused_before_anything_runs(how: dict[str, object], why: str, tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match=why):
         hints(CONVERSATION, folder=tmp_path / "x", **how)  # type: ignore[arg-type]
 

@@ -231,7 +231,7 @@ def test_an_address_that_nothing_listens_at_is_refused_at_once(address: str) -> 
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "127.0.0.1:", "head:port"])
-def test_what_is_no_address_is_left_to_ray(address: str) -> None:
+def test_other_addresses_are_left_to_ray(address: str) -> None:
     _check_reached(address)
 
 

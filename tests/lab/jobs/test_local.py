@@ -68,7 +68,7 @@ def test_a_lost_replay_is_run_again(trace: Path, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.timeout(400)
-def test_one_that_is_lost_each_time_is_given_up(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_lost_each_time_is_given_up(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victims = killed(monkeypatch, ATTEMPTS)
     ends: list[tuple[str, str | None]] = []
     LocalExecutor(2).run([task(trace, tmp_path)], lambda key, why: ends.append((key, why)))
@@ -77,7 +77,7 @@ def test_one_that_is_lost_each_time_is_given_up(trace: Path, tmp_path: Path, mon
     assert not Path(tmp_path / "a.json").exists()
 
 
-def test_one_that_is_killed_while_it_sends_its_report_is_run_again(
+def test_a_job_killed_while_it_sends_its_report_is_run_again(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class HalfSent:

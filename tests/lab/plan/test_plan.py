@@ -85,7 +85,7 @@ def test_prompts_that_do_not_fit_are_refused_or_left_out(tmp_path: Path) -> None
     assert done.answer.values["rejected_share"] == 0
 
 
-def test_what_no_number_of_cards_can_do_is_refused_before_any_replay(tmp_path: Path) -> None:
+def test_an_impossible_slo_is_refused_before_any_replay(tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match=r"no number of cards keeps this SLO: .* More workers don't help"):
         planned(tmp_path, "ttft_p99<20ms")
     assert not list((tmp_path / "points").glob("*.json"))
@@ -103,7 +103,7 @@ def test_what_no_number_of_cards_can_do_is_refused_before_any_replay(tmp_path: P
         ({"limits": []}, "what must hold"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_senseless_settings_are_refused(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
     limits = wrong.pop("limits", parse_limits("ttft_p99<2s"))
     settings = {**BASE, **wrong}
     with pytest.raises(KvyardError, match=said):

@@ -66,7 +66,9 @@ def cheapest(needs: dict[str, float], found: FleetSearch) -> float:
 @pytest.mark.parametrize(
     "needs", [{"h100": 3.0, "h200": 2.5}, {"h100": 19.0, "h200": 9.0}, {"h100": 90.0, "h200": 70.0}]
 )
-def test_it_finds_the_cheapest_fleet(needs: dict[str, float], guess: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_finds_the_cheapest_fleet(
+    needs: dict[str, float], guess: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = search(needs, guess, monkeypatch)
     found.run(shapes(list(needs), None))
     best = found.best
@@ -84,7 +86,7 @@ def test_several_at_a_time_find_as_good_a_fleet(monkeypatch: pytest.MonkeyPatch)
     assert found.best is not None and found.best.cost <= 1.05 * cheapest(needs, found)
 
 
-def test_what_more_workers_do_not_mend_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_more_workers_do_not_help_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(fleets: Sequence[FleetOption]) -> None:
         for fleet in fleets:
             fleet.report, fleet.violation = REPORT, 0.5

@@ -127,7 +127,7 @@ def refused(trace: Path, pools: Any, **more: Any) -> str:
     return str(error.value)
 
 
-def test_what_is_refused(trace: Path, tmp_path: Path) -> None:
+def test_refusals(trace: Path, tmp_path: Path) -> None:
     assert "asks for the model 'large', and the fleet's pools are 'org/small'" in refused(trace, SETTINGS["pools"][:1])
     assert "write [[pools]]" in refused(trace, 3)
     assert "pool 2 has no name" in refused(trace, [{"name": "a"}, {"workers": 2}])

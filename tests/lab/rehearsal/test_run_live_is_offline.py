@@ -302,7 +302,7 @@ class TestWithRoles:
         proof = again(tampered(handed_over, fleet=fleet))
         assert proof.difference is not None and proof.difference.place == NETWORK
 
-    def test_what_only_a_simulation_can_do(self) -> None:
+    def test_settings_of_simulations_are_refused(self) -> None:
         for more, words in (
             ({"protocol": "destination-first"}, "leave protocol out"),
             (
@@ -330,7 +330,7 @@ def test_prompts_and_answers_longer_than_the_context() -> None:
     assert done.run.driver.inexact == 0
 
 
-def test_where_logs_part() -> None:
+def test_the_first_difference_of_logs_is_named() -> None:
     one = [LogLine(5, "admitted", "a", {"cached": 1}), LogLine(9, "ended", "a", {})]
     other = [LogLine(5, "admitted", "a", {"cached": 1})]
     assert first_difference({"w": one}, {"w": list(one)}) is None
@@ -344,7 +344,7 @@ def test_where_logs_part() -> None:
     assert tally({"w": one}) == {"admitted": 1, "ended": 1}
 
 
-def test_what_was_not_recorded_is_not_repeated(performed: Rehearsed) -> None:
+def test_recordings_without_a_beginning_are_refused(performed: Rehearsed) -> None:
     assert performed.recording is not None
     with pytest.raises(KvyardError, match="begin at the beginning"):
         Offline(tampered(performed, entries=[]), Scripts(short(), LiveConfig()).of)

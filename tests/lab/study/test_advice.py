@@ -28,7 +28,7 @@ def fleet(workers: int, ttft: float, limits: tuple[Limit, ...] = (), **more: flo
     return AdviceOption(f"workers={workers}", values, FleetSize(workers, 100 * workers, ()), violation(values, limits))
 
 
-def test_what_a_fleet_is_made_of() -> None:
+def test_a_fleet_is_described_by_its_parts() -> None:
     settings = {"workers": 4, "num_gpu_blocks": 1000, "host_bytes": "2GiB", "block_size": 64}
     assert fleet_size(make_config(settings))[:2] == (4, 4000)
     assert sum(fleet_size(make_config(settings)).lower) == 8 * GIB
@@ -39,7 +39,7 @@ def test_what_a_fleet_is_made_of() -> None:
     assert str(fleet_size(make_config(settings))) == "4 workers, 4,000 device blocks and 8.0 GiB of host memory in all"
 
 
-def test_who_knows_the_future() -> None:
+def test_a_replay_by_belady_foresees() -> None:
     assert foresees(make_config({"eviction": "belady"})) and not foresees(make_config({"eviction": "slru"}))
 
 

@@ -35,7 +35,7 @@ def test_times_are_in_the_unit_that_fits() -> None:
     assert line.title == "TTFT mean, s" and line.figure["series"][0]["y"] == [40.0, 9.0]
 
 
-def test_what_spans_decades_is_drawn_by_its_logarithm() -> None:
+def test_values_over_decades_have_a_logarithmic_axis() -> None:
     chart = curves(TTFT, {"kv": [(1, 40_000.0), (2, 900.0)]}, "workers", Limit("ttft_mean", 2000.0))
     assert chart.text == "the axis is logarithmic" and chart.figure["yScale"] == "log"
     assert chart.figure["series"][0]["y"] == [40_000.0, 900.0] and chart.figure["yTitle"] == "TTFT mean (log)"

@@ -175,7 +175,7 @@ def test_a_cost_beyond_the_limit_needs_no_replay(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_hopeless_on_a_prefix_is_given_up(tmp_path: Path) -> None:
+def test_points_hopeless_on_a_prefix_are_dropped(tmp_path: Path) -> None:
     made = searched(tmp_path, slo="ttft_p99=3000", search="workers=1..8", limit=620, trials=6, num_gpu_blocks=1024)
     pruned = [one for one in made.trials if one.state == "pruned"]
     assert made.parts.requests["prefix"] >= 100

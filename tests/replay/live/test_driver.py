@@ -73,7 +73,7 @@ def test_every_request_has_its_answer() -> None:
     assert report.workers[0].requests == 20
 
 
-def test_what_only_a_simulation_knows_is_absent(tmp_path: Path) -> None:
+def test_figures_of_simulations_alone_are_absent(tmp_path: Path) -> None:
     with Served(engine=ROOMY) as served:
         done = driven(served, rows(5))
     report = done.report

@@ -61,7 +61,7 @@ def test_a_real_trace_reads_the_same_twice() -> None:
     assert one[:512] == other[:512] and one[512:516] != other[512:516]
 
 
-def test_what_nothing_is_known_of_shares_nothing() -> None:
+def test_prompts_without_ids_share_nothing() -> None:
     one, other = (PromptMaker().tokens(request(name, input_length=50)) for name in ("a", "b"))
     assert len(one) == len(other) == 50 and not set(zip(one, other, strict=False)) & {(x, x) for x in one[:4]}
     assert PromptMaker().tokens(request("a", input_length=3, tokens=[5, 6, 7])) == [5, 6, 7]

@@ -59,7 +59,7 @@ def test_several_lines_make_one_event() -> None:
         (b"data: " + b"x" * (MOST + 1), "more than"),
     ],
 )
-def test_what_is_no_answer(data: bytes, words: str) -> None:
+def test_malformed_answers_are_failures(data: bytes, words: str) -> None:
     with pytest.raises(StreamError, match=words):
         AnswerStream().feed(data)
 

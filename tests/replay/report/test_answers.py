@@ -166,7 +166,7 @@ def test_the_limit_is_what_changes_the_result_most(made: Made, limit: str) -> No
     assert max(saved, key=lambda name: saved[name][1]) == limit == found.of_whole, (saved, found)
 
 
-def test_what_is_said_of_each_limit() -> None:
+def test_each_limit_has_its_sentence() -> None:
     def said(made: Made) -> str:
         return " ".join(answers(tried(made)[0]))
 

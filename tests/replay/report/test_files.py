@@ -38,7 +38,7 @@ def test_stepping_gives_the_same_bytes_but_for_the_setting(settings: dict[str, i
 
 
 @pytest.mark.parametrize("settings", [{"policy": "kv"}, {"policy": "kv", "blocks": 2200, "host": 4000}])
-def test_what_is_written_can_be_read(settings: dict[str, object], tmp_path: Path) -> None:
+def test_a_written_report_can_be_read(settings: dict[str, object], tmp_path: Path) -> None:
     report = reported(**settings)  # type: ignore[arg-type]
     assert from_json(to_json(report)) == report
     assert to_json(from_json(to_json(report))) == to_json(report)
@@ -134,7 +134,7 @@ def test_refusals_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         write_requests([], tmp_path / "r.parquet")
 
 
-def test_what_is_nothing_is_told_from_what_never_was() -> None:
+def test_zero_differs_from_missing() -> None:
     never = files.row(record_of("a", tokens=5, loading=-1))
     nothing = files.row(record_of("a", tokens=5, loaded=(7,), loading=0))
     assert (never["loading_ms"], nothing["loading_ms"]) == (None, 0.0)

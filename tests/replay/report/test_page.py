@@ -141,7 +141,7 @@ class TestInABrowser:
         if place := os.environ.get("KVYARD_PICTURES"):
             tab.picture(Path(place) / f"report-{width}{'-dark' if dark else ''}.png")
 
-    def test_what_the_mouse_finds(self, tab: Tab, tmp_path: Path) -> None:
+    def test_tooltips(self, tab: Tab, tmp_path: Path) -> None:
         write_html(tiered(), tmp_path / "r.html")
         tab.open(tmp_path / "r.html")
         unfold(tab)

@@ -38,7 +38,7 @@ def test_ways_to_more_room_are_real() -> None:
         assert changed.capacity_tokens / own == pytest.approx(float(times), rel=0.05)
 
 
-def test_what_does_not_help_is_not_named() -> None:
+def test_remedies_in_use_are_not_named() -> None:
     said = more_room(engine(tensor_parallel_size=8, kv_cache_dtype="fp8", weight_dtype="fp8"))
     assert "-tp" not in said and "fp8" not in said and "--gpu h200" in said
     largest = more_room(engine(gpu="b300", tensor_parallel_size=8, kv_cache_dtype="fp8", weight_dtype="fp8"))

@@ -28,7 +28,7 @@ from kvyard.replay.traces import TraceRequest
         ("tpot_p50=250us,ttft=1e3", {"ttft": 1000.0, "percentiles": {"tpot_p50": 0.25}}),
     ],
 )
-def test_what_can_be_written(text: str, wanted: dict[str, object]) -> None:
+def test_accepted_slos(text: str, wanted: dict[str, object]) -> None:
     assert read_slo(text) == msgspec.convert(wanted, Slo)
 
 
@@ -39,7 +39,7 @@ def test_what_can_be_written(text: str, wanted: dict[str, object]) -> None:
         *("p99=1", "ttft_p98=1", "ttft_=1", "queue_p99=5", "tpot=5", "ttft_p99", "ttft_p99<1s;itl=3", "percentiles=1"),
     ],
 )
-def test_what_cannot_be(text: str) -> None:
+def test_refused_slos(text: str) -> None:
     with pytest.raises(KvyardError, match="SLO"):
         read_slo(text)
 

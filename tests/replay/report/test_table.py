@@ -63,7 +63,7 @@ def test_shares_have_numerator_and_denominator() -> None:
     assert f"{report.goodput.requests.part:,} / {report.goodput.requests.whole:,} requests" in text
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_figures_are_reported() -> None:
     text = report_text(reported(policy="round-robin", blocks=2200))
     assert "round-robin saw no worker with any of a prompt" in text
     empty = report_text(make_report(Fleet(config())))

@@ -149,7 +149,7 @@ def test_the_router_s_knowledge_and_what_was_there() -> None:
     assert late["believed"] < late["delivered"] and prompt_["believed"] > late["believed"]
 
 
-def test_what_is_shown_and_written() -> None:
+def test_steps_are_shown_and_written() -> None:
     report = told(lag=0)
     text = report_text(report)
     assert "Where the reuse went" in text and "Split, routed as it was" in text and " ms " in text
@@ -200,7 +200,7 @@ def test_requests_that_never_meet_find_what_the_plain_cache_does() -> None:
             assert found["pooled"] == found["routed"] or workers > 1
 
 
-def test_what_can_t_be_given_says_why() -> None:
+def test_missing_steps_say_why() -> None:
     window = (GroupSpec(kind="sliding_window", block_size=16, window=32),)
     report, _ = fleet([prompt(0, A), prompt(1, A)], groups=window)
     assert "bounds nothing" in report.waterfall.absent["belady"]

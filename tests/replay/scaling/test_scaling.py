@@ -75,7 +75,7 @@ def test_a_worker_takes_requests_after_its_start_up_and_not_before():
         assert (asked + 20) * SECOND <= first[name] <= (asked + 24) * SECOND
 
 
-def test_what_workers_cost_is_counted_from_asking_until_they_are_off():
+def test_workers_cost_from_the_request_until_they_are_off():
     done = run(steady(100), "n10=3,n50=1,max=4,startup=10s,period=5s")
     made = done.report.scaling
     assert made is not None and made.stops == 2
@@ -118,7 +118,7 @@ def test_caches_are_cold_after_a_stop_unless_they_are_kept(warm, first):
     assert made is not None and bool(made.lost_blocks) == (warm == "no")
 
 
-def test_what_went_with_a_worker_is_told_from_what_others_have():
+def test_blocks_lost_with_a_worker_exclude_those_that_others_have():
     """Each text is computed once by whoever is free; after the stop the texts of that worker have to be computed again."""
     trace = [request(f"a{at}", at / 2, ids=(at,), id_block_size=512, input_length=512) for at in range(20)]
     trace += [request(f"b{at}", 40 + at / 2, ids=(at,), id_block_size=512, input_length=512) for at in range(20)]
@@ -185,12 +185,12 @@ def test_both_ways_of_planning_agree_and_a_burst_brings_workers_that_leave_again
         ("no.such.module:Class:min=1", "can't be imported"),
     ],
 )
-def test_what_makes_no_sense_is_refused(text, words):
+def test_senseless_settings_are_refused(text, words):
     with pytest.raises(KvyardError, match=words):
         read_autoscale("autoscale", text)
 
 
-def test_what_contradicts_the_fleet_is_refused():
+def test_settings_that_contradict_the_fleet_are_refused():
     for given, words in (
         ({"workers": 20, "autoscale": "constant"}, "20 workers 'w' at the start are not from min 1 to max 16"),
         ({"workers": [{"count": 1, "fail": "3s"}], "autoscale": "constant"}, "leave out start, drain and fail"),

@@ -43,7 +43,7 @@ def accesses(prompts: list[Prompt], block_size: int = 1, short: int = 0) -> Acce
     exactly=st.booleans(),
     packed=st.booleans(),
 )
-def test_who_touched_what_last(prompts: list[Prompt], exactly: bool, packed: bool) -> None:
+def test_the_latest_access_of_each_block(prompts: list[Prompt], exactly: bool, packed: bool) -> None:
     index = PromptPrefixes()
     last: dict[int, int] = {}
     for me, prompt in enumerate(prompts):

@@ -35,7 +35,7 @@ def test_a_fitted_trace_has_the_given_ones_statistics(given: dict[str, object]) 
         assert getattr(fitted, name) == pytest.approx(getattr(wanted, name), rel=0.35 if name in LOOSE else 0.15), name
 
 
-def test_what_is_fitted_is_what_was_asked_for() -> None:
+def test_a_fit_recovers_the_generated_workload() -> None:
     workload = AgentWorkload(
         requests=4000,
         turns="fixed:20",

@@ -29,7 +29,7 @@ def test_the_same_seed_makes_the_same_trace() -> None:
     assert found[:100] == list(generate(Workload(requests=100, **FULL)))
 
 
-def test_it_is_the_same_everywhere() -> None:
+def test_generated_traces_are_the_same_on_every_machine() -> None:
     """Numbers that must never change: a trace is named by its workload and seed."""
     found = list(generate(Workload(requests=3, turns="geometric:2", tree="2x1000", seed=7)))
     assert [(one.arrival, one.input_length, one.output_length, one.delay, one.ids) for one in found] == [

@@ -69,7 +69,7 @@ def test_hints_are_read_and_written_again(tmp_path: Path) -> None:
         ({"conversation": 1.5}, "conversation"),
     ],
 )
-def test_what_is_no_hint_is_refused_by_place(tmp_path: Path, wrong: dict[str, object], why: str) -> None:
+def test_malformed_hints_are_refused_by_place(tmp_path: Path, wrong: dict[str, object], why: str) -> None:
     trace = open_trace(lines(tmp_path / "a.jsonl", {}, wrong))
     with pytest.raises(TraceError, match=f"a.jsonl, line 2.*{why}"):
         list(trace)

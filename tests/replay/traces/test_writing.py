@@ -92,7 +92,7 @@ def test_a_custom_dataset(tmp_path: Path) -> None:
     assert "nothing is known of what prompts share" in said and "times are left out" in said
 
 
-def test_what_a_custom_dataset_cannot_say_is_refused(tmp_path: Path) -> None:
+def test_fields_that_a_custom_dataset_lacks_are_refused(tmp_path: Path) -> None:
     trace = open_trace(SAMPLES / "weka_sessions.jsonl.xz", limit=3)
     with pytest.raises(KvyardError, match="--lossy"):
         write_trace(trace, tmp_path / "t.jsonl", "vllm-custom")

@@ -404,7 +404,7 @@ def test_tenants_are_forgotten_once_they_have_no_more_than_their_share() -> None
     assert len(made.policy) <= 2  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_settings_are_refused() -> None:
     with pytest.raises(KvyardError, match="unknown flow policy 'lass'"):
         FlowConfig(policy="lass")
     with pytest.raises(KvyardError, match="unknown option 'x' of the flow policy las"):

@@ -81,7 +81,7 @@ def test_a_second_long_prompt_goes_behind_the_first_and_leaves_the_rest_of_the_f
     assert pick("least-time", **{**burst, "tokens": 400}) != 0
 
 
-def test_what_was_computed_meanwhile_counts() -> None:
+def test_prefill_done_meanwhile_counts() -> None:
     assert pick("least-time", prefill=(900, 1000, 2000)) == 0
     scene = Scene(prefill=(900, 1000, 2000), now=500 * MS)
     scene.routing.workers[0].computing_since = 450 * MS
@@ -95,7 +95,7 @@ def test_a_copy_stays_in_one_place_unless_that_takes_too_long() -> None:
     assert pick("least-time", {"stickiness": 0.0}, **holder, prefill=(1121, 0, 0)) != 0
 
 
-def test_what_others_use_right_now_may_have_a_second_copy() -> None:
+def test_blocks_in_use_by_others_may_have_a_second_copy() -> None:
     holder = {"cached": (70, 0, 0), "prefill": (1400, 0, 0)}
     assert pick("least-time", **holder) == 0
     assert pick("least-time", **holder, shared=(60, 0, 0)) != 0
@@ -262,7 +262,7 @@ class TestPaceBook:
         assert waits[0] < 25 and waits == sorted(waits)
         assert RelativePace.FORGOTTEN < waits[-1] < RelativePace.FORGOTTEN + 5
 
-    def test_what_chance_explains_is_no_difference(self) -> None:
+    def test_differences_within_chance_count_for_nothing(self) -> None:
         """On a busy machine times to first token are anything between a third and three times the usual."""
         rng, book, worst = Random(4), PaceBook(), 1.0
         for slot in range(4):
@@ -313,7 +313,7 @@ class TestModelPace:
         assert pace.prefill(0) == 0 and pace.capacity == config.num_gpu_blocks
         assert pace.step(4, 4000) == timing.pass_ns((), 4, 4000, 1000) / MS
 
-    def test_what_is_cached_adds_what_the_engine_s_passes_say(self) -> None:
+    def test_cached_tokens_add_the_time_of_the_engines_passes(self) -> None:
         from kvyard.engine.timing import make_timing
         from kvyard.engine.timing.profile import ProfileTiming
 

@@ -80,7 +80,7 @@ def test_a_session_lives_as_long_as_its_own_gaps_say() -> None:
     assert len(made) == 0 and not any(made._residents)
 
 
-def test_what_is_remembered_is_bounded_and_goes_with_its_worker() -> None:
+def test_sessions_are_bounded_and_go_with_their_worker() -> None:
     fleet = Fleet(("a", "b"), policy="program", sessions=3)
     made = programs(fleet.router.policy)
     for at in range(50):
@@ -93,7 +93,7 @@ def test_what_is_remembered_is_bounded_and_goes_with_its_worker() -> None:
     assert len(made) == 0 and not any(made._residents)
 
 
-def test_it_waits_for_a_worker_as_long_as_another_costs_more() -> None:
+def test_a_request_waits_for_its_worker_as_long_as_others_cost_more() -> None:
     made = policy("program", {"patience": 2.0, "crowding": 0.0})
     warm = scene("s", cached=(90, 0, 10), requests=(1, 1, 1))
     costs = warm.costs(made)

@@ -19,7 +19,7 @@ def walked(key: int, slots: set[int]) -> int:
 
 @settings(max_examples=15, deadline=None)
 @given(st.sets(st.integers(0, 120), min_size=1), st.lists(st.integers(-(1 << 62), 1 << 62), max_size=5))
-def test_who_comes_first(slots: set[int], keys: list[int]) -> None:
+def test_the_next_point_on_the_ring_is_taken(slots: set[int], keys: list[int]) -> None:
     ring = HashRing()
     for key in [*keys, *range(8)]:
         few = set(sorted(slots)[: 1 + len(slots) // 3])

@@ -131,7 +131,7 @@ def test_a_viewer_that_does_not_read_is_dropped_and_others_see_everything() -> N
             assert not got.endswith(b"0\r\n\r\n"), "cut off, so that nothing is kept for it"
 
 
-def test_it_ends_while_somebody_watches() -> None:
+def test_the_server_ends_while_somebody_watches() -> None:
     with Shown(Fixed(everything())) as shown, watched(shown.url) as events:
         next(events)
         began = time.monotonic()

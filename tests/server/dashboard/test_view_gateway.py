@@ -47,7 +47,7 @@ def test_decisions_streams_and_totals() -> None:
         assert max(one["seq"] for one in found["streams"]) >= 0
 
 
-def test_what_is_cached_is_counted_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_blocks_are_counted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look does little, and after a few of them everybody's is known; who is gone has nothing."""
     monkeypatch.setattr(gateway_view, "AT_ONCE", 1)
     with front(3) as (gated, served):
@@ -66,7 +66,7 @@ def test_what_is_cached_is_counted_a_little_at_a_time(monkeypatch: pytest.Monkey
         eventually(lambda: cached()["worker0"] == 0 and cached()["worker2"] == 20, cached)
 
 
-def test_it_ends_at_once_though_somebody_watches() -> None:
+def test_the_gateway_ends_at_once_though_somebody_watches() -> None:
     with front(1) as (gated, _):
         with watched(gated.url) as events:
             assert [next(events)[0], next(events)[0]] == ["history", "view"]
@@ -74,7 +74,7 @@ def test_it_ends_at_once_though_somebody_watches() -> None:
             assert [name for name, _ in events][-1] == "bye"
 
 
-def test_who_comes_later_sees_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_viewer_sees_earlier_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "IDLE_INTERVAL", 0.02)
     with front(1) as (gated, _):
         gated.complete("a prompt")

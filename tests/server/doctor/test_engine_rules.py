@@ -148,7 +148,7 @@ def test_a_key_is_needed(capsys, tmp_path: Path) -> None:
         assert look(capsys, served.url, "--token-file", str(tmp_path / "key")).code == 0
 
 
-def test_it_isnt_ready(capsys, engine: Served) -> None:
+def test_an_engine_that_is_not_ready(capsys, engine: Served) -> None:
     with Tampered(engine.url, statuses={"/health": 503}) as proxy:
         seen = look(capsys, proxy.url)
         assert seen.broken == {"unhealthy"} and seen.says("unhealthy", "503")
@@ -276,7 +276,7 @@ def test_there_is_no_tokenize(capsys, engine: Served) -> None:
         assert seen.all["engines"][0]["cached"][1] > 0  # by text, then
 
 
-def test_it_is_far_away_and_its_clock_is_wrong(capsys, engine: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distant_engine_and_a_wrong_clock(capsys, engine: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvyard.server.doctor.engine_rules.FAR_MS", 0.0)
     with Tampered(engine.url, headers={"Date": "Sat, 01 Jan 2050 00:00:00 GMT"}) as proxy:
         seen = look(capsys, proxy.url, "--no-probe")

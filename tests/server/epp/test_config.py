@@ -41,12 +41,12 @@ def test_defaults_are_those_of_the_field() -> None:
         ({"no_such": 1}, "no_such"),
     ],
 )
-def test_what_cant_be_is_refused_by_name(given: dict[str, object], said: str) -> None:
+def test_impossible_settings_are_refused_by_name(given: dict[str, object], said: str) -> None:
     with pytest.raises(KvyardError, match=said):
         convert(given, "the test")
 
 
-def test_what_is_given_twice_is_refused() -> None:
+def test_settings_given_twice_are_refused() -> None:
     with pytest.raises(KvyardError, match=r"port is given twice, once in \[epp\]"):
         own_part({"port": 1, "epp": {"port": 2}}, "the file", "epp")
     with pytest.raises(KvyardError, match="epp must be a table"):

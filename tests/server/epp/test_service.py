@@ -199,7 +199,7 @@ def test_a_port_that_is_taken_is_said(both: tuple[PickerServed, Served]) -> None
         PickerServed(port=both[0].service.port).__enter__()
 
 
-def test_what_is_under_way_ends_in_order() -> None:
+def test_streams_in_flight_end_in_order() -> None:
     with picking(1) as (picker, _):
         (stream,) = busy(picker, 1)
         assert stream.receive().WhichOneof("response") == "request_body"
@@ -285,7 +285,7 @@ def test_the_core_needs_no_grpc() -> None:
     assert found == {"server/epp/ext_proc.py", "server/epp/service.py"}
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_dependencies_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "kvyard.server.epp.service", None)
     with pytest.raises(SystemExit) as ended:
         main(["epp"])

@@ -178,7 +178,7 @@ def test_requests_without_a_body_are_placed_by_load(plane: DataPlane) -> None:
         (json.dumps({"prompt": "x" * (1 << 17), "max_tokens": 1}).encode(), {}, "size", 400),
     ],
 )
-def test_what_cant_be_read_goes_on_by_load_and_is_counted(
+def test_unreadable_bodies_are_placed_by_load_and_counted(
     picker: PickerServed, plane: DataPlane, body: bytes, given: dict[str, str], why: str, status: int
 ) -> None:
     before = picker.picker.opened[why]

@@ -198,7 +198,7 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("user", ["me", "usage", "u" * 5000])
-def test_what_a_response_repeats_is_not_its_usage(tmp_path: Path, user: str) -> None:
+def test_repeated_usage_of_a_response_is_not_charged(tmp_path: Path, user: str) -> None:
     def said(head: str, body: bytes) -> list[bytes]:
         usage = {"input_tokens": 2, "output_tokens": 900}
         return [answer("200 OK", json.dumps({"id": "resp_1", "usage": usage, "user": user}).encode())]
@@ -212,7 +212,7 @@ def test_what_a_response_repeats_is_not_its_usage(tmp_path: Path, user: str) -> 
         assert [one.status_code for one in replies] == [200, 429]
 
 
-def test_who_gets_no_engine_pays_no_tokens(tmp_path: Path) -> None:
+def test_unserved_requests_are_refunded(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text('[[keys]]\nname = "a"\nkey = "sk-a"\nrequests_per_minute = 3\ntokens_per_minute = 50\n')
     engines = [{"url": "http://127.0.0.1:9", "model": "odd"}]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.zmq
 
 
 @pytest.mark.timeout(400)
-def test_it_serves_with_the_policy_and_the_options_that_were_found(tmp_path: Path) -> None:
+def test_a_tuned_file_sets_policy_and_options(tmp_path: Path) -> None:
     made = searched(tmp_path, "min ttft_mean", None, search="router.*,workers=2..4", trials=3, router="least-time")
     made.save()
     assert made.answer is not None
@@ -37,7 +37,7 @@ def test_it_serves_with_the_policy_and_the_options_that_were_found(tmp_path: Pat
             assert "policy least-time" in process.text
 
 
-def test_what_is_a_replay_s_is_passed_over_and_nothing_else() -> None:
+def test_settings_of_replays_are_ignored_and_no_others() -> None:
     found = own_part(
         {
             "router": {"policy": "random"},

@@ -315,7 +315,7 @@ def test_no_engine_at_all() -> None:
     asyncio.run(scenario())
 
 
-def test_what_nobody_asked_for_ends_a_connection() -> None:
+def test_an_unsolicited_answer_ends_a_connection() -> None:
     """An answer too many would be taken for that to the next request."""
 
     async def scenario() -> None:
@@ -376,7 +376,7 @@ def test_addresses() -> None:
     assert (found.host, found.port, found.tls, found.authority, found.base) == ("::1", 443, True, b"[::1]", b"/v")
 
 
-def test_what_was_idle_for_just_so_long_is_closed() -> None:
+def test_idle_connections_are_closed_at_their_limit() -> None:
     class Idle:
         busy, closed = False, False
 

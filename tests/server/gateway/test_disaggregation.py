@@ -107,7 +107,7 @@ def test_streams_and_conversations(both: tuple[Gated, Served]) -> None:
     assert text == whole.json()["choices"][0]["message"]["content"]
 
 
-def test_what_is_not_split(both: tuple[Gated, Served]) -> None:
+def test_requests_that_are_not_split(both: tuple[Gated, Served]) -> None:
     """Several answers, and requests that are wrong: a decode engine has the word."""
     gated, _ = both
     several = gated.complete(PROMPT, n=2, temperature=1)
@@ -116,7 +116,7 @@ def test_what_is_not_split(both: tuple[Gated, Served]) -> None:
     assert "max_tokens" in refused.json()["error"]["message"]
 
 
-def test_it_says_what_it_would_do(both: tuple[Gated, Served]) -> None:
+def test_explain_states_both_stages(both: tuple[Gated, Served]) -> None:
     gated, _ = both
     said = gated.client.post("/explain", json={"body": {"prompt": PROMPT}}).json()
     assert said["handed_over"] is True and said["prefill_worker"].startswith("p") and said["worker"].startswith("d")

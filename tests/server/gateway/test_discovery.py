@@ -38,7 +38,7 @@ def watch(zone: Zone, **options: float) -> DnsWatch:
     return DnsWatch("engines.svc", 8000, resolve=zone, **options)  # type: ignore[arg-type]
 
 
-def test_who_comes_and_who_goes() -> None:
+def test_engines_join_and_leave() -> None:
     async def story() -> None:
         zone = Zone("10.0.0.2", "10.0.0.1", "10.0.0.1")
         dns = watch(zone)

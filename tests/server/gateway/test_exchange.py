@@ -127,7 +127,7 @@ def test_an_engine_that_hangs_up_before_its_first_byte_is_left() -> None:
             gate.idle()
 
 
-def test_what_nobody_can_answer_is_passed_on() -> None:
+def test_the_last_engines_error_is_passed_on() -> None:
     with ScriptedEngine(lambda head, body: [SERVER_ERROR]) as first, ScriptedEngine(lambda head, body: []) as second:
         with gated(first, second, router={"policy": "round-robin"}) as gate:
             gate.ready(2)

@@ -120,7 +120,7 @@ def test_explanations(both: tuple[Gated, Served]) -> None:
     assert "no field" in gated.post("/explain", 400, body={}, other=1).json()["error"]["message"]
 
 
-def test_what_cannot_be_read_is_the_engines_to_judge(both: tuple[Gated, Served]) -> None:
+def test_unreadable_bodies_are_passed_to_the_engine(both: tuple[Gated, Served]) -> None:
     gated, _ = both
     for body in ({"prompt": {"a": 1}}, {"prompt": [1, "x"]}, {"prompt": "x", "n": "y"}, {}):
         reply = gated.client.post("/v1/completions", json=body)

@@ -43,7 +43,7 @@ def test_an_engine_that_refuses_is_left_for_another() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_what_an_engine_refuses_is_not_taken_for_cached(streamed: bool) -> None:
+def test_refused_prompts_are_not_taken_for_cached(streamed: bool) -> None:
     with front(1, router={"predicted_ttl_s": 600.0}) as (gated, _):
         gated.complete(PROMPT[:320])
         # Readable for the gateway, and more than the engine has room for.
@@ -54,7 +54,7 @@ def test_what_an_engine_refuses_is_not_taken_for_cached(streamed: bool) -> None:
         gated.idle()
 
 
-def test_what_no_engine_took_is_not_taken_for_cached() -> None:
+def test_unserved_prompts_are_not_taken_for_cached() -> None:
     with front(2, retries=1, router={"predicted_ttl_s": 600.0}) as (gated, served):
         for url in served.urls:
             assert httpx.post(f"{url}/admin/faults", json={"error_rate": 1.0, "error_status": 503}).status_code == 200

@@ -44,7 +44,7 @@ def test_a_decision_says_what_was_only_predicted() -> None:
     assert "hit=2/3;" in found and found.endswith("; predicted=2")
 
 
-def test_what_a_connection_names_stays_on_it() -> None:
+def test_headers_named_by_connection_are_not_forwarded() -> None:
     sent = [(b"connection", b"X-Hop"), (b"x-hop", b"1"), (b"x-other", b"2")]
     assert upstream(sent, "id", None, True) == [(b"x-request-id", b"id"), (b"x-other", b"2")]
     # Not even by that can a client take away what we say ourselves.

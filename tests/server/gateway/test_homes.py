@@ -51,7 +51,7 @@ class Keeper:
         return [answer("200 OK", json.dumps(made).encode())]
 
 
-def test_what_goes_on_from_a_response_goes_to_its_engine() -> None:
+def test_continuations_go_to_the_engine_of_their_response() -> None:
     keepers = [Keeper("a"), Keeper("b"), Keeper("c")]
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(ScriptedEngine(keeper)) for keeper in keepers]

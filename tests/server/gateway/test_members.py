@@ -266,7 +266,7 @@ def test_a_model_that_is_gone_is_not_meant() -> None:
         assert gate.complete("x").status_code == 200
 
 
-def test_what_cannot_be_made_later_is_said_at_once(tmp_path: Path) -> None:
+def test_configuration_errors_are_reported_at_start(tmp_path: Path) -> None:
     """Pools are made when an engine first answers. That is too late to tell anybody."""
     with ScriptedEngine(plain) as engine:
         for settings, said in (

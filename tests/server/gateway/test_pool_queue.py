@@ -91,7 +91,7 @@ def test_waiting_too_long() -> None:
         assert gated.complete("x").status_code == 200
 
 
-def test_who_leaves_the_queue_leaves_room() -> None:
+def test_a_request_that_leaves_the_queue_leaves_room() -> None:
     with front(1, mock={"engine": HALTING}, engine_requests=1, queue=1) as (gated, _):
         release = threading.Event()
         (held,) = holding(gated, 1, release)
@@ -119,7 +119,7 @@ def test_many_at_once_through_a_narrow_door() -> None:
         gated.idle()
 
 
-def test_who_needs_somebody_else_is_not_held_up() -> None:
+def test_requests_for_other_engines_are_not_held_up() -> None:
     """The first in the queue wants an adapter that only a busy engine has; the others don't, and go on."""
     lora = {"loras": (Lora(name="poet", path="/poet"),), "engine": HALTING}
     with front(2, mock=lora, engine_requests=1) as (gated, served):

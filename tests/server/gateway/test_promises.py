@@ -176,7 +176,7 @@ def said(prompt: int | None, found: int | None) -> bytes:
         (chunked(b"data: {}\n\n", end=False), {"cut": 64}),
     ],
 )
-def test_what_engines_say_and_do(second: Sequence[bytes], missing: dict[str, int]) -> None:
+def test_promises_under_every_behaviour_of_engines(second: Sequence[bytes], missing: dict[str, int]) -> None:
     text = "a prompt that fills some blocks of sixteen, and a few more of them.xyz"
     answers = [[answer("200 OK", said(70, 0))], second]
 

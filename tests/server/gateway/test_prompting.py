@@ -13,7 +13,7 @@ from kvyard.server.gateway.prompting import PeekedBody, PeekedCompletion, Peeked
 from kvyard.server.http import Refusal
 
 
-def test_what_is_read_of_a_request() -> None:
+def test_fields_read_of_a_request() -> None:
     found = read_body(openai.COMPLETIONS, b'{"model":"m","prompt":[1,2],"other":1}')
     assert isinstance(found, PeekedCompletion) and msgspec.json.decode(found.prompt) == [1, 2]
     # A field of the wrong type is the engine's to refuse; only the name is read then.
@@ -65,7 +65,7 @@ def test_prompts() -> None:
     assert read("bytes", "/v1/embeddings", b'{"input":"x"}') == []
 
 
-def test_what_a_template_is_given_reaches_tokenize() -> None:
+def test_template_arguments_reach_tokenize() -> None:
     """As vLLM puts it together for the chat itself: /tokenize has neither documents nor reasoning_effort."""
     asked: list[dict[str, Any]] = []
 

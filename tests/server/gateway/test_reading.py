@@ -226,7 +226,7 @@ def test_a_tokenizer_that_differs_is_found_out(
     assert seen(read(reader, openai.COMPLETIONS, prompt=one)) == slow(prompting.local.encode(one))
 
 
-def test_what_gets_no_names() -> None:
+def test_prompts_that_match_nothing_have_no_keys() -> None:
     reader = PromptReader(Prompting("bytes", nobody), IDENTITY, 1 << 20)
     assert seen(read(reader, openai.COMPLETIONS, prompt="abcdef", prompt_logprobs=1)) == ([], 6, [])
     long = read(reader, openai.COMPLETIONS, prompt="x" * 100_001)

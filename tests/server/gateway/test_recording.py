@@ -152,7 +152,7 @@ def test_turns_of_a_session_wait_as_they_did(tmp_path: Path) -> None:
     assert found[-1].arrival == 2 * SECOND
 
 
-def test_what_answers_took(tmp_path: Path) -> None:
+def test_times_of_answers(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     desk = Desk(path)
     desk.arrive("a", text(1, 40))
@@ -197,7 +197,7 @@ def test_models_share_nothing(tmp_path: Path) -> None:
     assert [row["model"] for row in found] == ["one", "two", "one"]
 
 
-def test_what_is_unknown_is_shared_with_nobody(tmp_path: Path) -> None:
+def test_unread_prompts_share_nothing(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     desk = Desk(path, 64)
     tokens = text(1, 100)
@@ -238,7 +238,7 @@ def test_equal_ids_mean_equal_prefixes_however_little_is_remembered(
     assert len(plenty) == len(whole) and plenty.forgotten == 0
 
 
-def test_what_was_seen_lately_is_remembered() -> None:
+def test_recent_prefixes_are_remembered() -> None:
     ids = PrefixIds(100)
     first = ids.of([1, 2, 3])
     for number in range(1000):

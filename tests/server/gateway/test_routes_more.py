@@ -84,7 +84,7 @@ def test_a_response_that_begins_is_no_first_token(gated: Gated, client: Any, mon
     assert said == [False, True]
 
 
-def test_what_goes_on_from_a_response_finds_it(client: Any) -> None:
+def test_a_continuation_finds_its_response(client: Any) -> None:
     for number in range(6):
         first = client.responses.create(model="mock", input=f"chain {number}", max_output_tokens=2)
         again = client.responses.create(model="mock", input="On.", previous_response_id=first.id, max_output_tokens=2)
@@ -146,5 +146,5 @@ def test_clients_dont_load_adapters() -> None:
         (b'{"no":1}', (None, None, None)),
     ],
 )
-def test_what_answers_say_of_their_tokens(tail: bytes, tokens: tuple[int | None, ...]) -> None:
+def test_usage_is_read_from_an_answers_tail(tail: bytes, tokens: tuple[int | None, ...]) -> None:
     assert answer_tokens(tail) == AnswerTokens(*tokens)

@@ -62,7 +62,7 @@ def test_sigterm_lets_answers_go_out(tmp_path: Path) -> None:
         assert rows[0]["hash_ids"] == rows[1]["hash_ids"]
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_settings_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*arguments: str) -> str:
         with pytest.raises(SystemExit) as end:
             main(["gateway", "--port", "0", *arguments])
@@ -232,7 +232,7 @@ def test_no_engine_is_worth_a_word() -> None:
     assert "Traceback" not in process.text
 
 
-def test_what_is_not_installed_is_named() -> None:
+def test_missing_packages_are_named() -> None:
     code = "import sys; sys.modules['aiohttp'] = None; from kvyard.cli.app import main; main(['gateway'])"
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2 and "the gateway needs aiohttp: pip install 'kvyard[server]'" in ended.stderr

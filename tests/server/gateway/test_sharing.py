@@ -162,7 +162,7 @@ def test_together_they_spread_load_as_one_would(redis: RedisServer) -> None:
     live(story)
 
 
-def test_who_joins_late_learns_what_is_under_way(redis: RedisServer) -> None:
+def test_a_late_gateway_learns_of_requests_in_flight(redis: RedisServer) -> None:
     async def story() -> None:
         space = fresh()
         one = Gateway(redis, space, "one")
@@ -389,7 +389,7 @@ def test_a_beat_tells_about_a_mebibyte(redis: RedisServer) -> None:
     live(story)
 
 
-def test_what_cant_be_read_or_is_too_much_is_counted(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_or_excessive_messages_are_counted(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "MOST", 3)
 
     async def story() -> None:

@@ -75,7 +75,7 @@ def test_templates_are_given_what_engines_give_them() -> None:
         ChatTemplate({"default": "{% for %}"}, {})
 
 
-def test_where_templates_are(tmp_path: Path) -> None:
+def test_the_template_of_a_model_folder(tmp_path: Path) -> None:
     assert ChatTemplate.of(tmp_path) is None
     config = tmp_path / "tokenizer_config.json"
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]

@@ -52,7 +52,7 @@ def test_a_second_service_knows_what_the_first_knew(replay: bool) -> None:
             assert first.get("/dump").keys() == second.get("/dump").keys()
 
 
-def test_what_the_peer_can_not_vouch_for_stays_stale() -> None:
+def test_streams_that_the_peer_cannot_vouch_for_stay_stale() -> None:
     """The peer's stream is stale, and there is nobody to ask: so it is here."""
     text = list(range(8))
     with Wire(first=5) as wire, Served(block_size=4) as first:

@@ -143,7 +143,7 @@ def test_any_bytes(served: Served, path: str, content: bytes) -> None:
     answered(served, path, content)
 
 
-def test_it_still_works(served: Served) -> None:
+def test_the_service_still_works(served: Served) -> None:
     """After all that."""
     text = list(range(50, 58))
     with Wire() as wire:

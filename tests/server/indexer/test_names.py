@@ -38,7 +38,7 @@ class TestNames:
         names, text = LocalNames(), bytes(range(256)) * 3
         assert names.hash_blocks(None, memoryview(text)[5:], 4) == names.hash_blocks(None, [*text[5:]], 4)
 
-    def test_what_can_not_be_named(self) -> None:
+    def test_malformed_blocks_are_refused(self) -> None:
         names = LocalNames()
         with pytest.raises(HashingError, match="whole numbers"):
             names.hash_blocks(None, [1 << 32], 1)

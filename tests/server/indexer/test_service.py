@@ -102,7 +102,7 @@ def test_answers_stay_whole_while_events_come_in() -> None:
         assert not bad and asked[0] > 20
 
 
-def test_what_is_unregistered_leaves_nothing_behind() -> None:
+def test_unregistered_workers_leave_nothing_behind() -> None:
     """D13 and D14 at the service: rows, counts, groups and metrics go, and batches on their way revive nothing."""
     prompts = prompts_of(random.Random(7), count=4)
     with LiveRank("a", 0, PRESETS["full"]) as rank, LiveRank("b", 0, PRESETS["full"]) as other, Served() as served:

@@ -28,7 +28,7 @@ from kvyard.server.mock.config import MockConfig, make_config
         ({"tool_call_rate": 2}, "tool_call_rate"),
     ],
 )
-def test_what_no_fleet_can_be(given_: dict[str, Any], words: str) -> None:
+def test_impossible_fleets_are_refused(given_: dict[str, Any], words: str) -> None:
     with pytest.raises(KvyardError, match=words):
         MockConfig(engine=EngineConfig(**ENGINE), **given_).check()
 

@@ -125,7 +125,7 @@ def test_kill_by_flag() -> None:
         eventually(dead)
 
 
-def test_what_is_no_fault() -> None:
+def test_unknown_faults_are_refused() -> None:
     assert asked("latency_ms=5, abort_after=2").abort_after == 2
     assert changed(MockFaults(), {"event_loss": 0.5}).event_loss == 0.5
     for given in ({"x": 1}, {"error_rate": "a"}, {"error_status": 600}, {"kill_after_s": -1}):
@@ -169,7 +169,7 @@ def test_the_same_seed_injects_the_same_faults() -> None:
     assert run(2)[0] != first[0]
 
 
-def test_what_is_lost_depends_on_stream_and_number_alone() -> None:
+def test_lost_events_depend_on_stream_and_number_alone() -> None:
     faults = MockFaults(event_loss=0.5)
     forward = [is_lost(faults, "worker0@0", seq) for seq in range(200)]
     assert forward == [is_lost(faults, "worker0@0", seq) for seq in reversed(range(200))][::-1]

@@ -31,7 +31,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "mock-engine.md").read_t
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_lets_a_stream_finish_and_ends(number: int) -> None:
+def test_the_process_lets_a_stream_finish_and_ends(number: int) -> None:
     with Process("--workers", "2", "--kv-events", "--verbose", "--timing", "fixed:1,5") as server:
         url, other = server.urls(2)
         body = {"prompt": SECRET, "max_tokens": 100, "ignore_eos": True, "stream": True}

@@ -77,7 +77,7 @@ def test_a_prompt_is_handed_over() -> None:
 
 
 @pytest.mark.slow
-def test_it_takes_the_time_of_the_network() -> None:
+def test_a_hand_over_takes_the_time_of_the_network() -> None:
     """A transfer of 7 blocks of 2 MiB over 1 MB/s, in nominal time: the metrics' first token comes 14.68 s later."""
     network = HandoverConfig(nic_bandwidth=(10**6, 10**6), nic_latency=0)
     with split(handover=network, speed=50.0) as served:
@@ -110,7 +110,7 @@ def test_prompts_that_are_not_there(policy: str) -> None:
         served.check()
 
 
-def test_what_is_not_fetched_is_let_go() -> None:
+def test_unfetched_prompts_are_released() -> None:
     with split(kv_lease_duration=1.0, speed=10.0) as served:
         params = prefill(served.urls[0])
         eventually(lambda: held(served) == 0)

@@ -91,7 +91,7 @@ def test_a_session_that_is_closed_later(served: Served, how: str) -> None:
     assert left(served, {}, said, close="b") == 96
 
 
-def test_what_others_use_survives_the_end_of_a_session(served: Served) -> None:
+def test_shared_blocks_survive_the_end_of_a_session(served: Served) -> None:
     served.client.post("/reset_prefix_cache")
     served.complete([*FIRST[:64], 1, 2, 3], max_tokens=1, session_id="a")
     served.complete([*FIRST[:64], 4, 5, 6], max_tokens=1, session_id="b")
@@ -127,7 +127,7 @@ def test_answers_can_be_worth_less(served: Served, config: dict[str, Any], found
         ({"session_id": "a\0b"}, "NUL"),
     ],
 )
-def test_what_is_no_hint_is_refused_in_a_sentence(served: Served, body: dict[str, Any], why: str) -> None:
+def test_malformed_hints_are_refused_in_a_sentence(served: Served, body: dict[str, Any], why: str) -> None:
     reply = served.client.post("/v1/completions", json={"prompt": [1, 2, 3], "max_tokens": 1, **body})
     assert reply.status_code == 400, reply.text
     said = reply.json()["error"]["message"]
@@ -181,7 +181,7 @@ def test_a_recording_has_the_hints_under_names_of_its_own(tmp_path: Path) -> Non
     ]
 
 
-def test_what_a_live_replay_sends_is_what_the_trace_said() -> None:
+def test_a_live_replay_sends_the_traces_hints() -> None:
     said = [
         Hints("a", session_end=True),
         Hints("b", ttl=90 * SECOND),

@@ -90,7 +90,7 @@ def test_the_last_responses_are_kept() -> None:
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
     ],
 )
-def test_what_a_response_cant_have_is_said(served: Served, body: dict[str, Any]) -> None:
+def test_unsupported_fields_of_responses_are_refused(served: Served, body: dict[str, Any]) -> None:
     said = served.post("/v1/responses", 400, **{"model": "mock", "input": "x", **body})
     assert "this mock" in said["error"]["message"]
 

@@ -133,7 +133,7 @@ def test_stop(client: Any) -> None:
     assert token.choices[0].text == full[: full.index(full[5]) + 1]
 
 
-def test_it_ends_by_itself_unless_told_not_to(client: Any) -> None:
+def test_answers_end_before_max_tokens_unless_ignore_eos(client: Any) -> None:
     reply = client.chat.completions.create(model="mock", messages=MESSAGES)
     assert reply.choices[0].finish_reason == "stop"
     more = {"ignore_eos": True}

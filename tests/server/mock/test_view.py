@@ -128,7 +128,7 @@ def test_every_port_shows_the_fleet_and_a_death_takes_its_viewers() -> None:
 
 
 @pytest.mark.slow
-def test_who_reads_nothing_is_reset() -> None:
+def test_a_viewer_that_reads_nothing_is_reset() -> None:
     with Served(workers=2) as served:
         dashboard = served.fleet.dashboard
         dashboard.slow, dashboard.feed._interval = 0.3, 0.02

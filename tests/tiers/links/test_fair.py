@@ -152,7 +152,7 @@ def test_cancelling_one_that_waits() -> None:
     assert link.stats(OUT).bytes == 200
 
 
-def test_what_has_landed_can_no_longer_be_cancelled() -> None:
+def test_a_landed_transfer_cannot_be_cancelled() -> None:
     link = fair()
     a = link.submit(0, OUT, 100)
     assert link.cancel(100, a) is False  # lands at this very instant
@@ -227,7 +227,7 @@ def test_equal_instants_are_ordered_by_number() -> None:
     assert {t.ended for t in (late, a, b, c)} == {100}
 
 
-def test_what_landed_unseen_is_reported_once() -> None:
+def test_past_landings_are_reported_once() -> None:
     link = fair()
     a = link.submit(0, OUT, 10)
     b = link.submit(50, OUT, 10)  # somebody else submits: a has landed, but nobody asked

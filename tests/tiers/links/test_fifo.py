@@ -81,7 +81,7 @@ def test_pieces_and_equal_instants() -> None:
     assert (a.ended, b.ended) == (100, 100)
 
 
-def test_what_landed_unseen_is_due_at_once() -> None:
+def test_past_landings_are_due_at_once() -> None:
     link = fifo()
     a = link.submit(0, OUT, 10)
     link.submit(50, OUT, 10)

@@ -95,7 +95,7 @@ def test_parts_of_a_multimodal_prompt_are_added(tmp_path: Path) -> None:
         ("0,1,0,,0,0\n", "{}", "has no tables"),
     ],
 )
-def test_what_is_no_client(tmp_path: Path, rows: str, lengths: str, why: str) -> None:
+def test_malformed_clients_are_refused(tmp_path: Path, rows: str, lengths: str, why: str) -> None:
     with pytest.raises(KvyardError, match=why):
         drawn(client(tmp_path / "c", rows, lengths))
 

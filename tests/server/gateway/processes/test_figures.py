@@ -52,7 +52,7 @@ def test_counters_never_fall_whoever_ends() -> None:
         before = now
 
 
-def test_what_no_process_has_any_more_is_not_said() -> None:
+def test_engines_that_no_process_has_are_left_out() -> None:
     ended = ended_figures([], figures(1, 9, "old"), [figures(1, 2, "new")])
     assert values(merged_figures(ended, [figures(1, 2, "new")])) == {
         SUMMED + "_total": 2,

@@ -100,7 +100,7 @@ def test_the_hub_answers_one_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> 
         hub.close()
 
 
-def test_who_comes_amid_a_change_makes_it_too() -> None:
+def test_a_process_that_joins_amid_a_change_applies_it() -> None:
     """It wasn't told of it, and it wasn't made when it asked for what was."""
     hub, change = Hub(3), EngineChange(op="drain", engine="e", number=5)
     pairs = [socket.socketpair() for _ in range(3)]
@@ -128,7 +128,7 @@ def test_who_comes_amid_a_change_makes_it_too() -> None:
     assert heard == [[told], [answers[0], told], [answers[1]]]
 
 
-def test_what_is_to_be_written_waits_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_to_be_written_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "MOST_WAITING", 1 << 20)
 
     async def lines() -> ToldLog:
@@ -152,7 +152,7 @@ def came(at: int, id_: str, tokens: int) -> RecordedCall:
     return RecordedCall(at=at, id=id_, keys=b"", arrived=arrived)
 
 
-def test_what_a_lost_process_had_under_way_does_not_hold_up_the_recording(tmp_path: Path) -> None:
+def test_requests_of_a_lost_process_do_not_block_the_recording(tmp_path: Path) -> None:
     """Rows are written in order of arrival; and a request of the same name may come again."""
     clock = VirtualClock()
     hub = Hub(2, TrafficRecorder(tmp_path / "rows.jsonl", clock=clock), clock)

@@ -120,7 +120,7 @@ def test_a_group_serves_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_said_once() -> None:
+def test_errors_are_reported_once() -> None:
     command = [sys.executable, "-m", "kvyard", "gateway", "--port", "0", "--processes", "3"]
     command += ["--engine", "http://127.0.0.1:1", "--tokenizer", "/nowhere"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)

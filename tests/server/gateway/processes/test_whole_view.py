@@ -172,7 +172,7 @@ def test_a_change_holds_whichever_process_ends() -> None:
                 assert {name: one.draining for name, one in members.items()} == {"e": False, "f": True}
 
 
-def test_what_is_said_late_changes_nothing() -> None:
+def test_late_reports_change_nothing() -> None:
     kept, add = KeptChanges(), EngineChange(op="drain", engine="e", number=1)
     resume = EngineChange(op="resume", engine="e", number=2)
     for change in (add, resume):
@@ -207,7 +207,7 @@ def test_changes_by_operators_hold_for_all() -> None:
 
 
 @pytest.mark.slow
-def test_what_one_finds_failing_others_know() -> None:
+def test_an_engine_that_fails_in_one_process_fails_in_all() -> None:
     gone = ScriptedEngine(lambda head, body: [answer("200 OK", SAID)])
     gone.hangs_up = True  # so that no connection outlives it
     with ScriptedEngine(lambda head, body: [answer("200 OK", SAID)]) as scripted:
