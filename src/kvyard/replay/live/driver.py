@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from kvyard.clock import SECOND, WallClock
 from kvyard.events.tier import ALWAYS_REPORTED
+from kvyard.openai import TokenUsage
 from kvyard.replay.arrivals import TraceArrivals
 from kvyard.replay.gaps import Gaps
 from kvyard.replay.live.config import LiveConfig
@@ -176,20 +177,7 @@ class LiveDriver:
 
         def begun(headers: Mapping[str, str]) -> None:
             nonlocal handed_over
-            if prefill := headers.get("x-kvyard-prefill"):
-                # The engine that answers has all of it from the one that computed it, and counts that as cached.
-                handed_over = True
-                cached = PREFILLED.search(prefill)
-                record.cached = -1 if cached is None else int(cached[1])
-            decision = DECISION.match(headers.get("x-kvyard-decision", ""))
-            if decision is None:
-                record.worker = headers.get("x-mock-worker", "")  # a mock engine by itself
-                return
-            record.worker = decision["worker"]
-            tries = TRIES.search(headers["x-kvyard-decision"])
-            record.retries = 0 if tries is None else int(tries[1]) - 1
-            if decision["hit"] is not None and decision["best"] is not None:
-                record.overlap, record.best_overlap = int(decision["hit"]), int(decision["best"])
+            handed_over = _note_headers(record, headers)
 
         def came(chunks: int) -> None:
             nonlocal last
@@ -222,25 +210,47 @@ class LiveDriver:
         except AnswerBroken as error:
             self._failed(record, "failed", str(error))
         else:
-            record.status = "finished"
-            usage = stream.usage
-            if usage is not None:
-                if usage.completion_tokens is not None:
-                    if usage.completion_tokens > record.output:  # tokens that shared a chunk came together
-                        self.gaps.add_one(0, usage.completion_tokens - record.output)
-                    record.output = usage.completion_tokens
-                if usage.cached_tokens is not None and not handed_over:
-                    record.cached = usage.cached_tokens
-            if record.first_token < 0:  # an answer without a single chunk: it ended, at least
-                record.first_token = record.ended = self.now()
+            self._finished(record, stream.usage, handed_over)
             self.inexact += record.output != answer_length(row, self._longest)
         self._through += 1
         self._arrivals.ended(row, self.now())
         self._changed.set()
 
+    def _finished(self, record: Record, usage: TokenUsage | None, handed_over: bool) -> None:
+        """Note an answer's end; ``usage`` is the endpoint's own count, if it sent one."""
+        record.status = "finished"
+        if usage is not None:
+            if usage.completion_tokens is not None:
+                if usage.completion_tokens > record.output:  # tokens that shared a chunk came together
+                    self.gaps.add_one(0, usage.completion_tokens - record.output)
+                record.output = usage.completion_tokens
+            if usage.cached_tokens is not None and not handed_over:
+                record.cached = usage.cached_tokens
+        if record.first_token < 0:  # an answer without a single chunk: it ended, at least
+            record.first_token = record.ended = self.now()
+
     def _failed(self, record: Record, status: str, why: str) -> None:
         record.status, record.reason, record.ended = status, why, self.now()
         self.errors[NUMBERS.sub("N", why) if status == "rejected" else why] += 1
+
+
+def _note_headers(record: Record, headers: Mapping[str, str]) -> bool:
+    """Note what an answer's headers say of its worker. Return true if another worker had computed the prompt."""
+    prefill = headers.get("x-kvyard-prefill")
+    if prefill:
+        # The decode engine has all of the prompt from the prefill engine, and counts it as cached.
+        cached = PREFILLED.search(prefill)
+        record.cached = -1 if cached is None else int(cached[1])
+    decision = DECISION.match(headers.get("x-kvyard-decision", ""))
+    if decision is None:
+        record.worker = headers.get("x-mock-worker", "")  # a mock engine by itself
+        return bool(prefill)
+    record.worker = decision["worker"]
+    tries = TRIES.search(headers["x-kvyard-decision"])
+    record.retries = 0 if tries is None else int(tries[1]) - 1
+    if decision["hit"] is not None and decision["best"] is not None:
+        record.overlap, record.best_overlap = int(decision["hit"]), int(decision["best"])
+    return bool(prefill)
 
 
 def _header(name: str) -> str:

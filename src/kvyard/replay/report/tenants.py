@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kvyard.blocks.pool import Pool
 from kvyard.clock import MS, SECOND
@@ -81,7 +82,43 @@ def make_tenants(
     names = records.tenants.names
     if len(names) == 1:
         return None
-    sums = {name: np.zeros(len(names), dtype=np.float64) for name in _SUMS}
+    sums = _sums_of(records)
+    order = np.lexsort((np.arange(len(names)), -(sums["input"] + sums["output"])))
+    present = [number for number in order.tolist() if sums["requests"][number]]
+    groups = {names[number]: [number] for number in present[:MOST_TENANTS]}
+    others = present[MOST_TENANTS:]
+    if others:
+        groups[OTHERS] = others
+    reports: dict[str, TenantReport] = {}
+    for (name, numbers), (ttft, e2e) in zip(groups.items(), _latencies(records, list(groups.values())), strict=True):
+        total = {of: float(values[numbers].sum()) for of, values in sums.items()}
+        own = [*([OTHERS] if numbers is others else []), *(names[number] for number in numbers)]
+        reports[name] = TenantReport(
+            resident_token_s={tier: sum([of.token_s[name] for name in own]) for tier, of in (residency or {}).items()},
+            lost_tokens={tier: sum([of.lost[name] for name in own]) for tier, of in (residency or {}).items()},
+            requests=int(total["requests"]),
+            finished=int(total["finished"]),
+            rejected=int(total["rejected"]),
+            input_tokens=int(total["input"]),
+            output_tokens=int(total["output"]),
+            computed_tokens=int(total["admitted"] - total["found"] + total["output"]),
+            reused=share(
+                int(total["found"]),
+                int(total["admitted"]),
+                "prompt tokens not computed thanks to any tier / prompt tokens of the tenant's admitted requests",
+            ),
+            held_token_s=total["held"] / SECOND,
+            waited_ms=total["waited"] / max(1.0, total["requests"]) / MS,
+            ttft=ttft.spread(),
+            e2e=e2e.spread(),
+        )
+    return reports
+
+
+def _sums_of(records: Records) -> dict[str, npt.NDArray[np.float64]]:
+    """Return sums over requests, each by the tenant's number."""
+    count = len(records.tenants.names)
+    sums = {name: np.zeros(count, dtype=np.float64) for name in _SUMS}
     for part in records.parts():
         rows, tenant = part.rows, part.rows["tenant"]
         admitted = rows["admitted"] >= 0
@@ -101,46 +138,21 @@ def make_tenants(
             "waited": np.maximum(rows["waited"], 0),
         }.items():
             np.add.at(sums[name], tenant, values)
-    order = np.lexsort((np.arange(len(names)), -(sums["input"] + sums["output"])))
-    present = [number for number in order.tolist() if sums["requests"][number]]
-    group = np.full(len(names), MOST_TENANTS, dtype=np.int64)
-    group[present[:MOST_TENANTS]] = np.arange(min(MOST_TENANTS, len(present)))
+    return sums
+
+
+def _latencies(records: Records, groups: Sequence[Sequence[int]]) -> list[tuple[Values, Values]]:
+    """Return times to first token and to the end of finished requests, for each group of tenants."""
+    group_of = np.zeros(len(records.tenants.names), dtype=np.int64)
+    for index, numbers in enumerate(groups):
+        group_of[numbers] = index
     exact = len(records) <= MOST_EXACT
-    latencies = [(Values(MS, exact=exact), Values(MS, exact=exact)) for _ in range(min(len(present), MOST_TENANTS + 1))]
+    latencies = [(Values(MS, exact=exact), Values(MS, exact=exact)) for _ in groups]
     for part in records.parts():
         rows = part.rows[part.rows["status"] == FINISHED]
-        groups = group[rows["tenant"]]
-        for number in np.unique(groups).tolist():
-            here = rows[groups == number]
-            latencies[number][0].add(here["first_token"] - here["arrival"])
-            latencies[number][1].add(here["ended"] - here["arrival"])
-    reports: dict[str, TenantReport] = {}
-    for number, (ttft, e2e) in enumerate(latencies):
-        chosen = np.array(present[MOST_TENANTS:] if number == MOST_TENANTS else present[number : number + 1])
-        total = {name: float(values[chosen].sum()) for name, values in sums.items()}
-        count = max(1.0, total["requests"])
-        own = (
-            [OTHERS, *(names[number_of] for number_of in chosen)]
-            if number == MOST_TENANTS
-            else [names[present[number]]]
-        )
-        reports[OTHERS if number == MOST_TENANTS else names[present[number]]] = TenantReport(
-            resident_token_s={tier: sum([of.token_s[name] for name in own]) for tier, of in (residency or {}).items()},
-            lost_tokens={tier: sum([of.lost[name] for name in own]) for tier, of in (residency or {}).items()},
-            requests=int(total["requests"]),
-            finished=int(total["finished"]),
-            rejected=int(total["rejected"]),
-            input_tokens=int(total["input"]),
-            output_tokens=int(total["output"]),
-            computed_tokens=int(total["admitted"] - total["found"] + total["output"]),
-            reused=share(
-                int(total["found"]),
-                int(total["admitted"]),
-                "prompt tokens not computed thanks to any tier / prompt tokens of the tenant's admitted requests",
-            ),
-            held_token_s=total["held"] / SECOND,
-            waited_ms=total["waited"] / count / MS,
-            ttft=ttft.spread(),
-            e2e=e2e.spread(),
-        )
-    return reports
+        indices = group_of[rows["tenant"]]
+        for index in np.unique(indices).tolist():
+            here = rows[indices == index]
+            latencies[index][0].add(here["first_token"] - here["arrival"])
+            latencies[index][1].add(here["ended"] - here["arrival"])
+    return latencies

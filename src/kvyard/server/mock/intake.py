@@ -197,28 +197,10 @@ class MockIntake(msgspec.Struct, eq=False):
             raise refuse(f"{n * len(prompts)} choices are more than the {config.max_choices} that one request may have")
         if not -(1 << 63) <= body.priority < 1 << 63:
             raise refuse("priority must fit into 64 bits", "priority")
-        longest = worker.longest
         if body.truncate_prompt_tokens is not None:
             prompts = self._truncated(prompts, body.truncate_prompt_tokens)
         for prompt in prompts:
-            if not prompt:
-                raise refuse("The decoder prompt cannot be empty")
-            self._check_length(len(prompt))
-            if min(prompt) < 0:
-                wrong = next(index for index, token in enumerate(prompt) if token < 0)
-                raise refuse("token ids are whole numbers from 0", f"prompt[{wrong}]", 422)
-            if max(prompt) >= (self.tokenizer.size if config.tokenizer is not None else 1 << 32):
-                raise refuse(f"Token id {max(prompt)} is out of vocabulary")
-            if config.tokenizer is not None and not _all_below(body.logit_bias or (), self.tokenizer.size):
-                raise refuse("logit_bias contain out-of-vocab token ids.", "logit_bias")
-            wanted = most if whole else min(most, 1)
-            if len(prompt) + max(1, wanted) > longest:
-                raise refuse(
-                    f"This model's maximum context length is {longest} tokens. However, you requested "
-                    f"{len(prompt) + max(1, wanted)} tokens ({len(prompt)} in the prompt, {max(1, wanted)} in the "
-                    "completion). Please reduce the length of the prompt or completion.",
-                    "max_tokens" if len(prompt) < longest else "input_tokens",
-                )
+            self._check_prompt(prompt, body, max(1, most if whole else min(most, 1)))
         if most < 1:
             raise refuse(f"max_tokens must be at least 1, got {most}.", "max_tokens")
         if not 0 <= body.min_tokens <= most:
@@ -252,6 +234,27 @@ class MockIntake(msgspec.Struct, eq=False):
                 tool=tool,
             ),
         )
+
+    def _check_prompt(self, prompt: list[int], body: GenerationRequest, output: int) -> None:
+        """Refuse a prompt that has no tokens, unknown ones, or no room for ``output`` more."""
+        longest, has_vocabulary = self.worker.longest, self.worker.config.tokenizer is not None
+        if not prompt:
+            raise refuse("The decoder prompt cannot be empty")
+        self._check_length(len(prompt))
+        if min(prompt) < 0:
+            wrong = next(index for index, token in enumerate(prompt) if token < 0)
+            raise refuse("token ids are whole numbers from 0", f"prompt[{wrong}]", 422)
+        if max(prompt) >= (self.tokenizer.size if has_vocabulary else 1 << 32):
+            raise refuse(f"Token id {max(prompt)} is out of vocabulary")
+        if has_vocabulary and not _all_below(body.logit_bias or (), self.tokenizer.size):
+            raise refuse("logit_bias contain out-of-vocab token ids.", "logit_bias")
+        if len(prompt) + output > longest:
+            raise refuse(
+                f"This model's maximum context length is {longest} tokens. However, you requested "
+                f"{len(prompt) + output} tokens ({len(prompt)} in the prompt, {output} in the "
+                "completion). Please reduce the length of the prompt or completion.",
+                "max_tokens" if len(prompt) < longest else "input_tokens",
+            )
 
     def _truncated(self, prompts: list[list[int]], most: int) -> list[list[int]]:
         """Return the ends of prompts."""
