@@ -33,7 +33,7 @@ MODULES = {
     "engine": "core decode_batch decode_blocks handovers horizon job lifecycle load_source loads passes queue scheduler "
     "stores policies/chunks policies/maker policies/mixed policies/sglang_admission policies/sglang_budget "
     "policies/sglang_decoding policies/sglang_drafts policies/sglang_order policies/sglang_passes policies/sglang_queue "
-    "timing/interpolation timing/polynomial_model timing/table_model",
+    "timing/interpolation timing/polynomial_model timing/roofline timing/table_model",
     "events": "batcher",
     "hashing": "chain digest_keys prefix_tree",
     "index": "bits chains dedup digests memory roster rows runs",

@@ -66,6 +66,16 @@ CONFIGS = {
     "zhipuai/GLM-5": "zai-org/GLM-5",
 }
 """Models of rows by the name of a config that comes with the package; others have their own."""
+CHECKPOINTS = {
+    ("deepseek-ai/DeepSeek-R1", "fp4"): "nvidia/DeepSeek-V3.1-NVFP4",
+    ("deepseek-ai/DeepSeek-V3", "fp4"): "nvidia/DeepSeek-V3.1-NVFP4",
+    ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
+    ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
+    ("Qwen/Qwen3.5-397B-A17B", "fp4"): "nvidia/Qwen3.5-397B-A17B-NVFP4",
+    ("zhipuai/GLM-5", "fp4"): "nvidia/GLM-5-NVFP4",
+    ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
+}
+"""The config of rows whose precision is another checkpoint's than the model's own."""
 QUANTISED = {"fp8": "FP8", "fp4": "NVFP4"}
 FITTED = "Qwen/Qwen3-32B"
 CARDS = {theirs: ours for ours, theirs in SYSTEMS.items()}
@@ -166,13 +176,26 @@ def split_size(text: str) -> int:
     return max(1, int(float(text or 1)))
 
 
+def name_of(row: Row) -> str:
+    """The name of the config that comes with the package."""
+    return CHECKPOINTS.get((row.model, row.precision)) or CONFIGS.get(row.model, row.model)
+
+
 def config_of(row: Row) -> dict[str, Any]:
     """The model's config, quantised as the row says. Raises ``KvyardError`` for a model that the package has none of."""
-    known = known_models()
-    name = CONFIGS.get(row.model, row.model)
+    known, name = known_models(), name_of(row)
     if name not in known:
         raise KvyardError("a model whose config isn't in the package")
     config, dense = known[name], not Fields(known[name]).integer("num_experts", 0)
+    beside = config.get("hf_quant_config", {}).get("quantization")
+    if beside is not None and "quantization_config" not in config:
+        # As a checkpoint says it that has no file of its own for it.
+        stored = {"quant_method": "modelopt", "quant_algo": beside["quant_algo"], "ignore": beside["exclude_modules"]}
+        if beside.get("kv_cache_quant_algo") == "FP8":
+            stored["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
+        return {**config, "quantization_config": stored, "hf_quant_config": None}
+    if not dense and row.precision == "fp8" and "quantization_config" not in config:
+        return config | {"quantization_config": {"quant_method": "fp8"}}
     if dense and row.precision in QUANTISED and "quantization_config" not in config:
         # NVIDIA's checkpoints: scales measured beforehand, and an FP8 cache.
         quantised = {"quant_algo": QUANTISED[row.precision], "kv_cache_quant_algo": "FP8"}
@@ -214,7 +237,7 @@ def settings_of(row: Row, kind: str) -> dict[str, Any]:
         "enable_expert_parallel": row.experts > 1,
         "max_model_len": row.isl + row.osl + 256,
     }
-    if "hf_quant_config" in config:
+    if config.get("hf_quant_config"):
         settings |= {"weight_dtype": row.precision, "kv_cache_dtype": "fp8"}
     if row.concurrency // row.data > find_card(row.card).limits["max_num_seqs"]:
         settings["max_num_seqs"] = row.concurrency
@@ -271,8 +294,8 @@ def own_estimate(row: Row) -> tuple[float, float]:
     from aiconfigurator_core.sdk.models import get_model
 
     modes: dict[str, str] = {}
-    config, name = config_of(row), CONFIGS.get(row.model, row.model)
-    if "hf_quant_config" in config and "hf_quant_config" not in known_models()[name]:
+    config, name = config_of(row), name_of(row)
+    if config.get("hf_quant_config"):
         modes = {"gemm_quant_mode": {"fp8": "fp8_static", "fp4": "nvfp4"}[row.precision], "kvcache_quant_mode": "fp8"}
     ranks = row.tensor * row.data
     spread = min(row.experts, ranks)
@@ -319,6 +342,8 @@ def short_reason(text: str) -> str:
         ("quantised as", "a quantisation without tables"),
         ("one group of full attention", "hybrid models aren't modelled with this backend"),
         ("hybrid models", "hybrid models aren't modelled with this backend"),
+        ("SGLang caches states", "SGLang's pages for models with states aren't modelled"),
+        ("can't be split over", "a split over ranks that attention can't be split over"),
     ):
         if says in text:
             return reason
@@ -450,7 +475,7 @@ def published_rows(rows: Iterable[Row], results: Mapping[str, Result]) -> Iterab
         who, model = "inferencemax" if row.ranged else "aiconfigurator", row.model.partition("/")[2]
         model = model.replace("DeepSeek-V3", "DeepSeek-R1")  # the rows of both are one set of runs
         config = config_of(row)
-        weights = row.precision if "hf_quant_config" in config else None
+        weights = row.precision if config.get("hf_quant_config") else None
         of = class_of(Deployment(model=config_file(row, config), gpu=row.card, weight_dtype=weights), row.backend)
         yield {
             "source": f"silicon {who} {model}",

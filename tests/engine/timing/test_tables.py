@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from kvyard.engine.timing import tables
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.host import Host
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
+from kvyard.engine.timing.roofline import padded
 from kvyard.engine.timing.servingsim import Mixture, read_servingsim
 from kvyard.engine.timing.table_cache import cached_table
 from kvyard.engine.timing.table_model import TableModel
@@ -48,10 +50,29 @@ def test_decode_steps_beside_prompts_cost_what_is_said() -> None:
     assert slow.pass_ns([(512, 0)], 64, 64_000, 1000) - MODEL.pass_ns([(512, 0)], 64, 64_000, 1000) == 900_000
 
 
-@given(st.integers(1, 200), st.integers(1, 200_000), st.integers(0, 40), st.integers(0, 5000))
-def test_a_planned_pass_takes_what_a_single_one_takes(batch: int, context: int, passes: int, longest: int) -> None:
-    planned = MODEL.decode_ns(batch, context, passes, longest).tolist()
-    assert planned == [MODEL.pass_ns((), batch, context + at * batch, longest + at) for at in range(passes)]
+EVEN = msgspec.structs.replace(TABLE, skew=Curve((1,), (0.0,)))
+OVERLAP = Host(step_us=1400.0, sequence_us=20.0, exposed_us=200.0, exposed_sequence_us=12.0, overlap=True)
+MODELS = (MODEL, TableModel(EVEN, speedup=0.7, decode_speedup=1.3), TableModel(TABLE, host=OVERLAP))
+
+
+@given(st.sampled_from(MODELS), st.integers(1, 200), st.integers(1, 200_000), st.integers(0, 40), st.integers(0, 5000))
+def test_a_planned_pass_takes_what_a_single_one_takes(
+    model: TableModel, batch: int, context: int, passes: int, longest: int
+) -> None:
+    planned = model.decode_ns(batch, context, passes, longest).tolist()
+    assert planned == [model.pass_ns((), batch, context + at * batch, longest + at) for at in range(passes)]
+
+
+@given(st.integers(1, 200), st.integers(1, 200_000), st.integers(0, 20_000))
+def test_a_step_is_the_sum_of_what_the_table_says(batch: int, context: int, longest: int) -> None:
+    row, mean = TABLE.decode.row(batch), context / batch
+    attention = row.value(mean)
+    if longest > mean:
+        attention += 0.1 * max(0.0, row.value(longest) - attention)
+    base = TABLE.tokens.value(padded(batch)) + TABLE.sequences.value(batch)
+    card = base + attention + OVERLAP.exposed_us + OVERLAP.exposed_sequence_us * batch
+    us = max(card, OVERLAP.step_us + OVERLAP.sequence_us * batch)
+    assert abs(MODELS[2].pass_ns((), batch, context, longest) - us * 1e3) <= 0.51
 
 
 @pytest.mark.parametrize(
@@ -64,8 +85,6 @@ def test_a_planned_pass_takes_what_a_single_one_takes(batch: int, context: int, 
     ],
 )
 def test_a_table_that_makes_no_sense_is_refused(change: dict, says: str) -> None:
-    import msgspec
-
     with pytest.raises(KvyardError, match=says):
         msgspec.structs.replace(TABLE, **change).check()
 
@@ -186,8 +205,6 @@ class TestServingsim:
 
 
 def test_uneven_ranks_take_what_the_experts_take_for_all_of_them() -> None:
-    import msgspec
-
     shared = msgspec.structs.replace(TABLE, experts=Curve((1, 10_000), (1.0, 10_000.0)))
     model = TableModel(shared)
     assert MODEL.uneven_ns(64, [64, 2048]) == 0, "nothing is shared"

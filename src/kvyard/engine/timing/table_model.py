@@ -1,25 +1,26 @@
-"""Durations of passes by a pass table: lookups in lists, and two interpolations for attention."""
+"""Durations of passes by a pass table: straight lines for decode steps, interpolation for everything else."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from kvyard.engine.timing.host import NO_HOST, Host
-from kvyard.engine.timing.interpolation import along
-from kvyard.engine.timing.model import SHORT, Durations, Times, contexts, scaled, scaled_many
+from kvyard.engine.timing.interpolation import Grid, Line, place
+from kvyard.engine.timing.model import SHORT, Durations, Times, scaled, scaled_many
 from kvyard.engine.timing.pass_table import Curve, PassTable, Plane
 from kvyard.engine.timing.roofline import padded
 
-REMEMBERED = 1 << 14
-"""Shapes whose time is kept."""
+NS_PER_US = 1e3
 
 
 class TableModel:
-    """``host`` adds its part to each pass. ``mixed_decode`` stands in where passes with both were not measured."""
+    """``host`` adds its part to each pass. ``mixed_decode`` stands in where passes with both were not measured.
+
+    All parts are nanoseconds, rounded once a pass is put together.
+    """
 
     needs_longest: ClassVar[bool] = True
 
@@ -32,13 +33,21 @@ class TableModel:
         speedup: float = 1.0,
         decode_speedup: float = 1.0,
     ) -> None:
-        self._table = table
-        self._host = host
+        self._host_ns = host.step_us * NS_PER_US
+        self._host_sequence_ns = host.sequence_us * NS_PER_US
+        self._overlap = host.overlap
+        self._exposed_ns = host.exposed_us * NS_PER_US if host.overlap else self._host_ns
+        self._exposed_sequence_ns = host.exposed_sequence_us * NS_PER_US if host.overlap else self._host_sequence_ns
+        self._launch_ns = host.launch_us * NS_PER_US
         self._mixed = mixed_decode
         self._prompt_ratio, self._decode_ratio = speedup, speedup * decode_speedup
-        self._bases: dict[tuple[int, int], float] = {}
-        self._rows: dict[int, _Row] = {}
-        self._prompts: dict[tuple[int, int], float] = {}
+        self._graph_tokens = table.graph_tokens
+        self._tokens, self._sequences = _line(table.tokens), _line(table.sequences)
+        self._skew = table.skew
+        self._experts = _line(table.experts) if table.experts is not None else None
+        self._prompt = _grid(table.prompt)
+        self._decode = table.decode
+        self._steps: dict[int, _Steps] = {}
         self._together = _MixedAttention(table.together) if table.together else None
 
     # -- the two verbs ----------------------------------------------------------------------------------------------
@@ -48,208 +57,193 @@ class TableModel:
         alone, new, pairs, prompts = 0.0, 0, 0, 0
         for fresh, past in prefills:
             if fresh:
-                alone += self._prompt(fresh, past)
+                ns = self._prompt.value(fresh, past)
+                if ns > 0.0:
+                    alone += ns
                 new += fresh
                 pairs += fresh * past
                 prompts += 1
-        tokens, sequences = decode_batch + new, decode_batch + prompts
-        if not tokens:
-            return 0
-        base, joined = self._base(tokens, sequences), self._host.joined_prompts
-        decode = 0.0
-        if decode_batch:
-            decode = self._row(decode_batch).step(decode_context / decode_batch, longest)
         if not prompts:
-            return scaled(round(self._host.joined(sequences, base + decode) * 1e3), self._decode_ratio)
+            if not decode_batch:
+                return 0
+            return scaled(round(self._of(decode_batch).step(decode_context, longest)), self._decode_ratio)
+        work = self._base(decode_batch + new, decode_batch + prompts)
         if not decode_batch:
-            return scaled(round(joined(sequences, base + alone) * 1e3), self._prompt_ratio)
-        if self._together is None:
-            work = base + alone + decode * self._mixed
-            return scaled(round(joined(sequences, work) * 1e3), self._prompt_ratio)
-        # Measured with one prompt; several are what they take one after the other, and slow decoding down as one would.
-        behind = pairs / new
-        mean = decode_context / decode_batch
-        both = self._together.value(new, behind, decode_batch, mean)
-        whole = self._table.prompt.value(new, behind) if prompts > 1 else alone
-        skewed = decode - self._row(decode_batch).mean(mean)
-        work = base + both * (alone / whole if whole else 1.0) + skewed
-        return scaled(round(joined(sequences, work) * 1e3), self._prompt_ratio)
+            work += alone
+        elif self._together is None:
+            work += alone + self._mixed * self._of(decode_batch).attention(decode_context, longest)
+        else:
+            # Measured with one prompt; several are what they take one after the other, and slow decoding down as one would.
+            behind = pairs / new
+            both = self._together.value(new, behind, decode_batch, decode_context / decode_batch)
+            whole = self._prompt.value(new, behind) if prompts > 1 else alone
+            skewed = self._of(decode_batch).skewed(decode_context, longest)
+            work += both * (alone / whole if whole else 1.0) + skewed
+        if work < self._launch_ns:
+            work = self._launch_ns
+        work += self._exposed(decode_batch + prompts)
+        host = self._hidden(decode_batch + prompts)
+        return scaled(round(work if work > host else host), self._prompt_ratio)
 
     def decode_ns(self, batch: int, context: int, passes: int, longest: int) -> Durations:
         if not batch:
             return np.zeros(passes, dtype=np.int64)
-        base, row, ratio = self._base(batch, batch), self._row(batch), self._decode_ratio
+        steps, ratio = self._of(batch), self._decode_ratio
         if passes > SHORT:
-            steps = row.steps(contexts(batch, context, passes) / batch, longest)
-            return scaled_many(np.rint(self._host.joined_many(batch, base + steps) * 1e3), ratio)
-        step, joined = row.step, self._host.joined
-        spent = [
-            scaled(round(joined(batch, base + step((context + done * batch) / batch, longest + done)) * 1e3), ratio)
-            for done in range(passes)
-        ]
+            return scaled_many(np.rint(steps.steps(context, passes, longest)), ratio)
+        spent = [scaled(round(steps.step(context + done * batch, longest + done)), ratio) for done in range(passes)]
         return np.array(spent, dtype=np.int64)
 
     def uneven_ns(self, tokens: int, of_all: Sequence[int]) -> int:
-        experts = self._table.experts
-        if experts is None:
+        if self._experts is None:
             return 0
         most = max(of_all)
         # As CUDA graphs all ranks' passes have the largest one's size; launched one by one, kernels take what there is.
         total = (
-            len(of_all) * self._size(most)
-            if most <= self._table.graph_tokens
-            else sum(max(1, of_rank) for of_rank in of_all)
+            len(of_all) * self._size(most) if most <= self._graph_tokens else sum(max(1, of_rank) for of_rank in of_all)
         )
-        us = experts.value(total) - experts.value(len(of_all) * self._size(tokens))
-        return round(us * 1e3 / self._prompt_ratio)
+        ns = self._experts.value(total) - self._experts.value(len(of_all) * self._size(tokens))
+        return round(ns / self._prompt_ratio)
 
-    # -- parts, in microseconds -------------------------------------------------------------------------------------
+    # -- parts, in nanoseconds --------------------------------------------------------------------------------------
 
     def _base(self, tokens: int, sequences: int) -> float:
-        base_us = self._bases.get((tokens, sequences))
-        if base_us is None:
-            _bound(self._bases)
-            table = self._table
-            base_us = table.tokens.value(self._size(tokens)) + table.sequences.value(sequences)
-            self._bases[tokens, sequences] = base_us
-        return base_us
+        return self._tokens.value(self._size(tokens)) + self._sequences.value(sequences)
 
     def _size(self, tokens: int) -> int:
         """Return tokens that are computed where ``tokens`` are wanted."""
-        return padded(tokens) if tokens <= self._table.graph_tokens else tokens
+        return padded(tokens) if tokens <= self._graph_tokens else tokens
 
-    def _row(self, batch: int) -> _Row:
-        cached = self._rows.get(batch)
-        if cached is None:
-            table = self._table
-            cached = self._rows[batch] = _Row(table.decode.row(batch), table.skew.value(batch))
-        return cached
+    def _exposed(self, sequences: int) -> float:
+        """Return what a pass of ``sequences`` takes beyond its kernels."""
+        return self._exposed_ns + self._exposed_sequence_ns * sequences
 
-    def _prompt(self, new: int, past: int) -> float:
-        us = self._prompts.get((new, past))
-        if us is None:
-            _bound(self._prompts)
-            us = self._prompts[new, past] = max(0.0, self._table.prompt.value(new, past))
-        return us
+    def _hidden(self, sequences: int) -> float:
+        """Return the least time of a pass of ``sequences``: the host's, which works while kernels do."""
+        return self._host_ns + self._host_sequence_ns * sequences if self._overlap else 0.0
 
-
-def _bound(memory: dict[tuple[int, int], float]) -> None:
-    if len(memory) >= REMEMBERED:
-        memory.clear()
+    def _of(self, batch: int) -> _Steps:
+        steps = self._steps.get(batch)
+        if steps is None:
+            curve = self._decode.row(batch)
+            flat = self._base(batch, batch) + self._exposed(batch)
+            steps = self._steps[batch] = _Steps(curve, batch, flat, self._hidden(batch), self._skew.value(batch))
+        return steps
 
 
 FAR = 1 << 40
 """Tokens beyond any context."""
 
 
-class _Row:
-    """Decode attention of one batch size along the mean context, with a way to the longest. Before its first point it is flat,
-    and beyond its last it goes on as between the last two.
+class _Steps:
+    """Decode steps of one batch size by their summed context, in nanoseconds: straight lines between measured points.
+
+    Attention is flat before its first point, and beyond its last goes on as between the last two. ``skew`` of the way to the
+    longest context counts too.
     """
 
-    __slots__ = ("_at", "_points", "_slopes", "_us", "_values", "skew")
+    __slots__ = ("_attention", "_batch", "_least", "_skew", "_slopes", "_starts", "_whole")
 
-    def __init__(self, curve: Curve, skew: float) -> None:
-        self._at = [*curve.at, FAR]
-        self._us = [*curve.us, curve.value(FAR)]
-        pairs = zip(self._at, self._at[1:], self._us, self._us[1:], strict=False)
-        self._slopes = [(y1 - y0) / (x1 - x0) for x0, x1, y0, y1 in pairs]
-        self._points = np.array(self._at, dtype=np.float64)
-        self._values = np.array(self._us, dtype=np.float64)
-        self.skew = skew
+    def __init__(self, curve: Curve, batch: int, flat: float, least: float, skew: float) -> None:
+        at = [*curve.at, FAR]
+        ns = [us * NS_PER_US for us in (*curve.us, curve.value(FAR))]
+        slopes, attention = [0.0], [ns[0]]
+        for low in range(len(at) - 1):
+            slope = (ns[low + 1] - ns[low]) / (at[low + 1] - at[low])
+            slopes.append(slope / batch)
+            attention.append(ns[low] - slope * at[low])
+        self._starts = tuple([-1.0, *[float(point * batch) for point in at]])
+        self._slopes = tuple(slopes)
+        self._attention = tuple(attention)
+        self._whole = tuple([flat + value for value in attention])
+        self._batch, self._least, self._skew = batch, least, skew
 
-    def mean(self, context: float) -> float:
-        low = bisect_right(self._at, context) - 1
-        return self._us[0] if low < 0 else self._us[low] + (context - self._at[low]) * self._slopes[low]
+    def attention(self, context: int, longest: int) -> float:
+        line = place(self._starts, context)
+        return self._attention[line] + self._slopes[line] * context + self.skewed(context, longest)
 
-    def step(self, context: float, longest: int) -> float:
-        us = self.mean(context)
-        if longest > context and self.skew:
-            more = self.mean(longest) - us
-            if more > 0:
-                us += self.skew * more
-        return us
+    def skewed(self, context: int, longest: int) -> float:
+        """Return the part of ``attention`` that the longest context adds."""
+        top = longest * self._batch
+        if top <= context or not self._skew:
+            return 0.0
+        more = self._step(top) - self._step(context)
+        return self._skew * more if more > 0.0 else 0.0
 
-    def steps(self, means: Times, longest: int) -> Times:
-        """Like ``step`` for contexts that grow by one each step, the longest from ``longest`` on."""
-        us = self._means(means)
-        if self.skew and longest > means[0]:
-            # Both grow by one each step, so that the longest stays the longer one.
-            tops = np.arange(longest, longest + len(means), dtype=np.float64)
-            us += self.skew * np.maximum(self._means(tops) - us, 0.0)
-        return us
+    def step(self, context: int, longest: int) -> float:
+        """Return the time of a whole pass."""
+        ns = self._step(context) + self.skewed(context, longest)
+        return ns if ns > self._least else self._least
 
-    def _means(self, contexts: Times) -> Times:
-        """Interpolate contexts that rise. Mostly they lie between two points."""
-        low = bisect_right(self._at, contexts[0]) - 1
-        if low >= 0 and contexts[-1] < self._at[low + 1]:
-            return (contexts - self._at[low]) * self._slopes[low] + self._us[low]
-        return np.interp(contexts, self._points, self._values)
+    def steps(self, context: int, passes: int, longest: int) -> Times:
+        """Return ``step`` of passes whose contexts, and the longest, grow by one token each."""
+        ns = self._many(context, passes)
+        top = longest * self._batch
+        if top > context and self._skew:
+            ns += self._skew * np.maximum(self._many(top, passes) - ns, 0.0)
+        return np.maximum(ns, self._least) if self._least else ns
 
+    def _step(self, context: int) -> float:
+        line = place(self._starts, context)
+        return self._whole[line] + self._slopes[line] * context
 
-class _Line:
-    """Attention of one prompt beside one batch of decode steps, along their mean context."""
-
-    __slots__ = ("_at", "_us")
-
-    def __init__(self, curve: Curve) -> None:
-        self._at = curve.at
-        self._us = curve.us
-
-    def value(self, context: float) -> float:
-        return along(self._at, self._us, context)
+    def _many(self, context: int, passes: int) -> Times:
+        """Return ``_step`` of contexts that grow by ``batch`` tokens. Mostly they are on one line."""
+        end = context + passes * self._batch
+        line = place(self._starts, context)
+        if end - self._batch >= self._starts[line + 1]:
+            return np.array([self._step(one) for one in range(context, end, self._batch)])
+        contexts: Times = np.arange(context, end, self._batch, dtype=np.float64)
+        contexts *= self._slopes[line]
+        contexts += self._whole[line]
+        return contexts
 
 
 class _MixedAttention:
-    """Attention of passes with a prompt and decode steps, linear between measured (new, past)."""
+    """Attention of passes with a prompt and decode steps, linear between measured (new, past), in nanoseconds."""
 
     def __init__(self, planes: Sequence[tuple[int, int, Plane]]) -> None:
-        self._planes: dict[int, dict[int, Plane]] = {}
+        grids: dict[int, dict[int, Grid]] = {}
         for new, past, plane in sorted(planes, key=lambda one: one[:2]):
-            self._planes.setdefault(new, {})[past] = plane
-        self._new = list(self._planes)
-        self._past = [list(row) for row in self._planes.values()]
-        self._lines: dict[tuple[int, int, int], _Line] = {}
-        """By the places of new and past tokens on their axes, and decoding requests: batches come again."""
+            grids.setdefault(new, {})[past] = _grid(plane)
+        self._new = tuple([float(new) for new in grids])
+        self._past = [tuple([float(past) for past in row]) for row in grids.values()]
+        self._grids = [list(row.values()) for row in grids.values()]
 
     def value(self, new: int, past: float, batch: int, context: float) -> float:
         low = _before(self._new, new)
         share = _share(self._new, low, new)
         if share == 0.0:
-            return self._along_past(0.0, 1.0, low, past, batch, context)
-        total = self._along_past(0.0, 1.0 - share, low, past, batch, context)
-        return self._along_past(total, share, low + 1, past, batch, context)
+            return self._along_past(low, past, batch, context)
+        near = self._along_past(low, past, batch, context)
+        return (1.0 - share) * near + share * self._along_past(low + 1, past, batch, context)
 
-    def _along_past(self, total: float, share: float, row: int, past: float, batch: int, context: float) -> float:
-        """Add ``share`` of what ``row``'s new tokens take to ``total``."""
-        axis = self._past[row]
+    def _along_past(self, row: int, past: float, batch: int, context: float) -> float:
+        axis, grids = self._past[row], self._grids[row]
         low = _before(axis, past)
-        part = _share(axis, low, past)
-        if part == 0.0:
-            return total + share * self._line(row, low, batch).value(context)
-        total += share * (1.0 - part) * self._line(row, low, batch).value(context)
-        return total + share * part * self._line(row, low + 1, batch).value(context)
-
-    def _line(self, row: int, column: int, batch: int) -> _Line:
-        cached = self._lines.get((row, column, batch))
-        if cached is None:
-            if len(self._lines) >= REMEMBERED:
-                self._lines.clear()
-            plane = self._planes[self._new[row]][self._past[row][column]]
-            cached = self._lines[row, column, batch] = _Line(plane.row(batch))
-        return cached
+        share = _share(axis, low, past)
+        near = grids[low].value(batch, context)
+        return near if share == 0.0 else (1.0 - share) * near + share * grids[low + 1].value(batch, context)
 
 
-def _before(axis: list[int], x: float) -> int:
+def _line(curve: Curve) -> Line:
+    return Line(curve.at, tuple([us * NS_PER_US for us in curve.us]))
+
+
+def _grid(plane: Plane) -> Grid:
+    return Grid(plane.rows, plane.at, tuple([tuple([us * NS_PER_US for us in row]) for row in plane.us]))
+
+
+def _before(axis: tuple[float, ...], x: float) -> int:
     """Return the place of the point before ``x``: never the last one, unless there is no other."""
-    low = bisect_right(axis, x) - 1
+    low = place(axis, x)
     last = len(axis) - 2
     if low > last:
         low = last
     return low if low > 0 else 0
 
 
-def _share(axis: list[int], low: int, x: float) -> float:
+def _share(axis: tuple[float, ...], low: int, x: float) -> float:
     """Return the share of the way from the point at ``low`` to the next, more than 1 beyond the last and 0 before the first."""
     if len(axis) == 1 or x <= axis[low]:
         return 0.0
