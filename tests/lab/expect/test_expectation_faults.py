@@ -228,11 +228,11 @@ def test_a_fleet_that_routes_better_than_its_replay_is_healthy() -> None:
 # -- what a search takes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("counted", "most"), [(counts, 1.5), (counters, 5.0)])
+@pytest.mark.parametrize(("counted", "most"), [(counts, 1.5), (counters, 0.1)])
 def test_a_search_replays_little_beside_the_whole_traffic(
     counted: Callable[..., Counted], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Causes are tried on the first requests; of sums, those that fit are replayed on the whole."""
+    """Causes are tried on the first requests; of sums, reuse distances leave a pool alone, which isn't replayed."""
     random = Random(29)
     asked = random.choices(documents(60, document=320, kinds=60), k=4000)
     rows = [replace(row, id=f"{at}", arrival=at * 10**9 // 2) for at, row in enumerate(asked)]
@@ -247,7 +247,7 @@ def test_a_search_replays_little_beside_the_whole_traffic(
     monkeypatch.setattr(difference, "replay_traffic", counting)
     found = expect(traffic(rows), fleet, small)
     assert found.cause == "pool" and found.fault, found.sentence
-    assert len(replayed) > 3 and sum(replayed) < most * len(rows), replayed
+    assert sum(replayed) < most * len(rows), replayed
 
 
 def test_a_fault_that_begins_late_is_searched_where_it_shows() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from random import Random
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,10 @@ from msgspec.structs import replace
 from kvyard.errors import KvyardError
 from kvyard.lab.expect.counted import Counted
 from kvyard.lab.expect.owed import Replayed, endless_hits, replay_traffic
+from kvyard.lab.expect.reuse import Reuse
 from kvyard.lab.expect.traffic import Tokens, Traffic
+from kvyard.replay.report.plain_cache import plainly_lru
 from kvyard.replay.traces import TraceRequest
-from kvyard.replay.traces.bounds import Accesses
-from kvyard.replay.traces.identity import prefix_ids
 
 SAMPLED = 1 / 16
 """Share of a difference, or of requests where only sums were counted, that a sample has."""
@@ -49,6 +50,7 @@ class Difference:
         if counted.warmed:
             self.all_counts = np.minimum(self.all_counts, replayed.hits)
         self.lengths = np.array([request.input_length for request in traffic.requests], dtype=np.int64)
+        self._reuse: dict[str | None, Reuse] = {}
         self._replays: dict[frozenset[tuple[str, object]], Tokens | None] = {}
 
     @property
@@ -153,27 +155,37 @@ class Difference:
         replayed = replace(self.replayed, hits=hits)
         return Difference(traffic, self.settings, replayed, counted, self.evidence, self.tolerance)
 
+    def reuse(self, policy: str | None = None) -> Reuse:
+        """Return reuse of the prompts as they were routed, or about as ``policy`` routes them without looking at caches."""
+        if policy not in self._reuse:
+            requests = {request.id: request for request in self.traffic.requests}
+            records = [record for record in self.replayed.run.records if record.admitted >= 0 and record.id in requests]
+            records.sort(key=lambda record: record.admitted)
+            places = [record.prefilled_by for record in records]
+            if policy is not None:
+                names, random = sorted(set(places)), Random(0)
+                places = [
+                    names[at % len(names)] if policy == "round-robin" else random.choice(names)
+                    for at in range(len(records))
+                ]
+            prompts = [(requests[record.id], place) for record, place in zip(records, places, strict=True)]
+            self._reuse[policy] = Reuse(prompts, self.block_size)
+        return self._reuse[policy]
+
+    @property
+    def reuse_tells(self) -> bool:
+        """True if reuse distances say about what other blocks, pools or routers find: caches are plain LRU."""
+        config = self.replayed.run.fleet.config
+        return plainly_lru(config) and all(kind.engine.tiers is None for kind in config.workers)
+
+    def guess(self, *, block_size: int | None = None, policy: str | None = None) -> int:
+        """Return about the tokens counted if blocks were of another size or another policy routed."""
+        configured = self.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks
+        tokens, size = configured * self.block_size, block_size or self.block_size
+        owed = max(1, self.reuse().hits(configured, self.block_size))
+        return round(self.owed * self.reuse(policy).hits(max(1, tokens // size), size) / owed)
+
     def pool_guess(self) -> int:
-        """Return blocks of a pool with about the counted hits: from the reuse distances of prompts, as they were routed."""
-        requests = {request.id: request for request in self.traffic.requests}
-        records = [record for record in self.replayed.run.records if record.admitted >= 0 and record.id in requests]
-        caches: dict[str, Accesses] = {}
-        unit = self.block_size
-        for record in sorted(records, key=lambda record: record.admitted):
-            ids, per_id = prefix_ids(requests[record.id], self.block_size)
-            unit = per_id or unit
-            caches.setdefault(record.prefilled_by, Accesses()).add(ids or (), record.input, unit)
-        distances, tokens = (
-            np.concatenate([np.array(getattr(cache, column), dtype=np.int64) for cache in caches.values()])
-            for column in ("distance", "length_tokens")
-        )
-        order = np.argsort(distances)
-        reach = distances[order] * unit // self.block_size
-        cumulated = tokens[order].cumsum()
+        """Return blocks of a pool with about the counted hits."""
         blocks = self.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks
-        within = int(np.searchsorted(reach, blocks))
-        if not within:
-            return blocks // 2
-        target = cumulated[within - 1] * min(1.0, self.total / max(1, self.owed))
-        index = min(int(np.searchsorted(cumulated, target)), within - 1)
-        return min(max(1, int(reach[index])), blocks - 1)
+        return self.reuse().blocks(self.total / max(1, self.owed), blocks, self.block_size)

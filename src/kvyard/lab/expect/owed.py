@@ -107,11 +107,15 @@ def endless_hits(
 
 
 def _endless(requests: Sequence[TraceRequest], engine: EngineConfig) -> Tokens:
-    if engine.backend == "sglang":
-        # Its scheduler enters prompts into the tree, not the block manager; a tree that evicts nothing has every page.
+    if engine.backend == "sglang" or _every_block_counts(engine):
+        # A pool that evicts nothing has every block. The last token of an answer is computed with the next turn.
+        requests = [
+            replace(request, output_tokens=request.output_tokens[:-1]) if request.output_tokens else request
+            for request in requests
+        ]
         lengths = np.array([request.input_length for request in requests], dtype=np.int64)
-        page = engine.specs[0].block_size
-        return np.minimum(shared_tokens(requests), lengths - 1) // page * page
+        block = engine.specs[0].block_size
+        return np.minimum(shared_tokens(requests), lengths - 1) // block * block
     cache = PlainCache(engine, ENDLESS)
     hits: list[int] = []
     for request in requests:
@@ -122,6 +126,11 @@ def _endless(requests: Sequence[TraceRequest], engine: EngineConfig) -> Tokens:
         if answered is not None:
             cache.add(answered, request.arrival)
     return np.array(hits, dtype=np.int64)
+
+
+def _every_block_counts(engine: EngineConfig) -> bool:
+    """True if a hit is any number of blocks: full attention alone, without a draft head."""
+    return all(spec.is_full for spec in engine.specs) and len(engine.specs) == 1 and engine.speculative is None
 
 
 def _with_answer(request: TraceRequest) -> TraceRequest | None:

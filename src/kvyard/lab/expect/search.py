@@ -3,7 +3,7 @@ named.
 
 Candidates are replayed on the first requests of the traffic (``Difference.sample``), so that a search takes about as long as
 the replay of the whole. Of a sum the first requests show little: candidates that fit it there are replayed on the whole
-traffic.
+traffic, unless reuse distances show before that they don't fit.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ SIZES_TRIED = 2
 """Of those, sizes that are replayed where only sums were counted."""
 CLOSE = 0.02
 """Share of the counted tokens by which a pool may be off that is named."""
+GUESSED_WITHIN = 2
+"""Tolerances by which the sum of a candidate may be off by its reuse distances, and it is replayed all the same."""
 POOLS_TRIED = 4
 """Replays of smaller pools on a sample; half as many on the whole traffic."""
 BLIND = ("round-robin", "least-loaded", "random")
@@ -44,6 +46,8 @@ class Candidate(NamedTuple):
     hits: Callable[[Difference], Tokens | None]
     """``None`` if the cause is impossible."""
     figures: Mapping[str, object] = MappingProxyType({})
+    guess: Callable[[Difference], int] | None = None
+    """About the sum of the hits, where reuse distances tell."""
 
     def unexplained(self, difference: Difference) -> float:
         """Return share of ``difference`` that is left with this cause."""
@@ -91,6 +95,8 @@ def find_fault(difference: Difference) -> tuple[str, str] | None:
 
 def _best(source: Source, difference: Difference, sample: Difference) -> tuple[Candidate | None, float]:
     """Return the candidate that leaves the least of a difference, and the share that it leaves."""
+    if not difference.by_request and difference.reuse_tells and source in GUESSED:
+        return _best_guess(source, difference)
     if source is _pools and not difference.by_request:
         sample = difference  # blocks may be evicted only after the sample
     best, nearest = None, math.inf
@@ -101,6 +107,23 @@ def _best(source: Source, difference: Difference, sample: Difference) -> tuple[C
     if best is not None and nearest <= 1 - EXPLAINS and sample is not difference and not difference.by_request:
         nearest = best.unexplained(difference)
     return best, nearest
+
+
+def _best_guess(source: Source, difference: Difference) -> tuple[Candidate | None, float]:
+    """Return the same of a sum by guesses: only the nearest candidate is replayed, and a pool, which fits any sum, never."""
+    guesses = [
+        (abs(candidate.guess(difference) - difference.total), at, candidate)
+        for at, candidate in enumerate(source(difference))
+        if candidate.guess is not None
+    ]
+    if not guesses:
+        return None, math.inf
+    off, _, best = min(guesses)
+    if source is _pools:
+        return best, off / difference.distance(difference.replayed.hits)
+    if off > GUESSED_WITHIN * difference.tolerance * difference.prompts:
+        return None, math.inf
+    return best, best.unexplained(difference)
 
 
 def _queries(difference: Difference) -> tuple[str, str] | None:
@@ -171,7 +194,9 @@ def _blind(difference: Difference) -> Iterator[Candidate]:
     code = "hash-seed" if "hash-seed" in difference.evidence else "events-off"
     for policy in BLIND:
         figures = {"policy": policy, "configured": config.router.policy}
-        yield Candidate(code, partial(Difference.replay, router=policy), figures)
+        yield Candidate(
+            code, partial(Difference.replay, router=policy), figures, partial(Difference.guess, policy=policy)
+        )
 
 
 def _block_sizes(difference: Difference) -> Iterator[Candidate]:
@@ -206,7 +231,8 @@ def _of_size(difference: Difference, size: int) -> Candidate:
     configured = difference.block_size
     tokens = difference.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks * configured
     hits = partial(Difference.replay, block_size=size, num_gpu_blocks=max(1, tokens // size))
-    return Candidate("block-size", hits, {"block": size, "configured": configured})
+    figures = {"block": size, "configured": configured}
+    return Candidate("block-size", hits, figures, partial(Difference.guess, block_size=size))
 
 
 def _media(difference: Difference) -> Iterator[Candidate]:
@@ -265,6 +291,9 @@ def _pools(difference: Difference) -> Iterator[Candidate]:
     """Pools with fewer blocks than configured: one by reuse distances, then those between the two nearest."""
     low, high = (0, 0), (difference.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks, difference.owed)
     blocks = difference.pool_guess()
+    if not difference.by_request and difference.reuse_tells:
+        yield _of_pool(difference, blocks)
+        return
     for _ in range(POOLS_TRIED if difference.by_request else POOLS_TRIED // 2):
         candidate = _of_pool(difference, blocks)
         yield candidate
@@ -285,7 +314,9 @@ def _pools(difference: Difference) -> Iterator[Candidate]:
 def _of_pool(difference: Difference, blocks: int) -> Candidate:
     configured = difference.replayed.run.fleet.config.workers[0].engine.num_gpu_blocks
     figures = {"blocks": blocks, "configured": configured}
-    return Candidate("pool", partial(Difference.replay, num_gpu_blocks=blocks), figures)
+    return Candidate(
+        "pool", partial(Difference.replay, num_gpu_blocks=blocks), figures, lambda compared: compared.total
+    )
 
 
 SOURCES: tuple[tuple[Source, bool], ...] = (
@@ -301,3 +332,5 @@ SOURCES: tuple[tuple[Source, bool], ...] = (
     (_pools, True),
 )
 """Cheap and telling ones first, and whether they replay; the search ends with one that gives the counts."""
+GUESSED: tuple[Source, ...] = (_block_sizes, _blind, _pools)
+"""Those of which reuse distances tell the sum."""

@@ -140,10 +140,8 @@ class Hunter:
 
 def _cause(finding: dict[str, Any]) -> str:
     """Return the key by which two findings are taken for one defect: the kind, for a crash its place, and for a standstill
-    whether a request runs. A case without an end may become a storm when it is made smaller."""
+    whether a request runs."""
     kind, detail = str(finding["kind"]), str(finding["detail"])
     if kind == "stuck" and " 0 running" in detail:
         kind = "stuck, none running"
-    if kind == "endless":
-        kind = "storm"
     return kind + (detail.split(": ", maxsplit=1)[0] if kind == "crash" else "")

@@ -1,8 +1,8 @@
 """Drives the scheduler of the installed SGLang through one case, without a model, and says what went wrong.
 
 Time is counted in batches. The model is a memory that remembers which text was written to which slot of the pool, so that a
-slot which holds another text than its reader expects is noticed. This file and ``under_test`` use nothing else of kvyard:
-reproducers are made from them.
+slot which holds another text than its reader expects is noticed. This file, ``storms`` and ``under_test`` use nothing else
+of kvyard: reproducers are made from them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from kvyard.lab.hunt.storms import Storms
 from kvyard.sglang.absent import import_sglang
 from kvyard.sglang.under_test import SglangUnderTest
 
 STUCK_AFTER = 64
 """Decisions in a row without a batch, with nothing left to wait for."""
-STORM_AT = 20
-"""Tokens computed, as a multiple of those that the requests have, and retractions per request: above both it is a storm."""
 MOST_STEPS = 5_000
 BEYOND = 64
 """Tokens after the end of an answer that an overlapped batch may compute."""
@@ -97,7 +96,7 @@ class World:
         """Requests that have not ended."""
         self._reqs: dict[str, Any] = {}
         """SGLang's requests that have arrived, by name."""
-        self._retractions: dict[str, int] = {}
+        self._storms = Storms()
         self.computed = 0
         self.longest_idle = 0
 
@@ -121,7 +120,7 @@ class World:
                 self._receive(name, bool(aborts))
             batch = self._sglang.next_batch()
             for _, name in self._sglang.take_requeued():
-                self._retractions[name] = self._retractions.get(name, 0) + 1
+                self._storms.preempt(name)
             if batch is not None:
                 wrong = self._execute(batch)
                 if wrong is not None:
@@ -140,14 +139,14 @@ class World:
             self._left -= {name for name in self._left if name in self._reqs and self._reqs[name].finished()}
             self._sglang.take_events()
             if not self._left and not inbox and not in_flight and batch is None:
-                return self._leak() or self._storm()
-            if self._now % 256 == 255 and (storm := self._storm()) is not None:
+                return self._leak()
+            if (storm := self._storms.finding()) is not None:
                 return storm
             idle = 0 if batch is not None or in_flight or inbox else idle + 1
             self.longest_idle = max(self.longest_idle, idle)
             if idle >= STUCK_AFTER:
                 return self._stuck()
-        return self._storm() or {"kind": "endless", "detail": f"not over after {MOST_STEPS} batches"}
+        return {"kind": "endless", "detail": f"not over after {MOST_STEPS} batches"}
 
     def _receive(self, name: str, aborts: bool) -> None:
         if not aborts:
@@ -175,6 +174,7 @@ class World:
             if wrong is not None and not req.finished():
                 return f"{req.rid}, {start} tokens computed before: {wrong}"
             self._memory.write(slots[start:], texts[start : start + length])
+            self._storms.compute(req.rid, start + length)
         return None
 
     def _process(self, batch: Any) -> None:
@@ -195,17 +195,6 @@ class World:
         state = {name: value for name, value in self._sglang.state().items() if name != "ratio"}
         held = f"waiting {sorted(waiting)}, running {sorted(running)}, in the middle of its prompt {sorted(chunked)}"
         return {"kind": "stuck", "detail": f"{STUCK_AFTER} decisions without a batch; {held}; pages: {state}"}
-
-    def _storm(self) -> Finding | None:
-        requests = self._texts.requests.values()
-        tokens = sum(sum(count for _, count in each["prompt"]) + each["output"][1] for each in requests)
-        retractions = sum(self._retractions.values())
-        if self.computed <= STORM_AT * tokens or retractions <= STORM_AT * len(self._texts.requests):
-            return None
-        return {
-            "kind": "storm",
-            "detail": f"{self.computed} tokens computed for {tokens}, {retractions} retractions in {self._now} batches",
-        }
 
     def _free_sizes(self) -> dict[str, int]:
         """Return tokens that are free or could be, by pool, and free rows of requests."""
@@ -230,7 +219,7 @@ class World:
         """Return the nearness of the run to trouble: retractions, tokens computed again, decisions without a batch."""
         requests = self._texts.requests.values()
         tokens = sum(sum(count for _, count in each["prompt"]) + each["output"][1] for each in requests)
-        return float(sum(self._retractions.values()) + self.computed / max(1, tokens) + self.longest_idle / 8)
+        return float(self._storms.preemptions + self.computed / max(1, tokens) + self.longest_idle / 8)
 
 
 def run(case: Case) -> tuple[Finding | None, float]:

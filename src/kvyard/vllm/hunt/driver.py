@@ -1,8 +1,8 @@
 """Drives the scheduler of the installed vLLM through one case, without a model, and says what went wrong.
 
 Time is counted in engine steps. The model is a memory that remembers which text was written to which slot of which block, so
-that a block which holds another text than its reader expects is noticed. This file uses nothing of kvyard: reproducers are
-made from it.
+that a block which holds another text than its reader expects is noticed. This file and ``storms`` use nothing else of kvyard:
+reproducers are made from them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from kvyard.lab.hunt.storms import Storms
+
 STUCK_AFTER = 64
 """Steps in a row that schedule nothing, with nothing left to wait for."""
-STORM_AT = 20
-"""Tokens computed, as a multiple of those that the requests have, and preemptions per request: above both it is a storm."""
 MOST_STEPS = 5_000
 
 MODEL = {
@@ -126,13 +126,13 @@ class World:
         """True if the connector couldn't answer yet about a request, since this was last read."""
         self.executed = 0
         self.scheduled_tokens = 0
-        self.preemptions: dict[str, int] = {}
+        self.storms = Storms()
         self.longest_idle = 0
         self.scheduler = make_scheduler(case)
         preempt = self.scheduler._preempt_request
 
         def count_preemption(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self.preemptions[request.request_id] = self.preemptions.get(request.request_id, 0) + 1
+            self.storms.preempt(request.request_id)
             return preempt(request, *args, **kwargs)
 
         self.scheduler._preempt_request = count_preemption
@@ -156,7 +156,7 @@ class World:
                 resets.popleft()
             has_requests = self.scheduler.has_requests()
             if not has_requests and not queue and not arrivals and not self.loads and not self.sends:
-                return self._leak() or self._storm()
+                return self._leak()
             made = 0
             if has_requests:
                 output = self.scheduler.schedule()
@@ -169,14 +169,14 @@ class World:
             if wrong is not None:
                 return wrong
             waits = arrivals or aborts or self.loads or self.sends or any(each.num_scheduled_tokens for each in queue)
-            if self.now % 256 == 255 and (storm := self._storm()) is not None:
+            if (storm := self.storms.finding()) is not None:
                 return storm
             idle = 0 if made or waits or self.undecided else idle + 1
             self.undecided = False
             self.longest_idle = max(self.longest_idle, idle)
             if idle >= STUCK_AFTER:
                 return self._stuck()
-        return self._storm() or {"kind": "endless", "detail": f"not over after {MOST_STEPS} steps"}
+        return {"kind": "endless", "detail": f"not over after {MOST_STEPS} steps"}
 
     @property
     def _excused(self) -> int:
@@ -239,6 +239,7 @@ class World:
             held = min(drafts, self.requests.by_name[name].get("holds", 0))
             right = max(min(start + count, have + held), start)
             self.memory.write(self.tables[name], range(start, right), texts)
+            self.storms.compute(name, right)
             self.memory.write(self.tables[name], range(right, start + count), [])
             tokens = []
             if start + count >= have:
@@ -321,19 +322,10 @@ class World:
             return {"kind": "leak", "detail": f"{missing} blocks are not free after every request has ended"}
         return None
 
-    def _storm(self) -> Finding | None:
-        needed = sum(self.requests.prompt_tokens(name) + r["output"] for name, r in self.requests.by_name.items())
-        share = self.scheduled_tokens / max(1, needed)
-        each = sum(self.preemptions.values()) / max(1, len(self.requests.by_name))
-        if share > STORM_AT and each > STORM_AT:
-            detail = f"{self.scheduled_tokens} tokens computed for {needed}, {each:.0f} preemptions per request"
-            return {"kind": "storm", "detail": detail}
-        return None
-
     def pressure(self) -> float:
         """Return the nearness of a case to trouble: a search goes on from the nearest."""
         needed = sum(self.requests.prompt_tokens(name) for name in self.requests.by_name)
-        return self.longest_idle + sum(self.preemptions.values()) + self.scheduled_tokens / max(1, needed)
+        return self.longest_idle + self.storms.preemptions + self.scheduled_tokens / max(1, needed)
 
 
 def _about(name: str, wrong: str | None) -> str | None:
