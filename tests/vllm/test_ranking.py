@@ -126,6 +126,6 @@ def test_other_wishes_are_refused_in_a_sentence(raw: object) -> None:
 def test_orders_that_learn_are_refused() -> None:
     """A chunk there is told neither by which request it is used nor where in a prompt it stands."""
     with pytest.raises(
-        ConfigError, match="lfu goes by who used a block, which is not told here: choose one of lru, priority"
+        ConfigError, match="lfu depends on who used a block, which vLLM does not report: choose one of lru, priority"
     ):
         ChunkRanking("lfu")

@@ -48,7 +48,7 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write plots of the profile (and of DATA) to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the profile as JSON.")] = False,
 ) -> None:
-    """Show what a profile says passes take, and how that compares with measurements."""
+    """Show the pass times of a profile, and how they compare with measurements."""
     check_outputs(html, STDOUT if as_json else None, reads=[profile, *([] if data is None else [data])])
     chosen = _find(profile)
     measured = None if data is None else read_passes(data)

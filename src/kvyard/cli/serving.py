@@ -25,7 +25,7 @@ Lora = Annotated[str | None, typer.Option(help="The adapter's name.")]
 Salt = Annotated[str | None, typer.Option(help="The cache salt.")]
 TlsCert = Annotated[str | None, typer.Option(help="A certificate as PEM: serve HTTPS.")]
 TlsKey = Annotated[str | None, typer.Option(help="Its key.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Say more on stderr; never what a request says.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Log more on stderr; never the text of requests.")]
 
 ReadyFile = Annotated[
     Path | None,

@@ -171,7 +171,7 @@ def hint(
     file: File,
     out: Out,
     reading: Mapping[str, Any],
-    hints: Annotated[str, typer.Option(help="What is said how well, such as session-end:recall=0.5,false=0.1.")],
+    hints: Annotated[str, typer.Option(help="Hints and their quality, such as session-end:recall=0.5,false=0.1.")],
     seed: Annotated[int, typer.Option(help="Of who says it.")] = 0,
     to: To = "mooncake",
     lossy: Lossy = False,

@@ -58,7 +58,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Between the most and the least loaded; off without."""
     guard_ratio: Annotated[float, Setting("How many times the least's load the most loaded must have, too.")] = 1.5
 
-    predicted_ttl_s: Annotated[float, Setting("How long kv credits what it sent and no event told of; 0: never.")] = 2.0
+    predicted_ttl_s: Annotated[float, Setting("How long kv credits a sent prefix without an event; 0: never.")] = 2.0
     approx_ttl_s: Annotated[float | None, Setting("How long approx remembers.")] = 120.0
     """``None``: by room only."""
     remembered_blocks: Annotated[int, Setting("How many blocks, once per worker, either of them remembers.")] = 1 << 20

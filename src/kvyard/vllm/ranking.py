@@ -56,7 +56,8 @@ class ChunkRanking(Generic[ChunkT]):
         self._order = make_order(order, now)
         if isinstance(self._order, LearningOrder):
             raise ConfigError(
-                f"eviction policy {order} goes by who used a block, which is not told here: choose one of {', '.join(usable())}"
+                f"eviction policy {order} depends on who used a block, which vLLM does not report: choose one of "
+                f"{', '.join(usable())}"
             )
         self._number = 0
 

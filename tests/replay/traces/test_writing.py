@@ -40,7 +40,7 @@ def test_sessions_survive(tmp_path: Path) -> None:
 def test_agents_survive(name: str, size: int, tmp_path: Path) -> None:
     trace = open_trace(SAMPLES / name)
     written = write_trace(trace, tmp_path / "t.jsonl")
-    assert f"an id stands for {size} tokens, as each row says: other readers need to be told" in written.notes
+    assert f"an id stands for {size} tokens, as each row says: set that in other readers" in written.notes
     assert any("agentic_mooncake" in note for note in written.notes)
     assert plain(list(open_trace(tmp_path / "t.jsonl"))) == plain(list(trace)), "each row has its block size"
 

@@ -88,7 +88,7 @@ def test_engines_without_events(capsys: pytest.CaptureFixture[str]) -> None:
     with Served(workers=1) as deaf:
         with Gated(engines=[{"url": deaf.url, "name": "deaf"}]) as gate:
             gate.ready(1)
-            assert asked(capsys, gate).says("gateway-policy", "goes by what engines announce, and none does")
+            assert asked(capsys, gate).says("gateway-policy", "reads engines' events, and no engine sends any")
         with front(1) as (gate, _):
             gate.post("/admin/engines", 201, url=deaf.url, name="deaf")
             gate.ready(2)

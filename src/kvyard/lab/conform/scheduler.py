@@ -177,7 +177,7 @@ class SchedulerLog:
             for name in step["tokens"]:
                 if name not in known:
                     raise LogError(
-                        f"{path}: step {step['step']} computes for {name}, of which nothing is said: the log was cut off"
+                        f"{path}: step {step['step']} computes for {name}, which it never admitted: the log was cut off"
                     )
 
 

@@ -164,7 +164,9 @@ def with_foresight(candidates: Sequence[AdviceOption]) -> str:
     if not candidates:
         return ""
     best = min(candidates, key=lambda candidate: _value(candidate, TTFT))
-    return f"{best.name} knows the future, so nobody can have it: with foresight the mean TTFT is {_text(best, TTFT)}."
+    return (
+        f"{best.name} knows the future, so no engine can have it: with foresight the mean TTFT is {_text(best, TTFT)}."
+    )
 
 
 def at_edges(edges: Mapping[str, str]) -> list[str]:

@@ -49,7 +49,7 @@ class AgentWorkload(msgspec.Struct, frozen=True, kw_only=True):
         "lognormal:median=1500,sigma=1"
     )
     growth: Annotated[
-        str, Setting("Tokens that a prompt has more than the one before, that one's answer among them.", flag=True)
+        str, Setting("Tokens that each prompt adds to the one before, the answer to that included.", flag=True)
     ] = "lognormal:median=800,sigma=1.2"
     output: Annotated[str, Setting("Tokens of an answer.", flag=True)] = "lognormal:median=240,sigma=1"
     turns: Annotated[str, Setting("Turns of a program.", flag=True)] = "geometric:mean=20"

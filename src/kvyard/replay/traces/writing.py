@@ -96,7 +96,7 @@ def write_mooncake(trace: Trace, path: Path, token_block: int, lossy: bool) -> W
                 notes["hints are read by kvyard only"] = None
             file.write(msgspec.json.encode(row) + b"\n")
     if size and size != MOONCAKE_BLOCK:
-        notes[f"an id stands for {size} tokens, as each row says: other readers need to be told"] = None
+        notes[f"an id stands for {size} tokens, as each row says: set that in other readers"] = None
     return Written(rows, list(notes))
 
 

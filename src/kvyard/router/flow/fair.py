@@ -62,7 +62,7 @@ class FairQueueing(FlowPolicy):
 
     def why(self, request: FlowRequest, now: int) -> str:
         ahead = max(0.0, self._starts.get(request.id, self._now) - self._now)
-        return f"its tenant has had {ahead:,.0f} tokens more than the one that goes next, by their weights"
+        return f"its tenant has had {ahead:,.0f} tokens more than that of the next request, by their weights"
 
     def refuses(self, request: FlowRequest, free: int) -> str:
         here = self._waiting[request.tenant]

@@ -255,7 +255,7 @@ def _may_get(engine: Engine) -> bool:
 TEXTS = {
     P + "streams": "Requests of the data plane that are here, answers in flight included.",
     P + "held_bytes": "Bytes of headers, and of bodies until their request has an engine.",
-    P + "moved_total": "Requests that another engine answered than the one that was named first.",
+    P + "moved_total": "Requests answered by another engine than the first choice.",
     P + "elsewhere_total": "Requests that an endpoint answered which is no engine here.",
     P + "opened_total": "Requests that went on without what should have decided it, by reason.",
 }

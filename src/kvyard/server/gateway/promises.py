@@ -51,7 +51,7 @@ ENOUGH_ANSWERS = 16
 ENOUGH_VOTES = 4
 QUIET = 250 * MS
 """Time without a request before one whose events are watched: events of earlier requests have arrived by then."""
-DISTRUSTED = "its events announce blocks that it doesn't have, by what it found of promised prompts"
+DISTRUSTED = "its events announce blocks that it doesn't have, as promised prompts show"
 CROSSED = "its events rise when another engine computes a prompt, so they are that engine's"
 """Why a stream is no longer trusted."""
 

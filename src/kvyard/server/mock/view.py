@@ -65,7 +65,7 @@ def worker_view(worker: MockWorker, url: str) -> board.WorkerStatus:
     if not worker.alive:
         state, reason = "down", "killed; POST /admin/revive brings it back"
     elif worker.stalled:
-        state, reason = "stalled", "told to stand still"
+        state, reason = "stalled", "stalled on request"
     return board.WorkerStatus(
         **picked(tally, "failed prompt_tokens output_tokens"),
         name=worker.name,

@@ -242,7 +242,7 @@ class LoadSharing(SharedBookings):
             self._is_away = True
             self.counters.outages += 1
             where, why = self._server.address, self.reason
-            log.warning("load isn't shared through %s: %s; until it is, this gateway goes by its own view", where, why)
+            log.warning("load isn't shared through %s: %s; until it is, this gateway uses its own view", where, why)
         if self._peers and self._real.now() - self._heard_at > self._lease:
             self._peers.forget_all()
 
