@@ -193,7 +193,7 @@ class FlowQueue(Generic[T]):
 
     def sent(self, request: FlowRequest, now: int) -> None:
         """Note that ``request`` went to a worker at once."""
-        self._take_off(request)
+        self._note_in_flight(request)
         self.policy.sent(request, now, False)
 
     def capped(self, request: FlowRequest) -> bool:
@@ -201,7 +201,7 @@ class FlowQueue(Generic[T]):
         most = self.config.tenant_requests
         return most > 0 and len(self._in_flight.get(request.tenant, ())) >= most
 
-    def _take_off(self, request: FlowRequest) -> None:
+    def _note_in_flight(self, request: FlowRequest) -> None:
         if self.config.tenant_requests and request.tenant:
             self._in_flight.setdefault(request.tenant, set()).add(request.id)
 
@@ -307,5 +307,5 @@ class FlowQueue(Generic[T]):
             passed = now - self._latest
             self._interval = _KEPT * self._interval + (1 - _KEPT) * passed if self._interval else float(passed)
         self._latest = now
-        self._take_off(waiting.request)
+        self._note_in_flight(waiting.request)
         self.policy.sent(waiting.request, now, True)

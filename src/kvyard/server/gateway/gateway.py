@@ -22,6 +22,7 @@ from kvyard.server.gateway.client import EngineClient
 from kvyard.server.gateway.conditions import SAID_AT_ONCE, conditions
 from kvyard.server.gateway.config import GatewayConfig, NameConfig, ServiceConfig
 from kvyard.server.gateway.discovery import Address, DnsWatch
+from kvyard.server.gateway.endpoint_slices import SliceWatch
 from kvyard.server.gateway.health import EngineHealth
 from kvyard.server.gateway.making import PoolMaker
 from kvyard.server.gateway.members import Membership
@@ -31,7 +32,6 @@ from kvyard.server.gateway.processes.process_bookings import ProcessBookings
 from kvyard.server.gateway.processes.records import ToldLog, ToldRecorder
 from kvyard.server.gateway.recording import TrafficRecorder
 from kvyard.server.gateway.reloading import Reloading
-from kvyard.server.gateway.slices import SliceWatch
 from kvyard.server.gateway.tracing import Tracing
 from kvyard.server.gateway.traffic import GatewayMetrics, GatewayTraffic, P
 from kvyard.server.health import HealthReason, say_health

@@ -19,10 +19,10 @@ from aiohttp import web
 from tests.server.support import PATIENCE
 
 from kvyard.errors import KvyardError
-from kvyard.server.gateway import slices as module
+from kvyard.server.gateway import endpoint_slices as module
 from kvyard.server.gateway.config import ServiceConfig
 from kvyard.server.gateway.discovery import Address, Change
-from kvyard.server.gateway.slices import SliceWatch
+from kvyard.server.gateway.endpoint_slices import SliceWatch
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/ml/endpointslices"
 
