@@ -146,7 +146,7 @@ class WindowPages:
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> int:
-        """Return a request reads the window that ends with ``node``. Returns the position where the locked nodes begin."""
+        """Lock the window that ends with ``node``, which a request reads. Returns the position where the locked nodes begin."""
         covered = 0
         low = node.stop
         ancestor: Node | None = node

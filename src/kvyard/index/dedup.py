@@ -72,7 +72,7 @@ class DedupFilter:
             del self._beyond[place]
 
     def removed(self, place: int, keys: Sequence[KeyT]) -> Sequence[KeyT]:
-        """Return a removal came: the keys to pass on, in order, each as often as it is to be. Unknown ones always are."""
+        """Count a removal and return the keys to pass on, in order, each as often as it must be. Unknown keys always are."""
         counts = self._beyond.get(place)
         if counts is None or counts.keys().isdisjoint(keys):
             self.counters.forwarded += len(keys)

@@ -1,7 +1,7 @@
 """The indexer: streams in, answers out. It joins the parts of this package and is all that a service or a router needs.
 
-A subscriber or a simulation calls ``apply``, a router calls ``score``. One thread does both,
-or the caller takes turns. It knows no sockets, HTTP or clocks: the time comes with each call.
+A subscriber or a simulation calls ``apply``, a router calls ``score``. One thread does both, or the caller takes turns. It
+knows no sockets, HTTP or clocks: the time comes with each call.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -280,12 +280,12 @@ class Indexer:
         return feed
 
     def refresh(self, force: bool = False) -> None:
-        """Bring up to date who there is and how far each can be trusted; ``force`` even where nothing seems to have changed."""
+        """Update holders and the trust in each; ``force`` also if nothing seems to have changed."""
         if force or self._dirty:
             self._update_trust()
 
     def _update_trust(self) -> None:
-        """Find out how far each holder can be trusted."""
+        """Compute the trust in each holder."""
         self._dirty = False
         untrusted = 0
         speaking: dict[Holder, list[FollowedStream]] = {}
@@ -315,7 +315,7 @@ class Indexer:
         )
 
     def _update_ages(self) -> None:
-        """Ages change with every update, trust seldom: only bring the former up to date."""
+        """Update ages alone: they change with every update, trust seldom does."""
         standings = self.scorer.standings
         heard: dict[Holder, int] = {}
         for stream in self.streams.values():

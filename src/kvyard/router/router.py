@@ -524,7 +524,7 @@ class Router:
         return holders
 
     def _settle(self) -> None:
-        """See to it that all parts know who is there: workers come by the thousand, and then it is worked out once."""
+        """Pass added and removed workers to all parts: thousands may come at once, which is computed once."""
         if self._settled:
             return
         self._settled = True

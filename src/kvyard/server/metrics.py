@@ -76,7 +76,7 @@ class Metrics:
         yield from families.values()
 
     def text(self) -> tuple[bytes, str]:
-        """Return everything as it is scraped, and its media type."""
+        """Return all metrics in Prometheus' text format, and its media type."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

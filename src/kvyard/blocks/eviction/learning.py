@@ -49,7 +49,7 @@ class LearningOrder:
     # -- events -----------------------------------------------------------------------------------------------------
 
     def used(self, extents: Sequence[Extent], use: Use, block_size: int, states: bool = False) -> list[Extent]:
-        """Return a request used ``extents`` of one group, given in order of position and held by it or by no request.
+        """Note that a request used ``extents`` of one group, given in order of position and held by it or by no request.
 
         ``states``: each block is a state that stands for all before it. Returns them as they are now: where parts are to be
         treated differently they are split, and none may be a candidate then.

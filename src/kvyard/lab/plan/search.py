@@ -73,7 +73,7 @@ class FleetOption(AdviceOption, kw_only=True):
         return self.workers * self.shape.tensor_parallel_size
 
     def settings(self) -> dict[str, object]:
-        """Return it as settings of a replay."""
+        """Return the settings of this fleet's replay."""
         size: dict[str, object] = {"workers": self.workers}
         if self.prefill:
             size = {"prefill": self.prefill, "decode": self.workers - self.prefill}

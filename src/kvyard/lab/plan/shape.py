@@ -35,7 +35,7 @@ class Shape(msgspec.Struct, frozen=True):
     """Host memory per card."""
 
     def settings(self) -> dict[str, object]:
-        """Return it as settings of a replay."""
+        """Return the settings of a worker of this shape."""
         found: dict[str, object] = {"gpu": self.gpu, "tensor_parallel_size": self.tensor_parallel_size}
         if self.kv_cache_dtype != "auto":
             found["kv_cache_dtype"] = self.kv_cache_dtype

@@ -56,7 +56,7 @@ class Advice(msgspec.Struct, frozen=True):
     sentences: list[str] = []
 
     def also(self, *sentences: str) -> Advice:
-        """Return it with further sentences; empty ones are left out."""
+        """Return this advice with further sentences; empty ones are left out."""
         return Advice(self.choice, [*self.sentences, *filter(None, sentences)])
 
 

@@ -86,7 +86,7 @@ class Table(msgspec.Struct, kw_only=True):
             console.print(fitted(table, console, leave_out) if leave_out else table)
 
     def html(self) -> str:
-        """Return it for a page."""
+        """Return the table for a page."""
         return self._html_side_by_side() if self.runs else self._html_by_rows()
 
     def _by_rows(self) -> list[tuple[RichTable, list[str]]]:

@@ -163,7 +163,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     def _begin(
         self, answer: EngineConnection, body: bytes, decision: Decision, streamed: bool = True
     ) -> list[tuple[bytes, bytes]]:
-        """Return an engine answers: from now on there is no other. Returns the response's headers."""
+        """Commit to the engine that answers: from now on no other is tried. Returns the response's headers."""
         proxied = self.proxied
         if self.path == RESPONSES and proxied.computed:
             home = ResponseHome(proxied.pool.model, decision.worker.name, proxied.key, proxied.session)

@@ -1,4 +1,4 @@
-"""The intake: admits requests, finds out where each may go, and has the exchange carry it out."""
+"""The intake: admits requests, finds the engines that each may go to, and has the exchange carry it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -85,7 +85,7 @@ class RequestIntake(msgspec.Struct, eq=False):
     keys: KeyRing | None = None
     """Keys of clients; ``None``: all clients are served."""
     rates: SharedRates | None = None
-    """Says what is left of their rates, where other processes draw on them too."""
+    """Reports what is left of their rates, if other processes draw on them too."""
     tracing: Tracing | None = None
     prefixes: PrefixSessions = msgspec.field(default_factory=PrefixSessions)
     """Sessions of clients that name none."""

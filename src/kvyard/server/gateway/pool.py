@@ -72,7 +72,7 @@ class Exhausted(Exception):
 
 
 class EnginePool(msgspec.Struct, eq=False):
-    """Engines of one model."""
+    """Engines of one model, behind one router and one queue."""
 
     model: str
     router: Router
@@ -113,7 +113,7 @@ class EnginePool(msgspec.Struct, eq=False):
         self.waiting = FlowQueue(self.config.flow, self.config.queue, self.config.seed)
 
     def configured(self, config: GatewayConfig) -> None:
-        """Go by this configuration from now on."""
+        """Use this configuration from now on."""
         self.config = config
         self.waiting.configure(config.flow, config.queue)
         for engine in self.engines.values():
@@ -140,7 +140,7 @@ class EnginePool(msgspec.Struct, eq=False):
         longest = [engine.longest for engine in self.engines.values()]
         return max(filter(None, longest), default=None) if all(longest) else None
 
-    # -- who there is -------------------------------------------------------------------------------------------------
+    # -- members ------------------------------------------------------------------------------------------------------
 
     def add(self, engine: Engine) -> None:
         """Take an engine in; it gets requests once it is open."""
@@ -177,7 +177,7 @@ class EnginePool(msgspec.Struct, eq=False):
             self.prefill_pool.engines.pop(engine.name, None)
 
     def open(self, engine: Engine) -> None:
-        """Send it requests from now on."""
+        """Send requests to an engine from now on."""
         if self.prefill_pool is not None:
             self.prefill_pool.open(engine)
         if not self.takes(engine):
@@ -193,7 +193,7 @@ class EnginePool(msgspec.Struct, eq=False):
         self.grant()
 
     def shut(self, engine: Engine) -> None:
-        """Send it no more; its requests in flight go on and count."""
+        """Send an engine no more requests; those in flight go on and count."""
         if self.prefill_pool is not None:
             self.prefill_pool.shut(engine)
         for holder in engine.holders:
@@ -205,7 +205,7 @@ class EnginePool(msgspec.Struct, eq=False):
         self.grant()
 
     def forget(self, engine: Engine) -> None:
-        """Send it no more, and discard what was sent: its process is gone, and its cache with it."""
+        """Send an engine no more requests, and discard those it had: its process ended, and its cache with it."""
         if self.prefill_pool is not None:
             self.prefill_pool.forget(engine)
         known = set(self.router.workers)
@@ -230,7 +230,7 @@ class EnginePool(msgspec.Struct, eq=False):
             self.prefill_pool.names_changed()
 
     def without(self, name: str) -> frozenset[Holder]:
-        """Ranks that don't serve ``name``. The pool's own model is served by all: an engine put here by mistake will say so."""
+        """Ranks that don't serve ``name``. The pool's own model is served by all: an engine put here by mistake refuses it."""
         if name == self.model:
             return frozenset()
         shut = self._shut.get(name)

@@ -117,7 +117,7 @@ class Tracing:
         return cls(provider)
 
     def begin(self, method: str, path: str, headers: Mapping[str, str], received: int) -> RequestTrace:
-        """Return a request came. It belongs to the trace that its headers name, or begins one."""
+        """Return the trace of a request that came: the one that its headers name, or a new one."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

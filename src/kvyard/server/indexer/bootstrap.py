@@ -63,7 +63,7 @@ async def dump_all(models: Models) -> PeerDump:
 
 
 def dump_model(model: IndexedModel) -> ModelDump:
-    """Return one model now: what was read of its streams is applied first, so that positions and rows agree."""
+    """Return the dump of one model now: what was read of its streams is applied first, so that positions and rows agree."""
     for listener in model.listeners.values():
         listener.drain()
     return ModelDump(

@@ -165,7 +165,7 @@ def merged_engines(lists: Sequence[Sequence[EngineInfo]]) -> list[EngineInfo]:
 
 
 def merged_views(parts: Sequence[PartView]) -> FleetView:
-    """Return one view of all. What is known of caches and streams is the first one's: all follow the same streams."""
+    """Return one view of all processes. Caches and streams are the first one's: all follow the same streams."""
     views = [part.view for part in parts]
     first = views[0]
     totals = [view.totals for view in views]
