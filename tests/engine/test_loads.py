@@ -15,6 +15,7 @@ from kvyard.engine.job import Job, JobState
 from kvyard.engine.load_source import NO_HELP, NO_ROOM
 from kvyard.engine.loads import Loads
 from kvyard.engine.timing import FixedTiming
+from kvyard.events.tier import Tier
 from kvyard.hashing import TraceChain
 from kvyard.tiers import OffloadConfig, TierConfig
 
@@ -59,6 +60,16 @@ def test_the_third_request_finds_four_blocks_on_the_device_and_the_rest_on_the_h
     assert skipped.of("admitted")[2] == ("r2", start + 11 * (8 << 20) * 10**9 // (32 * 10**9), 256, 704)
 
 
+def test_without_caching_on_the_device_all_that_is_found_is_on_the_host():
+    config = EngineConfig(
+        num_gpu_blocks=200, block_size=64, bytes_per_block=8 << 20, tiers=host(1000), enable_prefix_caching=False
+    )
+    log = replay(config, [Row(at * 10**9, 1024, 1, (1, 2)) for at in range(3)])
+    assert [found[2:] for found in log.of("admitted")] == [(0, 0), (0, 960), (0, 960)]
+    announced = {event["tier"] for _, events, *_ in log.events for event in events}
+    assert announced == {Tier.G2}, "nothing is cached on the device for others to know"
+
+
 @st.composite
 def tiered(draw):
     config = draw(configs())
@@ -71,7 +82,8 @@ def tiered(draw):
         storage = TierConfig(num_blocks=300, link=link(0.1, "fifo", 100_000))
         lower = draw(st.sampled_from([(storage,), (storage, TierConfig(num_blocks=900, link=link(0.05)))]))
         tiers = replace(tiers, tiers=(*tiers.tiers, *lower))
-    return replace(config, tiers=tiers, bytes_per_block=1 << 16)
+    on_device = draw(st.sampled_from([True, True, False]))
+    return replace(config, tiers=tiers, bytes_per_block=1 << 16, enable_prefix_caching=on_device)
 
 
 @given(tiered(), workloads())

@@ -42,6 +42,7 @@ class BlockManager:
         groups: Sequence[GroupSpec] = (GroupSpec(),),
         *,
         caching: bool = True,
+        reuses: bool = True,
         hash_block_size: int | None = None,
         scheduler_block_size: int | None = None,
         max_model_len: int = 1 << 20,
@@ -64,13 +65,14 @@ class BlockManager:
         states: StateSlots | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
-        """``hints``: requests may announce when their session ends or comes back. This needs an eviction policy that reads
-        priorities; ``lru`` does with hints, and is plain LRU without. ``quotas``: shares of tenants
-        (``RequestFacts.tenant``). ``junction_checkpoints``: states are kept where a sibling stopped, also inside a
-        block, next to a draft head. ``context_shards``: ranks that share the tokens of a block of full
-        attention, whose block size includes them. ``radix``: one group of full attention is cached in a
-        radix tree with this eviction policy, as SGLang does (``kvyard.blocks.radix``), with ``windows`` or ``states``
-        beside it. Raises ``ConfigError`` for settings that can't be combined.
+        """Without ``reuses`` blocks are cached for lower tiers alone, and no request finds them here. ``hints``: requests may
+        announce when their session ends or comes back. This needs an eviction policy that reads priorities; ``lru`` does
+        with hints, and is plain LRU without. ``quotas``: shares of tenants (``RequestFacts.tenant``).
+        ``junction_checkpoints``: states are kept where a sibling stopped, also inside a block, next to a draft head.
+        ``context_shards``: ranks that share the tokens of a block of full attention, whose block size includes them.
+        ``radix``: one group of full attention is cached in a radix tree with this eviction policy, as SGLang does
+        (``kvyard.blocks.radix``), with ``windows`` or ``states`` beside it. Raises ``ConfigError`` for settings that can't
+        be combined.
         """
         self.geometry = resolve_geometry(
             groups,
@@ -132,6 +134,7 @@ class BlockManager:
             group.marks_junctions = self.marks_junctions
         self.pool = pool
         self.caching = caching
+        self.reuses = reuses
         self.tree = made_groups[0] if isinstance(made_groups[0], RadixGroup) else None
         """The radix tree, if there is one."""
         if self.tree is not None:
@@ -179,7 +182,7 @@ class BlockManager:
         (``shared_prefix_boundary``), by which a later registration chooses states to keep. Raises ``RequestError`` for
         a chain of another block size.
         """
-        if not self.caching or not request.reads_cache:
+        if not (self.caching and self.reuses and request.reads_cache):
             return Hit(request, 0, self._no_hits, 0, self.pool.version)
         if request.chain.block_size != self._chain_size:
             self._refuse_chain(request)

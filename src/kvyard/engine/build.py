@@ -73,7 +73,8 @@ def make_core(
         batcher = Batcher([spec.meta for spec in config.block_groups], stream=name, with_tokens=with_tokens)
     speculative = config.speculative
     clock = VirtualClock()
-    manager = make_manager(config, clock.now, batcher, alone=peer is None and source is None)
+    announcer = batcher if config.enable_prefix_caching else None
+    manager = make_manager(config, clock.now, announcer, alone=peer is None and source is None)
     timing_config = config.timing
     if config.overlaps_host and isinstance(timing_config, HostTiming):
         timing_config = msgspec.structs.replace(timing_config, overlap=True)
@@ -160,7 +161,8 @@ def make_manager(
     return BlockManager(
         (tree.pages if tree is not None else config.num_gpu_blocks) + 1,
         config.block_groups,
-        caching=config.enable_prefix_caching,
+        caching=config.enable_prefix_caching or config.tiers is not None,
+        reuses=config.enable_prefix_caching,
         max_model_len=config.max_model_len or 1 << 30,
         max_in_flight_tokens=config.max_num_batched_tokens * (2 if config.decides_ahead else 1),
         watermark=config.watermark,

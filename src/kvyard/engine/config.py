@@ -85,7 +85,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_scheduled_tokens: Annotated[int | None, Setting("Tokens that a pass hands out, if fewer.")] = None
     max_loras: Annotated[int | None, Setting("LoRA adapters per pass. [default: any number]")] = None
     """A request whose adapter is one too many is passed over by those behind it."""
-    enable_prefix_caching: Annotated[bool, Setting("Whether prefixes are cached.")] = True
+    enable_prefix_caching: Annotated[
+        bool, Setting("Whether prefixes are cached on the device; lower tiers keep theirs.")
+    ] = True
     enable_chunked_prefill: Annotated[bool, Setting("Whether prompts are cut into chunks.")] = True
     scheduling_policy: Annotated[Literal["fcfs", "priority"], Setting("Who goes first: {choices}.", flag=True)] = "fcfs"
     preemption_mode: Annotated[Literal["newest", "oldest"], Setting("Who is preempted: {choices}.")] = "newest"
@@ -253,8 +255,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for order in self.eviction_orders:
                 check_quota_order(order)
         if self.tiers is not None:
-            if not self.enable_prefix_caching:
-                raise ConfigError("lower tiers hold cached prefixes: enable_prefix_caching must be on")
+            if not self.enable_prefix_caching and self.backend != "vllm":
+                raise ConfigError(
+                    f"lower tiers of {self.backend} hold cached prefixes of the device: enable_prefix_caching must be on"
+                )
             if self.bytes_per_block is None:
                 raise ConfigError("lower tiers need bytes_per_block, the size of a device block over all layers")
         for name in BACKENDS.ours:

@@ -660,7 +660,8 @@ class EngineCore:
 
     def snapshot(self) -> list[tuple[int, Tier, list[Run]]]:
         """Return the contents of the device and of private lower tiers, per (group, tier)."""
-        events = list(self.scheduler.manager.pool.snapshot())
+        manager = self.scheduler.manager
+        events = list(manager.pool.snapshot()) if manager.reuses else []
         if self.offload is not None:
             events += self.offload.snapshot()
         return events

@@ -64,6 +64,16 @@ def test_the_blend_adds_its_scores() -> None:
     assert pick("llm-d-blend", {"cache": 1.0}, cached=(50, 0, 0), held=(800, 0, 900)) == 0
 
 
+def test_the_blend_counts_lower_tiers_by_their_credit() -> None:
+    scene = {"cached": (0, 30, 0), "host": (50, 0, 0), "held": (0, 0, 900)}
+    for credit, chosen in ((0.8, 0), (0.5, 1)):
+        blend = make_policy(RouterConfig(policy="llm-d-blend", host_credit=credit))
+        assert Scene(**scene).choice(blend).slot == chosen
+    # What counts for nothing is a new prompt, and those go round.
+    blind = make_policy(RouterConfig(policy="llm-d-blend", host_credit=0.0))
+    assert sorted(Scene(host=(50, 0, 0)).choice(blind).slot for _ in range(3)) == [0, 1, 2]
+
+
 def test_the_blend_gives_new_prompts_to_who_had_none_for_longest() -> None:
     one = policy("llm-d-blend")
     assert sorted(Scene(first_key=at).choice(one).slot for at in range(3)) == [0, 1, 2]

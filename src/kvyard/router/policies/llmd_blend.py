@@ -9,6 +9,9 @@ and updates its metrics after it, so a request is seen when the pass after the o
 all prompts go to the same worker. What was routed counts as cached at once (its ``speculativeIndexing``), hybrid model or
 not. Unless engines' events are configured it knows caches by what it routed alone (``approximate=1``), and remembers as many
 blocks as the devices hold (``remembered_blocks``).
+
+A cached block counts by its tier (``host_credit`` and so on; llm-d's ``kvCacheBackendConfigs`` have 0.8 for host memory). Of no
+worth means unknown to the router.
 """
 
 from typing import ClassVar, NamedTuple
@@ -74,7 +77,7 @@ class LlmdBlend(EventsOrMemory):
             readings = {worker.slot: self._read(worker, routing.now) for worker in workers}
         queued = [reading.queued for reading in readings.values()] or [worker.queued for worker in workers]
         fewest, longest = min(queued), max(queued)
-        turns = self._turns(routing) if _is_cold(routing) else {}
+        turns = self._turns(routing) if self._is_cold(routing) else {}
 
         def cost(worker: WorkerLoad, match: Match) -> float:
             seen: MetricsReading | WorkerLoad = readings[worker.slot] if readings else worker
@@ -82,7 +85,7 @@ class LlmdBlend(EventsOrMemory):
             capacity = worker.pace.capacity
             free = 1.0 - min(1.0, seen.blocks / capacity) if capacity else 1.0
             return -(
-                weights["prefix"] * match.cached_tokens / tokens
+                weights["prefix"] * self._worth(match, routing.loads.block_size) / tokens
                 + weights["queue"] * queue
                 + weights["cache"] * free
                 + weights["no_hit"] * turns.get(worker.slot, 0.5)
@@ -103,7 +106,7 @@ class LlmdBlend(EventsOrMemory):
         return routing.cheapest(cost, "cost")
 
     def routed(self, routing: RoutingInput, choice: Choice) -> None:
-        if _is_cold(routing):
+        if self._is_cold(routing):
             self._cold.pop(choice.slot, None)
             self._cold[choice.slot] = routing.now
 
@@ -133,7 +136,15 @@ class LlmdBlend(EventsOrMemory):
             return {}
         return {slot: 1.0 - rank / (len(order) - 1) for rank, slot in enumerate(order)}
 
+    def _is_cold(self, routing: RoutingInput) -> bool:
+        """True if no worker has any of the prompt that counts."""
+        size = routing.loads.block_size
+        return not any([self._worth(match, size) for match in routing.matches])
 
-def _is_cold(routing: RoutingInput) -> bool:
-    """True if no worker has any of the prompt."""
-    return not any([match.cached_tokens for match in routing.matches])
+    def _worth(self, match: Match, block_size: int) -> float:
+        """Return the cached tokens, those of lower tiers by their credits."""
+        tokens: float = match.cached_tokens
+        if tokens and len(match.tiers) > 1:
+            for blocks, credit in zip(match.tiers[1:], self.config.lower_credits, strict=False):
+                tokens -= match.confidence * (1 - credit) * blocks * block_size
+        return tokens
