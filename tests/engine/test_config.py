@@ -43,7 +43,7 @@ STATES = {
                 "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)),
                 "bytes_per_block": 1,
                 "enable_prefix_caching": False,
-                "backend": "mocker",
+                "backend": "trtllm",
             },
             "enable_prefix_caching",
         ),

@@ -275,7 +275,7 @@ def test_fields_without_a_setting_are_refused_by_name(name: str) -> None:
         ({"host_blocks": 5, "host_bandwidth": "1/2/3"}, "GB/s above 0"),
         ({"host_blocks": 5, "host_scope": "public"}, "private, shared"),
         ({"host_blocks": 5, "offload_policy": "never"}, "unknown offload policy"),
-        ({"host_blocks": 5, "enable_prefix_caching": "no"}, "enable_prefix_caching must be on"),
+        ({"host_blocks": 5, "enable_prefix_caching": "no", "backend": "trtllm"}, "enable_prefix_caching must be on"),
         ({"gpu_memory": "80GiB"}, "is for a model"),
         ({"model": "llama-3.1-8b"}, "how many blocks"),
         ({"model": "llama-3.1-8b", "gpu_memory": "80GiB", "num_gpu_blocks": 5}, "give one of the two"),
