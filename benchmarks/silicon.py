@@ -24,8 +24,8 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, median
@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from kvyard.engine.cards import find_card
 from kvyard.engine.models.fields import Fields
+from kvyard.engine.models.weights import count_weights
 from kvyard.engine.timing.aic import SYSTEMS, aic_version, known_models
 from kvyard.engine.timing.deployment import Deployment
 from kvyard.engine.timing.error_range import KNEE, class_of
@@ -49,6 +50,8 @@ BEGIN, END = "<!-- benchmarks/silicon.py: begin -->", "<!-- end -->"
 
 ROUNDS = 10
 """Requests for each slot of a loop, as the clients of these runs send them. The first of each are the burst it starts with."""
+DRAWN = 0.9
+"""Mean length of InferenceMAX's prompts and answers, as a share of the longest."""
 MOST = 3000
 """Requests of a replay at most, but for three rounds: rounds that are left out are taken to be like those after the burst."""
 ASYNCHRONOUS_SINCE = (0, 14)
@@ -253,8 +256,21 @@ def settings_of(row: Row, kind: str) -> dict[str, Any]:
     return settings
 
 
+def share_of_peak(row: Row) -> float:
+    """The arithmetic that the row's requests need in a second, as a share of its cards' peak."""
+    fields, card = Fields(config_of(row)), find_card(row.card)
+    weights, experts = count_weights(fields), fields.integer("num_experts", 0)
+    called = fields.integer("num_experts_per_tok", 0) / experts if experts else 0.0
+    tokens = (row.isl + row.osl) * (DRAWN if row.ranged else 1.0)
+    seconds = (row.ttft_ms + row.tpot_ms * (row.osl - 1)) / 1e3
+    flops = 2.0 * (weights.linear + weights.experts * called) * tokens * row.concurrency / seconds
+    return flops / (card.rate(row.precision or "bf16") * row.tensor * row.pipeline * row.data)
+
+
 def closed_loop(row: Row, kind: str) -> Result:
-    """The row's loop through our engine."""
+    """The row's loop through our engine. Raises ``KvyardError`` for a row that no engine on its cards can have measured."""
+    if share_of_peak(row) > 1.0:
+        raise KvyardError("more arithmetic than the cards' peak: the concurrency isn't that of one engine")
     rounds = max(3, min(ROUNDS, MOST // row.concurrency))
     requests = [TraceRequest(str(at), 0, row.isl, row.osl) for at in range(rounds * row.concurrency)]
     config = settings_of(row, kind) | {"workers": 1, "concurrency": row.concurrency, "seed": 1}
@@ -444,7 +460,9 @@ def main() -> int:
         rows = [row for row in rows if row.id in results]
     todo = [row for row in rows if row.id not in results]
     with ProcessPoolExecutor(asked.processes) as pool:
-        for at, found in enumerate(pool.map(partial(work, kind=asked.timing, own=asked.own), todo, chunksize=4), 1):
+        asks = [pool.submit(work, row, asked.timing, asked.own) for row in todo]
+        for at, done in enumerate(as_completed(asks), 1):
+            found = done.result()
             results[found.id] = found
             if asked.results is not None:
                 with asked.results.open("a") as file:
