@@ -117,7 +117,7 @@ GROUPS = {
     "trace": ("info", "convert", "slice", "scale", "generate", "hint", "formats"),
 }
 """Sub-commands that end by themselves."""
-SERVES = {"mock", "gateway", "serve", "record", "tail", "proxy", "play"}
+SERVES = {"mock", "gateway", "epp", "serve", "record", "tail", "proxy", "play"}
 """Commands that may go on until they are interrupted, so only wrong ones of them are tried: with an unknown value of a flag."""
 
 ROW = {"timestamp": 0, "input_length": 600, "output_length": 8, "hash_ids": [1, 2]}
@@ -211,7 +211,7 @@ def odd_lines(files: list[str], dice: random.Random, count: int) -> Iterator[lis
         if dice.random() < 0.1:
             line.insert(dice.randrange(len(line)), dice.choice(VALUES))
         if SERVES & set(line[:2]):
-            line += ["--port" if name in ("mock", "gateway") else "--speed", "x"]
+            line += ["--port" if name in ("mock", "gateway", "epp") else "--speed", "x"]
         if name in ("sweep", "league", "hints") and "--jobs" not in line and "-j" not in line:
             line += ["--jobs", "1"]
         if name == "calibrate" and "--seconds" not in line:
