@@ -271,6 +271,12 @@ class ListedModels(msgspec.Struct):
     data: list[ListedModel]
 
 
+class SleepState(msgspec.Struct, kw_only=True):
+    """``GET /is_sleeping`` of vLLM in its development mode, in which it can be put to sleep over HTTP."""
+
+    is_sleeping: bool
+
+
 class EventSource(msgspec.Struct, kw_only=True):
     """Endpoint on which one rank of an engine publishes its KV events, in ``GET /kv_event_sources`` of vLLM since 0.32."""
 

@@ -100,7 +100,7 @@ class Indexer:
         self.register(source)
 
     def distrust(self, worker: str, reason: str) -> None:
-        """Give no credit for what the streams of ``worker`` announced, until an update replaces all of it."""
+        """Give no credit for what the streams of ``worker`` announced, until an update replaces or clears all of it."""
         for stream in self.streams.values():
             if stream.source.worker == worker:
                 stream.lose(reason)

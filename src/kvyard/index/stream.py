@@ -72,7 +72,7 @@ class FollowedStream(msgspec.Struct, eq=False):
     by_rank: dict[int | None, Feed] = {}
     """Feeds by the rank that updates name."""
     lost: bool = False
-    """True if events are missing that only an update which replaces everything can bring."""
+    """True if events are missing that only an update which replaces or clears everything can make up for."""
     distrusted: bool = False
     """True if its worker lacks what it announced: stale for that reason."""
 
@@ -85,13 +85,14 @@ class FollowedStream(msgspec.Struct, eq=False):
             self.seq = update.seq
             if update.replaces:
                 self.resets += 1
+            if update.replaces or (self.lost and restates(update.events)):
                 self.lost = self.distrusted = False
         if not self.lost:
             self.state = update.state
             self.reason = "" if update.state is _FRESH else update.reason
 
     def lose(self, reason: str) -> None:
-        """Be stale until an update replaces all, whatever state updates before that say."""
+        """Be stale until an update replaces or clears all, whatever state updates before that say."""
         self.lost = True
         self.state, self.reason = State.STALE, reason
 

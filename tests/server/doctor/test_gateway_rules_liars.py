@@ -243,6 +243,24 @@ def test_an_engine_that_sleeps_and_tiers_named_wrongly(capsys: pytest.CaptureFix
         assert {"asleep", "tier-named"} <= seen.broken
 
 
+def test_a_sleeping_engine_gets_no_requests_and_no_credit_until_its_stream_clears() -> None:
+    with front(2, mock=LARGE, router={"policy": "kv"}) as (gate, served):
+        drive(gate, prompts(8), 2)
+        asleep = served.fleet.workers[0]
+        asleep.faults = changed(asleep.faults, {"asleep": True})
+        eventually(lambda: gate.engines()[asleep.name]["state"] == "down")
+        assert "it sleeps" in gate.engines()[asleep.name]["reason"]
+        eventually(lambda: distrusted(gate) > 0)
+        before = gate.engines()[asleep.name]["requests"]
+        drive(gate, prompts(8), 1)
+        assert gate.engines()[asleep.name]["requests"] == before
+        asleep.faults = changed(asleep.faults, {"asleep": False})
+        eventually(lambda: gate.engines()[asleep.name]["state"] == "ready")
+        assert distrusted(gate) > 0, "what it announced before it slept"
+        assert httpx.post(f"{served.urls[0]}/reset_prefix_cache", trust_env=False).status_code == 200
+        eventually(lambda: distrusted(gate) == 0)
+
+
 def test_tiers_named_wrongly_promise_what_is_there() -> None:
     """Prefixes are found all the same, so the source keeps its trust: only their distance is wrong."""
     with front(1, mock=LARGE, router=BY_EVENTS) as (gate, served):

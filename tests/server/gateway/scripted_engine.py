@@ -83,7 +83,7 @@ class ScriptedEngine:
         if path == "/health":
             connection.sendall(answer("200 OK", b""))
             return True
-        if path == "/kv_event_sources":
+        if path in ("/kv_event_sources", "/is_sleeping"):
             connection.sendall(answer("404 Not Found", b"{}"))
             return True
         if path == "/v1/models":

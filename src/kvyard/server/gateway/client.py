@@ -11,7 +11,7 @@ import msgspec
 from kvyard.clock import pause
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
-from kvyard.openai import EventSource, ListedModels, TokenIds
+from kvyard.openai import EventSource, ListedModels, SleepState, TokenIds
 from kvyard.server.gateway.config import GatewayConfig, GatewayEngine
 from kvyard.server.gateway.connections import CLOSED, EngineAddress, EngineConnections
 from kvyard.server.gateway.failures import ERRORS, EngineFailed, engine_errors
@@ -85,6 +85,16 @@ class EngineClient:
             return msgspec.json.decode(content, type=ListedModels)
         except DECODE_ERRORS:
             raise EngineFailed("/v1/models can't be read") from None
+
+    async def asleep(self, address: EngineAddress) -> bool | None:
+        """Return true if an engine sleeps; ``None`` if it doesn't tell, as a vLLM outside its development mode."""
+        status, content = await self._look(address, b"/is_sleeping")
+        if status != 200:
+            return None
+        try:
+            return msgspec.json.decode(content, type=SleepState).is_sleeping
+        except DECODE_ERRORS:
+            return None
 
     async def event_sources(self, url: str) -> dict[int, EventSource]:
         """Return the endpoints on which an engine's ranks publish their events; none if it doesn't report them, as before

@@ -78,6 +78,8 @@ class Engine:
         """The model for which its events are listened to."""
         self.asked_for_events = False
         """True if it was asked for its event endpoints."""
+        self.tells_sleep = True
+        """False once it didn't answer whether it sleeps."""
         self.streams_error = ""
         """Why its events aren't listened to, where they should be."""
         self.requests = 0

@@ -1,6 +1,6 @@
 """State of engines: decided by looks at each, from time to time or at once where a request had trouble, and by requests.
 
-A look asks /health, and now and then /v1/models, which has the engine's model and its current adapters.
+A look asks /health, and now and then /v1/models, which has the engine's model and its current adapters, and /is_sleeping.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 LEAST = 0.02
 """Seconds between two looks, however much trouble there is."""
 MODELS_EVERY = 5
-"""Looks at a healthy engine between two questions for its models."""
+"""Looks at a healthy engine between two questions for its models and its sleep."""
+SLEEPS = "it sleeps, so its cache is gone"
 
 Finding = Literal["gone", "struck", "answered"]
 """Findings of requests: there is no process any more; it failed what another engine answered; it answered after that."""
@@ -158,11 +159,22 @@ class EngineHealth(msgspec.Struct, eq=False):
             if doubt is not None:
                 engine.settle()
 
+    async def _sleeps(self, engine: Engine, client: EngineClient) -> bool:
+        """Return true if an engine sleeps. The index credits nothing of what it announced, until its stream says so too."""
+        asleep = await client.asleep(engine.address)
+        engine.tells_sleep = asleep is not None
+        if asleep and engine.reason != SLEEPS:
+            engine.distrust(SLEEPS)
+        return bool(asleep)
+
     async def _ask(self, engine: Engine, client: EngineClient, learn: Learn, ask_models: bool) -> bool:
         try:
             status = await client.health(engine.address)
             if status != 200:
                 raise EngineFailed(f"/health answered {status}")
+            known = engine.tells_sleep or engine.state != "ready"
+            if ask_models and known and await self._sleeps(engine, client):
+                raise EngineFailed(SLEEPS, gone=True)
             if engine.pool is None or not engine.models or ask_models:
                 await learn(engine, (await client.models(engine.address)).data)
         except EngineFailed as failed:

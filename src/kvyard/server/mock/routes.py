@@ -257,6 +257,10 @@ class MockRoutes:
             raise refuse("the engine is down", status=503)
         return Raw(b"", "")
 
+    async def is_sleeping(self, body: None, headers: Headers) -> openai.SleepState:
+        """Whether the engine sleeps."""
+        return openai.SleepState(is_sleeping=self._worker.faults.asleep)
+
     async def load(self, body: None, headers: Headers) -> schemas.ServerLoad:
         """Number of requests in flight."""
         return schemas.ServerLoad(
@@ -385,6 +389,7 @@ class MockRoutes:
             get("/health", self.health, media_types=(), refusals=(503,), open=True),
             get("/ping", self.health, media_types=(), refusals=(503,), open=True),
             post("/ping", self.health, None, media_types=(), refusals=(503,), open=True),
+            get("/is_sleeping", self.is_sleeping, openai.SleepState, open=True),
             get("/load", self.load, s.ServerLoad, open=True),
             get("/kv_event_sources", self.kv_event_sources, dict[str, openai.EventSource]),
             get("/version", self.version, s.Version, open=True),
