@@ -39,6 +39,17 @@ def test_json(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert mean["values"] == [reported(policy=name, limit=100).latency["ttft"].mean for name in value["runs"]]
 
 
+def test_an_slo_of_all_runs(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs are judged by limits given here, though their reports have none of them."""
+    worse, better = (reported(policy=name, limit=100).latency["ttft"].mean for name in ("round-robin", "kv"))
+    assert worse > better
+    assert run(*files, "--slo", f"ttft_mean<{(worse + better) / 2}") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "SLO met by kv; SLO NOT met by round-robin" in out and "round-robin misses the SLO: TTFT mean is" in out
+    assert run(*files, "--slo", "session<5m") == 2
+    assert "of which requests? Write session_p99=5m" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_page(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*files, "--html", tmp_path / "c.html") == 0
     assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")

@@ -38,6 +38,10 @@ POLICIES = [
     {"last_block": "recompute-token"},
     {"load_policy": "threshold", "load_options": {"tokens": 100, "in_flight": 2}},
     {"load_policy": "least-time"},
+    {"wait_for_save": True},
+    {"wait_for_save": True, "offload_batch_size": 4},
+    {"wait_for_save": True, "policy": "lazy"},
+    {"wait_for_save": True, "policy": "on_eviction", "offload_ahead": 8},
 ]
 
 

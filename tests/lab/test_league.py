@@ -14,6 +14,7 @@ from kvyard.errors import KvyardError
 from kvyard.lab.league import DRAWN, Standing, advice, league, overloaded, standings
 from kvyard.lab.study import Study
 from kvyard.replay import replay
+from kvyard.replay.report.slo import parse_limits
 
 SMALL = {"limit": 40, "workers": 2, "num_gpu_blocks": 1500}
 POLICIES = ("round-robin", "kv", "least-time")
@@ -98,3 +99,27 @@ def test_axes_of_a_league_are_refused_as_settings(axis: str, told: str, tmp_path
 def test_an_unknown_policy_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match="unknown routing policy 'nope'"):
         league(CONVERSATION, folder=tmp_path, policies=["kv", "nope"])
+
+
+def test_only_policies_that_keep_the_slo_are_recommended(tmp_path: Path) -> None:
+    def place(policy: str, ttft: float, session: float) -> Standing:
+        return Standing(
+            policy, {"ttft_mean": ttft, "itl_p99": 1.0, "queue_mean": 0.0, "session_p90": session}, 0.0, False, ""
+        )
+
+    cells = {"1x": [place("quick", 100.0, 400e3), place("steady", 120.0, 290e3)]}
+    limits = parse_limits("session_p90<5m")
+    assert advice(cells).choice == "quick"
+    found = advice(cells, limits)
+    assert found.choice == "steady" and "1 of 2 policies keep session_p90" in found.sentences[-1]
+    nobody = advice(cells, parse_limits("session_p90<1m"))
+    assert not nobody.choice and "closest is steady: Session p90 is 4 min 50 s" in nobody.sentences[0]
+
+
+def test_a_league_with_an_slo_says_who_meets_it(tmp_path: Path) -> None:
+    played = league(CONVERSATION, folder=tmp_path, policies=["kv"], slo="ttft_p99<1ms", **SMALL)
+    result = played.result()
+    assert result.met is False and result.tables[0].rows[0].cells["SLO"] == "NOT met"
+    assert "No policy of 1 meets the SLO (ttft_p99 ≤ 1 ms)" in result.advice[0]
+    easy = league(CONVERSATION, folder=tmp_path / "easy", policies=["kv"], slo="ttft_p99<1h", **SMALL).result()
+    assert easy.met and easy.tables[0].rows[0].cells["SLO"] == "met"

@@ -14,6 +14,12 @@ from kvyard.files import STDOUT, check_outputs, write_whole
 
 def compare(
     files: Annotated[list[Path], typer.Argument(help="Reports, as written by --report; the first is the yardstick.")],
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Limits that each run is judged by instead of its own, such as 'ttft_p99<1s,session_p90<5m'."
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also draw them, in one page.", rich_help_panel=OUTPUT)] = None,
     as_json: Json = False,
 ) -> None:
@@ -21,7 +27,9 @@ def compare(
     from kvyard.lab.compare import MOST
     from kvyard.lab.compare import compare as put_side_by_side
     from kvyard.replay.report.files import read_report
+    from kvyard.replay.report.slo import parse_limits
 
+    limits = parse_limits(slo)
     check_outputs(html, STDOUT if as_json else None, reads=files)
     if html is not None and len(files) > MOST:
         raise KvyardError(
@@ -29,7 +37,7 @@ def compare(
         )
     reports = [read_report(path) for path in files]
     comparison = put_side_by_side(
-        reports, [report.label or path.stem for report, path in zip(reports, files, strict=True)]
+        reports, [report.label or path.stem for report, path in zip(reports, files, strict=True)], limits
     )
     if html is not None:
         write_whole(html, comparison.page())

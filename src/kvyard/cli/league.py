@@ -8,7 +8,7 @@ import typer
 from kvyard.cli.reading import CHAIN_IDS, Quiet, Slo, TraceFile, with_reading
 from kvyard.cli.serving import Json
 from kvyard.cli.settings import with_settings
-from kvyard.cli.study import Bars, Jobs, Out, Ray, executor, finish, folder_of, listed, listed_seeds, present
+from kvyard.cli.study import UNMET, Bars, Jobs, Out, Ray, executor, finish, folder_of, listed, listed_seeds, present
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import duration, number
 
@@ -36,7 +36,7 @@ def league(
     With --jitter 3s each load is played twice, with arrivals as recorded and with those of one tick spread over 3 s: ticks
     flatter policies that react to bursts. Results are a table per load (league.csv, league.json), a page (league.html)
     and a report per run, which kvyard compare reads; the same command goes on where it was interrupted. Exit code 1 if a
-    run failed, 130 if interrupted.
+    run failed or no policy meets the SLO, 130 if interrupted.
     """
     from kvyard.lab.league import league as run
 
@@ -58,5 +58,10 @@ def league(
             counted=bars.counted,
             progress=bars.told,
         )
-    present(study.result(), folder, quiet, as_json)
+    result = study.result()
+    present(result, folder, quiet, as_json)
     finish(study, quiet, "runs")
+    if result.met is False:
+        if quiet:
+            typer.echo(result.advice[0], err=True)
+        raise typer.Exit(UNMET)

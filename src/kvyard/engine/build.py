@@ -96,6 +96,11 @@ def make_core(
         )
     elif config.tiers is not None:
         assert config.bytes_per_block is not None
+        if config.tiers.wait_for_save and (ranks > 1 or host_link is not make_link):
+            raise ConfigError(
+                "wait_for_save is of one device's own link: leave out data-parallel ranks, and hand-overs and pulls over the "
+                "device's bus"
+            )
         offload = Offload(
             manager,
             config.tiers,

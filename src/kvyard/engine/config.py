@@ -261,6 +261,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 )
             if self.bytes_per_block is None:
                 raise ConfigError("lower tiers need bytes_per_block, the size of a device block over all layers")
+            if self.tiers.wait_for_save and self.speculative is not None:
+                raise ConfigError("wait_for_save is not modelled with draft tokens: leave one of the two out")
         for name in BACKENDS.ours:
             if name != self.backend and getattr(self, name, None) is not None:
                 raise ConfigError(f"{name} settings are for backend {name}, not for {self.backend}")

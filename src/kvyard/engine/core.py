@@ -21,6 +21,7 @@ from kvyard.engine.handovers import EngineHandovers
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.passes import InFlightPass, Pass
 from kvyard.engine.scheduler import Scheduler
+from kvyard.engine.stores import Stores
 from kvyard.engine.timing import Durations, TimingModel
 from kvyard.engine.watcher import Watcher
 from kvyard.errors import KvyardError
@@ -91,6 +92,10 @@ class EngineCore:
         self.batcher = batcher
         self.offload = offload
         self._loads = scheduler.jobs.loads
+        self._stores = scheduler.stores if scheduler.stores is not None and scheduler.stores.waits else None
+        """Stores that a pass waits for at its end, if it does."""
+        self._saved = False
+        """True if what the pass in flight computed has been handed to these."""
         self._clock = clock
         self._timed = timed
         self.busy_ns = 0
@@ -220,12 +225,31 @@ class EngineCore:
             return
         if not self.ahead:
             if ends[self._done] <= now:
-                self._commit(bisect_right(ends, now))
+                if self._stores is not None:
+                    self._save(self._stores, now)
+                if ends[self._done] <= now:
+                    self._commit(bisect_right(ends, now))
             return
         if len(ends) > 1:
             self._land_planned(now)
         if len(ends) == 1 and ends[0] <= now:
             self._land(ends[0])
+
+    def _save(self, stores: Stores, now: int) -> None:
+        """Store what the latest pass of the plan has computed, if it has ended by ``now``, and move its end to when that has
+        left the device.
+        """
+        ends, batch = self._ends, self._batch
+        assert batch is not None
+        while (end := ends[-1]) <= now:
+            if not self._saved:
+                self._saved = True
+                self._set_time(end)
+                self.scheduler.jobs.save(batch, end)
+            landing = stores.save_deadline(end)
+            if landing is None:
+                break
+            ends[-1] = landing
 
     def begin(self, now: int) -> bool:
         """Start a pass at ``now`` unless one is in flight; returns true if one is then.
@@ -456,6 +480,7 @@ class EngineCore:
         self._batch = self._decided.pop(0)
         self._start = now
         self._ends = ends
+        self._saved = False
         self._done = self._reported = 0
         self._first = self.scheduler.batch.tick
 
@@ -470,8 +495,9 @@ class EngineCore:
     def _durations_of(self, of: Pass, now: int) -> Durations:
         if of.chunks or of.drafted:
             return np.array([max(self._duration(of), of.until - now)], dtype=np.int64)
-        durations = self.timing.decode_ns(of.decoding, of.context, of.stable_for, of.longest)
-        if self._loads is not None and of.stable_for > 1:
+        passes = of.stable_for if self._stores is None or not self._stores.saving else 1
+        durations = self.timing.decode_ns(of.decoding, of.context, passes, of.longest)
+        if self._loads is not None and passes > 1:
             deadline = self._loads.earliest_deadline()
             if deadline is not None:
                 # The pass in flight when something lands is the last one that is certain.

@@ -280,6 +280,15 @@ class Lifecycle:
         job.state = JobState.CANCELLED
         self.watcher.ended(job, now, "cancelled")
 
+    def save(self, done: Pass, now: int) -> None:
+        """Store what ``done`` has computed by ``now``, though its tokens aren't known before that has left the device."""
+        stores = self.stores
+        assert stores is not None
+        for job, new, past in done.chunks:
+            if not job.state.ended:
+                job.num_computed_tokens = past + new
+                stores.store(job, now)
+
     def complete(self, done: Pass, end: int) -> None:
         """Complete the pass ``done``, which ended at ``end``, its lockstep part included
         (``DecodeBatch.advance`` was called).

@@ -24,6 +24,8 @@ class Stores:
         """True if blocks must be copied before they are taken."""
         self.stores_output = offload.config.policy == "write_through_generated"
         """True if complete blocks of decoding jobs may be stored."""
+        self.waits = offload.config.wait_for_save
+        """True if a pass ends only when its stores have left the device."""
         self._offload = offload
         self._loads = loads
         self._batch = batch
@@ -35,6 +37,15 @@ class Stores:
     def store(self, job: Job, end: int) -> None:
         """``job`` has computed more tokens by ``end``, which may be stored."""
         self._offload.offload(job, end)
+
+    @property
+    def saving(self) -> bool:
+        """Return true if a store is on its way from the device."""
+        return self._offload.saving
+
+    def save_deadline(self, now: int) -> int | None:
+        """Return when to look again whether stores have left the device; ``None`` if they have."""
+        return self._offload.save_deadline(now)
 
     def store_output(self, decoding: Iterable[Job], end: int) -> None:
         """Complete blocks that ``decoding`` jobs generated may be stored too."""

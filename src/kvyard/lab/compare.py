@@ -12,7 +12,7 @@ from kvyard.lab.study.advice import AdviceOption, compared
 from kvyard.replay.report import figures as draw
 from kvyard.replay.report.metrics import Metric, read_metrics
 from kvyard.replay.report.report import LATENCIES, TIERS, Report
-from kvyard.replay.report.slo import judge
+from kvyard.replay.report.slo import Limit, judge
 from kvyard.replay.report.words import SHORT, common_times, name_of
 
 MOST = len(draw.RUN_COLORS)
@@ -24,9 +24,10 @@ LONGEST = 60
 """Characters of a setting in the terminal."""
 
 
-def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Result:
+def compare(reports: Sequence[Report], names: Sequence[str] | None = None, limits: Sequence[Limit] = ()) -> Result:
     """Put ``reports`` side by side under ``names``, or their labels: a table of metrics, and charts of how they are distributed
-    and went. The ``facts`` are what ``--json`` writes. Raises ``KvyardError`` for fewer than two.
+    and went. The ``facts`` are what ``--json`` writes. ``limits`` are the SLO of all runs, instead of their own. Raises
+    ``KvyardError`` for fewer than two.
     """
     if len(reports) < 2:
         raise KvyardError("comparing takes two reports or more")
@@ -36,7 +37,7 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
     notes, timing = _notes(reports, runs), common_times(runs, reports)
     settings = differences([report.config for report in reports])
     sentences = compared([AdviceOption(run, row.values) for run, row in zip(runs, rows, strict=True)]).sentences
-    met, verdict, missed = _slo(reports, runs)
+    met, verdict, missed = _slo(reports, runs, limits)
     changes = f"changes are against {runs[0]}, the yardstick, of shares in points of a percent."
     differ = "All else is the same in every run." if settings else "There is no difference."
     return Result(
@@ -70,9 +71,9 @@ def compare(reports: Sequence[Report], names: Sequence[str] | None = None) -> Re
     )
 
 
-def _slo(reports: Sequence[Report], runs: Sequence[str]) -> tuple[bool | None, str, list[str]]:
-    """Return whether all runs that have an SLO meet theirs, which don't, and why; ``None`` if none has one."""
-    verdicts = {run: judge(report) for run, report in zip(runs, reports, strict=True)}
+def _slo(reports: Sequence[Report], runs: Sequence[str], limits: Sequence[Limit]) -> tuple[bool | None, str, list[str]]:
+    """Return whether all runs that have an SLO meet it, which don't, and why; ``None`` if none has one."""
+    verdicts = {run: judge(report, limits) for run, report in zip(runs, reports, strict=True)}
     judged = {run: verdict for run, verdict in verdicts.items() if verdict is not None}
     if not judged:
         return None, "", []

@@ -19,6 +19,7 @@ from kvyard.lab.study.runs import run_page
 from kvyard.lab.study.seeds import means, not_set, spreads
 from kvyard.lab.study.table import Values
 from kvyard.replay.report.metrics import METRICS, read_metrics
+from kvyard.replay.report.slo import Limit, limits_of, missed, violation
 from kvyard.replay.traces import open_trace
 from kvyard.router import POLICIES
 
@@ -86,8 +87,9 @@ def view(study: Study) -> Result:
     """Return the result of a league: a table of standings per cell."""
     cells = standings(study)
     jammed = overloaded(cells)
-    recommendation = advice(cells)
-    if study.slo is not None:
+    limits = limits_of(study.slo) if study.slo is not None else []
+    recommendation = advice(cells, limits)
+    if recommendation.choice and limits:
         recommendation = recommendation.also(
             rejection_rule(
                 [AdviceOption(standing.policy, standing.values) for places in cells.values() for standing in places]
@@ -96,12 +98,20 @@ def view(study: Study) -> Result:
     tables = {}
     for cell, places in cells.items():
         rows = [
-            Row(cells={"policy": f"{place.policy}{' *' if place.front else ''}"}, values=place.values, link=place.link)
+            Row(
+                cells={
+                    "policy": f"{place.policy}{' *' if place.front else ''}",
+                    **({"SLO": "NOT met" if violation(place.values, limits) > 0 else "met"} if limits else {}),
+                },
+                values=place.values,
+                link=place.link,
+            )
             for place in places
         ]
         note = "; overloaded: its queues decide" if cell in jammed else ""
         base = places[0].values
-        tables[cell] = Table(rows=rows, title=f"{cell}{note}", shown=SHOWN, changes=("ttft_mean",), base=base)
+        shown = tuple(dict.fromkeys((*(limit.name for limit in limits), *SHOWN)))
+        tables[cell] = Table(rows=rows, title=f"{cell}{note}", shown=shown, changes=("ttft_mean",), base=base)
     text = "has the lowest mean TTFT. Starred: no policy has both a lower mean TTFT and a lower ITL p99."
     return Result(
         kind="league",
@@ -122,6 +132,7 @@ def view(study: Study) -> Result:
         rows_key="standings",
         facts={"trace": study.trace, "overloaded": sorted(jammed), "advice": recommendation.sentences},
         advice=recommendation.sentences,
+        met=bool(recommendation.choice) if limits and cells else None,
         legend="* no policy has both a lower mean TTFT and a lower ITL p99. "
         "Times are in ms unless a column says s, means over seeds.",
         sections=[
@@ -173,16 +184,32 @@ def overloaded(cells: Mapping[str, Sequence[Standing]]) -> set[str]:
     }
 
 
-def advice(cells: Mapping[str, Sequence[Standing]]) -> Advice:
-    """Advise on the policy to route by, over all cells whose queues don't decide."""
+def advice(cells: Mapping[str, Sequence[Standing]], limits: Sequence[Limit] = ()) -> Advice:
+    """Advise on the policy to route by, over all cells whose queues don't decide: of those that keep ``limits`` in each. If
+    none does, name the closest.
+    """
     jammed = overloaded(cells)
     judged = {cell: places for cell, places in cells.items() if cell not in jammed} or cells
-    recommendation = least_behind(
-        {
-            cell: [AdviceOption(place.policy, place.values, evidence=place.evidence) for place in places]
-            for cell, places in judged.items()
-        }
-    )
+    options = {
+        cell: [
+            AdviceOption(place.policy, place.values, violation=violation(place.values, limits), evidence=place.evidence)
+            for place in places
+        ]
+        for cell, places in judged.items()
+    }
+    wanted = " and ".join(map(str, limits))
+    missing = {option.name for group in options.values() for option in group if option.violation > 0}
+    kept = {cell: [option for option in group if option.name not in missing] for cell, group in options.items()}
+    if missing and not any(kept.values()):
+        worst = max(options.values(), key=lambda group: min(option.violation for option in group))
+        best = min(worst, key=lambda option: option.violation)
+        why = missed(best.values, limits)
+        sentence = f"No policy of {len(worst)} meets the SLO ({wanted}). The closest is {best.name}: {why}."
+        return Advice("", [sentence]).also(rejection_rule(worst))
+    recommendation = least_behind(kept)
+    if limits and recommendation.choice:
+        count = len({option.name for group in options.values() for option in group})
+        recommendation = recommendation.also(f"{count - len(missing)} of {count} policies keep {wanted}.")
     left = "Overloaded loads are left out of this: their queues decide, and not the router."
     return recommendation.also(left if recommendation.choice and len(judged) < len(cells) else "")
 

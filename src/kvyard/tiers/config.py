@@ -88,6 +88,9 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     blocks_per_chunk: Annotated[int, Setting("Blocks that are stored, named and evicted together.")] = 1
     offload_batch_size: Annotated[int | None, Setting("Blocks per transfer of a store.")] = None
     """Its batches go one after the other. ``None``: all in one."""
+    wait_for_save: Annotated[bool, Setting("Whether a pass ends only when its stores have left the device.")] = False
+    """As vLLM's ``wait_for_save`` asks of connectors, and LMCache's in the engine's own process does. Others, as vLLM's
+    ``OffloadingConnector``, copy while later passes compute."""
     last_block: Annotated[str, Setting("Of a prompt that ends with it: skip, recompute-token or recompute-block.")] = (
         "skip"
     )
@@ -130,6 +133,10 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(
                 f"spill {self.spill} copies what a tier evicts next by lru: leave out its eviction, or spill"
             )
+        if self.wait_for_save and self.policy == "write_through_generated":
+            raise ConfigError("wait_for_save is modelled for stores of prompts: choose write_through, or leave it out")
+        if self.wait_for_save and self.tiers[0].scope == "shared":
+            raise ConfigError("wait_for_save is of a worker's own link to its host: make the host private")
         if self.policy == "exclusive" and self.tiers[0].scope == "shared":
             raise ConfigError("exclusive takes what is loaded out of the host, which others share: make it private")
         if self.min_uses is not None and (type(self.min_uses) is not int or self.min_uses < 2):

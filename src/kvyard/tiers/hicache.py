@@ -227,6 +227,8 @@ def check(config: OffloadConfig) -> None:
         raise ConfigError(f"SGLang copies to the host what is used twice: leave out min_uses {config.min_uses}")
     if len(config.tiers) > 1 or config.tiers[0].scope != "private":
         raise ConfigError("with backend sglang there is one lower tier, the worker's own host memory")
+    if config.wait_for_save:
+        raise ConfigError("SGLang's passes don't wait for what they write to the host: leave out wait_for_save")
     if config.blocks_per_chunk != 1 or config.offload_batch_size is not None:
         raise ConfigError("SGLang copies pages: leave out blocks_per_chunk and offload_batch_size")
     if config.tiers[0].eviction != "lru" or config.load_policy != "always":

@@ -150,6 +150,15 @@ class Offload:
         They are cached, have ``num_computed_tokens`` set and hold their blocks; in order of completion, to be put at the
         front of the queue so that what was just loaded isn't evicted.
         """
+        self._land_due(now)
+        self._storer.retry(now)
+        if self._cleaner is not None:
+            self._cleaner.work(now)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _land_due(self, now: int) -> None:
+        """Land everything due at or before ``now``. Requests whose load ended are returned by the next ``tick``."""
         self._set_time(now)
         if self.timeline is not None:
             self.timeline.advance(now)
@@ -161,11 +170,19 @@ class Offload:
             self._deliver()
         for tier in self._shared:
             self._landings_seen[tier] = tier.landings
-        self._storer.retry(now)
-        if self._cleaner is not None:
-            self._cleaner.work(now)
-        ready, self._ready = self._ready, []
-        return ready
+
+    @property
+    def saving(self) -> bool:
+        """Return true if a store of this worker is on its way from the device."""
+        return any([not copy.inward for copy in self.state.in_flight(0)])
+
+    def save_deadline(self, now: int) -> int | None:
+        """Return when to ask again whether stores have left the device; ``None`` if they have. Lands everything due by ``now``
+        while one hasn't.
+        """
+        if self.saving:
+            self._land_due(now)
+        return self.earliest_deadline() if self.saving else None
 
     def _set_time(self, now: int) -> None:
         """Set the time of all tiers: private ones get it from their worker alone, shared ones also from others."""

@@ -194,11 +194,13 @@ class Verdict(NamedTuple):
     """Figures beside their limits: those that miss, or all if none does."""
 
 
-def judge(report: Report) -> Verdict | None:
-    """Return the verdict on ``report``; ``None`` without an SLO."""
-    if report.goodput is None:
-        return None
-    limits, values = limits_of(report.goodput.slo_ms), read_metrics(report)
+def judge(report: Report, limits: Sequence[Limit] = ()) -> Verdict | None:
+    """Return the verdict on ``report`` by ``limits``, or by its own SLO; ``None`` without either."""
+    if not limits:
+        if report.goodput is None:
+            return None
+        limits = limits_of(report.goodput.slo_ms)
+    values = read_metrics(report)
     if not report.requests.get("finished"):
         return Verdict(False, "no request finished")
     if violation(values, limits) > 0:
