@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -84,6 +85,25 @@ def test_service_fades_by_half() -> None:
     assert made.policy.service("s", 20 * SECOND) == 100  # type: ignore[attr-defined]
     made.ended(asked("y", session="s", tokens=50), 50, 0, 20 * SECOND)
     assert made.policy.service("s", 30 * SECOND) == 75  # type: ignore[attr-defined]
+
+
+def test_service_fades_only_while_its_session_is_idle() -> None:
+    """As in llm-d 0.9: idle from 0 to 10 s, from 40 to 50 s and from 60 s on; it waits, runs, and gives up between."""
+    made = queue("las", options={"half_life_s": 10, "busy_fade": 0})
+    service = partial(made.policy.service, "s")  # type: ignore[attr-defined]
+    made.ended(asked("x", session="s"), 400, 0, 0)
+    assert service(10 * SECOND) == 200
+    made.push(asked("a", session="s"), "a", 10 * SECOND)
+    assert service(25 * SECOND) == 200
+    assert order(made, 30) == "a" and service(35 * SECOND) == 200
+    made.ended(asked("a", session="s"), 100, 0, 40 * SECOND)
+    assert service(40 * SECOND) == 300 and service(50 * SECOND) == 150
+    made.sent(asked("b", session="s"), 50 * SECOND)
+    waiting = made.push(asked("c", session="s"), "c", 50 * SECOND)
+    made.ended(asked("b", session="s"), 10, 0, 55 * SECOND)
+    assert service(60 * SECOND) == 250  # c waits still
+    made.remove(waiting)
+    assert service(65 * SECOND) == 125
 
 
 @pytest.mark.parametrize(("cached_weight", "service"), [(1, 1020), (0.5, 620), (0, 220)])

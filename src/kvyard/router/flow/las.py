@@ -4,6 +4,8 @@ A session's service is the tokens of its prompts and answers, an answer's counti
 counts prompts by the engine's usage, so tokens that were cached count too. Of the sessions that wait the one with the least
 goes first; how long a request has waited counts a little, so that none starves. Both are taken within the range of those that
 wait, as llm-d does.
+
+In llm-d 0.9 a program's service faded only while none of its requests waited or ran, and later always; ``busy_fade`` chooses.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,6 +27,7 @@ class LeastAttainedService(FlowPolicy):
         "service_weight": Option(0.8, "Weight of the session's service, within the range of those that wait."),
         "wait_weight": Option(0.2, "Weight of the time waited, within the range of those that wait."),
         "half_life_s": Option(60.0, "Seconds after which half of a service is forgotten; 0: never."),
+        "busy_fade": Option(1.0, "1 if service fades also while a request of the session waits or runs, else 0."),
         "output_weight": Option(2.0, "Prompt tokens that a token of the answer counts for."),
         "cached_weight": Option(1.0, "Computed tokens that a cached token of a prompt counts for."),
     }
@@ -44,6 +47,8 @@ class LeastAttainedService(FlowPolicy):
 
     def _faded(self, notes: SessionNotes, now: int) -> float:
         half_life = self.options["half_life_s"]
+        if notes.busy and not self.options["busy_fade"]:
+            return notes.service
         return notes.service * 0.5 ** ((now - notes.at) / SECOND / half_life) if half_life else notes.service
 
     def look(self, waiting: Iterable[FlowRequest], now: int) -> None:
@@ -64,9 +69,29 @@ class LeastAttainedService(FlowPolicy):
         service = self.service(request.session, now)
         return f"its session has had {service:,.0f} tokens of service, and those with less go first"
 
+    def came(self, request: FlowRequest, now: int) -> None:
+        self._begin(request, now)
+
+    def sent(self, request: FlowRequest, now: int, waited: bool) -> None:
+        if not waited:
+            self._begin(request, now)
+
+    def left(self, request: FlowRequest) -> None:
+        notes = self._sessions.find(request.session)
+        if notes is not None:
+            notes.busy = max(0, notes.busy - 1)
+
+    def _begin(self, request: FlowRequest, now: int) -> None:
+        """Stop the service of the request's session from fading, where it doesn't while it is busy."""
+        if request.session is not None and not self.options["busy_fade"]:
+            notes = self._sessions.open(request.session, now)
+            notes.service, notes.at = self._faded(notes, now), now
+            notes.busy += 1
+
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
         if request.session is not None:
             notes = self._sessions.open(request.session, now)
             prompt = computed + self.options["cached_weight"] * max(0, request.tokens - computed)
             notes.service = self._faded(notes, now) + prompt + self.options["output_weight"] * output
             notes.at = now
+            notes.busy = max(0, notes.busy - 1)

@@ -23,6 +23,8 @@ class SessionNotes(msgspec.Struct, gc=False):
     output: float = 0.0
     """Mean tokens of its answers."""
     turns: int = 0
+    busy: int = 0
+    """Its requests that wait or run, where a policy counts them."""
 
 
 class SessionBook:
