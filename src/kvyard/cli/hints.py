@@ -74,7 +74,7 @@ def hints(
             jobs=at_a_time,
             **reading,
             counted=bars.counted,
-            progress=bars.told,
+            progress=bars.advance,
         )
     present(study.result(), folder, quiet)
     finish(study, quiet, "runs")

@@ -56,7 +56,7 @@ def league(
             executor=crew,
             **reading,
             counted=bars.counted,
-            progress=bars.told,
+            progress=bars.advance,
         )
     result = study.result()
     present(result, folder, quiet, as_json)

@@ -96,7 +96,7 @@ def plan(
             executor=crew,
             **reading,
             counted=bars.counted,
-            progress=bars.told,
+            progress=bars.advance,
         )
     present(view(done), folder, quiet, as_json)
     if done.interrupted:

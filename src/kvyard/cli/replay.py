@@ -180,14 +180,20 @@ def replay(
 
             with patient() as obey:
 
-                def told(arrived: int, through: int, now: int) -> None:
+                def advance(arrived: int, through: int, now: int) -> None:
                     if bar is not None:
                         bar.update(arrived, through, now)
                     obey()
 
                 rows = results.per_request
                 done: ReplayOutcome = run(
-                    source, config=replay_config, slo=slo, label=label, bounds=bounds, progress=told, per_request=rows
+                    source,
+                    config=replay_config,
+                    slo=slo,
+                    label=label,
+                    bounds=bounds,
+                    progress=advance,
+                    per_request=rows,
                 )
         else:
             given = {"speed": endpoint.speed, "timeout_s": endpoint.timeout}

@@ -134,7 +134,7 @@ class Bars:
         self._progress.update(self._task, total=total, completed=through)
         self._say()
 
-    def told(self, key: str, through: int, now: int) -> None:
+    def advance(self, key: str, through: int, now: int) -> None:
         """Update the number of requests replayed of one point."""
         self._through[key] = through
         text = f"{sum(self._through.values()):,} requests replayed"

@@ -51,7 +51,7 @@ def sweep(
             executor=crew,
             **reading,
             counted=bars.counted,
-            progress=bars.told,
+            progress=bars.advance,
         )
     earlier = f"{study.found} of {len(study.points)} points were there from an earlier run" if study.found else ""
     result = study.result()

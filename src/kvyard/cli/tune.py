@@ -84,7 +84,7 @@ def tune(
             executor=crew,
             **reading,
             counted=bars.counted,
-            progress=bars.told,
+            progress=bars.advance,
         )
     if [chosen_goal.name for chosen_goal in goals] == ["cost"] and not limits and not quiet:
         typer.echo(

@@ -73,10 +73,10 @@ def validate(
     measured.name = label or measured.name
     with patient() as obey:
 
-        def told(arrived: int, through: int, now: int) -> None:
+        def advance(arrived: int, through: int, now: int) -> None:
             obey()
 
-        validation = compare_with_replay(measured, settings, progress=told)
+        validation = compare_with_replay(measured, settings, progress=advance)
     if per_request is not None:
         write_whole(per_request, b"".join(msgspec.json.encode(pair) + b"\n" for pair in validation.pairs))
     if html is not None:

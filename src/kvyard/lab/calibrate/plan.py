@@ -90,7 +90,7 @@ def make_plan(limits: CalibrationLimits, facts: EngineFacts) -> list[Probe]:
     if not any(probe.tokens > 1 for probe in probes):
         raise KvyardError(
             f"the engine is too small to be probed: requests of {CONTEXTS[0] + TOKENS} tokens must fit into its "
-            f"max_model_len ({facts.max_model_len or 'not told'}) and into {SHARE:.0%} of its cache "
-            f"({'not told' if facts.capacity is None else f'{facts.capacity:,} tokens'})"
+            f"max_model_len ({facts.max_model_len or 'unknown'}) and into {SHARE:.0%} of its cache "
+            f"({'unknown' if facts.capacity is None else f'{facts.capacity:,} tokens'})"
         )
     return probes

@@ -47,7 +47,7 @@ def replay_pools(
     through: dict[str, int] = {}
     failed: dict[str, str] = {}
 
-    def told(key: str, done: int, now: int) -> None:
+    def advance(key: str, done: int, now: int) -> None:
         through[key] = done
         if progress is not None:
             count = sum(through.values())
@@ -65,7 +65,7 @@ def replay_pools(
             )
             for name, config in pools.items()
         ]
-        (executor or LocalExecutor()).run(tasks, ended, told)
+        (executor or LocalExecutor()).run(tasks, ended, advance)
         for name in pools:
             if name in failed:
                 raise KvyardError(f"pool {name!r}: {failed[name]}")

@@ -138,7 +138,7 @@ class OfflineNetwork:
     """The network between workers, in virtual time: what they send, at the stamps that the live one gave it."""
 
     def __init__(self, recording: LiveRecording) -> None:
-        self.told: list[tuple[int, str, str, dict[str, object]]] = []
+        self.lines: list[tuple[int, str, str, dict[str, object]]] = []
         """Events: time, kind, job, and facts."""
         self._sizes = prompt_sizes(recording.fleet)
         self._reserves_one = recording.fleet.handover.reserves == "one"
@@ -187,7 +187,7 @@ class OfflineNetwork:
 
     def _tell(self, time: int, action: TransferAction, amount: int, what: str = "") -> None:
         name = what or action.what
-        self.told.append((time, name, action.job, transfer_facts(name, action.source, action.target, amount)))
+        self.lines.append((time, name, action.job, transfer_facts(name, action.source, action.target, amount)))
 
 
 class Offline:
@@ -224,7 +224,7 @@ class Offline:
     @property
     def log(self) -> Log:
         """Return the decisions, by place."""
-        network = None if self._network is None else network_lines(self._network.told)
+        network = None if self._network is None else network_lines(self._network.lines)
         return whole_log(self.entries, {engine.worker.name: engine.logs for engine in self._engines}, network)
 
     @property

@@ -13,7 +13,7 @@ from kvyard.integers import ceil_div
 from kvyard.lab.validate.reading import MeasuredRequest
 
 LEAST_ROUNDS = 2
-"""Requests for each slot from which on a cap is told from a burst."""
+"""Requests for each slot from which on a cap and a burst are distinguished."""
 SOON = 0.2
 """Share of an answer's median time within which nine slots in ten are filled again."""
 EVEN = 0.01

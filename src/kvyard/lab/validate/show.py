@@ -24,7 +24,7 @@ HITS = "Prompt tokens found cached"
 EACH = "off, each"
 """The row with how far single requests are off."""
 MOST_DOTS = 2000
-"""Requests drawn as dots, evenly chosen: more can't be told apart."""
+"""Requests drawn as dots, evenly chosen: more can't be distinguished."""
 
 
 def summary(validation: Validation) -> str:

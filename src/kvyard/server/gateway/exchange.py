@@ -145,8 +145,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         chunk = await answer.read()
         error = bool(_ERROR.match(chunk))
         if error and (code := _CODE.search(chunk)) is not None and int(code[1]) >= 500:
-            said = chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
-            raise EngineFailed("it began its answer with an error", answer=(min(int(code[1]), 599), (), said))
+            event = chunk.partition(b"\n")[0].removeprefix(b"data:").strip()
+            raise EngineFailed("it began its answer with an error", answer=(min(int(code[1]), 599), (), event))
         self.proxied.computed = not error
         headers = self._begin(answer, chunk, decision)
         return RelayedStream(self, answer, engine, headers, chunk, events=True)

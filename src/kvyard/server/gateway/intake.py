@@ -133,7 +133,7 @@ class RequestIntake(msgspec.Struct, eq=False):
         owner = "" if key is None else key.name
         session = self._session(session, asked, prompt, owner)
         request = RouteRequest(id_, prompt.keys, prompt.tokens, session)
-        place = EngineRequest(request=request, shut=shut, known=known, salt=key_salt, said=session_given)
+        place = EngineRequest(request=request, shut=shut, known=known, salt=key_salt, session_given=session_given)
         place.flow = self._flow_request(request, asked, headers, key)
         if self.proxy.traffic.recorder is not None and prompt.single and not await too_heavy(body):
             place.hints = peek_hints(body, headers, prompt.tokens)
@@ -312,7 +312,9 @@ def unread(
     id_: str, model: str, pool: EnginePool, shut: frozenset[Holder], session: str | None = None
 ) -> RoutedRequest:
     """Return the routing of a request whose prompt isn't read."""
-    return RoutedRequest(model, pool, EngineRequest(request=RouteRequest(id_, [], 0, session), shut=shut, said=session))
+    return RoutedRequest(
+        model, pool, EngineRequest(request=RouteRequest(id_, [], 0, session), shut=shut, session_given=session)
+    )
 
 
 def _status(error: BaseException, headers: Mapping[str, str]) -> int:

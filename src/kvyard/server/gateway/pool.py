@@ -55,7 +55,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, gc=False):
     """The request as flow control knows it; made when it is placed, unless more is known of it."""
     wait: FlowWait | None = None
     """Why it waited, if it did."""
-    said: str | None = None
+    session_given: str | None = None
     """The session that its client named, if it is recorded."""
 
 

@@ -274,7 +274,7 @@ class GatewayTraffic:
                     num_tokens=request.num_tokens,
                     key_tokens=proxied.pool.router.block_size,
                     tail=place.tail,
-                    session=place.said,
+                    session=place.session_given,
                     model=model,
                     hints=place.hints,
                 )

@@ -21,7 +21,7 @@ class SharedTicket:
         self.taken = tokens
         self._channel = channel
         self._rates = rates
-        self.told: dict[str, str] = {}
+        self.quota: dict[str, str] = {}
         """Remaining quota at admission, for the rate-limit headers."""
 
     def settle(self, tokens: int) -> None:
@@ -32,7 +32,7 @@ class SharedTicket:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the remaining quota at admission, as rate-limit headers."""
-        return [(name.encode(), value.encode()) for name, value in self.told.items()]
+        return [(name.encode(), value.encode()) for name, value in self.quota.items()]
 
 
 class SharedRates:
@@ -49,12 +49,14 @@ class SharedRates:
         if not rates:
             return ticket
         try:
-            error, fix, ticket.told = _decode(await self._channel.ask_hub("admit", encode((rates, tokens))))
+            error, fix, ticket.quota = _decode(await self._channel.ask_hub("admit", encode((rates, tokens))))
         except ConnectionError:
             raise Refusal(503, "rates can't be looked up now", fix="try again", Retry_After="1") from None
         if error:
             self._keys.count_refused(key)
-            raise Refusal(429, error, fix=fix, **{name.replace("-", "_"): value for name, value in ticket.told.items()})
+            raise Refusal(
+                429, error, fix=fix, **{name.replace("-", "_"): value for name, value in ticket.quota.items()}
+            )
         return ticket
 
 
