@@ -62,7 +62,7 @@ def test_users_of_multi_round_qa_come_back_after_their_gap() -> None:
 def test_a_bare_loop_has_a_turnaround() -> None:
     plain = replay(singles(40), **LOOP).report.duration_s
     at_once = replay(singles(40), turnaround=0, **LOOP).report.duration_s
-    assert plain == pytest.approx(at_once + 9 * 0.020)
+    assert plain == pytest.approx(at_once + 9 * 0.007)
     assert replay(singles(40), turnaround="50ms", **LOOP).report.duration_s == pytest.approx(at_once + 9 * 0.050)
 
 

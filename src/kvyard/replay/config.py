@@ -369,7 +369,7 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     turnaround: Annotated[
         int | None,
         Setting(
-            "Closed loop: from an answer until the next request is sent. [default: the client's; 20ms]",
+            "Closed loop: from an answer until the next request is sent. [default: the client's; 7ms]",
             flag=True,
             parse=duration,
         ),
