@@ -47,7 +47,13 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError(f"acceptance_rates are shares from 0 to 1, got {self.acceptance_rates}")
 
 
-MOST = {"num_gpu_blocks": 1 << 40, "max_num_seqs": 1 << 24, "max_num_batched_tokens": 1 << 24}
+MOST = {
+    "num_gpu_blocks": 1 << 40,
+    "max_num_seqs": 1 << 24,
+    "max_num_batched_tokens": 1 << 24,
+    "block_size": 1 << 20,
+    "max_model_len": 1 << 30,
+}
 """Counts that no engine goes beyond."""
 
 
@@ -216,16 +222,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def check(self) -> None:
         """Raise ``ConfigError`` for a value or a combination that no engine can honour."""
         ORDERS.check(self.eviction, self.eviction_options)
-        for name, most in MOST.items():
-            if not 1 <= getattr(self, name) <= most:
-                least = "at least 1" if getattr(self, name) < 1 else f"at most {most:,}"
-                raise ConfigError(f"{name} must be {least}, got {getattr(self, name)}")
-        if self.block_size is not None and self.block_size < 1:
-            raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
-        if self.block_size is not None and self.groups:
-            raise ConfigError("block_size is for models with one group: with groups, each has its own")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len must leave room for a prompt and an answer, got {self.max_model_len}")
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                bound = "at least 1" if value < 1 else f"at most {most:,}"
+                raise ConfigError(f"{name} must be {bound}, got {value:,}")
+        if self.block_size is not None and self.groups:
+            raise ConfigError("block_size is for models with one group: with groups, each has its own")
         if not self.enable_chunked_prefill and self.long_prefill_token_threshold:
             raise ConfigError(
                 "long_prefill_token_threshold cuts prompts into chunks: enable_chunked_prefill must be on"

@@ -11,7 +11,7 @@ from kvyard.lab.study import Chart, Result, Row, Section, Study, Table, columns,
 from kvyard.lab.study.advice import Advice, AdviceOption, answer, at_edges, lowest_ttft, with_foresight
 from kvyard.lab.study.axes import axis, axis_title, number_of, setting_text, words
 from kvyard.lab.study.certainty import evidence_of
-from kvyard.lab.study.charts import MOST_LINES, STANDINGS, Bar, Dots, Lines, bars, curves, dots
+from kvyard.lab.study.charts import ANSWER, MOST_LINES, STANDINGS, Bar, Dot, Dots, Lines, bars, curves, dots
 from kvyard.lab.study.cost import cards, fleet_size, foresees, list_price
 from kvyard.lab.study.runs import run_page
 from kvyard.lab.study.table import LEGEND
@@ -243,17 +243,17 @@ def _frontiers(
         return []
     charts = []
     for limit in limits:
-        groups: dict[str, list[tuple[float, float]]] = {name: [] for name in STANDINGS}
+        groups: dict[str, list[Dot]] = {name: [] for name in STANDINGS}
         for point, _ in study.done:
             value = values[point.key][limit.name]
             if value is not None:
                 met = violation(values[point.key], limits) <= 0
-                kind = "answer" if point.label == choice else "SLO met" if met else "SLO NOT met"
-                groups[kind].append((places[point.key], value))
-        drawn = [Dots(name, points, STANDINGS[name]) for name, points in groups.items()]
+                kind = ANSWER if point.label == choice else "SLO met" if met else "SLO NOT met"
+                groups[kind].append(Dot(places[point.key], value, point.label))
+        drawn = [Dots(name, points, STANDINGS[name], name == ANSWER) for name, points in groups.items()]
         across = f"{default_prices().currency} an hour" if priced else "cards"
         title = f"{METRICS[limit.name].title} and {'cost' if priced else 'cards'}"
-        charts.append(dots(METRICS[limit.name], drawn, across, title, limit))
+        charts.append(dots(METRICS[limit.name], drawn, across, title, limit, not priced))
     return charts
 
 

@@ -20,6 +20,11 @@ from kvyard.tiers.links.config import LinkConfig, parse_link_config
 from kvyard.tiers.load_policy import LOADS
 from kvyard.tiers.policy import AHEAD, POLICIES, SPILLS
 
+MOST_BLOCKS = 1 << 40
+"""Blocks that no tier goes beyond, as on the device."""
+MOST_BYTES = {"private": (1 << 50, "1 PiB"), "shared": (1 << 60, "1 EiB")}
+"""Bytes that no tier of one worker and no shared tier goes beyond."""
+
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tier: how much it holds, and the link that leads to it. Raises ``ConfigError``."""
@@ -43,7 +48,12 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for key, value in (("num_blocks", self.num_blocks), ("bytes", self.bytes)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{key} of a tier must be a whole number of 1 or more, got {value!r}")
-        _one_of("scope", self.scope, ("private", "shared"))
+        _one_of("scope", self.scope, tuple(MOST_BYTES))
+        if self.num_blocks is not None and self.num_blocks > MOST_BLOCKS:
+            raise ConfigError(f"num_blocks of a tier must be at most {MOST_BLOCKS:,}, got {self.num_blocks:,}")
+        most, shown = MOST_BYTES[self.scope]
+        if self.bytes is not None and self.bytes > most:
+            raise ConfigError(f"bytes of a {self.scope} tier must be at most {most:,} ({shown}), got {self.bytes:,}")
         ORDERS.check(self.eviction, self.eviction_options)
         order = learning_order(self.eviction)
         if order is not None and order.reads_queue:

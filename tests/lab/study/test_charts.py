@@ -9,7 +9,7 @@ from tests.replay.report.browser import BINARY, Tab
 from tests.replay.report.test_page import sound
 
 from kvyard.lab.study.axes import setting_text
-from kvyard.lab.study.charts import Bar, Dots, bars, curves, dots
+from kvyard.lab.study.charts import Bar, Dot, Dots, bars, curves, dots
 from kvyard.lab.study.result import Chart
 from kvyard.replay.report.html import Page
 from kvyard.replay.report.metrics import METRICS
@@ -62,8 +62,20 @@ def test_the_limit_is_marked_among_bars() -> None:
 def test_a_number_in_a_legend_says_what_it_is() -> None:
     assert setting_text("num_gpu_blocks", "6000") == "num gpu blocks 6000"
     assert setting_text("router", "least-time") == "least-time"
-    figure = dots(TTFT, [Dots("SLO met", [(2.0, 400.0)], "blue")], "cards", "x", Limit("ttft_mean", 500.0)).figure
+    figure = dots(
+        TTFT, [Dots("SLO met", [Dot(2.0, 400.0, "a")], "blue")], "cards", "x", Limit("ttft_mean", 500.0)
+    ).figure
     assert [entry["name"] for entry in figure["legend"]] == ["SLO met", "limit: 500 ms"]
+
+
+def test_dots_near_the_limit_lie_apart_and_the_answer_is_large() -> None:
+    fleets = [Dot(8, 2100.0, "one"), Dot(12, 3900.0, "two")]
+    groups = [Dots("SLO NOT met", fleets, "orange"), Dots("answer", [Dot(16, 1800.0, "three")], "green", large=True)]
+    chart = dots(TTFT, groups, "cards", "x", Limit("ttft_mean", 2000.0), counts=True)
+    assert chart.text == "the axis doesn't begin at 0" and chart.figure["xFormat"] == "count"
+    assert [line.get("names") for line in chart.figure["series"]] == [["one", "two"], ["three"], None]
+    assert [line.get("large", False) for line in chart.figure["series"]] == [False, True, False]
+    assert dots(TTFT, [Dots("all", [*fleets, Dot(4, 9000.0, "")], "blue")], "cards", "x").figure["yScale"] == "log"
 
 
 def drawn(tab: Tab, folder: Path, chart: Chart, width: int = 800) -> None:
@@ -93,3 +105,14 @@ class TestInABrowser:
         line = tab.ask("document.querySelector('path.series').getBBox().height")
         plot = tab.ask("document.querySelector('svg').getBoundingClientRect().height") - 50
         assert low < line / plot < high
+
+    def test_a_dot_under_the_mouse_names_its_fleet(self, tab: Tab, tmp_path: Path) -> None:
+        groups = [
+            Dots("SLO met", [Dot(8.0, 1000.0, "below"), Dot(8.0, 2000.0, "above"), Dot(9, 1500.0, "beside")], "blue")
+        ]
+        drawn(tab, tmp_path, dots(TTFT, groups, "cards", "x", counts=True))
+        ticks = tab.ask("[...document.querySelectorAll('svg text[text-anchor=middle]')].map(e => e.textContent)")
+        assert "8" in ticks and "9" in ticks and "8.5" not in ticks
+        for number, name in enumerate(("below", "above", "beside")):
+            tab.hover(f"circle.dot:nth-of-type({number + 1})")
+            assert tab.ask("document.querySelector('#tip b').textContent") == name

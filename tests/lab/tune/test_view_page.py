@@ -40,7 +40,7 @@ def test_charts(tab: Tab, done: Tuned, width: int, dark: bool) -> None:
     assert done.importance, "12 points are enough"
     sound(tab, 5, width)
     titles = titled(tab)
-    assert titles[0] == ["your prices per hour", "TTFT p99, ms"] and all(titles)
+    assert titles[0] == ["your prices per hour", "TTFT p99 (log)"] and all(titles)
     dots = tab.ask("document.querySelectorAll('.chart')[0].querySelectorAll('circle.dot').length")
     assert dots == sum(one.state == "done" for one in done.trials)
     ground = tab.ask("getComputedStyle(document.body).backgroundColor")

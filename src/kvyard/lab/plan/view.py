@@ -10,7 +10,7 @@ from kvyard.lab.plan.search import ROUTERS, FleetOption
 from kvyard.lab.plan.serve import serve_commands
 from kvyard.lab.plan.shape import Shape
 from kvyard.lab.study import Chart, Result, Row, Section, Table, columns
-from kvyard.lab.study.charts import STANDINGS, Dots, dots
+from kvyard.lab.study.charts import ANSWER, STANDINGS, Dot, Dots, dots
 from kvyard.lab.study.settings_file import as_toml
 from kvyard.replay.report.answers import limits as savings
 from kvyard.replay.report.answers import time_parts
@@ -390,12 +390,12 @@ def _tiles(planned: Planned) -> list[str]:
 def _frontier(planned: Planned, limit: Limit, by_cards: bool) -> Chart:
     """Return cost or cards against the metric of one limit, with the limit as a line and the answer marked."""
     metric = WANTED[limit.name]
-    groups: dict[str, list[tuple[float, float]]] = {name: [] for name in STANDINGS}
+    groups: dict[str, list[Dot]] = {name: [] for name in STANDINGS}
     for fleet in planned.search.fleets:
         value = fleet.values.get(limit.name)
         if value is not None:
-            kind = "answer" if fleet is planned.answer else "SLO met" if fleet.met else "SLO NOT met"
-            groups[kind].append((float(fleet.cards) if by_cards else fleet.cost, value))
-    drawn = [Dots(name, points, STANDINGS[name]) for name, points in groups.items()]
+            kind = ANSWER if fleet is planned.answer else "SLO met" if fleet.met else "SLO NOT met"
+            groups[kind].append(Dot(float(fleet.cards) if by_cards else fleet.cost, value, fleet.name))
+    drawn = [Dots(name, points, STANDINGS[name], name == ANSWER) for name, points in groups.items()]
     across = "cards" if by_cards else f"{planned.price_list.currency} an hour"
-    return dots(metric, drawn, across, f"{metric.title} and {'cards' if by_cards else 'cost'}", limit)
+    return dots(metric, drawn, across, f"{metric.title} and {'cards' if by_cards else 'cost'}", limit, by_cards)

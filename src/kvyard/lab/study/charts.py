@@ -11,14 +11,17 @@ from kvyard.replay.report.slo import Limit
 
 MOST_LINES = len(draw.RUN_COLORS)
 CLOSE = 0.4
-"""Lines that differ by less than this share are drawn on an axis that doesn't begin at 0, as page.js does."""
+"""Lines that differ by less than this share are drawn on an axis that doesn't begin at 0."""
 WIDE = 8.0
-"""Times that differ by more than this factor are drawn on a logarithmic axis."""
+"""Lines of times that differ by more than this factor are drawn on a logarithmic axis."""
+WIDE_DOTS = 3.0
+"""As ``WIDE``, of dots: on a linear axis those near a limit would lie on each other."""
 FAR = 3.0
 """A bar beyond this many medians is cut off, so that it doesn't flatten the others; a limit this far above all values isn't
 drawn."""
 
-STANDINGS = {"SLO met": "blue", "SLO NOT met": "orange", "answer": "green"}
+ANSWER = "answer"
+STANDINGS = {"SLO met": "blue", "SLO NOT met": "orange", ANSWER: "green"}
 """Colours of fleets against an SLO. The answer is drawn last, on top of the others."""
 
 Lines = Mapping[str, Sequence[tuple[float, float | None]]]
@@ -34,12 +37,21 @@ class Bar(NamedTuple):
     remark: str = ""
 
 
+class Dot(NamedTuple):
+    """A point with the name that its tip shows."""
+
+    x: float
+    y: float
+    name: str
+
+
 class Dots(NamedTuple):
     """Points of one colour."""
 
     name: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[Dot]
     color: str
+    large: bool = False
     joined: bool = False
     """A line leads from point to point."""
 
@@ -48,7 +60,7 @@ def curves(metric: Metric, lines: Lines, x_title: str, limit: Limit | None = Non
     """Return ``metric`` along a setting, with its ``limit`` as a line."""
     drawn = dict(list(lines.items())[:MOST_LINES])
     known = [value for points in drawn.values() for _, value in points if value is not None]
-    axis = _Axis(metric, known, limit, fit=True)
+    axis = _Axis(metric, known, limit)
     series = [
         draw.line(name, [axis.place(value) for _, value in points], color, x=[draw.digits(x) for x, _ in points])
         for (name, points), color in zip(drawn.items(), draw.RUN_COLORS, strict=False)
@@ -98,19 +110,24 @@ def bars_of(named: Sequence[tuple[str, float, str, str]], label: str) -> draw.Fi
     return {"kind": "bars", "label": label, "rows": rows, "xTitle": label}
 
 
-def dots(metric: Metric, groups: Sequence[Dots], x_title: str, title: str, limit: Limit | None = None) -> Chart:
-    """Return ``metric`` against something else, with its ``limit`` as a line."""
+def dots(
+    metric: Metric, groups: Sequence[Dots], x_title: str, title: str, limit: Limit | None = None, counts: bool = False
+) -> Chart:
+    """Return ``metric`` against something else, of which there are ``counts`` if so said, with its ``limit`` as a line."""
     groups = [group for group in groups if group.points]
-    axis = _Axis(metric, [y for group in groups for _, y in group.points], limit)
+    axis = _Axis(metric, [dot.y for group in groups for dot in group.points], limit, wide=WIDE_DOTS, close=1.0)
     series = []
     for group in groups:
         ordered = sorted(group.points)
-        more = {"dots": True} if group.joined and len(ordered) > 1 else {"only": "dots"}
-        xs = [draw.digits(x) for x, _ in ordered]
-        series.append(draw.line(group.name, [axis.place(y) for _, y in ordered], group.color, x=xs, **more))
-    series += axis.limit_line([x for group in groups for x, _ in group.points])
+        more: draw.Figure = {"dots": True} if group.joined and len(ordered) > 1 else {"only": "dots"}
+        more |= {"x": [draw.digits(dot.x) for dot in ordered], "names": [dot.name for dot in ordered]}
+        more |= {"large": True} if group.large else {}
+        series.append(draw.line(group.name, [axis.place(dot.y) for dot in ordered], group.color, **more))
+    places = [dot.x for group in groups for dot in group.points]
+    series += axis.limit_line(places)
     figure = draw.lines(f"{axis.metric.label} by {x_title}", series, x_title, axis.long, height=280, **axis.format)
-    places = [x for group in groups for x, _ in group.points]
+    if counts:
+        figure["xFormat"] = "count"
     if len(set(places)) > 1:
         beside = 0.05 * (max(places) - min(places))
         figure |= {"xMin": draw.digits(min(places) - beside), "xMax": draw.digits(max(places) + beside)}
@@ -119,15 +136,21 @@ def dots(metric: Metric, groups: Sequence[Dots], x_title: str, title: str, limit
 
 
 class _Axis:
-    """The vertical axis of a chart: its unit and scale by the values on it. With ``fit`` it need not begin at 0."""
+    """The vertical axis of a chart: its unit and scale by the values on it.
 
-    def __init__(self, metric: Metric, values: Sequence[float], limit: Limit | None, fit: bool = False) -> None:
+    It is logarithmic for times that differ by more than ``wide``, and doesn't begin at 0 for values that differ by less than
+    ``close``.
+    """
+
+    def __init__(
+        self, metric: Metric, values: Sequence[float], limit: Limit | None, wide: float = WIDE, close: float = CLOSE
+    ) -> None:
         most = max(values, default=0.0)
         self._limit = limit if limit is not None and (metric.better == "high" or limit.value <= FAR * most) else None
         shown = [*values, self._limit.value] if self._limit is not None else list(values)
         least, most = min(shown, default=0.0), max(shown, default=0.0)
-        log = metric.timed and least > 0 and most > WIDE * least
-        fit = fit and least > 0 and most - least < CLOSE * most
+        log = metric.timed and least > 0 and most > wide * least
+        fit = not log and least > 0 and most - least < close * most
         self.metric = metric if log else metric.fitted(shown)
         remarks = ["the axis is logarithmic"] if log else ["the axis doesn't begin at 0"] if fit else []
         if limit is not None and self._limit is None and values:

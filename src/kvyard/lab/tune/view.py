@@ -12,12 +12,12 @@ from kvyard.engine.price_list import default_prices
 from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
 from kvyard.lab.study.advice import answer, at_edges, choose, middle
-from kvyard.lab.study.charts import Bar, Dots, bars, bars_of, dots
+from kvyard.lab.study.charts import Bar, Dot, Dots, bars, bars_of, dots
 from kvyard.lab.study.cost import GIB, Prices, cards
 from kvyard.lab.study.goals import Goal
 from kvyard.lab.study.settings_file import as_toml
 from kvyard.lab.tune.parts import TraceParts
-from kvyard.lab.tune.space import Choices, Space
+from kvyard.lab.tune.space import Choices, Space, Steps
 from kvyard.lab.tune.trial import Trial
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST, Metric
@@ -364,9 +364,10 @@ def _dots(tuned: Tuned, across: Callable[[Trial], float | None], up: Metric, joi
     """Return dots of each group of points; the best are ``joined``."""
     drawn = []
     for kind, trials in _groups(tuned).items():
-        places = [(across(trial), trial.values.get(up.name)) for trial in trials]
-        known = [(x, y) for x, y in places if x is not None and y is not None]
-        drawn.append(Dots(_names(tuned)[kind], known, COLORS[kind], joined and kind == "best"))
+        places = [(across(trial), trial.values.get(up.name), trial.name) for trial in trials]
+        known = [Dot(x, y, name) for x, y, name in places if x is not None and y is not None]
+        best = kind == "best"
+        drawn.append(Dots(_names(tuned)[kind], known, COLORS[kind], large=best, joined=joined and best))
     return drawn
 
 
@@ -385,7 +386,8 @@ def _slice(tuned: Tuned, name: str) -> Chart:
     scale = GIB if name.endswith("bytes") or name == "gpu_memory" else 1
     drawn = _dots(tuned, lambda trial: dimension.place(trial.point[name]) / scale, up)
     limit = next((limit for limit in tuned.limits if limit.name == up.name), None)
-    return dots(up, drawn, f"{name.replace('_', ' ')}{', GiB' if scale > 1 else ''}", name, limit)
+    counts = isinstance(dimension, Steps) and scale == 1
+    return dots(up, drawn, f"{name.replace('_', ' ')}{', GiB' if scale > 1 else ''}", name, limit, counts)
 
 
 def _bars(tuned: Tuned, name: str, dimension: Choices) -> list[Bar]:

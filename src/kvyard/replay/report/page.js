@@ -45,7 +45,7 @@
     const right = 14, top = 10, bottom = 40;
     const sy = makeScale(y0, y1, height - bottom, top, spec.yScale === "log", spec.yFormat === "count"), levels = sy.ticks(4), names = tickTexts(levels, spec.yFormat, spec.yScale === "log");
     const left = Math.max(54, 28 + 7.4 * Math.max(0, ...names.map((name) => name.length)));
-    const sx = makeScale(x0, x1, left, width - right, spec.xScale === "log");
+    const sx = makeScale(x0, x1, left, width - right, spec.xScale === "log", spec.xFormat === "count");
     let art = "";
     for (const [i, at] of levels.entries()) {
       art += `<line class="gridline" x1="${left}" x2="${width - right}" y1="${near(sy(at))}" y2="${near(sy(at))}"/>`;
@@ -116,7 +116,7 @@
     const over = (event) => {
       const rect = svg.getBoundingClientRect();
       const at = ((event.clientX - rect.left) * f.width) / rect.width;
-      const hit = at >= f.left - 4 && at <= f.width - f.right + 4 ? found(at) : null;
+      const hit = at >= f.left - 4 && at <= f.width - f.right + 4 ? found(at, ((event.clientY - rect.top) * f.height) / rect.height) : null;
       if (!hit) { leave(); return; }
       cross.setAttribute("x1", hit.x); cross.setAttribute("x2", hit.x); cross.setAttribute("visibility", "visible");
       showTip(event, hit.html);
@@ -162,8 +162,8 @@
     if (!ys.length) ys = spec.series.flatMap((s) => s.y.filter((v) => v !== null));
     if (!ys.length) { nothing(box, spec); return; }
     const positive = ys.filter((v) => v > 0), least = Math.min(...ys), most = Math.max(...ys);
-    // Where all values are close together, an axis from 0 would hide what they do.
-    const fitted = spec.yFit && least > 0 && most - least < 0.4 * most;
+    // Where an axis from 0 would hide what values do it is fitted to them.
+    const fitted = spec.yFit && least > 0;
     // But it spans a fifth of them at least: what differs by 1 % is drawn nearly level.
     const spread = Math.max(most - least, 0.2 * most), middle = (most + least) / 2;
     const low = spec.yScale === "log" ? (positive.length ? Math.min(...positive) * 0.8 : 1) : fitted ? middle - 0.65 * spread : 0;
@@ -173,9 +173,13 @@
     const art = lines.map((s) => `<path class="series" d="${pathOf(xsOf(s), s.y, f.sx, f.sy)}" fill="none" stroke="var(--${s.color})" stroke-width="1.75" stroke-linejoin="round" stroke-dasharray="${s.dash || "none"}"/>`).join("");
     // Dots where something was measured: for lines of few points, and for points that no line joins.
     const dotted = spec.series.filter((s) => (spec.dots && s.dots !== false) || s.dots || s.only === "dots");
-    const dots = dotted.flatMap((s) => xsOf(s).map((x, i) => (s.y[i] === null ? "" : `<circle class="dot" cx="${near(f.sx(x))}" cy="${near(f.sy(s.y[i]))}" r="3.5" fill="var(--${s.color})"/>`))).join("");
+    const dots = dotted.flatMap((s) => xsOf(s).map((x, i) => (s.y[i] === null ? "" : `<circle class="dot${s.only === "dots" ? " alone" : ""}" cx="${near(f.sx(x))}" cy="${near(f.sy(s.y[i]))}" r="${s.large ? 6 : 3.5}" style="color:var(--${s.color})"/>`))).join("");
     const svg = finish(box, spec, f, art + dots);
-    onHover(svg, f, (at) => {
+    const named = spec.series.filter((s) => s.names);
+    onHover(svg, f, (at, down) => {
+      // Of dots with names, the nearest alone: many may share an x.
+      const one = named.flatMap((s) => s.names.map((name, i) => ({ s, i, name, away: Math.hypot(f.sx(s.x[i]) - at, f.sy(s.y[i]) - down) }))).sort((a, b) => a.away - b.away)[0];
+      if (one) return { x: near(f.sx(one.s.x[one.i])), html: tipTable(one.name, [["", spec.xTitle, show(one.s.x[one.i], spec.xTip)], [one.s.color, spec.yTitle, show(one.s.y[one.i], spec.yFormat)]]) };
       const shared = xsOf((lines.some((s) => xsOf(s).length > 2) ? lines : spec.series).reduce((a, b) => (xsOf(a).length >= xsOf(b).length ? a : b)));
       const x = shared[nearest(shared, f.sx, at)];
       const rows = spec.series.map((s) => [s.color, s.name, show(s.y[nearest(xsOf(s), f.sx, f.sx(x))], spec.yFormat)]);
@@ -273,6 +277,7 @@
     }
     const half = 3.2 * spec.xTitle.length, middle = Math.min((left + width - right) / 2, Math.max(half, width - half));
     art += `<text class="title" x="${near(middle)}" y="${height - 4}" text-anchor="middle">${escape(spec.xTitle)}</text>`;
+    let labels = ""; // above the lines of marks
     spec.rows.forEach((row, r) => {
       const y = top + r * (thick + gap) + 2;
       if (spec.names !== false) art += `<text class="title" x="${left - 8}" y="${y + thick / 2 + 4}" text-anchor="end">${escape(shortened(row.name, Math.floor((left - 10) / 6.6)))}</text>`;
@@ -284,9 +289,9 @@
       });
       // A bar that is longer than the axis is broken.
       if (spec.cut && at > max) art += `<path class="break" d="M${near(sx(max)) - 18} ${y + thick + 2}l7 ${-thick - 4}m5 0l-7 ${thick + 4}"/>`;
-      if (row.text) art += `<text class="strong" x="${near(sx(Math.min(at, max))) + 7}" y="${y + thick / 2 + 4}">${escape(row.text)}</text>`;
+      if (row.text) labels += `<text class="strong" x="${near(sx(Math.min(at, max))) + 7}" y="${y + thick / 2 + 4}">${escape(row.text)}</text>`;
     });
-    let line = 0, labels = "";
+    let line = 0;
     for (const mark of marks) {
       const x = near(sx(mark.x)), widest = 6.4 * Math.max(...mark.lines.map((text) => text.length));
       const beside = x + 6 + widest <= width || x - 6 - widest >= 0;

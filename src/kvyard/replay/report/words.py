@@ -150,7 +150,8 @@ def summary(report: Report) -> str:
     if report.live is not None:
         parts.append(f"live at {report.live.endpoint}")
     if report.workers:
-        parts.append(f"{len(report.workers)} worker{'s' if len(report.workers) != 1 else ''}")
+        most = "" if report.scaling is None else "at most "
+        parts.append(f"{most}{len(report.workers)} worker{'s' if len(report.workers) != 1 else ''}")
     if report.router is not None:
         parts.append(f"routed by {report.router.policy}")
     if report.live is None:
