@@ -34,7 +34,7 @@ def test_an_answer_and_its_files(
     assert run(*argv, "--price-card", "1.5") == 0
     out, err = capsys.readouterr()
     said = " ".join(out.split())
-    assert "min cost with ttft_p99 ≤ 5 s" in said and "it is the cheapest" in said
+    assert "Min cost with ttft_p99 ≤ 5 s" in said and "it is the cheapest" in said
     assert "On the test part (22 requests" in said
     folder = tmp_path / "tune-mooncake_conversation"
     assert f"written: {folder.name}/tune.toml" in err

@@ -155,6 +155,7 @@ def view(tuned: Tuned) -> Result:
     """Return the result of a search: the best points, what they are traded for, and slices along each setting."""
     answer = tuned.answer
     goals = ", ".join(map(str, tuned.goals))
+    goals = goals[:1].upper() + goals[1:]
     asked = f"{goals} with {' and '.join(map(str, tuned.limits))}" if tuned.limits else goals
     requests = tuned.parts.requests
     states = [trial.state for trial in tuned.trials]
