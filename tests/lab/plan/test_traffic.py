@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvyard.clock import SECOND
@@ -51,6 +52,9 @@ def test_arrivals_that_share_few_stamps_are_bunched() -> None:
     assert (apart.stamps, apart.bunched) == (20, False)
     dense = read_traffic([request(n, [n], 5, n * 0.004 + n // 10 * 0.02) for n in range(200)])
     assert dense.stamps == 20 and not dense.bunched, "a high rate isn't a tick"
+    turns = [request(n, [n], 5, n * 2.0) for n in range(5)]
+    turns += [msgspec.structs.replace(request(5 + n, [n], 5, n * 2.0), after=(str(n),), delay=SECOND) for n in range(5)]
+    assert not read_traffic(turns).bunched, "later turns have no arrival of their own"
 
 
 def test_a_trace_without_requests_is_refused() -> None:

@@ -44,6 +44,7 @@ def test_a_key_is_what_a_point_means() -> None:
         ([], {}, "varies something"),
         (["host_blocks"], {}, "nothing to vary"),
         (["host_blocks="], {}, "nothing to vary"),
+        (["workers=1..4"], {}, "is a range, which kvyard tune takes"),
         (["host_blocks=1,,2"], {}, "nothing to vary"),
         (["host_blocks=1", "host_blocks=2"], {}, "varied twice"),
         (["host_blocks=1,1"], {}, "same value twice"),

@@ -13,7 +13,7 @@ from kvyard.replay.traces.identity import prefix_ids
 from kvyard.replay.traces.request import TraceRequest
 
 SHARED = 2
-"""Requests for each stamp, on average, from which on arrivals are bunched ..."""
+"""Requests with an arrival of their own for each stamp, on average, from which on arrivals are bunched ..."""
 LEAST_TICK = 10 * TOGETHER / SECOND
 """... if stamps are at least this many seconds apart; closer stamps are a high rate."""
 Tokens = npt.NDArray[np.int64]
@@ -28,6 +28,8 @@ class Traffic(msgspec.Struct, frozen=True):
     """Tokens of each prompt that no earlier prompt had: an endless cache that all workers share computes these alone."""
     seconds: float
     """From the first arrival to the last; 0 if they aren't on one clock."""
+    stamped: int = 0
+    """Requests with an arrival of their own; others start after others end."""
     stamps: int = 0
     """Arrivals that are apart, as ``--jitter`` takes them; 0 if they aren't on one clock."""
     tick: float = 0.0
@@ -50,7 +52,7 @@ class Traffic(msgspec.Struct, frozen=True):
     @property
     def bunched(self) -> bool:
         """True if the arrivals share few stamps: the recorder's clock may have made bursts."""
-        return 0 < self.stamps <= self.requests / SHARED and self.tick >= LEAST_TICK
+        return 0 < self.stamps <= self.stamped / SHARED and self.tick >= LEAST_TICK
 
     def __str__(self) -> str:
         return self.text(f"{self.requests:,} requests")
@@ -74,10 +76,11 @@ def read_traffic(requests: Iterable[TraceRequest], *, speedup: float = 1.0, clos
     inputs, outputs, new = [], [], []
     seen: set[int] = set()
     starts: list[int] = []
-    first = last = stamp = 0
+    first = last = stamp = stamped = 0
     for number, request in enumerate(requests):
         first = request.arrival if number == 0 else min(first, request.arrival)
         if request.delay is None:
+            stamped += 1
             if not starts or request.arrival - stamp > TOGETHER:
                 starts.append(request.arrival)
             stamp = request.arrival
@@ -98,4 +101,4 @@ def read_traffic(requests: Iterable[TraceRequest], *, speedup: float = 1.0, clos
     seconds = 0.0 if closed else (last - first) / SECOND / speedup
     stamps = 0 if closed else len(starts)
     tick = float(np.median(np.diff(starts))) / SECOND if stamps > 1 else 0.0
-    return Traffic(np.array(inputs), np.array(outputs), np.array(new), seconds, stamps, tick)
+    return Traffic(np.array(inputs), np.array(outputs), np.array(new), seconds, stamped, stamps, tick)

@@ -1,5 +1,6 @@
 """Points of a study: combinations of settings, and the key that each one's report is kept under."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,10 @@ from kvyard.replay.settings import SETTINGS, make_config
 
 MOST = 10_000
 """Points of a grid, at most."""
+
+
+RANGE = re.compile(r"[\w.]+\.\.[\w.]+")
+"""Form of the ranges that ``tune`` searches."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -60,6 +65,8 @@ def parse_vary(texts: Iterable[str]) -> dict[str, list[str]]:
         parts = [part.strip() for part in values.split(";" if ";" in values else ",")]
         if not equals or not all(parts):
             raise KvyardError(f"{text!r} is nothing to vary: write NAME=VALUE,VALUE, as in host_blocks=0,20k,80k")
+        if len(parts) == 1 and RANGE.fullmatch(parts[0]):
+            raise KvyardError(f"{text!r} is a range, which kvyard tune takes: write the values, as in {name}=1,2,4,8")
         if name in axes:
             raise KvyardError(f"{name} is varied twice: put all its values into one")
         axes[name] = parts
