@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -65,11 +64,3 @@ def test_mixes_end_when_they_should_on_the_other_machine() -> None:
 
 def test_the_page_shows_what_the_link_says() -> None:
     assert "\n".join(table()) in RESULTS.read_text()
-
-
-def test_examples_of_the_page() -> None:
-    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert examples
-    names: dict[str, object] = {}
-    for example in examples:
-        exec(compile(example, str(PAGE), "exec"), names)
