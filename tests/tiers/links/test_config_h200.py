@@ -11,7 +11,6 @@ from tests.tiers.links.copies import H200, HERE, LANES, Measured, load, table
 from kvyard.tiers.links import PRESETS
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "explain" / "links.md"
 RESULTS = ROOT / "benchmarks" / "RESULTS-accuracy.md"
 TRUTH = ROOT.parent / "shared" / "truth" / "h200.jsonl"
 
