@@ -328,7 +328,7 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             parse=duration,
         ),
     ] = 0
-    """What lower tiers have of it is on the device when the next turn comes. These requests aren't counted."""
+    """It loads from lower tiers what the next turn needs on the device. These requests aren't counted."""
     limit: Annotated[int | None, Setting("Replay at most this many requests.", flag=True)] = None
     max_tokens: Annotated[
         int | None, Setting("Leave out requests with more tokens, prompt and answer together.", flag=True)

@@ -127,7 +127,7 @@ class _Progress:
         self.inside_at = 0
         """Its position."""
         self.own_end: KeptState | None = None
-        """The same state, if the request itself computed it and hasn't written on; noted for connectors."""
+        """That state, if the request itself computed it and hasn't written on; noted for connectors."""
         self.checkpoint: tuple[int, int] | None = None
         """Tokens after which this step writes a state besides its last one, and the position of the block for it."""
 

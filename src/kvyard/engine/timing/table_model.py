@@ -145,14 +145,14 @@ class _Steps:
     __slots__ = ("_attention", "_batch", "_least", "_skew", "_slopes", "_starts", "_whole")
 
     def __init__(self, curve: Curve, batch: int, flat: float, least: float, skew: float) -> None:
-        at = [*curve.at, FAR]
+        points = [*curve.at, FAR]
         ns = [us * NS_PER_US for us in (*curve.us, curve.value(FAR))]
         slopes, attention = [0.0], [ns[0]]
-        for low in range(len(at) - 1):
-            slope = (ns[low + 1] - ns[low]) / (at[low + 1] - at[low])
+        for low in range(len(points) - 1):
+            slope = (ns[low + 1] - ns[low]) / (points[low + 1] - points[low])
             slopes.append(slope / batch)
-            attention.append(ns[low] - slope * at[low])
-        self._starts = tuple([-1.0, *[float(point * batch) for point in at]])
+            attention.append(ns[low] - slope * points[low])
+        self._starts = tuple([-1.0, *[float(point * batch) for point in points]])
         self._slopes = tuple(slopes)
         self._attention = tuple(attention)
         self._whole = tuple([flat + value for value in attention])
@@ -192,7 +192,7 @@ class _Steps:
         end = context + passes * self._batch
         line = place(self._starts, context)
         if end - self._batch >= self._starts[line + 1]:
-            return np.array([self._step(one) for one in range(context, end, self._batch)])
+            return np.array([self._step(tokens) for tokens in range(context, end, self._batch)])
         contexts: Times = np.arange(context, end, self._batch, dtype=np.float64)
         contexts *= self._slopes[line]
         contexts += self._whole[line]

@@ -165,8 +165,8 @@ class Difference:
             if policy is not None:
                 names, random = sorted(set(places)), Random(0)
                 places = [
-                    names[at % len(names)] if policy == "round-robin" else random.choice(names)
-                    for at in range(len(records))
+                    names[number % len(names)] if policy == "round-robin" else random.choice(names)
+                    for number in range(len(records))
                 ]
             prompts = [(requests[record.id], place) for record, place in zip(records, places, strict=True)]
             self._reuse[policy] = Reuse(prompts, self.block_size)

@@ -42,16 +42,16 @@ class Reuse:
     def hits(self, blocks: int, block_size: int) -> int:
         """Return the tokens found in caches of ``blocks`` blocks each."""
         there = self._distance < blocks * block_size // self._unit
-        found = np.bincount(self._prompt[there], self._tokens[there], len(self._lengths)).astype(np.int64)
-        return int((np.minimum(found, self._lengths - 1) // block_size * block_size).sum())
+        tokens = np.bincount(self._prompt[there], self._tokens[there], len(self._lengths)).astype(np.int64)
+        return int((np.minimum(tokens, self._lengths - 1) // block_size * block_size).sum())
 
     def blocks(self, share: float, most: int, block_size: int) -> int:
         """Return blocks of caches that find ``share`` of what caches of ``most`` blocks find."""
         order = np.argsort(self._distance)
         reach = self._distance[order] * self._unit // block_size
-        found = self._tokens[order].cumsum()
+        cumulated = self._tokens[order].cumsum()
         within = int(np.searchsorted(reach, most))
         if not within:
             return most // 2
-        at = min(int(np.searchsorted(found, found[within - 1] * min(1.0, share))), within - 1)
-        return min(max(1, int(reach[at])), most - 1)
+        index = min(int(np.searchsorted(cumulated, cumulated[within - 1] * min(1.0, share))), within - 1)
+        return min(max(1, int(reach[index])), most - 1)

@@ -110,10 +110,10 @@ def _best(source: Source, difference: Difference, sample: Difference) -> tuple[C
 
 
 def _best_guess(source: Source, difference: Difference) -> tuple[Candidate | None, float]:
-    """Return the same of a sum by guesses: only the nearest candidate is replayed, and a pool, which fits any sum, never."""
+    """Like ``_best``, of a sum, by guesses: only the nearest candidate is replayed; a pool, which fits any sum, never is."""
     guesses = [
-        (abs(candidate.guess(difference) - difference.total), at, candidate)
-        for at, candidate in enumerate(source(difference))
+        (abs(candidate.guess(difference) - difference.total), number, candidate)
+        for number, candidate in enumerate(source(difference))
         if candidate.guess is not None
     ]
     if not guesses:

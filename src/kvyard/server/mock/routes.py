@@ -258,7 +258,7 @@ class MockRoutes:
         return Raw(b"", "")
 
     async def is_sleeping(self, body: None, headers: Headers) -> openai.SleepState:
-        """Whether the engine sleeps."""
+        """True while the engine sleeps."""
         return openai.SleepState(is_sleeping=self._worker.faults.asleep)
 
     async def load(self, body: None, headers: Headers) -> schemas.ServerLoad:
