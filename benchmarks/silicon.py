@@ -54,9 +54,6 @@ DRAWN = 0.9
 """Mean length of InferenceMAX's prompts and answers, as a share of the longest."""
 MOST = 3000
 """Requests of a replay at most, but for three rounds: rounds that are left out are taken to be like those after the burst."""
-ASYNCHRONOUS_SINCE = (0, 14)
-"""The vLLM that first decides on a pass while the one before it runs, without being told to."""
-
 TRTLLM_TOKENS, TRTLLM_SEQUENCES = 8192, 2048
 """Limits of a pass that trtllm-serve has by default."""
 
@@ -220,12 +217,6 @@ def config_file(row: Row, config: Mapping[str, Any]) -> str:
     return str(path)
 
 
-def synchronous(row: Row) -> bool:
-    """Whether the engine decided on a pass when it started. Where no version is said, vLLM was told to decide ahead."""
-    found = re.match(r"(\d+)\.(\d+)", row.version)
-    return row.backend == "vllm" and found is not None and (int(found[1]), int(found[2])) < ASYNCHRONOUS_SINCE
-
-
 def settings_of(row: Row, kind: str) -> dict[str, Any]:
     """Settings of a worker as the row says, all else at its default. Raises ``KvyardError`` for a model without a config."""
     config = config_of(row)
@@ -244,10 +235,8 @@ def settings_of(row: Row, kind: str) -> dict[str, Any]:
         settings |= {"weight_dtype": row.precision, "kv_cache_dtype": "fp8"}
     if row.concurrency // row.data > find_card(row.card).limits["max_num_seqs"]:
         settings["max_num_seqs"] = row.concurrency
-    if row.backend == "vllm":
-        settings["async_scheduling"] = not synchronous(row)
-        if row.version[:1].isdecimal():
-            settings["vllm_version"] = row.version
+    if row.backend == "vllm" and row.version[:1].isdecimal():
+        settings["vllm_version"] = row.version
     if row.backend == "trtllm":
         settings |= {"max_num_batched_tokens": max(TRTLLM_TOKENS, row.isl + 256), "max_num_seqs": TRTLLM_SEQUENCES}
     if not row.ranged and row.backend != "sglang":

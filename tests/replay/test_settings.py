@@ -352,3 +352,12 @@ def test_store_is_an_offload_policy_or_no_lower_tier() -> None:
     ):
         with pytest.raises(KvyardError, match=message):
             make_config(settings)
+
+
+def test_releases_before_vllm_0_14_decide_on_a_pass_when_it_starts() -> None:
+    given = {"model": "llama-3.1-8b", "gpu": "h100"}
+    for version, ahead in (("0.13", False), ("0.14", True), ("0.32", True)):
+        engine = make_config(given | {"vllm_version": version}).workers[0].engine
+        assert (engine.decides_ahead, engine.overlaps_host) == (ahead, ahead)
+    told = make_config(given | {"vllm_version": "0.11", "async_scheduling": True}).workers[0].engine
+    assert told.decides_ahead

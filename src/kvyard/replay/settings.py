@@ -17,6 +17,7 @@ from kvyard.engine.cards import CARDS, find_card
 from kvyard.engine.config import BACKENDS, EngineConfig, SpeculativeConfig
 from kvyard.engine.models import find_config, plan
 from kvyard.engine.models.fields import Fields
+from kvyard.engine.models.memory import find_release
 from kvyard.engine.models.planning import (
     ExpertParallel,
     ModelPlan,
@@ -64,9 +65,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[
         float | None, Setting("The share of it that may be used. [default: the release's, 0.92]", flag=True)
     ] = None
-    vllm_version: Annotated[str | None, Setting("The release of vLLM whose use of memory is computed.", flag=True)] = (
-        None
-    )
+    vllm_version: Annotated[
+        str | None,
+        Setting("The release of vLLM whose use of memory, and default of async_scheduling, is computed.", flag=True),
+    ] = None
     tensor_parallel_size: TensorParallel = 1
     pipeline_parallel_size: PipelineParallel = 1
     enable_expert_parallel: ExpertParallel = False
@@ -468,7 +470,14 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
         options |= _as_full_attention(model_plan)
     if "num_gpu_blocks" in given:
         options["num_gpu_blocks"] = given["num_gpu_blocks"]
-    return options
+    return options | _of_release(given)
+
+
+def _of_release(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options whose defaults in the release of vLLM differ from ours."""
+    if "vllm_version" not in given or "async_scheduling" in given or given.get("backend", "vllm") != "vllm":
+        return {}
+    return {} if find_release(given["vllm_version"]).decides_ahead else {"async_scheduling": False}
 
 
 def _sglang_memory(memory: int, card: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ GRAPHS_OF_EXPERTS = int(0.4 * GIB)
 
 
 class Release(NamedTuple):
-    """Memory use of vLLM from release ``since`` up to that of the next row."""
+    """Memory use and defaults of vLLM from release ``since`` up to that of the next row."""
 
     since: tuple[int, ...]
     logit_bytes: float
@@ -38,10 +38,13 @@ class Release(NamedTuple):
     """True if the cache shrinks by CUDA graphs; else they use memory that utilization leaves free."""
     utilization: float
     """Default of ``gpu_memory_utilization``."""
+    decides_ahead: bool = True
+    """Default of ``async_scheduling``."""
 
 
 RELEASES = (
-    Release((0, 0), 38.4, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
+    Release((0, 0), 38.4, int(0.13 * GIB), int(0.55 * GIB), False, 0.9, False),
+    Release((0, 14), 38.4, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
     Release((0, 17), 14.9, int(0.13 * GIB), int(0.55 * GIB), False, 0.9),
     Release((0, 18), 14.9, int(0.25 * GIB), int(2.1 * GIB), False, 0.9),
     Release((0, 20), 14.9, int(0.25 * GIB), int(2.1 * GIB), True, 0.92),
