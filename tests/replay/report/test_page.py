@@ -18,6 +18,7 @@ from kvyard.replay import replay
 from kvyard.replay.fleet import Fleet
 from kvyard.replay.report import Report, make_report
 from kvyard.replay.report.files import from_json, to_json
+from kvyard.replay.report.html import answer
 from kvyard.replay.report.page import page, write_html
 from kvyard.replay.report.words import latency
 
@@ -41,6 +42,13 @@ def runs() -> list[Report]:
 
 
 # -- text -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_flag_in_a_sentence_stays_in_one_line() -> None:
+    shown = answer(["Try -tp 2 or --host-blocks 16000 (--kv-cache-dtype fp8), a well-known way."])
+    flags = ("-tp", "--host-blocks", "--kv-cache-dtype")
+    assert [shown.count(f'<span class="flag">{flag}</span>') for flag in flags] == [1, 1, 1]
+    assert shown.count("span class") == 3
 
 
 def test_one_small_file_that_needs_no_network() -> None:

@@ -22,6 +22,10 @@ LONG_VALUE = 12
 """Characters beyond which a headline figure has smaller letters."""
 
 
+FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
+"""A command-line flag in a sentence."""
+
+
 class Page:
     """Collects parts and figures; ``text`` is the file."""
 
@@ -127,11 +131,16 @@ def answer(sentences: Sequence[str], met: bool | None = None, verdict: str = "")
     """Return the page's answer in plain words; empty without sentences. ``met`` is shown above it in large letters: the SLO
     is met or not; by ``verdict`` if that is given.
     """
-    paragraphs = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)
+    paragraphs = "".join(f"<p>{_whole_flags(esc(sentence))}</p>" for sentence in sentences)
     if met is not None:
         paragraphs = f'<p class="verdict">{esc(verdict or (MET if met else NOT_MET))}</p>{paragraphs}'
     kind = {True: "answer met", False: "answer missed", None: "answer"}[met]
     return f'<section class="{kind}">{paragraphs}</section>' if paragraphs else ""
+
+
+def _whole_flags(text: str) -> str:
+    """Return ``text`` with flags that no line breaks."""
+    return FLAG.sub(r'<span class="flag">\g<0></span>', text)
 
 
 def tile(name: str, value: str, unit: str, more: str, missed: bool = False) -> str:
