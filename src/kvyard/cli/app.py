@@ -277,7 +277,7 @@ def _root(
             metavar="SHELL",
             callback=_show_completion,
             is_eager=True,
-            help=f"Print what makes a shell complete commands and flags: {', '.join(SHELLS)}.",
+            help=f"Print the completion script of a shell: {', '.join(SHELLS)}.",
         ),
     ] = None,
 ) -> None:

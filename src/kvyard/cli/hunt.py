@@ -26,7 +26,7 @@ class Hunted(StrEnum):
 
 
 def hunt(
-    engine: Annotated[Hunted, typer.Option(help="Whose scheduler is driven.")] = Hunted.VLLM,
+    engine: Annotated[Hunted, typer.Option(help="Engine whose scheduler is driven.")] = Hunted.VLLM,
     seconds: Annotated[
         float, typer.Option(min=1, help="How long to search. What is found last is still made small.")
     ] = 60,

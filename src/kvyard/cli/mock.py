@@ -39,14 +39,12 @@ def mock(
         bool, typer.Option("--kv-events", help="Publish KV events on this machine at any ports; they are printed.")
     ] = False,
     kv_events_config: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Or as vLLM takes it, and with its rule for who binds.")
+        str | None, typer.Option(metavar="JSON", help="Or vLLM's JSON, with its rule for which side binds.")
     ] = None,
     lora: Annotated[list[str] | None, typer.Option(metavar="NAME=PATH", help="An adapter; may be repeated.")] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME[=VALUE]", help="What goes wrong, such as error_rate=0.05 or events_off; may be repeated."
-        ),
+        typer.Option(metavar="NAME[=VALUE]", help="A fault, such as error_rate=0.05 or events_off; may be repeated."),
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")

@@ -65,9 +65,7 @@ TraceFile = Annotated[
 ]
 Slo = Annotated[
     str | None,
-    typer.Option(
-        help="What is good: of each request, such as ttft=500ms,itl=20ms, or of the run, such as ttft_p99<1s."
-    ),
+    typer.Option(help="Limits of a good request, such as ttft=500ms,itl=20ms, or of the run, such as ttft_p99<1s."),
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.", rich_help_panel=OUTPUT)
@@ -76,7 +74,7 @@ Quiet = Annotated[
 
 def with_reading(*more: inspect.Parameter, block_size: str = "--block-size") -> Callable[[Command], Command]:
     """Gives a command options for ``read_trace``, and ``more`` of them. It gets all as one mapping, ``reading``."""
-    formats = f"The trace's format, if its first record doesn't tell: {', '.join(FORMATS.names())}."
+    formats = f"The trace's format, if its first record doesn't show it: {', '.join(FORMATS.names())}."
     return with_group(
         "reading",
         parameter("format", str | None, typer.Option("--format", help=formats, rich_help_panel=HEADING)),

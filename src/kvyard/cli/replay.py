@@ -45,7 +45,7 @@ class Results(NamedTuple):
     as_json: Annotated[
         bool, typer.Option("--json", help="Write the report as JSON to stdout, and no table.", rich_help_panel=OUTPUT)
     ] = False
-    label: Annotated[str, typer.Option(help="What to call the run.", rich_help_panel=OUTPUT)] = ""
+    label: Annotated[str, typer.Option(help="Name of the run.", rich_help_panel=OUTPUT)] = ""
     quiet: Quiet = False
 
     @property
@@ -138,7 +138,9 @@ def replay(
     endpoint: LiveFlags,
     at_a_time: PoolFlags,
     slo: Slo = None,
-    bounds: Annotated[bool, typer.Option("--bounds", help="Also say what caches could have reached at best.")] = False,
+    bounds: Annotated[
+        bool, typer.Option("--bounds", help="Also report what caches could have reached at best.")
+    ] = False,
 ) -> None:
     """Replay a trace through a fleet of simulated workers, and say what its users would have seen.
 

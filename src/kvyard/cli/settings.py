@@ -52,7 +52,7 @@ def with_settings(known: Settings, hidden: Collection[str] = ()) -> Callable[[Co
     more = [
         # What is left out is refused by name, with the reason, rather than as a typing error.
         *(parameter(name, str | None, typer.Option(hidden=True)) for name in known.left_out),
-        parameter("config", Path | None, typer.Option(help="Settings from a TOML file; flags go before it.")),
+        parameter("config", Path | None, typer.Option(help="Settings from a TOML file; flags override it.")),
         parameter(
             "set_",
             list[str] | None,

@@ -49,7 +49,7 @@ def validate(
             help="Write what each request took, measured and replayed, as JSON lines.", rich_help_panel=OUTPUT
         ),
     ] = None,
-    label: Annotated[str, typer.Option(help="What to call the run.", rich_help_panel=OUTPUT)] = "",
+    label: Annotated[str, typer.Option(help="Name of the run.", rich_help_panel=OUTPUT)] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Write JSON instead of the table.", rich_help_panel=OUTPUT)
     ] = False,

@@ -95,7 +95,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, Setting("Whether prefixes are cached on the device; lower tiers keep theirs.")
     ] = True
     enable_chunked_prefill: Annotated[bool, Setting("Whether prompts are cut into chunks.")] = True
-    scheduling_policy: Annotated[Literal["fcfs", "priority"], Setting("Who goes first: {choices}.", flag=True)] = "fcfs"
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"], Setting("The order of waiting requests: {choices}.", flag=True)
+    ] = "fcfs"
     preemption_mode: Annotated[Literal["newest", "oldest"], Setting("Who is preempted: {choices}.")] = "newest"
     scheduler_reserve_full_isl: bool = True
     """Admit a request only when its whole known sequence fits, not just the first chunk of it."""
@@ -108,16 +110,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             also=("prefix_cache_retention_interval",),
         ),
     ] = None
-    eviction: Annotated[
-        str, Setting("The order of eviction on the device: {choices}.", flag=True, choices=ORDERS.names)
-    ] = "lru"
+    eviction: Annotated[str, Setting("Eviction policy of the device: {choices}.", flag=True, choices=ORDERS.names)] = (
+        "lru"
+    )
     eviction_options: Annotated[
         dict[str, float],
         Setting("Figures that only this order has, as NAME=VALUE,... .", parse=figures, options=ORDERS),
     ] = msgspec.field(default_factory=dict)
     """``docs/how-to/retention.md`` names each order's."""
     heed_hints: Annotated[
-        bool, Setting("Whether what requests say about their sessions changes who is evicted.", flag=True)
+        bool, Setting("Let hints of requests about their sessions change the order of eviction.", flag=True)
     ] = False
     """With ``eviction`` lru or priority, which then hold for lower tiers too."""
     cache_quota: Annotated[

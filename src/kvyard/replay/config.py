@@ -128,7 +128,7 @@ class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     heading: ClassVar[str] = "Prefill and decode apart"
     decider: Annotated[
-        str, Setting("Whether a prompt is handed over: {choices}.", flag=True, choices=DECIDERS.names)
+        str, Setting("Split policy, which prompts are handed over: {choices}.", flag=True, choices=DECIDERS.names)
     ] = "always"
     decider_options: Annotated[
         dict[str, float],

@@ -60,14 +60,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting("... and the card it runs on, which gives memory and times: {choices}.", flag=True, choices=CARDS.keys),
     ] = None
     gpu_memory: Annotated[
-        int | None, Setting("The card's memory, where it isn't the usual, such as 80GiB.", flag=True, parse=size)
+        int | None, Setting("The card's memory, if not the usual, such as 80GiB.", flag=True, parse=size)
     ] = None
     gpu_memory_utilization: Annotated[
         float | None, Setting("The share of it that may be used. [default: the release's, 0.92]", flag=True)
     ] = None
     vllm_version: Annotated[
         str | None,
-        Setting("The release of vLLM whose use of memory, and default of async_scheduling, is computed.", flag=True),
+        Setting("Take memory, and the default of async_scheduling, as this release of vLLM has them.", flag=True),
     ] = None
     tensor_parallel_size: TensorParallel = 1
     pipeline_parallel_size: PipelineParallel = 1
@@ -75,7 +75,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     weight_dtype: Annotated[
         str | None,
         Setting(
-            "What weights are stored in, if not as in the model: {choices}.",
+            "Stored type of weights, if not the model's: {choices}.",
             flag=True,
             also=("quantization",),
             choices=weight_dtypes,
@@ -85,7 +85,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Setting("The same by vLLM's name; auto and 16-bit types leave weights as in the model.", flag=True)
     ] = None
     kv_cache_dtype: Annotated[
-        str, Setting("What the cache is stored in: auto (the model's), bfloat16, fp8, ...", flag=True)
+        str, Setting("Type of the KV cache: auto (the model's), bfloat16, fp8, ...", flag=True)
     ] = "auto"
     bytes_per_token: Annotated[
         int | None,
@@ -94,7 +94,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     timing: Annotated[
         str | None,
         Setting(
-            "What a pass takes: {choices}. By default the best there is for the model and the card.",
+            "Timing model: {choices}. By default the best there is for the model and the card.",
             flag=True,
             choices=timing_choices,
         ),

@@ -80,7 +80,12 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """From G2 on, closest to the device first. Each is filled from the one before it and read through it."""
     policy: Annotated[
         str,
-        Setting("What is offloaded when: {choices}.", name="offload_policy", flag=True, choices=POLICIES.keys),
+        Setting(
+            "Offload policy, what is copied to lower tiers and when: {choices}.",
+            name="offload_policy",
+            flag=True,
+            choices=POLICIES.keys,
+        ),
     ] = "write_through"
     min_uses: Annotated[int | None, Setting("For after_hits: which use of a block stores it.")] = None
     """The request that computes it is the first."""
@@ -109,7 +114,11 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Only for models with full attention alone; others skip it."""
     load_policy: Annotated[
         str,
-        Setting("Whether what lower tiers have is loaded or computed: {choices}.", flag=True, choices=LOADS.names),
+        Setting(
+            "Load policy, whether cached prefixes in lower tiers are loaded or computed: {choices}.",
+            flag=True,
+            choices=LOADS.names,
+        ),
     ] = "always"
     load_options: Annotated[
         dict[str, float],

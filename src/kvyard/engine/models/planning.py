@@ -108,7 +108,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_expert_parallel: ExpertParallel = False
     weight_dtype: Annotated[
         str | None,
-        Setting("What weights are stored in, if not as in the model: {choices}.", flag=True, choices=weight_dtypes),
+        Setting("Stored type of weights, if not the model's: {choices}.", flag=True, choices=weight_dtypes),
     ] = None
     block_size: Annotated[int | None, Setting("Tokens per block; by default 16, or 64 for MLA.", flag=True)] = None
     kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...", flag=True)] = "auto"

@@ -30,7 +30,12 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     heading: ClassVar[str] = "Flow control"
     policy: Annotated[
         str,
-        Setting("Who goes next of those that wait before the router: {choices}.", "flow", flag=True, choices=_flows),
+        Setting(
+            "Flow policy, the order of requests that wait before the router: {choices}.",
+            "flow",
+            flag=True,
+            choices=_flows,
+        ),
     ] = "fifo"
     options: Annotated[
         dict[str, float],
