@@ -38,7 +38,7 @@ class EngineFlags(NamedTuple):
             help="All addresses of a name, such as vllm:8000,events_port=5557,replay_port=5558; may be repeated.",
         ),
     ] = None
-    config: Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags count more.")] = None
+    config: Annotated[Path | None, typer.Option(help="A TOML or JSON file; flags override it.")] = None
     router_set: Annotated[
         list[str] | None,
         typer.Option(

@@ -34,9 +34,7 @@ from kvyard.server.indexer.config import TIERS, Config, convert, load
 from kvyard.server.tokens import gather_prompt
 from kvyard.settings import settings_of
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Serve an index of KV-cache events, or ask one about a prompt."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve an index of KV-cache events, or query one.")
 
 TokenFile = Annotated[Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")]
 Endpoints = Annotated[
@@ -117,7 +115,7 @@ def query(
     explain: Annotated[bool, typer.Option("--explain", help="Say why each worker matches no more.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say which workers have how much of a prompt, on which tier, and how sure that is.
+    """Score workers for a prompt: cached tokens by tier, and trust in them.
 
     Asks a running service; with --endpoint it listens to engines itself. Exits with 1 if no worker has anything.
     """

@@ -30,12 +30,12 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Log more on stderr; ne
 ReadyFile = Annotated[
     Path | None,
     typer.Option(
-        help="A file that is there while requests are answered: JSON with pid and urls.", rich_help_panel=OUTPUT
+        help="A file that exists while requests are answered: JSON with pid and urls.", rich_help_panel=OUTPUT
     ),
 ]
 PortFile = Annotated[
     Path | None,
-    typer.Option(help="The same with nothing but ports, one per line.", rich_help_panel=OUTPUT),
+    typer.Option(help="Like --ready-file, with ports alone, one per line.", rich_help_panel=OUTPUT),
 ]
 
 

@@ -171,14 +171,14 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     decider: Annotated[
         str,
-        Setting("Whether a prefill engine computes a prompt: {choices}.", flag=True, choices=DECIDERS.names),
+        Setting("Split policy, which prompts a prefill engine computes: {choices}.", flag=True, choices=DECIDERS.names),
     ] = "always"
     decider_options: dict[str, float] = {}
     """Figures that only this split policy has."""
     transfer: Annotated[
         Literal["vllm", "sidecar", "sglang"],
         Setting(
-            "How engines learn of it: kv_transfer_params, llm-d's side-car, or SGLang's rooms ({choices}).",
+            "How hand-overs are requested: kv_transfer_params, llm-d's side-car, or SGLang's rooms ({choices}).",
             name="kv_transfer",
             flag=True,
         ),
@@ -232,9 +232,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     any otherwise. Against names that are made to point here."""
     cors_origins: list[str] = []
     """Pages of other sites that may ask from a browser, such as https://chat.example.org; * for any. Never for /admin."""
-    pass_unknown: Annotated[
-        bool, Setting("Send requests for paths that aren't known here to an engine, by load.", flag=True)
-    ] = False
+    pass_unknown: Annotated[bool, Setting("Send requests for unknown paths to an engine, by load.", flag=True)] = False
     """All that engines answer can be asked then, what changes them too."""
     networks: list[str] = []
     """Networks of engines and their events, such as 10.0.0.0/8, that POST /admin/engines may name; empty: any."""

@@ -73,7 +73,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     """Of the first rank of the first worker. ``None``: nowhere."""
     replay_endpoint: Annotated[
-        str | None, Setting("Where lost events can be had again.", name="kv_events_replay_endpoint", flag=True)
+        str | None, Setting("Endpoint that replays lost events.", name="kv_events_replay_endpoint", flag=True)
     ] = None
     events_connect: Annotated[
         bool,
