@@ -13,6 +13,7 @@ from kvyard.integers import ceil_div
 from kvyard.replay.traces.bounds import Accesses, belady, infinite, lru
 from kvyard.replay.traces.hinting import count_hints
 from kvyard.replay.traces.identity import TOKEN_BLOCK, prefix_ids
+from kvyard.replay.traces.request import TraceRequest
 from kvyard.replay.traces.trace import Trace
 
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000)
@@ -118,74 +119,99 @@ def describe(
 
     Raises ``KvyardError`` at a bad row, at ids that aren't cumulative, and where ids stand for different numbers of tokens.
     """
-    inputs, outputs, arrivals, thinks = array("q"), array("q"), array("q"), array("q")
-    arriving = array("q")
-    sessions: dict[str, int] = {}
-    """Their numbers."""
-    session_hits, session_tokens = array("q"), array("q")
-    accesses = Accesses()
-    size, unknown, tool_calls = 0, 0, 0
-    hints: dict[str, int] = {}
+    counts = _TraceCounts(trace.name)
     for request in trace:
-        inputs.append(request.input_length)
-        outputs.append(request.output_length)
+        counts.add(request)
+        if bounds:
+            counts.look_up(request, token_block)
+    return counts.info(trace, list(capacities))
+
+
+class _TraceCounts:
+    """Everything that ``describe`` counts, gathered in one pass."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._inputs, self._outputs, self._thinks = array("q"), array("q"), array("q")
+        self._arrivals, self._arriving = array("q"), array("q")
+        """Of requests that wait for no other: when they come, and their prompts' tokens."""
+        self._sessions: dict[str, int] = {}
+        """Their numbers."""
+        self._session_hits, self._session_tokens = array("q"), array("q")
+        self._accesses = Accesses()
+        self._size = self._unknown = self._tool_calls = 0
+        self._hints: dict[str, int] = {}
+
+    def add(self, request: TraceRequest) -> None:
+        self._inputs.append(request.input_length)
+        self._outputs.append(request.output_length)
         if request.delay is None:
-            arrivals.append(request.arrival)
-            arriving.append(request.input_length)
+            self._arrivals.append(request.arrival)
+            self._arriving.append(request.input_length)
         else:
-            thinks.append(request.delay // 1_000_000)
-        tool_calls += request.tool_call
+            self._thinks.append(request.delay // 1_000_000)
+        self._tool_calls += request.tool_call
         if request.hints is not NO_HINTS:
-            count_hints(request.hints, hints)
-        root = request.root or request.session
-        here = None if root is None else sessions.setdefault(root, len(sessions))
-        if here == len(session_hits):
-            session_hits.append(0)
-            session_tokens.append(0)
-        if not bounds:
-            continue
+            count_hints(request.hints, self._hints)
+        if self._session_of(request) == len(self._session_hits):
+            self._session_hits.append(0)
+            self._session_tokens.append(0)
+
+    def look_up(self, request: TraceRequest, token_block: int) -> None:
+        """Look up an added request's prompt in a cache without end."""
         ids, per_id = prefix_ids(request, token_block)
         if ids is None:
-            unknown += 1
-            continue
-        size = size or per_id
-        if per_id != size:
-            raise KvyardError(f"{trace.name}: ids stand for {per_id} tokens in request {request.id}, for {size} before")
-        hit = accesses.add(ids, request.input_length, per_id)
-        if here is not None:
-            session_hits[here] += min(hit * per_id, request.input_length)
-            session_tokens[here] += request.input_length
-    shares = [hit / tokens for hit, tokens in zip(session_hits, session_tokens, strict=True) if tokens]
-    reuse = None
-    if accesses.prompts:
-        reuse = _reuse(accesses, size, list(capacities), median(shares) if shares else None, unknown)
-    tally = trace.tally
-    duration = arrivals[-1] if arrivals else 0
-    window, counts, tokens = _windows(arrivals, arriving, duration)
-    return Info(
-        name=trace.name,
-        format=trace.format,
-        requests=len(inputs),
-        input=spread(inputs),
-        output=spread(outputs),
-        duration=duration / SECOND,
-        rate=len(arrivals) * SECOND / duration if duration else None,
-        peak=max(counts) / window if counts else None,
-        burstiness=_burstiness(arrivals),
-        window=window,
-        arrivals=counts,
-        arriving_tokens=tokens,
-        sessions=len(sessions),
-        tool_calls=tool_calls,
-        hints=hints,
-        waiting=len(thinks),
-        think=spread(thinks) if thinks else None,
-        reuse=reuse,
-        skipped=tally.skipped,
-        skipped_examples=tally.examples,
-        left_out=dict(tally.left_out),
-        lengths={"input": _histogram(inputs), "output": _histogram(outputs)},
-    )
+            self._unknown += 1
+            return
+        self._size = self._size or per_id
+        if per_id != self._size:
+            raise KvyardError(
+                f"{self._name}: ids stand for {per_id} tokens in request {request.id}, for {self._size} before"
+            )
+        hit = self._accesses.add(ids, request.input_length, per_id)
+        session = self._session_of(request)
+        if session is not None:
+            self._session_hits[session] += min(hit * per_id, request.input_length)
+            self._session_tokens[session] += request.input_length
+
+    def _session_of(self, request: TraceRequest) -> int | None:
+        root = request.root or request.session
+        return None if root is None else self._sessions.setdefault(root, len(self._sessions))
+
+    def info(self, trace: Trace, capacities: list[int]) -> Info:
+        """Return the description of ``trace``, once all of it was added."""
+        reuse = None
+        if self._accesses.prompts:
+            pairs = zip(self._session_hits, self._session_tokens, strict=True)
+            shares = [hit / tokens for hit, tokens in pairs if tokens]
+            reuse = _reuse(self._accesses, self._size, capacities, median(shares) if shares else None, self._unknown)
+        tally, arrivals = trace.tally, self._arrivals
+        duration = arrivals[-1] if arrivals else 0
+        window, counts, tokens = _windows(arrivals, self._arriving, duration)
+        return Info(
+            name=trace.name,
+            format=trace.format,
+            requests=len(self._inputs),
+            input=spread(self._inputs),
+            output=spread(self._outputs),
+            duration=duration / SECOND,
+            rate=len(arrivals) * SECOND / duration if duration else None,
+            peak=max(counts) / window if counts else None,
+            burstiness=_burstiness(arrivals),
+            window=window,
+            arrivals=counts,
+            arriving_tokens=tokens,
+            sessions=len(self._sessions),
+            tool_calls=self._tool_calls,
+            hints=self._hints,
+            waiting=len(self._thinks),
+            think=spread(self._thinks) if self._thinks else None,
+            reuse=reuse,
+            skipped=tally.skipped,
+            skipped_examples=tally.examples,
+            left_out=dict(tally.left_out),
+            lengths={"input": _histogram(self._inputs), "output": _histogram(self._outputs)},
+        )
 
 
 def spread(values: Sequence[int]) -> LengthSpread:
