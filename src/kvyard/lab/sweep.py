@@ -112,6 +112,7 @@ def advice(study: Study) -> Advice:
                 fleet_size(point.config) if price is None else price,
                 violation(values, limits) if limits else 0.0,
                 evidence_of(report),
+                default_prices().currency,
             )
             fleets[foresees(point.config)].append(fleet)
     if study.slo is not None:

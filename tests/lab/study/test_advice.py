@@ -13,7 +13,7 @@ from kvyard.lab.study.advice import (
     lowest_ttft,
     middle,
 )
-from kvyard.lab.study.cost import FleetSize, fleet_size, foresees
+from kvyard.lab.study.cost import FleetSize, Prices, currency_of, fleet_size, foresees
 from kvyard.replay.report.metrics import COST, METRICS
 from kvyard.replay.report.slo import Limit, violation
 from kvyard.replay.settings import make_config
@@ -61,6 +61,14 @@ def test_the_cheapest_that_keeps_the_limits() -> None:
     assert not none.choice and "No point of 7 meets the SLO" in none.sentences[0]
     assert "closest is workers=2: TTFT mean is 900.0 ms (limit 500 ms)" in none.sentences[0]
     assert answer([], [COST], [LIMIT], "").sentences == []
+
+
+def test_a_cost_has_its_currency_where_that_is_known() -> None:
+    own, listed = Prices(card=9.0), Prices()
+    assert (currency_of(own, None), currency_of(listed, None)) == ("", "USD")
+    for currency, said in (("USD", "cost 4.70 USD an hour"), ("", "cost 4.70 an hour")):
+        known = AdviceOption("a", {"ttft_mean": 400.0}, 4.7, currency=currency)
+        assert said in answer([known], [COST], [LIMIT], "ttft_mean < 500 ms").sentences[0]
 
 
 def test_too_many_rejected_keep_nothing() -> None:

@@ -39,6 +39,8 @@ class AdviceOption(msgspec.Struct):
     """By how much it misses the limits; 0 if it keeps them."""
     evidence: Evidence = Evidence()
     """Known error of its values."""
+    currency: str = ""
+    """Of a cost that is a number; empty if prices are the user's own."""
 
     def losses(self, goals: Sequence[Metric]) -> list[Any]:
         """Return how bad it is by each goal: smaller is better."""
@@ -288,7 +290,9 @@ def _asked(goals: Sequence[Metric], limits: Sequence[Limit]) -> list[Metric]:
 
 
 def _price(candidate: AdviceOption) -> str:
-    return f"cost {COST.text(candidate.cost)} an hour" if isinstance(candidate.cost, float) else str(candidate.cost)
+    if not isinstance(candidate.cost, float):
+        return str(candidate.cost)
+    return " ".join(filter(None, ("cost", COST.text(candidate.cost), candidate.currency, "an hour")))
 
 
 def _text(candidate: AdviceOption, metric: Metric) -> str:

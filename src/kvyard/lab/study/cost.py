@@ -116,6 +116,13 @@ def cards(settings: Mapping[str, object], config: ReplayConfig, mean: Mapping[st
     return sum(count * each for count, each in zip(counts, _cards(settings, len(counts)), strict=True))
 
 
+def currency_of(prices: Prices, gpu: object) -> str:
+    """Return the price list's currency if ``prices`` has its price of the card, else nothing: prices are the user's own."""
+    listed = default_prices()
+    own = prices.card != (listed.card(gpu) if isinstance(gpu, str) else Prices().card)
+    return "" if own else listed.currency
+
+
 def list_price(
     settings: Mapping[str, object], config: ReplayConfig, mean: Mapping[str, float] | None = None
 ) -> float | None:

@@ -7,7 +7,7 @@ import msgspec
 
 from kvyard.errors import KvyardError
 from kvyard.lab.study.advice import AdviceOption
-from kvyard.lab.study.cost import Prices, cost
+from kvyard.lab.study.cost import Prices, cost, currency_of
 from kvyard.lab.study.table import Values
 from kvyard.lab.tune.space import ROUTER, Space
 from kvyard.replay.config import ReplayConfig
@@ -65,7 +65,8 @@ def make_trial(
     names = sorted(flat, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     label = ", ".join(f"{name.rpartition('.')[2]} {flat[name]}" for name in names)
     identity = msgspec.json.encode(point, order="sorted").decode()
-    trial = Trial(label, {}, 0.0, number=number, point=dict(point), identity=identity, config=None)
+    currency = currency_of(prices, base.get("gpu"))
+    trial = Trial(label, {}, 0.0, currency=currency, number=number, point=dict(point), identity=identity, config=None)
     try:
         trial.config = make_config(settings)
     except KvyardError as error:

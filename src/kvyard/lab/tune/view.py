@@ -13,7 +13,7 @@ from kvyard.integers import ceil_div
 from kvyard.lab.study import Chart, Result, Row, Section, Table
 from kvyard.lab.study.advice import answer, at_edges, choose, middle
 from kvyard.lab.study.charts import Bar, Dot, Dots, bars, bars_of, dots
-from kvyard.lab.study.cost import GIB, Prices, cards
+from kvyard.lab.study.cost import GIB, Prices, cards, currency_of
 from kvyard.lab.study.goals import Goal
 from kvyard.lab.study.settings_file import as_toml
 from kvyard.lab.tune.parts import TraceParts
@@ -121,9 +121,8 @@ class Tuned(msgspec.Struct):
     @property
     def currency(self) -> str:
         """Unit of costs: the price list's, unless prices were set."""
-        prices, gpu = default_prices(), self.base.get("gpu")
-        listed = self.prices.card == (prices.card(gpu) if isinstance(gpu, str) else Prices().card)
-        return f"{prices.currency} an hour, prices of {prices.date}" if listed else "your prices per hour"
+        currency = currency_of(self.prices, self.base.get("gpu"))
+        return f"{currency} an hour, prices of {default_prices().date}" if currency else "your prices per hour"
 
     def sentences(self) -> list[str]:
         """Return the answer, how it does on the test part, and what to doubt."""
