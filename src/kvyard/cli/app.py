@@ -88,6 +88,8 @@ HEADINGS = ("Arguments", "Question", "Fleet", "Load", "Router", "Engine", "", "O
 """Order of sections in a command's help; all others stand at the empty name."""
 SUMMARY_LIMIT = 500
 """Characters of a summary; long ones are wrapped, not cut."""
+UNBROKEN = "\u2011"
+"""A hyphen that stays on the line of what follows it."""
 OUTPUT = "Output"
 """Heading of options for results and printed output."""
 
@@ -112,7 +114,14 @@ class PlainCommand(TyperCommand):
                 sections.setdefault(heading, []).append(line)
         for heading in sorted(sections, key=_place):
             with formatter.section(heading):
-                formatter.write_dl(sections[heading])
+                _write_rows(formatter, sections[heading])
+
+
+def _write_rows(formatter: Any, rows: list[tuple[str, str]]) -> None:
+    """Write options and their help. Lines aren't broken at hyphens, which names of choices have."""
+    begin = len(formatter.buffer)
+    formatter.write_dl([(names, text.replace("-", UNBROKEN)) for names, text in rows])
+    formatter.buffer[begin:] = [part.replace(UNBROKEN, "-") for part in formatter.buffer[begin:]]
 
 
 def _place(heading: str) -> int:
