@@ -37,6 +37,7 @@ ADDED = (
     ".report.config.decode_router.object_credit",
     *(f".report.config.{name}" for name in ("client", "client_options", "turnaround", "warm_up")),
     *(f".report.config.{name}" for name in ("flow", "engine_requests", "queue", "handover.reserves")),
+    *(f".report.config.{name}" for name in ("max_tokens", "render_token_us", "renderers", "handover.second_front_end")),
     ".report.sessions",
     *(f".report.scaling.{name}" for name in ("card_seconds", "cost", "flaps", "flap_s", "workers", "within_slo")),
     ".report.tenants",

@@ -97,13 +97,14 @@ class PrefixTree:
     def leave(self, node: PromptNode, slot: int) -> None:
         """Remove ``slot`` from this node. The owner goes from the end of a path towards the root."""
         del node.held[slot]
-        node.mask ^= node.mask & 1 << slot  # no complement: these may have thousands of bits
         self.size -= node.stop - node.start
-        if not node.held:
-            parent = node.parent
-            assert parent is not None and not node.children, "a node outlived the one before it"
-            del parent.children[node.keys[node.start - node.base]]
-            node.parent = None
+        if node.held:
+            node.mask ^= node.mask & 1 << slot  # no complement: these may have thousands of bits
+            return
+        parent = node.parent
+        assert parent is not None and not node.children, "a node outlived the one before it"
+        del parent.children[node.keys[node.start - node.base]]
+        node.parent = None
 
     def settle(self, node: PromptNode) -> None:
         """Join ``node`` with its child, if it has just one and both have equal workers."""
