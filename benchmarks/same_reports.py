@@ -58,6 +58,7 @@ ADDED = (
 """Places that only the newer side has, on purpose."""
 INTENDED: dict[str, tuple[str, str]] = {
     "policy aibrix": ("abdfe2ab", "draws and reads metrics as AIBrix's router does"),
+    "policy llm-d-blend, 70, hybrid": ("224bd7d4", "what was routed counts whole, as llm-d does"),
     "least-time, temperature": ("e4e247ec", "policies that don't read temperature refuse it"),
 }
 """Beginning of a setting's name -> commit that changed its values on purpose, and how. They are compared, and counted apart."""
