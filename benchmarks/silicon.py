@@ -399,7 +399,10 @@ def table(rows: Sequence[Row], results: dict[str, Result], others: Counter[str])
     ]
     why = Counter(one.why for one in results.values() if one.why)
     left = "; ".join(f"{reason} ({count:,})" for reason, count in (others + why).most_common())
-    return "\n".join([*lines, "", f"Not replayed: {left}."])
+    asked = Counter(row.model for row in rows)
+    ours = Counter(row.model for row in rows if not results[row.id].why)
+    models = ", ".join(f"{model.partition('/')[2]} {ours[model]} of {count}" for model, count in sorted(asked.items()))
+    return "\n".join([*lines, "", f"Replayed, by model: {models}.", "", f"Not replayed: {left}."])
 
 
 @cache

@@ -61,6 +61,14 @@ def test_files_of_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path, w
     assert load_profile(path=path).errors["all"].unseen < 0.2
 
 
+@pytest.mark.slow
+def test_a_log_shows_whether_passes_are_decided_ahead(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    assert run("--from", str(DATA / "runA.json.xz"), "-o", str(path)) == 0
+    assert "Passes are decided when they start" in capsys.readouterr().out
+    assert load_profile(path=path).held_out["ttft"] < 0.05
+
+
 def test_files_of_passes_are_what_profile_fit_takes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     sweep = str(tmp_path / "sweep.jsonl")

@@ -15,6 +15,7 @@ from kvyard.cli.serving import TOKEN_VARIABLE, read_token
 from kvyard.errors import KvyardError
 
 if TYPE_CHECKING:
+    from kvyard.lab.calibrate.held_out import HeldOut
     from kvyard.lab.calibrate.probing import ProbeResult
 
 
@@ -49,7 +50,7 @@ def calibrate(
     async_scheduling: Annotated[
         bool | None,
         typer.Option(
-            help="Whether the engine decides passes ahead; by default found out of a live engine if it can be, on for files."
+            help="Whether the engine decides passes ahead; by default found out, of a live engine or of held-out time."
         ),
     ] = None,
 ) -> None:
@@ -80,9 +81,21 @@ def calibrate(
 
         sources = [read_source(log, max_num_batched_tokens) for log in logs]
         fitted = fit_profile([source.measurements for source in sources], name)
-        known = {"max_num_batched_tokens": max_num_batched_tokens, "async_scheduling": async_scheduling}
-        checked = replay_held_out(sources, known)
-        show_fit(fitted, output, checked)
+        asked_ahead = (True, False) if async_scheduling is None else (async_scheduling,)
+        checked = {
+            ahead: replay_held_out(
+                sources, {"max_num_batched_tokens": max_num_batched_tokens, "async_scheduling": ahead}
+            )
+            for ahead in asked_ahead
+        }
+        ahead = min(checked, key=lambda ahead: _wait_error(checked[ahead]))
+        show_fit(fitted, output, checked[ahead])
+        if len(checked) > 1 and checked[ahead] is not None:
+            with words_beside(output):
+                typer.echo(
+                    f"\nPasses are decided {'ahead' if ahead else 'when they start'}: held-out prompts wait as in the log. "
+                    f"Replay with: --timing profile:{output or 'FILE'} --set async_scheduling={str(ahead).lower()}"
+                )
         return
     assert url is not None
     from kvyard.lab.calibrate.plan import CalibrationLimits
@@ -111,6 +124,11 @@ def calibrate(
         typer.echo(words)
         flags = " ".join(f"--set {key}={str(value).lower()}" for key, value in settings.items() if value is not None)
         typer.echo(f"\nReplay with: --timing profile:{output or 'FILE'} {flags}")
+
+
+def _wait_error(checked: HeldOut | None) -> float:
+    """Return the size of the error of mean TTFT, which shows how long prompts wait for a pass."""
+    return 0.0 if checked is None else abs(checked.errors.get("ttft", 0.0))
 
 
 def _settings(seen: ProbeResult, request_ms: float, async_scheduling: bool | None) -> tuple[dict[str, object], str]:
