@@ -430,7 +430,7 @@ def scaled(scaling: ScalingReport) -> list[str]:
     off = "1 worker was" if scaling.stops == 1 else f"{scaling.stops:,} workers were"
     return [
         f"Autoscaled by {scaling.policy}, start-up {span(scaling.startup_s)}: {' and '.join(hours)}{spent}.",
-        f"{ups:,} times up and {len(scaling.actions) - ups:,} down; {off} switched off and "
+        f"{ups:,} time{'' if ups == 1 else 's'} up and {len(scaling.actions) - ups:,} down; {off} switched off and "
         f"{scaling.cancelled:,} start-ups cancelled. {scaling.lost_blocks:,} cached blocks went with them: "
         f"{percent(scaling.lost.value)} of the prompt tokens that were computed had been there.",
         *([_only_up(scaling)] if ups and ups == len(scaling.actions) else []),
