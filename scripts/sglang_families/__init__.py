@@ -1,6 +1,6 @@
 """Workloads for logs of SGLang's scheduler: families of settings and requests, each a function of a seed."""
 
-from sglang_families import any_settings, drafts, host, pressure, scheduling, states, windows
+from sglang_families import any_settings, drafts, host, pressure, scheduling, states, storage, windows
 from sglang_families.admission import admission_state
 from sglang_families.plan import FAMILIES, workload
 
@@ -13,6 +13,7 @@ __all__ = [
     "pressure",
     "scheduling",
     "states",
+    "storage",
     "windows",
     "workload",
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_families.drafts import drafter
 from sglang_families.plan import Plan, change_settings, family
+from sglang_families.storage import draw_storage
 
 POLICIES = ("fcfs", "fcfs", "lpm", "dfs-weight", "lof", "random", "hrrn", "shortest-prefill-first")
 EVICTIONS = ("lru", "lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
@@ -115,3 +116,6 @@ def _draw_host(plan: Plan) -> None:
         "per_page": rng.randrange(*rng.choice(((100, 60_000), (60_000, 900_000)))) * page,
     }
     change_settings(plan, hicache=hicache)
+    if "sliding_window_size" not in plan.settings and hicache["write_policy"] != "write_back" and _chance(plan, 0.4):
+        prefetch = rng.choice(("best_effort", "wait_complete", "timeout"))
+        draw_storage(plan, prefetch, (1, 6), rng.choice(((1, 2, 5, 10), (20, 50))))

@@ -29,6 +29,13 @@ def drafter(plan: Plan, algorithm: str, *, trees: bool = False) -> dict[str, Any
     return {"algorithm": algorithm, "num_steps": steps, "eagle_topk": topk, "num_draft_tokens": drafted}
 
 
+def add_drafts(plan: Plan, algorithm: str, *, trees: bool = False) -> None:
+    """Add a drafter, and tokens where its slots would take too many."""
+    change_settings(plan, speculative=drafter(plan, algorithm, trees=trees))
+    if request_capacity(plan.settings) < LEAST_CAPACITY:
+        change_settings(plan, num_tokens=plan.settings["num_tokens"] + draft_reserve(plan.settings))
+
+
 def _drafted(
     name: str,
     page: int,
@@ -43,9 +50,8 @@ def _drafted(
 ) -> None:
     def change(plan: Plan) -> None:
         tighten(plan, page, (1600 // page, 4000 // page))
-        change_settings(plan, speculative=drafter(plan, algorithm, trees=trees), **settings)
-        if request_capacity(plan.settings) < LEAST_CAPACITY:
-            change_settings(plan, num_tokens=plan.settings["num_tokens"] + draft_reserve(plan.settings))
+        change_settings(plan, **settings)
+        add_drafts(plan, algorithm, trees=trees)
         if window is not None:
             share = round(plan.rng.uniform(0.6, 1.0), 3)
             change_settings(plan, sliding_window_size=plan.rng.randint(*window), swa_full_tokens_ratio=share)

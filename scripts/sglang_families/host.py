@@ -17,12 +17,13 @@ def hicache_family(
     per_page: tuple[int, int] = (100, 60_000),
     outgrow: bool = False,
     aborted: float = 0.0,
+    tokens: tuple[int, int] = (1400, 2600),
     **settings: Any,
 ) -> None:
-    """``host``: host memory at most, in sizes of the device's pool."""
+    """``host``: host memory at most, in sizes of the device's pool, which has ``tokens``."""
 
     def change(plan: Plan) -> None:
-        tighten(plan, page)
+        tighten(plan, page, (tokens[0] // page, tokens[1] // page))
         change_settings(plan, **settings)
         pages = plan.settings["num_tokens"] // page
         hicache = {

@@ -15,8 +15,12 @@ from kvyard.tiers import OffloadConfig, TierConfig
 HICACHE = {"tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),)), "bytes_per_block": 1, "backend": "sglang"}
 
 
-def test_sglang_has_one_host_tier():
+STORAGE = {**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),) * 2)}
+
+
+def test_sglang_has_host_memory_and_files_behind_it():
     EngineConfig(**HICACHE).check()
+    EngineConfig(**STORAGE).check()
 
 
 STATES = {
@@ -58,8 +62,19 @@ STATES = {
             },
             "leave out offload_ahead and on_unclean",
         ),
-        ({**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),) * 2)}, "one lower tier"),
-        ({**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5, scope="shared"),))}, "one lower tier"),
+        ({**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),) * 3)}, "files behind it"),
+        ({**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5, scope="shared"),))}, "files behind it"),
+        ({**HICACHE, "sglang": SglangSettings(prefetch_threshold=64)}, "storage behind host memory"),
+        ({**STORAGE, "sglang": SglangSettings(prefetch_threshold=0)}, "prefetch_threshold must be at least 1"),
+        ({**STORAGE, "sglang": SglangSettings(prefetch_timeout_base=-1.0)}, "prefetch_timeout_base must be finite"),
+        (
+            {**STORAGE, "sglang": SglangSettings(hicache_storage_prefetch_retry_poll_interval=-1)},
+            "retry_poll_interval must not be negative",
+        ),
+        (
+            {**STORAGE, "groups": (GroupSpec(), GroupSpec(kind="sliding_window", window=64))},
+            "storage behind the host beside sliding windows",
+        ),
         (
             {**HICACHE, "tiers": OffloadConfig(tiers=(TierConfig(num_blocks=5),), blocks_per_chunk=2)},
             "leave out blocks_per_chunk",

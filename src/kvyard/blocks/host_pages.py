@@ -15,7 +15,7 @@ from kvyard.blocks.host_windows import HostWindows
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.table import BlockTable
 from kvyard.blocks.window_pages import WindowPages, part_of
-from kvyard.hashing import Keys
+from kvyard.hashing import Chain, Keys
 
 HOST_TICKETS = 1 << 60
 """First of the host's tickets: both eviction policies know the same uses and must not confuse each other's tickets."""
@@ -69,6 +69,10 @@ class HostPages:
         self.windows: WindowPages | None = None
         """Window pages of the device, if the host has some too."""
         self._numbers = 0
+        self.persist: Callable[[Node], None] | None = None
+        """Called with every node that was copied, if there is storage behind the host."""
+        self.locks: set[BlockTable] = set()
+        """What is held for storage."""
         device.demoting = self._demote
         if threshold is None:
             device.retiring = self._retire
@@ -192,7 +196,12 @@ class HostPages:
                 part = part_of(extent)
                 part.writing = part.writing if part.writing != copy.number else 0
             self._announce(extent.node)
+        written = [extent for table in (copy.again, copy.host) if table is not None for extent in table.settle()]
         self._release_copy(copy)
+        if self.persist is not None:
+            for extent in written:
+                assert extent.node is not None
+                self.persist(extent.node)
 
     def _retire(self, node: Node) -> None:
         """Copy ``node``, which the device is about to evict, to the host, unless the host has it or has no room."""
@@ -209,7 +218,10 @@ class HostPages:
 
     def note(self, node: Node) -> None:
         """With write-back, mark ``node`` of the host as evictable: the device has it too, and no copy of it is in flight."""
-        if self.writes_back and node.copies[0].refs == 1:
+        if not self.writes_back:
+            return
+        extent = node.copies[0]
+        if extent.refs - sum([extent in held.settle() for held in self.locks]) == 1:
             self._duplicates.setdefault(node)
 
     def _reclaim(self, pages: int) -> None:
@@ -237,6 +249,36 @@ class HostPages:
         below = self.below(node)
         if below is not None:
             self.pool.release(below.copies)
+
+    # -- from storage -----------------------------------------------------------------------------------------------
+
+    def add(self, chain: Chain, extent: Extent, above: Node | None) -> None:
+        """Register ``extent``, which came from storage, behind ``above``, a node of the device or the host."""
+        path = [] if above is None else path_to(above)
+        self.map.enter_below(
+            [*path, Node(0, chain, chain.keys[extent.start], extent.start, extent.stop, above)], extent
+        )
+        assert extent.node is not None
+        self.map.detach(extent.node, chain)
+        self._announce(extent.node)
+
+    def evict(self, pages: int) -> None:
+        """Evict ``pages`` pages, whole leaves, or all there are."""
+        pages += self.pool.unnamed
+        if self._duplicates:
+            self._reclaim(pages)
+        self.pool.make_full_room(pages)
+
+    def lock(self, node: Node) -> BlockTable:
+        """Hold ``node`` of the host while storage needs it."""
+        held = self.pool.hold([node.copies[0]])
+        self.locks.add(held)
+        return held
+
+    def unlock(self, held: BlockTable) -> None:
+        """End a ``lock``."""
+        self.locks.remove(held)
+        self.pool.end_hold(held)
 
     # -- to the device ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ split nodes and count as uses of them, and eviction takes whole leaves (``kvyard
 from typing import ClassVar, NamedTuple
 
 from kvyard.blocks.coordinator import Hit
-from kvyard.blocks.eviction.radix import RadixOrder
+from kvyard.blocks.eviction.radix import RadixOrder, use_of
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.group import Group, GroupHit
 from kvyard.blocks.host_pages import HostPages, PageCopy
@@ -33,6 +33,8 @@ class RadixGroup(Group):
     """Pages of host memory, if there is any."""
     beyond: "Beyond"
     """What the host adds to the latest match."""
+    root_priority = 0
+    """The highest priority that was inserted."""
 
     @property
     def windows(self) -> WindowPages | None:
@@ -159,6 +161,8 @@ class RadixGroup(Group):
         elif (table.registered or 0) * self.block_size < branch <= tokens:
             tokens = branch
         last = tokens // self.block_size
+        if priority > self.root_priority:
+            self.root_priority = priority
         if not last:
             return
         windows = self.pool.windows
@@ -184,6 +188,7 @@ class RadixGroup(Group):
         elif windows is None:
             prompt = (request.num_prompt_tokens - self.pairs) // self.block_size
             if 0 < prompt < last:
+                self.root_priority = max(self.root_priority, priority + 1)
                 self._use_prompt(path, prompt, priority + 1)
         else:
             windows.use(path[-1])
@@ -256,6 +261,45 @@ class RadixGroup(Group):
             self.order.insert_along(own, priority, position > counted, used=False)
             path.append(own.node)
         return position
+
+    def insert_on_host(self, request: Request, above: Node | None, own: Extent | None) -> int | None:
+        """Insert pages of ``request`` that the host got from storage, behind ``above``, a node of the host or the root. Pages
+        that the host has are freed. Returns the position of the first page that it had not, if there is one.
+        """
+        host, order = self.host, self.order
+        assert host is not None
+        if above is not None:
+            order.touch(self.map.starts.get(above.key, above).copies[0])
+        if own is None:
+            return None
+        chain = self.chain_of(request)
+        keys, position, stop = chain.keys, own.start, own.stop
+        new: int | None = None
+        while position < stop:
+            node = self.map.starts.get(keys[position])
+            lower = None if node is not None else host.order
+            node = node or host.map.starts.get(keys[position])
+            if node is None:
+                break
+            order.touch(node.copies[0], lower)
+            part = agree_until(node.keys, keys, position, min(node.stop, stop))
+            if part < node.stop:
+                node = self._split(node, part) if lower is None else self._split_below(node, part, host)
+            pages = own.split_front(part - position) if part < stop else own
+            pages.forget_neighbours()
+            above, position = node, part
+            if host.writes_back or host.below(node) is not None:
+                host.pool.release([pages])
+            else:
+                new = pages.start if new is None else new
+                pages.history = node.copies[0].history  # the device's reference is its own
+                host.add(chain, pages, node.parent)
+        if position < stop:
+            order.create(own, use_of(above.copies[0]).priority if above is not None else self.root_priority)
+            host.add(chain, own, above)
+            host.pool.release([own])
+            new = position if new is None else new
+        return new
 
     def load(self, hit: Hit) -> Hit | None:
         """Bring what the host adds to ``hit``, the latest match, to the device. Returns what the request has then; ``None`` if

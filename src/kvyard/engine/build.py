@@ -91,6 +91,7 @@ def make_core(
             eviction=tree.eviction,
             pages=tree.host_pages,
             window_pages=tree.window_host_pages,
+            prefetch=tree.prefetch,
             name=name,
             sink=batcher,
         )

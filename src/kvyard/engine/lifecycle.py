@@ -102,6 +102,8 @@ class Lifecycle:
         """Add ``job``, which has arrived, to the queue."""
         self.blocks.arrive(job)
         self.waiting.push(job)
+        if self.loads is not None:
+            self.loads.arrived(job)
 
     def land(self, now: int) -> None:
         """Transfers that have ended by ``now`` take effect: who waited for them goes to the front."""

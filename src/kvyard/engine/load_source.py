@@ -49,6 +49,9 @@ class LoadSource:
         """Return the end of the next transfer, if nothing else begins."""
         raise NotImplementedError
 
+    def arrived(self, job: Job) -> None:
+        """``job`` has arrived, and is in the queue."""
+
     def receive(self, job: Job) -> None:
         """A ``job`` that was loaded for is next in the queue."""
 

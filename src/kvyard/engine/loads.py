@@ -10,6 +10,7 @@ from kvyard.engine.load_source import NO_HELP, NO_ROOM, LoadSource
 from kvyard.tiers.hicache import HiCache
 from kvyard.tiers.load_policy import LOADS
 from kvyard.tiers.offload import Offload
+from kvyard.tiers.prefetches import Prefetches
 from kvyard.tiers.state import LoadStep
 
 
@@ -90,7 +91,7 @@ class Loads(LoadSource):
 
 
 class TreeLoads(LoadSource):
-    """Copies of HiCache. No job waits for them in a queue."""
+    """Copies of HiCache. Jobs wait for storage alone, and in their place in the queue."""
 
     def __init__(self, hicache: HiCache) -> None:
         super().__init__()
@@ -105,3 +106,17 @@ class TreeLoads(LoadSource):
 
     def earliest_deadline(self) -> int | None:
         return self.hicache.earliest_deadline()
+
+    def arrived(self, job: Job) -> None:
+        if self.hicache.prefetches is not None:
+            self.hicache.prefetches.arrived(job)
+
+    def ended(self, job: Job, now: int) -> bool:
+        if self.hicache.prefetches is not None:
+            self.hicache.prefetches.ended(job)
+        return False
+
+
+def prefetches_of(loads: LoadSource | None) -> Prefetches | None:
+    """Return prefetches of waiting jobs from storage, if there are any."""
+    return loads.hicache.prefetches if isinstance(loads, TreeLoads) else None

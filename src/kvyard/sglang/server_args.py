@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+EVICTION_RATIO = 0.9
+"""Share of its limit that a folder of files is emptied to: SGLang's default."""
+BYTES_PER_TOKEN = 32
+"""Of the keys and values that stand for a model's: one layer, one head of 8."""
+
 
 def hicache_args(settings: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of a server with HiCache, if the log has it."""
@@ -20,19 +25,22 @@ def hicache_args(settings: dict[str, Any]) -> dict[str, Any]:
         "hicache_write_policy": hicache["write_policy"],
         "hicache_io_backend": "direct",
         "hicache_mem_layout": "layer_first",
-        **_storage_args(hicache.get("storage")),
+        **_storage_args(hicache.get("storage"), settings["page_size"]),
     }
 
 
-def _storage_args(storage: dict[str, Any] | None) -> dict[str, Any]:
+def _storage_args(storage: dict[str, Any] | None, page: int) -> dict[str, Any]:
     """Return arguments of a server with files below HiCache's host memory, if the log has them."""
     if storage is None:
         return {}
     names = ("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token")
+    extra = {name: storage[name] for name in names}
+    if storage["pages"] is not None:
+        extra |= {"max_size": storage["pages"] * page * BYTES_PER_TOKEN, "eviction_ratio": EVICTION_RATIO}
     return {
         "hicache_storage_backend": "file",
         "hicache_storage_prefetch_policy": storage["prefetch_policy"],
-        "hicache_storage_backend_extra_config": json.dumps({name: storage[name] for name in names}),
+        "hicache_storage_backend_extra_config": json.dumps(extra),
         "hicache_storage_prefetch_retry_poll_interval": storage["retry_poll_interval"],
         "hicache_storage_prefetch_retry_max_attempts": storage["retry_max_attempts"],
     }

@@ -1,9 +1,9 @@
 """HiCache's storage on a virtual clock, in place of the threads that query, read and write it.
 
 What they do is SGLang's own: the query, the transfer of a batch of pages, the backup, and the files of its ``file`` backend.
-When they do it is a rule. A query takes ``query_ns``. Reads and writes are carried out one after the other, each by itself,
-``first_byte`` nanoseconds and ``per_page`` for each page of a batch. What was terminated by the instant at which it would begin
-takes no time and finds nothing.
+When they do it is a rule. Queries, reads and writes are carried out one after the other, each kind by itself. A query takes
+``first_byte`` nanoseconds, a read or a write ``per_page`` more for each page of a batch. What was terminated by the instant at
+which it would begin takes no time and finds nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ class VirtualStorage:
         self.tree = tree
         self.clock = clock
         self._controller = tree.cache_controller
-        self._query_ns = storage["query_ns"]
         self._first_byte, self._per_page = storage["first_byte"], storage["per_page"]
         self._free_at = {"query": 0, "read": 0, "write": 0}
         self._reading: tuple[Any, int, int, bool] | None = None
@@ -97,12 +96,18 @@ class VirtualStorage:
         while (step := self._next()) is not None and step[0] <= self.clock.now:
             step[1]()
 
+    def files(self) -> int:
+        """Return the number of pages that have files."""
+        return sum(name.endswith(".bin") for name in os.listdir(self._controller.storage_backend.file_path))
+
     def next_end(self) -> int | None:
-        """Return when the next of them ends, or a request stops waiting for one, after now."""
+        """Return when the next of them ends, or a request stops waiting for one: in a nanosecond at the earliest."""
         waits = [self._deadline(wait) for wait in self.tree._storage_prefetch_wait.values() if not wait.expired]
         step = self._next()
-        ends = [*waits, *([step[0]] if step is not None else [])]
-        return min((end for end in ends if end is not None and end > self.clock.now), default=None)
+        ends = [end for end in waits if end is not None and end > self.clock.now]
+        if step is not None:
+            ends.append(max(step[0], self.clock.now + 1))
+        return min(ends, default=None)
 
     def _deadline(self, wait: Any) -> int | None:
         """Return the first nanosecond at which a request has waited too long."""
@@ -132,7 +137,7 @@ class VirtualStorage:
         put, operation = queue[0]
         start = max(put, self._free_at["query"])
         skipped = _terminated_by(operation, start)
-        end = start + (0 if skipped else self._query_ns)
+        end = start + (0 if skipped else self._first_byte)
 
         def answer() -> None:
             queue.popleft()

@@ -279,6 +279,8 @@ class SglangUnderTest:
         if self.copies is not None:
             host = tree.cache_controller.mem_pool_host
             state["host"] = host.available_size() // page
+        if self.storage is not None:
+            state["storage"] = [self.storage.files(), tree.cache_controller.prefetch_tokens_occupied // page]
         if scheduler.is_hybrid_ssm:
             free = scheduler.req_to_token_pool.mamba_allocator.available_size()
             state["states"] = [free, tree.mamba_evictable_size(), tree.mamba_protected_size()]

@@ -23,6 +23,8 @@ from kvyard.tiers.copies import Copy
 from kvyard.tiers.links import Direction, Link, LinkConfig
 from kvyard.tiers.links.fifo import FifoLink, FifoTransfer
 from kvyard.tiers.offload import Offload
+from kvyard.tiers.page_files import PageFiles
+from kvyard.tiers.prefetches import Prefetches, PrefetchRules
 from kvyard.tiers.pulls import Pulls
 
 THRESHOLDS = {"write_through": 1, "after_hits": 2, "on_eviction": None}
@@ -61,13 +63,16 @@ class HiCache(Offload):
         eviction: str,
         pages: int,
         window_pages: int = 0,
+        prefetch: PrefetchRules | None = None,
         name: str = "",
         sink: Sink | None = None,
     ) -> None:
         """``eviction``: SGLang's ``radix_eviction_policy``. ``pages`` and ``window_pages``: pages of full attention and of
-        sliding windows that the host has. Raises ``ConfigError`` for tiers that HiCache can't have.
+        sliding windows that the host has. ``prefetch``: rules for prefetches, with a second tier. Raises ``ConfigError`` for
+        tiers that HiCache can't have.
         """
         check(config)
+        storage = config.tiers[1] if len(config.tiers) > 1 else None
         config = msgspec.structs.replace(
             config, tiers=(msgspec.structs.replace(config.tiers[0], num_blocks=pages, bytes=None),)
         )
@@ -92,7 +97,15 @@ class HiCache(Offload):
         tree.order.counts_hits = threshold is not None
         self.clock = 0
         """When the scheduler is done with the copies that it waits for."""
+        self.latest_load: tuple[int, ...] = ()
+        """Tokens of the latest load by the tier that had them, closest to the device first."""
         self._in_flight: dict[Copy, list[PageCopy]] = {}
+        self.prefetches: Prefetches | None = None
+        """Prefetches from storage behind the host, if there is any."""
+        if storage is not None:
+            assert prefetch is not None
+            self.prefetches = Prefetches(tree, self.pages, PageFiles(storage, block_bytes), prefetch)
+            self.counters.tiers.append(self.prefetches.counters)
 
     def _announce(self, node: Node) -> None:
         if self._sink is not None:
@@ -103,11 +116,21 @@ class HiCache(Offload):
     def tick(self, now: int) -> list[Request]:
         """Submit what is to be written, and let copies that have landed by ``now`` take effect: writes first."""
         self.clock = max(self.clock, now)
+        prefetches = self.prefetches
+        if prefetches is not None:
+            prefetches.receive(self.clock)
         self._submit(now, Direction.OUT)
         self._tier.advance(now)
         self._land(inward=False)
         self._land(inward=True)
+        if prefetches is not None:
+            prefetches.drain()
         return []
+
+    def earliest_deadline(self) -> int | None:
+        landing = super().earliest_deadline()
+        end = self.prefetches.next_end() if self.prefetches is not None else None
+        return end if landing is None or (end is not None and end < landing) else landing
 
     def _land(self, *, inward: bool) -> None:
         """Let copies of one direction take effect that have landed."""
@@ -125,6 +148,8 @@ class HiCache(Offload):
     def _write_now(self) -> None:
         """Submit what is to be written, and wait for it."""
         self.clock = self._submit(self.clock, Direction.OUT)
+        if self.prefetches is not None:
+            self.prefetches.now = self.clock
         self._tier.advance(self.clock)
         self._land(inward=False)
 
@@ -144,7 +169,10 @@ class HiCache(Offload):
             return None
         counters.hits += 1
         counters.hit_tokens += tokens
-        counters.tiers[0].tokens += tokens
+        stored = self.prefetches.take_tokens(hit.request, beyond.nodes) if self.prefetches is not None else 0
+        self.latest_load = (tokens - stored, stored) if self.prefetches is not None else (tokens,)
+        for level, brought in enumerate(self.latest_load):
+            counters.tiers[level].tokens += brought
         return nodes
 
     def load(self, now: int) -> int:
@@ -180,6 +208,10 @@ class HiCache(Offload):
         nodes = [node for node in self.pages.map.nodes() if node.copies[0] not in pending]
         yield 0, self._tier.store.tier, [Run(node.chain, node.start, node.stop) for node in nodes]
 
+    def rooms(self) -> list[tuple[object, int]]:
+        files = self.prefetches.files if self.prefetches is not None else None
+        return super().rooms() + ([(files, files.limit)] if files is not None else [])
+
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every page of the host is in one place, and held if the device has it too."""
         self.manager.check_integrity()
@@ -192,11 +224,13 @@ class HiCache(Offload):
                 assert on_device.stop == node.stop, f"{node} is cut elsewhere on the device"
                 assert on_device.copies[0].history is node.copies[0].history, f"{node} has other uses on the device"
                 references[node.copies[0]] += 1
+        if self.prefetches is not None:
+            references.update(self.prefetches.held())
         check_pool(host, references)
         copies = [*self.pages.writes, *self.pages.loads, *(copy for sent in self._in_flight.values() for copy in sent)]
         assert {copy.device for copy in copies} == self.manager.pool.holds, "I6: a hold on the device without a copy"
         on_host = {table for copy in copies for table in (copy.host, copy.again) if table is not None}
-        assert on_host == host.holds, "I6: a hold on the host without a copy"
+        assert on_host | self.pages.locks == host.holds, "I6: a hold on the host without a copy"
         windows = self.manager.pool.windows
         if windows is not None and windows.host is not None:
             counted = windows.host.free
@@ -225,14 +259,18 @@ def check(config: OffloadConfig) -> None:
         raise ConfigError("SGLang copies what it evicts when it does: leave out offload_ahead and on_unclean")
     if config.min_uses not in (None, 2):
         raise ConfigError(f"SGLang copies to the host what is used twice: leave out min_uses {config.min_uses}")
-    if len(config.tiers) > 1 or config.tiers[0].scope != "private":
-        raise ConfigError("with backend sglang there is one lower tier, the worker's own host memory")
+    if len(config.tiers) > 2 or any(tier.scope != "private" for tier in config.tiers):
+        raise ConfigError("with backend sglang lower tiers are the worker's own host memory and files behind it")
     if config.wait_for_save:
         raise ConfigError("SGLang's passes don't wait for what they write to the host: leave out wait_for_save")
     if config.blocks_per_chunk != 1 or config.offload_batch_size is not None:
         raise ConfigError("SGLang copies pages: leave out blocks_per_chunk and offload_batch_size")
-    if config.tiers[0].eviction != "lru" or config.load_policy != "always":
+    if (
+        any(tier.eviction != "lru" for tier in config.tiers)
+        or config.spill != "on_landing"
+        or config.load_policy != "always"
+    ):
         raise ConfigError(
             "with backend sglang the host evicts by sglang.radix_eviction_policy and every hit of 10 tokens or more is loaded: "
-            "leave out eviction and load_policy"
+            "leave out eviction, spill and load_policy"
         )

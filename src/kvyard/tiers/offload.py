@@ -352,6 +352,10 @@ class Offload:
                     runs = [blocks_of(run, self.layout.block_sizes[group]) for run in runs]
                 yield group, name, runs
 
+    def rooms(self) -> list[tuple[object, int]]:
+        """Return the stores of all tiers with the pages that each has room for."""
+        return [(tier.store, tier.store.num_pages) for tier in self.tiers]
+
     def finish_batch(self, batch: EventBatch) -> EventBatch:
         """Return ``batch`` in the configured form of events; the same object if there is nothing to change."""
         return _legacy(batch) if self.config.events == "legacy" else batch

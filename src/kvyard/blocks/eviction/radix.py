@@ -120,6 +120,12 @@ class RadixOrder:
         self._clock += STEP
         use_of(extent).accessed = self._clock
 
+    def touch(self, extent: Extent, lower: "RadixOrder | None" = None) -> None:
+        """Note a use of ``extent`` by itself. ``lower``: its order, if it is another."""
+        self.use(extent)
+        if use_of(extent).ticket:
+            (lower or self)._enter(extent)
+
     def insert_along(self, extent: Extent, priority: int, counts: bool, used: bool = True) -> None:
         """Note an insert along all of ``extent``: a hit if it ``counts``. Unless ``used``, the extent was
         split off just now.
@@ -240,8 +246,10 @@ class RadixOrder:
         ]
         heapq.heapify(heap)
         number = len(kids)
+        behind = dict(self._released)
         while heap:
             extent = heapq.heappop(heap)[2]
+            del behind[extent]
             yield extent
             parent = extent.node.parent if extent.node is not None else None
             while parent is not None and (parent in kids or not parent.copies):
@@ -253,6 +261,7 @@ class RadixOrder:
                     heapq.heappush(heap, (self._rank(use_of(parent.copies[0])), number, parent.copies[0]))
                     break
                 parent = parent.parent
+        yield from behind  # what is held continues them
 
     def _add(self, extent: Extent) -> None:
         history = use_of(extent)

@@ -7,6 +7,7 @@ from kvyard.blocks.state_slots import StateTracking
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.queue import Queue
+from kvyard.tiers.prefetches import PrefetchRules
 
 Config = TypeVar("Config")
 """``EngineConfig``, which names a backend and so knows of this."""
@@ -31,6 +32,8 @@ class TreeSettings(NamedTuple):
     """Pages of full attention that host memory has, if there is any."""
     window_host_pages: int = 0
     """Pages of sliding-window layers that it has."""
+    prefetch: PrefetchRules | None = None
+    """Prefetches from storage behind the host, if there is any."""
 
 
 class DraftSlots(NamedTuple):

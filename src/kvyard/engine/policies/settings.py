@@ -48,6 +48,18 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Drafts at a position, in a tree of them."""
     speculative_num_draft_tokens: int | None = None
     """Tokens that a request verifies in a pass, its last one included; by default one more than num_speculative_tokens."""
+    hicache_storage_prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+    """How long a request waits for what storage behind the host has of it."""
+    hicache_storage_prefetch_retry_poll_interval: int = 8
+    """Passes after which a request that storage had nothing for asks again; 0 for never."""
+    hicache_storage_prefetch_retry_max_attempts: int = 8
+    """Times that it asks again at most."""
+    prefetch_threshold: int = 256
+    """Tokens that a request must lack, and storage have, for a prefetch."""
+    prefetch_timeout_base: float = 1.0
+    """Seconds that a request waits with the policy timeout, ..."""
+    prefetch_timeout_per_ki_token: float = 0.25
+    """... and for each 1,024 tokens that it lacks."""
     schedule_conservativeness: float = 1.0
     """Above 1, more room is set aside for the output of running requests; below, less."""
     books_sampled: bool = False
@@ -67,6 +79,15 @@ class SglangSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(
                 f"sglang.schedule_conservativeness must be finite and not be negative, got {self.schedule_conservativeness}"
             )
+        for name in ("retry_poll_interval", "retry_max_attempts"):
+            name = f"hicache_storage_prefetch_{name}"
+            if getattr(self, name) < 0:
+                raise ConfigError(f"sglang.{name} must not be negative, got {getattr(self, name)}")
+        if self.prefetch_threshold < 1:
+            raise ConfigError(f"sglang.prefetch_threshold must be at least 1, got {self.prefetch_threshold}")
+        for name in ("prefetch_timeout_base", "prefetch_timeout_per_ki_token"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ConfigError(f"sglang.{name} must be finite and not be negative, got {getattr(self, name)}")
         if self.speculative_eagle_topk < 1:
             raise ConfigError(f"sglang.speculative_eagle_topk must be at least 1, got {self.speculative_eagle_topk}")
         if not 0 < self.swa_full_tokens_ratio <= 1:

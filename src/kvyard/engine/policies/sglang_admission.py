@@ -9,7 +9,7 @@ from kvyard.blocks.radix import NOTHING, held_of
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
 from kvyard.engine.lifecycle import Lifecycle
-from kvyard.engine.loads import TreeLoads
+from kvyard.engine.loads import TreeLoads, prefetches_of
 from kvyard.engine.passes import Chunk
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.engine.policies.sglang_budget import NO_TOKENS, Budget, KnownEnds, WindowBudget
@@ -31,6 +31,9 @@ class Admission:
         self._tree, self._windows = decode.tree, decode.windows
         self._states = jobs.manager.pool.states
         self._hicache = jobs.loads.hicache if isinstance(jobs.loads, TreeLoads) else None
+        self._prefetches = prefetches_of(jobs.loads)
+        self._preempted: list[Job] = []
+        """Jobs preempted for others in the pass being formed."""
         self._order = QueueOrder(waiting, decode.tree, config, decode.page)
         self._max_seqs = config.max_num_seqs
         chunk = settings.chunked_prefill_size
@@ -66,22 +69,33 @@ class Admission:
         chunks: list[Chunk] = []
         if self.chunked is not None:
             self._continue(self.chunked, budget, chunks)
-        held = len(chunks)
+        held, skipped, prefetches = len(chunks), 0, self._prefetches
         known = KnownEnds(self._ends(chunks)) if settings.ignore_eos and not self.jobs.manager.caching else None
         for _ in range(len(waiting)):
-            job = waiting.jobs[0]  # those before it are in the batch
+            job = waiting.jobs[skipped]  # those before it are in the batch, or wait for storage
             if budget.spent:
                 break
             if len(chunks) >= self._rows(held, len(chunks) - held):
                 decode.full = True
             if decode.full and not (self.preempts and self._make_way(job, budget, now)):
                 break
-            if not self._try(job, budget, chunks, known, now):
+            if prefetches is not None and not prefetches.ready(job):
+                skipped += 1
+                continue
+            hit = self._match(job, job.num_tokens - 1)
+            if prefetches is not None and prefetches.lost(job, hit):
+                skipped += 1
+                continue
+            if not self._try(job, hit, budget, chunks, known, now):
                 break
             if not budget.open:
                 if not budget.spent:
                     decode.full = True
                 break
+        if prefetches is not None:
+            for victim in self._preempted:
+                prefetches.ask(victim)
+            self._preempted.clear()
         if self._hicache is not None and self._hicache.pages.loads:
             self.until = self._hicache.load(now)
         self._take(chunks)
@@ -89,10 +103,9 @@ class Admission:
 
     # -- one prompt -------------------------------------------------------------------------------------------------
 
-    def _try(self, job: Job, budget: Budget, chunks: list[Chunk], known: KnownEnds | None, now: int) -> bool:
-        """Let ``job`` in, if it fits; returns true if it does."""
+    def _try(self, job: Job, hit: Hit, budget: Budget, chunks: list[Chunk], known: KnownEnds | None, now: int) -> bool:
+        """Let ``job``, of which ``hit`` is cached, in if it fits; returns true if it does."""
         tokens, wanted = job.num_tokens, job.wanted
-        hit = self._match(job, tokens - 1)
         if self._states is not None and hit.tokens and self._tree is not None:
             self._tree.copy_state(hit)
         if self.preempts:
@@ -138,7 +151,7 @@ class Admission:
             loaded = self._hicache.bring(hit)
             if loaded is not None:
                 job.loaded = sum([node.stop - node.start for node in beyond.nodes]) * self._page
-                job.loaded_by_tier = (job.loaded,)
+                job.loaded_by_tier = self._hicache.latest_load
                 return loaded, min(new, job.num_tokens - loaded.tokens)
             if beyond.tokens:
                 new = budget.price(left, answer, locked, first=first, uncut=uncut, hit=hit)
@@ -155,6 +168,8 @@ class Admission:
             self._entries[job] = self._waiting.entries[job]
         jobs.waiting.remove(job)
         jobs.start(job, hit.tokens, now)
+        if self._prefetches is not None:
+            self._prefetches.admitted(job)
 
     def _match(self, job: Job, tokens: int) -> Hit:
         return self._tree.match(job, tokens) if self._tree is not None else self.jobs.manager.lookup(job)
@@ -226,6 +241,7 @@ class Admission:
         decode.running = [one for one in decode.running if one not in victims]
         for victim in victims:
             self._waiting.push(victim)
+        self._preempted += victims
         budget.free = self.jobs.manager.pool.free * self._page
         return True
 

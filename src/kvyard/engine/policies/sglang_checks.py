@@ -44,6 +44,8 @@ def check(config: EngineConfig) -> None:
     else:
         _check_groups(config)
         _refuse_settings(config, "mamba", "models with states of recurrent layers: leave it out")
+    if config.tiers is None or len(config.tiers.tiers) == 1:
+        _refuse_settings(config, "prefetch_", "storage behind host memory: give a second tier, too")
     config.refuse(UNUSED)
     given = config.sglang or SglangSettings()
     given.check(config.specs[0].block_size)
@@ -122,6 +124,8 @@ def _check_groups(config: EngineConfig) -> None:
                 "nor roles nor books_sampled"
             )
         check_hicache(config.tiers)
+        if windows and len(config.tiers.tiers) > 1:
+            raise ConfigError("backend sglang isn't modelled with storage behind the host beside sliding windows")
         if windows and config.tiers.policy == "on_eviction":
             raise ConfigError("with sliding windows, backend sglang is modelled with write_through and after_hits")
         config = msgspec.structs.replace(config, tiers=None)

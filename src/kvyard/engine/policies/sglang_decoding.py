@@ -7,6 +7,7 @@ from kvyard.blocks.radix import RadixGroup, held_of
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job, JobState
 from kvyard.engine.lifecycle import Lifecycle
+from kvyard.engine.loads import prefetches_of
 from kvyard.engine.passes import Chunk, Pass
 from kvyard.engine.policies.mocker import LOOK_AHEAD
 from kvyard.engine.policies.settings import SglangSettings
@@ -261,6 +262,10 @@ class DecodeSide:
             # SGLang gives it up: a prompt in flight holds the rest, and is not retracted.
             due = []
             jobs.drop(kept.pop(), now)
+        prefetches = prefetches_of(jobs.loads)
+        if prefetches is not None:
+            for victim in retracted:
+                prefetches.retracted(victim)
         self.running = kept
         self.full = False
         jobs.renumber(kept)

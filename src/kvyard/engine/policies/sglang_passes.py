@@ -12,7 +12,7 @@ from typing import ClassVar
 from kvyard.engine.config import EngineConfig
 from kvyard.engine.job import Job
 from kvyard.engine.lifecycle import Lifecycle
-from kvyard.engine.loads import TreeLoads
+from kvyard.engine.loads import TreeLoads, prefetches_of
 from kvyard.engine.passes import Pass
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.policies.settings import SglangSettings
@@ -33,7 +33,9 @@ class SglangPasses(PassMaker):
         waiting = jobs.waiting
         assert isinstance(waiting, WaitingQueue)
         # A plan is made only where nobody waits, or nobody is tried until a request leaves: who comes later changes nothing.
-        waiting.strict = True
+        # Unless it asks storage for its prompt.
+        self._prefetches = prefetches_of(jobs.loads)
+        waiting.strict = self._prefetches is None
         self._waiting = waiting
         self._hicache = jobs.loads.hicache if isinstance(jobs.loads, TreeLoads) else None
         drafts = jobs.speculative
@@ -75,6 +77,8 @@ class SglangPasses(PassMaker):
     def form(self, now: int, longest: int) -> Pass | None:
         jobs = self.jobs
         jobs.manager.begin_step()
+        if self._prefetches is not None:
+            self._prefetches.begin_pass(self._waiting.jobs)
         jobs.batch.resting = bool(jobs.in_flight) and not jobs.in_flight[-1].decided.decoding
         new_pass = self._form(now, longest)
         jobs.batch.resting = False
@@ -119,6 +123,8 @@ class SglangPasses(PassMaker):
         if not self._plans or admission.chunked is not None:
             return 1
         if jobs.waiting and (not self._decode.full or admission.preempts):
+            return 1
+        if self._prefetches is not None and not self._prefetches.settled:
             return 1
         passes = self.horizon.passes(longest, took_pages)
         if self._hicache is not None and self._hicache.pages.writes_back and not jobs.blocks.evict_none(passes):

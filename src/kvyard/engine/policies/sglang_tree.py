@@ -8,6 +8,7 @@ from kvyard.engine.config import EngineConfig
 from kvyard.engine.policies.backend import DraftSlots, TreeSettings
 from kvyard.engine.policies.settings import SglangSettings
 from kvyard.integers import ceil_div
+from kvyard.tiers.prefetches import PrefetchRules
 
 ROUNDING = 1e-6
 STATE_CHUNK = 64
@@ -44,7 +45,19 @@ def tree(config: EngineConfig) -> TreeSettings | None:
     plain = config.eviction == "lru" and not config.heed_hints and config.enable_prefix_caching
     if not plain:
         return None
-    return TreeSettings(settings.radix_eviction_policy, blocks, host_pages=_host_blocks(config))
+    prefetch = _prefetch(settings) if config.tiers is not None and len(config.tiers.tiers) > 1 else None
+    return TreeSettings(settings.radix_eviction_policy, blocks, host_pages=_host_blocks(config), prefetch=prefetch)
+
+
+def _prefetch(settings: SglangSettings) -> PrefetchRules:
+    return PrefetchRules(
+        settings.hicache_storage_prefetch_policy,
+        settings.prefetch_threshold,
+        settings.prefetch_timeout_base,
+        settings.prefetch_timeout_per_ki_token,
+        settings.hicache_storage_prefetch_retry_poll_interval,
+        settings.hicache_storage_prefetch_retry_max_attempts,
+    )
 
 
 def _with_windows(config: EngineConfig, settings: SglangSettings) -> TreeSettings:

@@ -44,6 +44,7 @@ _STATE = (
     "swa",
     "host",
     "swa_host",
+    "storage",
     "states",
     "ratio",
 )
@@ -74,6 +75,8 @@ WRITE_POLICIES = {
     "write_back": "on_eviction",
 }
 """Our names of HiCache's write policies."""
+UNLIMITED = 1 << 40
+"""Pages of storage without a limit."""
 EAGLES = ("EAGLE", "EAGLE3", "NEXTN")
 """Algorithms whose drafters need hidden states."""
 OPTIONAL = (
@@ -215,6 +218,7 @@ def engine_config(config: Record, timing: LogTiming) -> EngineConfig:
                 **({"radix_eviction_policy": "lru"} if config["disable_radix_cache"] else {}),  # nothing is evicted
                 **{name: config[name] for name in OPTIONAL if name in config},
                 **_draft_settings(config.get("speculative")),
+                **_prefetch_settings(hicache.get("storage") if hicache is not None else None),
             },
             SglangSettings,
         ),
@@ -246,12 +250,29 @@ def _draft_settings(drafts: Record | None) -> Record:
     }
 
 
+def _prefetch_settings(storage: Record | None) -> Record:
+    """Return SGLang's settings for prefetches, if there is storage."""
+    if storage is None:
+        return {}
+    prefix = "hicache_storage_prefetch_"
+    names = ("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token")
+    renamed = {f"{prefix}{name}": storage[name] for name in ("retry_poll_interval", "retry_max_attempts")}
+    return {**{name: storage[name] for name in names}, **renamed, f"{prefix}policy": storage["prefetch_policy"]}
+
+
 def _tiers(hicache: Record, share: float) -> OffloadConfig:
     """``share``: blocks that a page of full attention and what window layers have for it take."""
     lane = LaneConfig(bandwidth=SECOND, first_byte_ns=hicache["first_byte"])
     link = LinkConfig(discipline="fifo", outward=lane, inward=lane)
+    tiers = [TierConfig(num_blocks=ceil(hicache["host_pages"] * share), link=link)]
+    storage = hicache.get("storage")
+    if storage is not None:
+        times = storage["per_page"] // hicache["per_page"]
+        lane = LaneConfig(bandwidth=SECOND // times, first_byte_ns=storage["first_byte"])
+        link = LinkConfig(discipline="fifo", outward=lane, inward=lane)
+        tiers.append(TierConfig(num_blocks=storage["pages"] or UNLIMITED, link=link))
     return OffloadConfig(
-        tiers=(TierConfig(num_blocks=ceil(hicache["host_pages"] * share), link=link),),
+        tiers=tuple(tiers),
         policy=WRITE_POLICIES[hicache["write_policy"]],
     )
 
@@ -303,6 +324,7 @@ class SglangRun(LoggedRun):
                 "swa": [windows.free, windows.evictable, windows.protected] if windows is not None else None,
                 "host": hicache.pages.pool.unnamed if hicache is not None else None,
                 "swa_host": windows.host.free if windows is not None and windows.host is not None else None,
+                "storage": _storage(hicache),
                 "states": [states.free, states.evictable, states.protected] if states is not None else None,
                 "ratio": policy.ratio,
                 "events": self.numbers.take(),
@@ -310,6 +332,12 @@ class SglangRun(LoggedRun):
             }
         )
         self._next.clear()
+
+
+def _storage(hicache: HiCache | None) -> list[int] | None:
+    """Return pages in storage, and pages that requests have asked for, if there is storage."""
+    prefetches = hicache.prefetches if hicache is not None else None
+    return [len(prefetches.files.pages), prefetches.occupied] if prefetches is not None else None
 
 
 def conform(path: Path) -> LogVerdict:
@@ -350,6 +378,7 @@ def _steps(log: SglangLog, run: SglangRun) -> LogDifference | None:
             "swa": None,
             "host": None,
             "swa_host": None,
+            "storage": None,
             "states": None,
             "events": [],
             "finished": [],

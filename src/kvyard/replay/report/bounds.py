@@ -172,5 +172,5 @@ def _rooms(core: EngineCore) -> list[tuple[int, int]]:
     rooms = [(id(pool), (pool.num_blocks - 1) * size)]
     if core.offload is not None:
         chunk = core.offload.layout.chunk * size
-        rooms += [(id(tier.store), tier.store.num_pages * chunk) for tier in core.offload.tiers]
+        rooms += [(id(store), pages * chunk) for store, pages in core.offload.rooms()]
     return rooms
