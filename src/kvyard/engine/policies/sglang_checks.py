@@ -149,7 +149,7 @@ def _check_groups(config: EngineConfig) -> None:
     given = tree(config)
     assert given is not None
     page, window = windows[0].block_size, ceil_div(windows[0].window or 1, windows[0].block_size)
-    if given.window_pages < 2 * window + 3:
+    if given.window_pages < 2 * window + 2:
         raise ConfigError(
             f"sglang.swa_full_tokens_ratio leaves {given.window_pages * page} window tokens, too few for two windows of "
             f"{windows[0].window}: raise it, or num_gpu_blocks"
