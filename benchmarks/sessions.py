@@ -2,8 +2,10 @@
 
 ``burst`` is llm-d's set-up (guides/agentic-serving, program-aware): so many sessions begin at 10 a second on one worker with
 128 sequences, whole and of unequal length. With flow control 133 requests are let in at a time; without it all wait in the
-engine. ``frontier`` is a closed loop of sessions on several workers with 16 requests each, every router with every flow
-policy; starred are those that no other beats in both mean session time and Jain's index of slowdowns.
+engine. ``--uncached`` is an engine without prefix caching, which is vLLM's default for the hybrid model there; ``--mix`` adds
+the sessions of other traces, ``--copies`` times each; ``--slots`` sessions are held at a time instead of all at once.
+``frontier`` is a closed loop of sessions on several workers with 16 requests each, every router with every flow policy;
+starred are those that no other beats in both mean session time and Jain's index of slowdowns.
 
     python benchmarks/sessions.py burst TRACE [--sessions 100,250]
     python benchmarks/sessions.py frontier TRACE [--workers 4,8] [--loads 1,2] [--routers kv,program] [--flows fifo,las]
@@ -14,12 +16,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from kvyard.clock import SECOND
+from kvyard.replay.record import Record
 from kvyard.replay.report.fleet_report import FlowReport
 from kvyard.replay.report.report import Report
 from kvyard.replay.report.session_report import SessionsReport
@@ -48,6 +53,52 @@ def agents(trace: str, turns: int, think_s: float, pick: int | None = None) -> I
         ]
 
 
+def short_agents(paths: Sequence[str], copies: int, think_s: float) -> Iterator[list[TraceRequest]]:
+    """The sessions of the traces ``paths``, ``copies`` of each, the gaps between their requests cut off at ``think_s``. Without
+    the names of their blocks, which differ from trace to trace.
+    """
+    most = round(think_s * SECOND)
+    for copy in range(copies):
+        for number, path in enumerate(paths):
+            found: dict[str, list[TraceRequest]] = {}
+            for row in open_trace(path):
+                found.setdefault(str(row.session), []).append(row)
+            for name, rows in found.items():
+                own, before = [], rows[0].arrival
+                for place, row in enumerate(rows):
+                    gap = row.arrival - before if row.delay is None else row.delay
+                    before = row.arrival
+                    own.append(
+                        replace(
+                            row,
+                            id=f"{number}-{copy}-{name}-{place}",
+                            session=f"{number}-{copy}-{name}",
+                            root=None,
+                            after=(),
+                            ids=None,
+                            tokens=None,
+                            delay=min(most, max(0, gap)) if place else None,
+                        )
+                    )
+                yield own
+
+
+SIZES = ((1, 6), (7, 12), (13, 27), (28, 1 << 30))
+"""Requests of a session, from and to, as llm-d groups them."""
+
+
+def medians(records: Sequence[Record]) -> str:
+    """Median seconds from a session's first arrival to its last end, by ``SIZES``."""
+    ends: dict[str | None, tuple[int, int, int]] = {}
+    for record in records:
+        first, last, count = ends.get(record.request.session, (1 << 62, 0, 0))
+        ends[record.request.session] = (min(first, record.arrival), max(last, record.ended), count + 1)
+    groups = [
+        [(last - first) / SECOND for first, last, count in ends.values() if low <= count <= high] for low, high in SIZES
+    ]
+    return "  ".join(f"{median(group):>6.0f}" if group else "     –" for group in groups)
+
+
 def parts(report: Report) -> tuple[SessionsReport, FlowReport | None]:
     """The sessions of a report, and what waited before the router."""
     sessions, flow = report.sessions, report.flow
@@ -59,8 +110,18 @@ def burst(args: argparse.Namespace) -> None:
     """Print a line for each number of sessions, with flow control and without."""
     all_of_them = list(agents(args.trace, args.turns or 1 << 30, args.think))
     settings: dict[str, Any] = {"workers": 1, "router": "round-robin", "block_size": 64, "num_gpu_blocks": args.blocks}
+    if args.uncached:
+        settings["enable_prefix_caching"] = False
+    if args.slots:
+        settings["concurrency"] = args.slots
+    if args.mix:
+        short = list(short_agents([path for path in args.mix if Path(path).stat().st_size], args.copies, args.think))
+        all_of_them = short + all_of_them[: max(map(int, args.sessions.split(","))) - len(short)]
+        Random(42).shuffle(all_of_them)
+        print(f"{len(short)} of {len(all_of_them)} sessions are of the other traces")
     print(
-        "sessions  requests  flow   session mean (s)  change  shortest quarter  TTFT p50  p99 (s)  Jain   queue  reused  CPU s"
+        "sessions  requests  flow                session mean (s)  change  shortest quarter  TTFT p50  p99 (s)  Jain   queue"
+        "  reused  median s by requests: to 6      12      27    more  CPU s"
     )
     for count in map(int, args.sessions.split(",")):
         rows = [
@@ -76,15 +137,16 @@ def burst(args: argparse.Namespace) -> None:
             control = {} if flow == "none" else {"engine_requests": args.gate, "flow": name}
             if options:
                 control["flow_options"] = options
-            report = replayed(rows, max_num_seqs=args.sequences, **settings, **control).report
+            run = replayed(rows, max_num_seqs=args.sequences, **settings, **control)
+            report = run.report
             sessions, held = parts(report)
             mean, ttft = sessions.completion.mean / 1000, report.latency["ttft"]
             first = first or mean
             print(
-                f"{count:>8}  {len(rows):>8,}  {flow:<5}  {mean:>16.0f}  {mean / first - 1:>+6.1%}  "
+                f"{count:>8}  {len(rows):>8,}  {flow:<18}  {mean:>16.0f}  {mean / first - 1:>+6.1%}  "
                 f"{sessions.sizes[0].service_ms / 1000:>16.0f}  {ttft.p50 / 1000:>8.2f}  {ttft.p99 / 1000:>7.1f}  "
                 f"{sessions.jain:.3f}  {held.longest if held else 0:>5}  {report.reuse['all'].value:>6.1%}  "
-                f"{time.process_time() - began:>5.1f}",
+                f"{'':>22}{medians(run.records)}  {time.process_time() - began:>5.1f}",
                 flush=True,
             )
 
@@ -161,6 +223,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="sessions that begin per second")
     parser.add_argument("--sequences", type=int, default=128)
     parser.add_argument("--gate", type=int, default=133)
+    parser.add_argument("--uncached", action="store_true", help="burst: an engine without prefix caching")
+    parser.add_argument("--mix", nargs="+", default=[], help="burst: traces whose sessions are added")
+    parser.add_argument("--copies", type=int, default=1, help="burst: how often each of these")
+    parser.add_argument("--slots", type=int, default=0, help="burst: sessions held at a time, instead of all at once")
     parser.add_argument("--workers", default="4,8")
     parser.add_argument("--loads", default="1,2", help="sessions at a time, by places of workers")
     parser.add_argument("--routers", default="kv,least-time,sticky,affinity,program")
