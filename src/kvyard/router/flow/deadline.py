@@ -22,4 +22,6 @@ class EarliestDeadline(FlowPolicy):
         return request.arrival + self.options["ttft_ms"] * MS + self.options["token_us"] * 1000 * request.tokens
 
     def why(self, request: FlowRequest, now: int) -> str:
-        return f"its first token is due in {(self.rank(request, now) - now) / MS:,.0f} ms, and earlier ones go first"
+        left = (self.rank(request, now) - now) / MS
+        due = f"is due in {left:,.0f} ms" if left >= 0 else f"was due {-left:,.0f} ms ago"
+        return f"its first token {due}, and earlier ones go first"
