@@ -183,7 +183,7 @@ def test_a_tenant_that_floods_leaves_room_for_others() -> None:
             thread.start()
             eventually(lambda: gated.client.get("/health").json()["queued"] == number + 1)  # noqa: B023
         refused = gated.complete("x", 429, headers=header)
-        assert "tenant flood has 2 of the places" in refused.json()["error"]["message"]
+        assert "tenant flood has 2 requests in the queue, with room for 2 more" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) >= 1
         other = threading.Thread(target=lambda: gated.complete("y"))
         other.start()

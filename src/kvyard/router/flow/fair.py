@@ -67,7 +67,8 @@ class FairQueueing(FlowPolicy):
     def refuses(self, request: FlowRequest, free: int) -> str:
         here = self._waiting[request.tenant]
         if here and here >= self.options["places"] * free:
-            return f"tenant {request.tenant or 'without a name'} has {here:,} requests in the queue, with room for {free:,} more"
+            tenant = request.tenant or "without a name"
+            return f"tenant {tenant} has {here:,} requests in the queue, with room for {free:,} more"
         return ""
 
     def sent(self, request: FlowRequest, now: int, waited: bool) -> None:
