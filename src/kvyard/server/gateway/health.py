@@ -172,8 +172,8 @@ class EngineHealth(msgspec.Struct, eq=False):
             status = await client.health(engine.address)
             if status != 200:
                 raise EngineFailed(f"/health answered {status}")
-            known = engine.tells_sleep or engine.state != "ready"
-            if ask_models and known and await self._sleeps(engine, client):
+            may_tell = engine.tells_sleep or engine.state != "ready"
+            if ask_models and may_tell and await self._sleeps(engine, client):
                 raise EngineFailed(SLEEPS, gone=True)
             if engine.pool is None or not engine.models or ask_models:
                 await learn(engine, (await client.models(engine.address)).data)
