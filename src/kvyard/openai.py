@@ -77,10 +77,14 @@ class NvExt(msgspec.Struct, kw_only=True):
     session_control: SessionControl | None = None
 
 
+LONGEST_NAME = 1 << 16
+"""Characters of a session's name, at most."""
+
+
 class EndedSession(msgspec.Struct, kw_only=True):
     """``POST /close_session``, as SGLang has it."""
 
-    session_id: str
+    session_id: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
 
 
 class AgentHint(msgspec.Struct, kw_only=True):

@@ -203,6 +203,13 @@ def test_a_status_that_is_none() -> None:
         gate.idle()
 
 
+def test_a_session_of_an_endless_name_is_not_passed_on() -> None:
+    with ScriptedEngine(plain) as engine, gated(engine) as gate:
+        gate.ready(1)
+        assert gate.client.post("/close_session", json={"session_id": "x" * 65_537}).status_code == 400
+        assert not any("close_session" in head for head, _ in engine.requests)
+
+
 def test_an_engine_that_has_too_much_to_do_is_not_blamed() -> None:
     busy = answer("429 Too Many Requests", b'{"error":{"message":"later"}}', more="retry-after: 7\r\n")
     with (
