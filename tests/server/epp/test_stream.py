@@ -193,7 +193,7 @@ def test_unreadable_bodies_are_placed_by_load_and_counted(
 def test_an_unknown_model_is_refused_as_vllm_refuses_it(plane: DataPlane) -> None:
     answer = plane.ask(asked("other", model="other"))
     assert (answer.immediate, answer.status) == (True, 404)
-    assert answer.json["error"]["message"].startswith("The model `other` does not exist.")
+    assert answer.json["error"]["message"].startswith("The model `other` does not exist;")
 
 
 def test_trailers_end_a_request(plane: DataPlane) -> None:

@@ -155,7 +155,7 @@ class Membership(msgspec.Struct, eq=False):
             raise Refusal(503, "no engine is known yet", fix="try again later", Retry_After="1")
         entry = self.names.get(model)
         if entry is None:
-            raise Refusal(404, f"The model `{model[:200]}` does not exist.", field="model", fix="see /v1/models")
+            raise Refusal(404, f"The model `{model[:200]}` does not exist", field="model", fix="see /v1/models")
         return model, *entry
 
     async def look(self, engine: Engine, *, reported: bool = False) -> None:
