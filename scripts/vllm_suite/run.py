@@ -69,7 +69,9 @@ def fetch() -> Path:
     # Tests only: the package itself is the one that is installed.
     kept = (f"{folder.name}/tests/", f"{folder.name}/pyproject.toml")
     with tarfile.open(archive) as tar:
-        tar.extractall(PLACE, [each for each in tar if each.name.startswith(kept)], filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python before 3.11.4 has none
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(PLACE, [each for each in tar if each.name.startswith(kept)])
     archive.unlink()
     return folder
 
