@@ -3,8 +3,8 @@
 ``systems/silicon_sample.csv`` of aiconfigurator-core 0.12 has 5,221 measured runs: a model on a card under an engine, prompts
 and answers of one length, so many requests under way at any time, and the mean TTFT and TPOT. Every aggregated one that says
 its concurrency can be replayed as such a loop, with the flags that a stranger would give: the model, the card, the split.
-Runs of InferenceMAX have its client; others send ten rounds of exact lengths. Its own static estimate is asked on the same
-rows.
+Runs of InferenceMAX have its client and the flags of its scripts; others send ten rounds of exact lengths. Its own static
+estimate is asked on the same rows. Rows that say too little are left out, by rules that don't look at our times (``left_out``).
 
     python benchmarks/silicon.py --processes 2           # at most 8 rows of a model on a card under a version of an engine
     python benchmarks/silicon.py --own --write           # with its own estimate; writes RESULTS-accuracy.md
@@ -54,8 +54,15 @@ DRAWN = 0.9
 """Mean length of InferenceMAX's prompts and answers, as a share of the longest."""
 MOST = 3000
 """Requests of a replay at most, but for three rounds: rounds that are left out are taken to be like those after the burst."""
-TRTLLM_TOKENS, TRTLLM_SEQUENCES = 8192, 2048
-"""Limits of a pass that trtllm-serve has by default."""
+TRTLLM_TOKENS = 8192
+"""Tokens of a pass that trtllm-serve has by default."""
+MOST_OF_PEAK = 0.5
+"""Share of the cards' arithmetic beyond which a run can't have computed all its prompts: all but nine of the sample's 2,775
+stay below 0.47. Six are of Llama 3.1 8B in FP8 on an H200, up to 0.87; three would need 2.6 times the peak."""
+NODE = 8
+CONTRADICTS = 1.3
+DRAFTED = {("trtllm", "1.1.0rc2.post2", "2026-01"), ("trtllm", "1.2.0rc6.post3", "2026-02")}
+"""Engine, version and month of DeepSeek's runs with drafts."""
 
 CONFIGS = {
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
@@ -101,10 +108,19 @@ class Row(NamedTuple):
     tpot_ms: float
     ranged: bool = False
     """True for a run of InferenceMAX, whose lengths are drawn."""
+    measured: str = ""
+    """Day of the run, where it is said."""
 
     @property
     def group(self) -> str:
         return f"{self.backend} {self.model} {self.card}"
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """What a row says but for when it was measured, and by which release."""
+        model = self.model.replace("DeepSeek-V3", "DeepSeek-R1") if self.model.endswith("V3") else self.model
+        split = (self.tensor, self.pipeline, self.data, self.experts)
+        return self.backend, model, self.card, self.precision, self.isl, self.osl, self.concurrency, split
 
 
 class Result(NamedTuple):
@@ -149,6 +165,8 @@ def read_rows() -> tuple[list[Row], Counter[str]]:
         elif line["system"] not in CARDS:
             others[f"a card that kvyard doesn't know ({line['system']})"] += 1
         else:
+            tensor, data = ranks_of(line)
+            day = re.search(r"measured=(\d{4}-\d\d-\d\d)", line["silicon_data_source"])
             found.append(
                 Row(
                     id=line["id"],
@@ -160,16 +178,59 @@ def read_rows() -> tuple[list[Row], Counter[str]]:
                     isl=int(line["isl"]),
                     osl=int(line["osl"]),
                     concurrency=int(said[1]),
-                    tensor=split_size(line["tp_size"]),
+                    tensor=tensor,
                     pipeline=split_size(line["pp_size"]),
-                    data=split_size(line["attention_dp_size"]),
+                    data=data,
                     experts=split_size(line["moe_ep_size"]),
                     ttft_ms=float(line["silicon_ttft_ms"]),
                     tpot_ms=float(line["silicon_tpot_ms"]),
                     ranged="measured=" in line["silicon_data_source"],
+                    measured=day[1] if day else "",
                 )
             )
-    return found, others
+    return left_out(found, others)
+
+
+def ranks_of(line: Mapping[str, str]) -> tuple[int, int]:
+    """Tensor and data ranks of a row.
+
+    Rows of InferenceMAX with TP8 and EP8 say 64 tensor ranks, with experts split 8 by 8: many of them are in the sample a
+    second time, to the last digit, with 8 ranks and EP8. The same goes for data ranks, and for 4 by 4.
+    """
+    tensor, data = split_size(line["tp_size"]), split_size(line["attention_dp_size"])
+    slices, experts = split_size(line["moe_tp_size"]), split_size(line["moe_ep_size"])
+    if 1 < slices == experts and tensor * data == slices * experts:
+        return (1, experts) if data > 1 else (experts, 1)
+    return tensor, data
+
+
+def left_out(rows: Sequence[Row], others: Counter[str]) -> tuple[list[Row], Counter[str]]:
+    """The rows that say what was measured, and how many others there are, by reason. It looks at rows alone, not at our times.
+
+    - InferenceMAX measures single nodes: a row of more than eight cards counts those of prefill and decode workers together.
+    - The sample has runs twice, from two dumps and under two names of a model.
+    - DeepSeek under TensorRT-LLM has runs with drafts (InferenceX's pull request 392) and without, and no column tells them
+      apart. Those of a day on which the same flags took a token 1.3 to 2.5 times as quickly as on others have them.
+    - Where two runs of the same flags still differ by as much, what differs isn't said: the quicker one is left out.
+    """
+    seen: set[tuple[Any, ...]] = set()
+    known: list[Row] = []
+    slowest: dict[tuple[Any, ...], float] = defaultdict(float)
+    for row in rows:
+        what = (row.backend, row.card, row.precision, row.isl, row.osl, row.concurrency, row.ttft_ms, row.tpot_ms)
+        if row.ranged and row.tensor * row.pipeline * row.data > NODE:
+            others["cards of prefill and decode workers, counted together"] += 1
+        elif what in seen:
+            others["a run that is in the sample twice"] += 1
+        elif "DeepSeek" in row.model and (row.backend, row.version, row.measured[:7]) in DRAFTED:
+            others["drafts that the row doesn't tell of"] += 1
+        else:
+            known.append(row)
+            slowest[row.setting] = max(slowest[row.setting], row.tpot_ms)
+        seen.add(what)
+    clear = [row for row in known if row.tpot_ms * CONTRADICTS >= slowest[row.setting]]
+    others["another run with the same flags took 1.3 times as long"] += len(known) - len(clear)
+    return clear, others
 
 
 def split_size(text: str) -> int:
@@ -233,16 +294,47 @@ def settings_of(row: Row, kind: str) -> dict[str, Any]:
     }
     if config.get("hf_quant_config"):
         settings |= {"weight_dtype": row.precision, "kv_cache_dtype": "fp8"}
-    if row.concurrency // row.data > find_card(row.card).limits["max_num_seqs"]:
+    if row.backend == "vllm" and row.concurrency // row.data > find_card(row.card).limits["max_num_seqs"]:
         settings["max_num_seqs"] = row.concurrency
     if row.backend == "vllm" and row.version[:1].isdecimal():
         settings["vllm_version"] = row.version
     if row.backend == "trtllm":
-        settings |= {"max_num_batched_tokens": max(TRTLLM_TOKENS, row.isl + 256), "max_num_seqs": TRTLLM_SEQUENCES}
-    if not row.ranged and row.backend != "sglang":
+        settings["max_num_batched_tokens"] = max(TRTLLM_TOKENS, row.isl + 256)
+    if row.ranged:
+        settings |= script(row)
+    elif row.backend != "sglang":
         # Tried on rows of Qwen3-32B under vLLM: 8,192 tokens give 139 % of TTFT error, 2,048 28 %, this 9 %.
         settings |= {"max_num_batched_tokens": row.isl + row.concurrency, "max_num_seqs": row.concurrency}
     return settings
+
+
+def script(row: Row) -> dict[str, Any]:
+    """Settings that InferenceMAX's scripts give engines (SemiAnalysisAI/InferenceX, benchmarks/single_node, at the rows'
+    dates), as far as a replay has them.
+    """
+    deepseek, blackwell = "DeepSeek" in row.model, row.card.startswith("b")
+    quantised_cache = {"kv_cache_dtype": "fp8"}
+    if row.backend == "sglang":
+        chunk = 0
+        if deepseek:
+            chunk = 16384 if row.precision == "fp4" else 8192 if blackwell and row.tensor == 4 else 32768
+        elif "GLM-5" in row.model and blackwell:
+            chunk = 32768
+        chunks = {"sglang": {"chunked_prefill_size": chunk, "max_prefill_tokens": max(chunk, 16384)}} if chunk else {}
+        return chunks | (quantised_cache if blackwell and chunk else {})
+    if row.backend == "trtllm":
+        if "gpt-oss" in row.model:
+            return {"max_num_batched_tokens": 20000} | (quantised_cache if blackwell else {})
+        if not deepseek:
+            return {}
+        tokens, least = (row.concurrency + row.isl + 127) // 64 * 64, 8192 if row.measured >= "2026-01-21" else 0
+        tokens = max(tokens, least)
+        return {"max_num_batched_tokens": tokens, "max_num_seqs": min(tokens, 2048), **quantised_cache}
+    if "gpt-oss" in row.model:
+        return {"max_num_batched_tokens": 8192, **(quantised_cache if blackwell else {"max_num_seqs": row.concurrency})}
+    if "MiniMax" in row.model and blackwell:
+        return {"max_num_batched_tokens": 2 * row.isl, **quantised_cache}
+    return {"max_num_seqs": row.concurrency} if "Kimi" in row.model else {}
 
 
 def share_of_peak(row: Row) -> float:
@@ -258,8 +350,10 @@ def share_of_peak(row: Row) -> float:
 
 def closed_loop(row: Row, kind: str) -> Result:
     """The row's loop through our engine. Raises ``KvyardError`` for a row that no engine on its cards can have measured."""
-    if share_of_peak(row) > 1.0:
-        raise KvyardError("more arithmetic than the cards' peak: the concurrency isn't that of one engine")
+    if share_of_peak(row) > MOST_OF_PEAK:
+        raise KvyardError(
+            "more arithmetic than engines reach: prompts were cached, or the concurrency isn't that of one engine"
+        )
     rounds = max(3, min(ROUNDS, MOST // row.concurrency))
     requests = [TraceRequest(str(at), 0, row.isl, row.osl) for at in range(rounds * row.concurrency)]
     config = settings_of(row, kind) | {"workers": 1, "concurrency": row.concurrency, "seed": 1}

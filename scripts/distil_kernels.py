@@ -5,12 +5,18 @@
     python scripts/distil_kernels.py --write
 
 The tables are those of aiconfigurator-core (Copyright NVIDIA, Apache-2.0): kernels of vLLM, SGLang and TensorRT-LLM, timed
-alone on each card. The forms are in ``kvyard/engine/timing/kernels.py``. Left out are rows that timed the host and not the
-card: block-scaled FP8 products (60 to 90 µs whatever their size, three times the same product with one scale), and FP8
-experts of FlashInfer without tuning (five times their Triton kernels). Left out too are MXFP4 experts of SGLang's own Triton
-kernel, which widens the weights to bf16: SGLang takes it for LoRA and expert parallelism, and otherwise OpenAI's kernels, as
-vLLM does. Decode attention is fitted where the cache is larger
-than L2: in a model the other layers have pushed it out.
+alone on each card. The forms are in ``kvyard/engine/timing/kernels.py``. Left out are:
+
+- rows that timed the host and not the card: block-scaled FP8 products (60 to 90 µs whatever their size, three times the same
+  product with one scale), and FP8 experts of FlashInfer without tuning (five times their Triton kernels);
+- MXFP4 experts of SGLang's own Triton kernel, which widens the weights to bf16: SGLang takes it for LoRA and expert
+  parallelism, and otherwise OpenAI's kernels, as vLLM does;
+- experts without a gate, which have two matrices and not three;
+- TensorRT-LLM's NVFP4 products, which are untuned (twice as long for 7,168 deep as for 7,168 wide);
+- on Blackwell its experts in CUTLASS and DeepGEMM: its recipes take its generated kernels, those that vLLM and SGLang call
+  through FlashInfer.
+
+Decode attention is fitted where the cache is larger than L2: in a model the other layers have pushed it out.
 """
 
 from __future__ import annotations
@@ -46,8 +52,19 @@ BYTES = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int8": 1.0, 
 NOT_SERVED = "situ_as_silu|compressedtensors|^sglang_fused_moe_triton$"
 """Kernels of MXFP4 experts that engines don't run for gpt-oss: of other checkpoints, stand-ins with another activation, and one
 that keeps experts in bf16."""
-UNSERVED = {("sglang", "int8_wo")}
-"""Products that engines don't serve such checkpoints with: torchao's, slower than in 16 bits at a batch of one."""
+UNSERVED = {("sglang", "int8_wo"), ("trtllm", "nvfp4")}
+"""Products that engines don't serve such checkpoints with: torchao's, slower than in 16 bits at a batch of one, and untuned
+ones."""
+UNGATED = "nongated"
+GENERATED_SYSTEMS = {SYSTEMS[card] for card in ("b200", "b300", "gb200", "gb300")}
+"""Cards on which TensorRT-LLM's recipes take experts of its generated kernels,"""
+NOT_GENERATED = "deepgemm|moe_torch_flow_cutlass"
+"""and its other kernels there,"""
+GENERATED_TYPES = ("fp8_block", "nvfp4")
+"""for experts in these."""
+QUANTISES_US = 3.0
+"""Time that TensorRT-LLM's FP8 products take longer to launch than those in 16 bits at most: a small kernel that quantises
+their inputs. Its tables have 9 to 12 µs, since there the host launches both; those of vLLM and SGLang have 2 to 3."""
 SKEWED = "power_law_1.01"
 """The distribution of tokens over experts that the tables' own estimator takes for most models."""
 L2_BYTES = {"a100": 40e6, "h100": 50e6, "h200": 50e6, "l4": 48e6, "l40s": 96e6, "rtxpro6000": 128e6}
@@ -70,6 +87,10 @@ def table(system: str, operator: str, engine: str, name: str, dtype: str = "") -
             rows = rows[rows[f"{operator}_dtype"] == dtype]
         if "mxfp4" in dtype:
             rows = rows[~rows.kernel_source.astype(str).str.contains(NOT_SERVED)]
+        if operator == "moe":
+            rows = rows[~rows.kernel_source.astype(str).str.contains(UNGATED)]
+            if engine == "trtllm" and dtype in GENERATED_TYPES and system in GENERATED_SYSTEMS:
+                rows = rows[~rows.kernel_source.astype(str).str.contains(NOT_GENERATED)]
         on_one_rank = rows[rows.moe_ep_size == 1] if operator == "moe" else rows
         if len(on_one_rank) >= LEAST_ROWS:
             rows = rows[rows.latency > 0].copy()
@@ -242,11 +263,14 @@ def distil(card: Card, system: str) -> dict[str, Any]:
             operator = "gemm" if part == "products" else "moe"
             first = NARROWED if part == "experts" and engine != "vllm" else {}
             for theirs, ours in (first | types).items():
-                if (engine, theirs) in UNSERVED:
+                if part == "products" and (engine, theirs) in UNSERVED:
                     continue
                 rows = table(system, operator, engine, operator, theirs)
                 if rows is not None and ours not in kernels.get(part, ()):
                     kernels.setdefault(part, {})[ours] = note(f"{engine} {part} {ours}", make(card, rows, ours))
+        if engine == "trtllm" and "fp8" in kernels.get("products", ()):
+            plain, quantised = kernels["products"]["bf16"], kernels["products"]["fp8"]
+            quantised["launch_us"] = min(quantised["launch_us"], round(plain["launch_us"] + QUANTISES_US, 2))
         context = table(system, "attention", engine, "context_attention")
         steps = table(system, "attention", engine, "generation_attention")
         for name, rows, fit_width in (("prompts", context, prompts), ("decoding", steps, decoding)):

@@ -72,6 +72,15 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
             return {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}
         return {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
 
+    @property
+    def chunk(self) -> int:
+        """Tokens that an SGLang server cuts prompts into by default on this card (``_handle_gpu_memory_settings`` of 0.5)."""
+        if self.memory >= 160 * GIB:
+            return 16384
+        if self.memory >= 60 * GIB:
+            return 8192
+        return 4096 if self.memory >= 35 * GIB else 2048
+
     def rate(self, dtype: str) -> float:
         """Return the operations a second for operands of ``dtype``. If the card lacks that arithmetic, weights are widened
         to 16 bits and multiplied there, as engines do.

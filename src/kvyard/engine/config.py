@@ -81,10 +81,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int | None, Setting("Tokens of the longest request. [default: with --model the model's, else any]", flag=True)
     ] = None
     max_num_seqs: Annotated[
-        int, Setting("Requests per pass. [default: with --gpu vLLM's for the card, else 256]", flag=True)
+        int, Setting("Requests per pass. [default: with --gpu the engine's for the card, else 256]", flag=True)
     ] = 256
     max_num_batched_tokens: Annotated[
-        int, Setting("Tokens per pass. [default: with --gpu vLLM's for the card, else 8192]", flag=True)
+        int, Setting("Tokens per pass. [default: with --gpu the engine's for the card, else 8192]", flag=True)
     ] = 8192
     long_prefill_token_threshold: Annotated[int, Setting("Tokens of a prompt per pass; 0 is off.")] = 0
     long_prefill_token_threshold_adaptive: Annotated[bool, Setting("Raise that to an even share of a pass.")] = False

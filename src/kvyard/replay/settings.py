@@ -242,6 +242,12 @@ ONLY_WITH_MODEL = (
     "kv_cache_dtype",
 )
 ONLY_WITHOUT_MODEL = ("groups", "bytes_per_token", "bytes_per_block")
+FREE_FRACTION = 0.9
+"""Share of the memory that weights and activations leave which TensorRT-LLM takes for its cache by default
+(``free_gpu_memory_fraction``)."""
+MOST_SEQUENCES = {"sglang": 2048, "trtllm": 2048}
+"""Requests in a pass by default: what SGLang allows at least (it caps its requests between 2,048 and 4,096, by memory), and
+trtllm-serve's max_batch_size."""
 
 
 def make_config(settings: Mapping[str, object]) -> ReplayConfig:
@@ -462,15 +468,39 @@ def _from_model(given: Mapping[str, Any]) -> dict[str, Any]:
         card["max_num_seqs"] = min(card["max_num_seqs"], card["max_num_batched_tokens"])
     memory = 2**60 if "num_gpu_blocks" in given else given.get("gpu_memory") or find_card(given["gpu"]).memory
     if given.get("backend") == "sglang":
-        card = _sglang_memory(memory, card) | card
+        card = _sglang_memory(memory, card, _chunk(given)) | card
+    of_free = given.get("backend") == "trtllm" and "gpu" in given and "gpu_memory_utilization" not in given
+    if of_free:
+        card["gpu_memory_utilization"] = 1.0
     model_plan = plan(find_config(given["model"]), memory, **card)
     options = model_plan.engine_options()
-    options |= {"groups": model_plan.groups, "block_size": None}
+    options |= {"groups": model_plan.groups, "block_size": None, **_of_backend(given, model_plan)}
     if not _keeps_windows(given) and not any(spec.is_state for spec in model_plan.groups):
         options |= _as_full_attention(model_plan)
     if "num_gpu_blocks" in given:
         options["num_gpu_blocks"] = given["num_gpu_blocks"]
+    elif of_free:
+        options["num_gpu_blocks"] = max(1, int(FREE_FRACTION * options["num_gpu_blocks"]))
     return options | _of_release(given)
+
+
+def _of_backend(given: Mapping[str, Any], model_plan: ModelPlan) -> dict[str, Any]:
+    """Return the limits of a pass that servers of SGLang and TensorRT-LLM have by default on a known card."""
+    backend, options = given.get("backend", "vllm"), dict[str, Any]()
+    if "gpu" not in given or backend not in MOST_SEQUENCES:
+        return options
+    if "max_num_seqs" not in given and not any(spec.is_state for spec in model_plan.groups):
+        options["max_num_seqs"] = MOST_SEQUENCES[backend]
+    if backend == "sglang" and "sglang" not in given:
+        options["sglang"] = SglangSettings(chunked_prefill_size=_chunk(given))
+    return options
+
+
+def _chunk(given: Mapping[str, Any]) -> int:
+    """Return the tokens that SGLang cuts prompts into: by the card, unless it has a table of settings."""
+    if "sglang" in given or "gpu" not in given:
+        return int((given.get("sglang") or SglangSettings()).chunked_prefill_size)
+    return find_card(given["gpu"]).chunk
 
 
 def _of_release(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -480,10 +510,10 @@ def _of_release(given: Mapping[str, Any]) -> dict[str, Any]:
     return {} if find_release(given["vllm_version"]).decides_ahead else {"async_scheduling": False}
 
 
-def _sglang_memory(memory: int, card: Mapping[str, Any]) -> dict[str, Any]:
+def _sglang_memory(memory: int, card: Mapping[str, Any], chunk: int) -> dict[str, Any]:
     """Return SGLang's share of a card for weights and cache, and what it takes beside them."""
     ranks = card.get("tensor_parallel_size", 1)
-    share = static_share(memory, SglangSettings().chunked_prefill_size, ranks)
+    share = static_share(memory, chunk, ranks)
     return {"gpu_memory_utilization": share, "reserve": context_bytes(ranks)}
 
 
