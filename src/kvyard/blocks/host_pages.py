@@ -12,9 +12,10 @@ from typing import NamedTuple
 from kvyard.blocks.eviction.radix import RadixOrder, use_of
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_windows import HostWindows
+from kvyard.blocks.node_parts import part_of
 from kvyard.blocks.pool import Pool
 from kvyard.blocks.table import BlockTable
-from kvyard.blocks.window_pages import WindowPages, part_of
+from kvyard.blocks.window_pages import WindowPages
 from kvyard.hashing import Chain, Keys
 
 HOST_TICKETS = 1 << 60

@@ -6,8 +6,9 @@ themselves: those first that the device lost first.
 
 from collections.abc import Callable
 
-from kvyard.blocks.eviction.radix import WindowPart
+from kvyard.blocks.eviction.radix import NodePart, WindowPart
 from kvyard.blocks.extent import Extent
+from kvyard.blocks.node_parts import PartList, part_of
 
 
 class HostWindows:
@@ -18,82 +19,57 @@ class HostWindows:
         self.free = pages
         self.size = pages
         self._evict_leaf = evict_leaf
-        self._ends = WindowPart(Extent([], 0))
-        """Joins the two ends of the list of nodes that only the host has windows of: ``older_below`` is the latest."""
-        self._ends.older_below = self._ends.newer_below = self._ends
+        self.line = PartList()
+        """Nodes that only the host has window pages of, in the order in which the device lost them."""
 
     def enter(self, part: WindowPart, extent: Extent) -> None:
         """Note that the window pages of ``extent`` are copied to the host, which must have room."""
         self.free -= len(extent.ids)
-        part.host = extent
+        part.host = NodePart(extent)
 
-    def lost(self, part: WindowPart) -> None:
+    def lost(self, part: NodePart) -> None:
         """Note that the device evicted window pages that the host has."""
-        if part.newer_below is None:
-            self._link(part, self._ends)
+        if not part.present:
+            part.present = True
+            self.line.link(part)
 
-    def restored(self, part: WindowPart) -> None:
+    def restored(self, part: NodePart) -> None:
         """Note that the device has the window pages again."""
-        if part.newer_below is not None:
-            self._unlink(part)
+        if part.present:
+            part.present = False
+            self.line.unlink(part)
 
     def renew(self, part: WindowPart) -> None:
         """Make the pages the most recently used, after a load that held them failed."""
-        if part.newer_below is not None:
-            self._unlink(part)
-            self._link(part, self._ends)
+        if part.host is not None and part.host.present:
+            self.line.renew(part.host)
 
-    def discard(self, part: WindowPart) -> int:
-        """Free the host's window pages of a node, if it has any. Returns how many."""
-        extent = part.host
-        if extent is None:
-            return 0
-        self.restored(part)
-        part.host = None
-        self.free += len(extent.ids)
-        return len(extent.ids)
+    def discard(self, part: WindowPart) -> None:
+        """Free the host's window pages of a node, if it has any."""
+        if part.host is not None:
+            self.restored(part.host)
+            self.free += len(part.host.extent.ids)
+            part.host = None
 
     def split(self, front: WindowPart, later: WindowPart, extent: Extent) -> None:
         """``front``, whose full pages on the host are ``extent``, was split off the node of ``later``."""
         if later.host is None:
             return
-        front.host = extent
-        if later.newer_below is not None:
-            self._link(front, later)
+        front.host = NodePart(extent)
+        if later.host.present:
+            front.host.present = True
+            self.line.link(front.host, later.host)
 
     def make_room(self, pages: int) -> bool:
         """Evict ``pages`` window pages, whole nodes where they are leaves, if fewer are free. Returns true if there is room."""
         if self.free >= pages:
             return True
         evicted = 0
-        part = self._ends.newer_below
-        while evicted < pages and part is not None and part is not self._ends:
-            following = part.newer_below
-            extent = part.host
-            assert extent is not None
+        while evicted < pages and (extent := self.line.first()) is not None:
             assert extent.node is not None
             evicted += len(extent.ids)
             if extent.refs or extent.node.kids:
-                self.discard(part)
+                self.discard(part_of(extent))
             else:
                 self._evict_leaf(extent)
-            part = following
         return self.free >= pages
-
-    # -- the list ---------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _link(part: WindowPart, newer: WindowPart) -> None:
-        """Put ``part`` next to ``newer``, as lost before it."""
-        older = newer.older_below
-        assert older is not None
-        part.newer_below, part.older_below = newer, older
-        newer.older_below = older.newer_below = part
-
-    @staticmethod
-    def _unlink(part: WindowPart) -> None:
-        newer, older = part.newer_below, part.older_below
-        assert newer is not None
-        assert older is not None
-        newer.older_below, older.newer_below = older, newer
-        part.newer_below = part.older_below = None

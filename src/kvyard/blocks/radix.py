@@ -13,10 +13,11 @@ from kvyard.blocks.eviction.radix import RadixOrder, use_of
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.group import Group, GroupHit
 from kvyard.blocks.host_pages import HostPages, PageCopy
+from kvyard.blocks.node_parts import part_of
 from kvyard.blocks.request import Request
 from kvyard.blocks.state_slots import StateSlots
 from kvyard.blocks.table import BlockTable
-from kvyard.blocks.window_pages import WindowPages, part_of
+from kvyard.blocks.window_pages import WindowPages
 from kvyard.hashing import Chain
 from kvyard.hashing.prefix_tree import agree_until
 

@@ -10,8 +10,9 @@ inside its prompt and its answer as well, and it is inserted up to the latest of
 
 from typing import NamedTuple
 
-from kvyard.blocks.eviction.radix import StatePart, use_of
+from kvyard.blocks.eviction.radix import NodePart, use_of
 from kvyard.blocks.extent import Extent, Node
+from kvyard.blocks.node_parts import NodeParts
 
 
 class StateTracking(NamedTuple):
@@ -44,20 +45,13 @@ class StateTracking(NamedTuple):
         return latest if latest > prompt else 0
 
 
-class StateSlots:
+class StateSlots(NodeParts):
     """The state slots of one engine: how many are free, and which nodes have states, in order of use."""
 
-    def __init__(self, slots: int, tracking: "StateTracking | None" = None) -> None:
+    def __init__(self, slots: int, tracking: StateTracking | None = None) -> None:
+        super().__init__(slots)
         self.tracking = tracking
         """Positions of states inside requests, if they are kept."""
-        self.free = slots
-        self.size = slots
-        self.evictable = 0
-        """States of nodes that no request has locked."""
-        self.protected = 0
-        self._ends = StatePart(Extent([], 0))
-        """Joins the two ends of the list of nodes with states: ``older`` is the latest used, ``newer`` the earliest."""
-        self._ends.older = self._ends.newer = self._ends
 
     # -- the tree ---------------------------------------------------------------------------------------------------
 
@@ -71,43 +65,23 @@ class StateSlots:
 
     def use(self, node: Node) -> None:
         """Mark the state of ``node``, with which a match ends, as the latest used."""
-        part = state_of(node.copies[0])
-        self._unlink(part)
-        self._link(part)
+        self.line.renew(state_of(node.copies[0]))
 
     def give(self, extent: Extent) -> bool:
         """Move a request's slot and state to a node. Returns false if the node has a state, which then counts as used."""
         part = state_of(extent)
         if part.present:
-            self._unlink(part)
-            self._link(part)
+            self.line.renew(part)
             self.free += 1
             return False
-        part.present = True
-        part.extent = extent
-        self._link(part)
-        if part.locks:
-            self.protected += 1
-        else:
-            self.evictable += 1
+        self._enter(part, extent, 1)
         return True
 
     def evict(self, extent: Extent) -> None:
         """Free the state of a node, if it has one; no request may have locked it."""
         part = state_of(extent)
         if part.present:
-            assert not part.locks, f"{extent} has a state that is locked and evicted"
-            part.present = False
-            self._unlink(part)
-            self.evictable -= 1
-            self.free += 1
-
-    def first(self) -> Extent | None:
-        """Return the node whose state is evicted next."""
-        part = self._ends.newer
-        while part.locks:
-            part = part.newer
-        return part.extent if part is not self._ends else None
+            self._evict(part, 1)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -118,37 +92,17 @@ class StateSlots:
 
     def lock(self, node: Node) -> None:
         """Lock the state of ``node`` for a request that began with it or was inserted up to it."""
-        part = state_of(node.copies[0])
-        if part.present and not part.locks:
-            self.evictable -= 1
-            self.protected += 1
-        part.locks += 1
+        self._lock(state_of(node.copies[0]), 1)
 
     def unlock(self, node: Node) -> None:
         """Release one lock of the state of ``node``."""
-        part = state_of(node.copies[0])
-        part.locks -= 1
-        if part.present and not part.locks:
-            self.evictable += 1
-            self.protected -= 1
-
-    # -- the list ---------------------------------------------------------------------------------------------------
-
-    def _link(self, part: StatePart) -> None:
-        """Put ``part`` at the end, as the latest used."""
-        newer, older = self._ends, self._ends.older
-        part.newer, part.older = newer, older
-        newer.older = older.newer = part
-
-    @staticmethod
-    def _unlink(part: StatePart) -> None:
-        part.newer.older, part.older.newer = part.older, part.newer
+        self._unlock(state_of(node.copies[0]), 1)
 
 
-def state_of(extent: Extent) -> StatePart:
+def state_of(extent: Extent) -> NodePart:
     """Return the state of a node's extent, a new one if it has none."""
     use = use_of(extent)
     part = use.state
     if part is None:
-        part = use.state = StatePart(extent)
+        part = use.state = NodePart(extent)
     return part

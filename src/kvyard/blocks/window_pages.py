@@ -8,31 +8,24 @@ moves on, and locks those of the tree that its window covers.
 
 from math import inf
 
-from kvyard.blocks.eviction.radix import WindowPart, use_of
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_windows import HostWindows
+from kvyard.blocks.node_parts import NodeParts, part_of
 from kvyard.integers import ceil_div
 
 
-class WindowPages:
+class WindowPages(NodeParts):
     """The window pages of one tree: how many are free, and which nodes have theirs, in order of use."""
 
     def __init__(self, pages: int, window: int, page_size: int) -> None:
         """``window``: tokens before the current one that a layer reads."""
-        self.free = pages
+        super().__init__(pages)
         self.window = window
         self.page_size = page_size
         self.pages = ceil_div(window, page_size)
         """Pages that a window fits in where it begins with one."""
-        self.size = pages
-        self.evictable = 0
-        """Pages of nodes whose window no request reads."""
-        self.protected = 0
         self.host: HostWindows | None = None
         """Window pages of host memory, if there is any."""
-        self._ends = WindowPart(Extent([], 0))
-        """Joins the two ends of the list of nodes with window pages: ``older`` is the latest used, ``newer`` the earliest."""
-        self._ends.older = self._ends.newer = self._ends
 
     # -- the tree ---------------------------------------------------------------------------------------------------
 
@@ -92,13 +85,13 @@ class WindowPages:
         """Make the window that ends with ``node`` the most recently used, after a match or an insert."""
         span = self.window + self.page_size
         covered = 0
-        newer = self._ends
+        newer = self.line.ends
         ancestor: Node | None = node
         while ancestor is not None and covered < span:
             part = part_of(ancestor.copies[0])
             if part.present:
-                self._unlink(part)
-                self._link(part, newer)
+                self.line.unlink(part)
+                self.line.link(part, newer)
                 newer = part
             covered += (ancestor.stop - ancestor.start) * self.page_size
             ancestor = ancestor.parent
@@ -109,39 +102,22 @@ class WindowPages:
         part = part_of(front)
         part.locks, part.present, part.writing = later.locks, later.present, later.writing
         if part.present:
-            self._link(part, later)
+            self.line.link(part, later)
 
     def enter(self, extent: Extent) -> None:
         """Take over window pages of the request that inserts a node."""
         part = part_of(extent)
-        part.present = True
-        part.extent = extent
-        self._link(part, self._ends)
-        if self.host is not None:
-            self.host.restored(part)
-        if part.locks:
-            self.protected += len(extent.ids)
-        else:
-            self.evictable += len(extent.ids)
+        self._enter(part, extent, len(extent.ids))
+        if part.host is not None and self.host is not None:
+            self.host.restored(part.host)
 
     def evict(self, extent: Extent) -> None:
         """Free the window pages of a node, if it has any; no request may read them."""
         part = part_of(extent)
         if part.present:
-            assert not part.locks, f"{extent} is read by a window and evicted"
-            part.present = False
-            self._unlink(part)
-            self.evictable -= len(extent.ids)
-            self.free += len(extent.ids)
-            if self.host is not None and part.host is not None:
-                self.host.lost(part)
-
-    def first(self) -> Extent | None:
-        """Return the node whose window pages are evicted next."""
-        part = self._ends.newer
-        while part.locks:
-            part = part.newer
-        return part.extent if part is not self._ends else None
+            self._evict(part, len(extent.ids))
+            if part.host is not None and self.host is not None:
+                self.host.lost(part.host)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -151,10 +127,7 @@ class WindowPages:
         low = node.stop
         ancestor: Node | None = node
         while ancestor is not None and covered < self.window:
-            part = part_of(ancestor.copies[0])
-            if part.present and not part.locks:
-                self._protect(ancestor.stop - ancestor.start)
-            part.locks += 1
+            self._lock(part_of(ancestor.copies[0]), ancestor.stop - ancestor.start)
             covered += (ancestor.stop - ancestor.start) * self.page_size
             low, ancestor = ancestor.start, ancestor.parent
         return low
@@ -163,10 +136,7 @@ class WindowPages:
         """Take back a lock of the nodes from position ``low`` to the end of ``node``."""
         ancestor: Node | None = node
         while ancestor is not None and ancestor.stop > low:
-            part = part_of(ancestor.copies[0])
-            part.locks -= 1
-            if part.present and not part.locks:
-                self._protect(ancestor.start - ancestor.stop)
+            self._unlock(part_of(ancestor.copies[0]), ancestor.stop - ancestor.start)
             ancestor = ancestor.parent
 
     def hold(self, nodes: list[Node]) -> list[Node]:
@@ -176,10 +146,7 @@ class WindowPages:
         for node in reversed(nodes):
             if covered >= self.window:
                 break
-            part = part_of(node.copies[0])
-            if part.present and not part.locks:
-                self._protect(node.stop - node.start)
-            part.locks += 1
+            self._lock(part_of(node.copies[0]), node.stop - node.start)
             covered += (node.stop - node.start) * self.page_size
             held.append(node)
         return held
@@ -187,10 +154,7 @@ class WindowPages:
     def end_hold(self, held: list[Node]) -> None:
         """Take back the locks of ``hold``."""
         for node in held:
-            part = part_of(node.copies[0])
-            part.locks -= 1
-            if part.present and not part.locks:
-                self._protect(node.start - node.stop)
+            self._unlock(part_of(node.copies[0]), node.stop - node.start)
 
     def lockable(self, nodes: list[Node]) -> int:
         """Return how many evictable pages a lock at the end of ``nodes`` would protect."""
@@ -203,29 +167,3 @@ class WindowPages:
                 pages += node.stop - node.start
             covered += (node.stop - node.start) * self.page_size
         return pages
-
-    def _protect(self, pages: int) -> None:
-        self.evictable -= pages
-        self.protected += pages
-
-    # -- the list ---------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _link(part: WindowPart, newer: WindowPart) -> None:
-        """Put ``part`` next to ``newer``, as used before it."""
-        older = newer.older
-        part.newer, part.older = newer, older
-        newer.older = older.newer = part
-
-    @staticmethod
-    def _unlink(part: WindowPart) -> None:
-        part.newer.older, part.older.newer = part.older, part.newer
-
-
-def part_of(extent: Extent) -> WindowPart:
-    """Return the window part of a node's extent."""
-    use = use_of(extent)
-    part = use.window
-    if part is None:
-        part = use.window = WindowPart(extent)
-    return part

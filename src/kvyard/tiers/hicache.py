@@ -14,8 +14,8 @@ from kvyard.blocks import BlockManager, Hit, Request
 from kvyard.blocks.extent import Node
 from kvyard.blocks.host_pages import HostPages, PageCopy
 from kvyard.blocks.integrity import check_pool
+from kvyard.blocks.node_parts import part_of
 from kvyard.blocks.spec import ConfigError
-from kvyard.blocks.window_pages import part_of
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Run
 from kvyard.tiers.config import OffloadConfig
@@ -237,7 +237,9 @@ class HiCache(Offload):
             for node in self.pages.map.nodes():
                 part = part_of(node.copies[0])
                 counted += node.stop - node.start if part.host is not None else 0
-                assert part.host in (None, node.copies[0]), f"{node} has its windows elsewhere on the host"
+                assert part.host is None or part.host.extent is node.copies[0], (
+                    f"{node} has its windows elsewhere on the host"
+                )
             assert counted == windows.host.size, f"I2: {counted} window pages are on the host, of {windows.host.size}"
         self._tier.link.check_integrity()
 

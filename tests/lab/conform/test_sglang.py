@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvyard.blocks import Hit, host_pages
-from kvyard.blocks.eviction.radix import RadixOrder
+from kvyard.blocks.eviction.radix import NodePart, RadixOrder
 from kvyard.blocks.extent import Extent, Node
 from kvyard.blocks.host_pages import HostPages
 from kvyard.blocks.host_windows import HostWindows
@@ -445,7 +445,11 @@ def _windows_go_to_the_host_with_their_pages_only(patch: pytest.MonkeyPatch) -> 
 
 
 def _windows_on_the_host_are_evicted_latest_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HostWindows, "lost", lambda self, part: self._link(part, self._ends.newer_below))
+    def earliest(windows: HostWindows, part: NodePart) -> None:
+        part.present = True
+        windows.line.link(part, windows.line.ends.newer)
+
+    patch.setattr(HostWindows, "lost", earliest)
 
 
 def _loaded_windows_take_no_room(patch: pytest.MonkeyPatch) -> None:

@@ -18,36 +18,31 @@ PROTECTED_HITS: Final = 2
 """Inserts after which ``slru`` keeps a node longer."""
 
 
-class WindowPart:
-    """Pages of sliding-window layers of a node (``kvyard.blocks.window_pages``)."""
-
-    __slots__ = ("extent", "host", "locks", "newer", "newer_below", "older", "older_below", "present", "writing")
-
-    def __init__(self, extent: Extent) -> None:
-        self.extent = extent
-        self.present = False
-        self.host: Extent | None = None
-        """The node's full pages on the host, if the host has its window pages (``kvyard.blocks.host_windows``)."""
-        self.newer_below: WindowPart | None = None
-        self.older_below: WindowPart | None = None
-        self.writing = 0
-        """The copy to the host that covers the node and is in flight, by number; 0 for none."""
-        self.locks = 0
-        """Requests whose windows, when they began or were last inserted, reached into it."""
-        self.newer = self.older = self
-
-
-class StatePart:
-    """The state of recurrent layers at the end of a node (``kvyard.blocks.state_slots``)."""
+class NodePart:
+    """Something that a node has beside its pages (``kvyard.blocks.node_parts``), such as the state of recurrent layers."""
 
     __slots__ = ("extent", "locks", "newer", "older", "present")
 
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
         self.present = False
+        """True if the node has it, and it is in a list."""
         self.locks = 0
-        """Requests that began with it or were last inserted up to it."""
+        """Requests that read it when they began or were last inserted."""
         self.newer = self.older = self
+
+
+class WindowPart(NodePart):
+    """Pages of sliding-window layers of a node (``kvyard.blocks.window_pages``)."""
+
+    __slots__ = ("host", "writing")
+
+    def __init__(self, extent: Extent) -> None:
+        super().__init__(extent)
+        self.host: NodePart | None = None
+        """Window pages on the host, if it has them, of the node's full pages there (``kvyard.blocks.host_windows``)."""
+        self.writing = 0
+        """The copy to the host that covers the node and is in flight, by number; 0 for none."""
 
 
 class NodeUse(UseHistory):
@@ -65,7 +60,7 @@ class NodeUse(UseHistory):
         self.priority = priority
         """The highest priority of the requests that inserted it."""
         self.window: WindowPart | None = None
-        self.state: StatePart | None = None
+        self.state: NodePart | None = None
 
     def copy(self) -> "NodeUse":
         return NodeUse(self.created, self.hits, self.priority)
