@@ -12,6 +12,7 @@ from tests.blocks.test_eviction import Now
 
 from kvyard.blocks import BlockManager, ConfigError, Request
 from kvyard.blocks.ledger import MOST_ACCOUNTS, OTHERS, Ledger
+from kvyard.blocks.pool import RadixTree
 from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.use import RequestFacts, Use
 from kvyard.events.types import Tier
@@ -300,4 +301,4 @@ def test_shares_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="lru or priority, not lfu"):
         BlockManager(11, [FULL], quotas=Quotas(), eviction="lfu")
     with pytest.raises(ConfigError, match="radix tree"):
-        BlockManager(11, [FULL], quotas=Quotas(), radix="lru")
+        BlockManager(11, [FULL], quotas=Quotas(), radix=RadixTree("lru"))

@@ -21,15 +21,13 @@ from kvyard.blocks.group import NO_HIT, Demand, GroupHit, group_class
 from kvyard.blocks.hints import NO_HINTS, Hints
 from kvyard.blocks.integrity import check_manager
 from kvyard.blocks.ownership import end_session
-from kvyard.blocks.pool import Pool
+from kvyard.blocks.pool import Pool, RadixTree
 from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.radix import RadixGroup
 from kvyard.blocks.request import Request, RequestError
 from kvyard.blocks.spec import GroupSpec
-from kvyard.blocks.state_slots import StateSlots
 from kvyard.blocks.step import Stepper
 from kvyard.blocks.table import BlockTable
-from kvyard.blocks.window_pages import WindowPages
 from kvyard.events.types import Sink, Tier
 
 
@@ -60,9 +58,7 @@ class BlockManager:
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
         now: Callable[[], int] | None = None,
-        radix: str | None = None,
-        windows: WindowPages | None = None,
-        states: StateSlots | None = None,
+        radix: RadixTree | None = None,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         """Without ``reuses`` blocks are cached for lower tiers alone, and no request finds them here. ``hints``: requests may
@@ -70,9 +66,8 @@ class BlockManager:
         with hints, and is plain LRU without. ``quotas``: shares of tenants (``RequestFacts.tenant``).
         ``junction_checkpoints``: states are kept where a sibling stopped, also inside a block, next to a draft head.
         ``context_shards``: ranks that share the tokens of a block of full attention, whose block size includes them.
-        ``radix``: one group of full attention is cached in a radix tree with this eviction policy, as SGLang does
-        (``kvyard.blocks.radix``), with ``windows`` or ``states`` beside it. Raises ``ConfigError`` for settings that can't
-        be combined.
+        ``radix``: one group of full attention is cached in a radix tree. Raises ``ConfigError`` for settings that can't be
+        combined.
         """
         self.geometry = resolve_geometry(
             groups,
@@ -89,7 +84,7 @@ class BlockManager:
             max_in_flight_tokens=in_flight,
             num_prefill_lookahead=num_prefill_lookahead,
         )
-        pairs = use_eagle and radix is not None and states is None
+        pairs = use_eagle and radix is not None and radix.states is None
         if radix is not None:
             use_eagle = False  # the tree is of pairs, and hits are whole
         if use_eagle or any(spec.eagle for spec in groups):
@@ -106,8 +101,6 @@ class BlockManager:
             radix=radix,
             quotas=quotas,
         )
-        pool.windows = windows
-        pool.states = states
         unit = self.geometry.hash_block_size
         made_groups = [
             (RadixGroup if radix is not None else group_class(spec, caching, unit))(

@@ -7,7 +7,7 @@ null block, a placeholder in tables, and never handed out. The pool does not kno
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvyard.blocks.cache_map import CacheMap
 from kvyard.blocks.eviction import EvictionOrder, make_order
@@ -29,6 +29,17 @@ _NUMBERS: Final[list[int]] = []
 """Block ids as objects that all pools share: otherwise each of a thousand workers would have thousands of its own."""
 
 
+class RadixTree(NamedTuple):
+    """A radix tree that blocks are cached in, as SGLang's (``kvyard.blocks.radix``)."""
+
+    eviction: str
+    """Its eviction policy, in place of the pool's."""
+    windows: WindowPages | None = None
+    """Pages of sliding-window layers beside it: every block that is taken takes one of them."""
+    states: StateSlots | None = None
+    """Slots for states of recurrent layers beside it."""
+
+
 class Pool:
     """``num_blocks`` physical blocks, one of them the null block, shared by ``num_groups`` groups."""
 
@@ -42,24 +53,21 @@ class Pool:
         sink: Sink | None = None,
         tier: Tier = Tier.G1,
         now: Callable[[], int] = lambda: 0,
-        radix: str | None = None,
+        radix: RadixTree | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        """``radix``: cached blocks are a radix tree as SGLang's, with this eviction policy in place of ``eviction``.
-        ``quotas``: shares of tenants. Raises ``ConfigError`` for a pool without blocks, an unknown eviction policy,
-        an option it doesn't have, or quotas with a radix tree.
+        """``radix``: cached blocks are a radix tree. ``quotas``: shares of tenants. Raises ``ConfigError`` for a pool without
+        blocks, an unknown eviction policy, an option it doesn't have, or quotas with a radix tree.
         """
         if num_blocks < 1:
             raise ConfigError(f"a pool needs at least the null block, got num_blocks={num_blocks}")
         self.num_blocks = num_blocks
         self.sink = sink
         self.tier = tier
-        self.radix = RadixOrder(radix) if radix is not None else None
+        self.radix = RadixOrder(radix.eviction) if radix is not None else None
         """The eviction order again, if it is that of a radix tree."""
-        self.windows: WindowPages | None = None
-        """Pages of sliding-window layers beside a radix tree: every block that is taken takes one of them."""
-        self.states: StateSlots | None = None
-        """Slots for states of recurrent layers beside a radix tree."""
+        self.windows = radix.windows if radix is not None else None
+        self.states = radix.states if radix is not None else None
         self.demoting: Callable[[Node], None] | None = None
         """Called with every node of a radix tree that was evicted, if host memory may hold it."""
         self.retiring: Callable[[Node], None] | None = None

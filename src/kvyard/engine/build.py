@@ -7,8 +7,6 @@ import msgspec
 
 from kvyard.blocks import BlockManager
 from kvyard.blocks.spec import ConfigError
-from kvyard.blocks.state_slots import StateSlots
-from kvyard.blocks.window_pages import WindowPages
 from kvyard.clock import VirtualClock
 from kvyard.engine.config import BACKENDS, EngineConfig
 from kvyard.engine.core import EngineCore, EventBatcher
@@ -79,41 +77,7 @@ def make_core(
     if config.overlaps_host and isinstance(timing_config, HostTiming):
         timing_config = msgspec.structs.replace(timing_config, overlap=True)
     timing = make_timing(timing_config, config.capacity_tokens)
-    offload: Offload | None = None
-    if config.tiers is not None and manager.pool.radix is not None:
-        assert config.bytes_per_block is not None
-        tree = radix_tree(config)
-        assert tree is not None
-        offload = HiCache(
-            manager,
-            config.tiers,
-            block_bytes=config.bytes_per_block,
-            eviction=tree.eviction,
-            pages=tree.host_pages,
-            window_pages=tree.window_host_pages,
-            prefetch=tree.prefetch,
-            name=name,
-            sink=batcher,
-        )
-    elif config.tiers is not None:
-        assert config.bytes_per_block is not None
-        if config.tiers.wait_for_save and (ranks > 1 or host_link is not make_link):
-            raise ConfigError(
-                "wait_for_save is of one device's own link: leave out data-parallel ranks, and hand-overs and pulls over the "
-                "device's bus"
-            )
-        offload = Offload(
-            manager,
-            config.tiers,
-            block_bytes=config.bytes_per_block,
-            name=name,
-            sink=batcher,
-            timeline=timeline,
-            prefill_ns=partial(prefill_ns, timing, config.tokens_per_pass),
-            host_link=host_link,
-        )
-    elif timeline is not None:
-        raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
+    offload = _lower_tiers(config, manager, timing, name, batcher, timeline, host_link, alone=ranks == 1)
     if source is not None and (offload is not None or ahead or speculative is not None):
         raise ConfigError(
             f"{name or 'an engine'} can't have loads from elsewhere beside lower tiers, drafts or asynchronous scheduling"
@@ -150,6 +114,53 @@ def make_core(
     )
 
 
+def _lower_tiers(
+    config: EngineConfig,
+    manager: BlockManager,
+    timing: TimingModel,
+    name: str,
+    sink: Sink | None,
+    timeline: Timeline | None,
+    host_link: LinkMaker,
+    *,
+    alone: bool,
+) -> Offload | None:
+    """Make what is below the device, if anything is; ``alone``: no other rank is beside it."""
+    if config.tiers is None:
+        if timeline is not None:
+            raise ConfigError(f"{name or 'an engine'} without lower tiers has no use for a Timeline")
+        return None
+    assert config.bytes_per_block is not None
+    tree = radix_tree(config) if manager.pool.radix is not None else None
+    if tree is not None:
+        return HiCache(
+            manager,
+            config.tiers,
+            block_bytes=config.bytes_per_block,
+            eviction=tree.eviction,
+            pages=tree.host_pages,
+            window_pages=tree.window_host_pages,
+            prefetch=tree.prefetch,
+            name=name,
+            sink=sink,
+        )
+    if config.tiers.wait_for_save and not (alone and host_link is make_link):
+        raise ConfigError(
+            "wait_for_save is of one device's own link: leave out data-parallel ranks, and hand-overs and pulls over the "
+            "device's bus"
+        )
+    return Offload(
+        manager,
+        config.tiers,
+        block_bytes=config.bytes_per_block,
+        name=name,
+        sink=sink,
+        timeline=timeline,
+        prefill_ns=partial(prefill_ns, timing, config.tokens_per_pass),
+        host_link=host_link,
+    )
+
+
 def radix_tree(config: EngineConfig) -> TreeSettings | None:
     """Return the radix tree that the backend caches blocks in, if that is its way."""
     of_backend = BACKENDS.get(config.backend).tree
@@ -161,9 +172,6 @@ def make_manager(
 ) -> BlockManager:
     """Build the block manager of a rank; ``alone``: no prompt comes from elsewhere. Raises ``ConfigError``."""
     tree = radix_tree(config) if alone else None
-    windows: WindowPages | None = None
-    if tree is not None and tree.window is not None:
-        windows = WindowPages(tree.window_pages, tree.window, config.block_groups[0].block_size)
     return BlockManager(
         (tree.pages if tree is not None else config.num_gpu_blocks) + 1,
         config.block_groups,
@@ -182,9 +190,7 @@ def make_manager(
         quotas=config.quotas,
         sink=sink,
         now=now,
-        radix=tree.eviction if tree is not None else None,
-        windows=windows,
-        states=StateSlots(tree.states, tree.tracking) if tree is not None and tree.states is not None else None,
+        radix=tree.empty(config.block_groups[0].block_size) if tree is not None else None,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvyard.blocks import Request
 from kvyard.blocks.extent import Extent
-from kvyard.blocks.pool import Pool
+from kvyard.blocks.pool import Pool, RadixTree
 from kvyard.blocks.table import BlockTable
 from kvyard.blocks.use import Use
 from kvyard.events.types import Sink, Tier
@@ -202,7 +202,7 @@ def make_tier(
     sink: Sink | None,
     events: str,
     linked: LinkMaker = make_link,
-    radix: str | None = None,
+    radix: RadixTree | None = None,
 ) -> LinkedTier:
     """Return an empty tier for blocks of ``layout``, behind what ``linked`` makes. ``radix``: see ``Pool``. Raises
     ``ConfigError``.

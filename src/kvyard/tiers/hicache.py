@@ -15,6 +15,7 @@ from kvyard.blocks.extent import Node
 from kvyard.blocks.host_pages import HostPages, PageCopy
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.node_parts import part_of
+from kvyard.blocks.pool import RadixTree
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.types import Sink, Tier
 from kvyard.hashing import Run
@@ -83,7 +84,7 @@ class HiCache(Offload):
             name=name,
             sink=RemovalsOnly(sink) if sink is not None else None,
             host_link=_stream,
-            radix=eviction,
+            radix=RadixTree(eviction),
         )
         self._sink = sink
         assert manager.tree is not None

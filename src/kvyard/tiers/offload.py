@@ -12,6 +12,7 @@ import msgspec
 from kvyard.blocks import BlockManager, Hit, Request
 from kvyard.blocks.eviction import eviction_with_hints
 from kvyard.blocks.ownership import end_session
+from kvyard.blocks.pool import RadixTree
 from kvyard.blocks.spec import ConfigError
 from kvyard.events.tier import LOWER_TIERS, Tier
 from kvyard.events.types import Event, EventBatch, Sink, Stored
@@ -45,7 +46,7 @@ class Offload:
         timeline: Timeline | None = None,
         prefill_ns: PrefillTime | None = None,
         host_link: LinkMaker = make_link,
-        radix: str | None = None,
+        radix: RadixTree | None = None,
     ) -> None:
         """``block_bytes`` is the size of a device block, all layers together. ``sink`` receives changes of private tiers;
         shared ones are the ``timeline``'s, which announces them itself. ``prefill_ns`` is for load policies that weigh

@@ -17,7 +17,7 @@ from kvyard.blocks.hints import Hints
 from kvyard.blocks.integrity import check_pool
 from kvyard.blocks.ledger import NOBODY
 from kvyard.blocks.ownership import claim
-from kvyard.blocks.pool import Pool
+from kvyard.blocks.pool import Pool, RadixTree
 from kvyard.blocks.quotas import Quotas
 from kvyard.blocks.spans import Spans, clip, overlaps, without
 from kvyard.blocks.spec import ConfigError
@@ -116,7 +116,7 @@ class TierStore:
         eviction_options: Mapping[str, float] | None = None,
         states: Sequence[int] = (),
         sink: Sink | None = None,
-        radix: str | None = None,
+        radix: RadixTree | None = None,
         quotas: Quotas | None = None,
     ) -> None:
         """``sink`` receives pages that become resident and pages that leave; ``states`` are the groups whose pages each

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from kvyard.blocks.state_slots import StateTracking
+from kvyard.blocks.pool import RadixTree
+from kvyard.blocks.state_slots import StateSlots, StateTracking
+from kvyard.blocks.window_pages import WindowPages
 from kvyard.engine.lifecycle import Lifecycle
 from kvyard.engine.policies.maker import PassMaker
 from kvyard.engine.queue import Queue
@@ -34,6 +36,12 @@ class TreeSettings(NamedTuple):
     """Pages of sliding-window layers that it has."""
     prefetch: PrefetchRules | None = None
     """Prefetches from storage behind the host, if there is any."""
+
+    def empty(self, page_size: int) -> RadixTree:
+        """Return the tree of a device that has computed nothing."""
+        windows = None if self.window is None else WindowPages(self.window_pages, self.window, page_size)
+        states = None if self.states is None else StateSlots(self.states, self.tracking)
+        return RadixTree(self.eviction, windows, states)
 
 
 class DraftSlots(NamedTuple):
