@@ -128,6 +128,19 @@ class Departures:
         return Removed(hashes=joined_hashes(self.runs), group=self.lane.group, tier=self.lane.tier, reason=self.reason)
 
 
+class Clearing:
+    """A Cleared to be."""
+
+    __slots__ = ("tier",)
+
+    def __init__(self, tier: Tier | None = None) -> None:
+        self.tier = tier
+
+
+QueuedEvent: TypeAlias = Arrivals | Departures | Clearing
+"""Compiled classes alone: mypyc would look up attributes by name where a msgspec type is among them."""
+
+
 def joined_hashes(runs: Sequence[Run]) -> Sequence[Key]:
     """Return the hashes of all ``runs``, packed where their chains keep them so."""
     first = runs[0]
@@ -188,13 +201,14 @@ class Batcher:
         self._max_runs = max_runs
         self._seq = 0
         self._next_id = 0
-        self._queue: list[Arrivals | Departures | Cleared] = []
+        self._queue: list[QueuedEvent] = []
         self._held = 0
         self._resync = False
         self._gap = False
-        lanes = [[Lane(group, tier, meta) for tier in Tier] for group, meta in enumerate(self.groups)]
-        self._lanes = [lane for row in lanes for lane in row]
-        self._table = [[row[0], *row] for row in lanes]  # by a tier's number, which begins at 1
+        self._table: list[list[Lane | None]] = [[None] * (len(Tier) + 1) for _ in self.groups]
+        """Lanes by group and number of the tier, opened when they are first named."""
+        self._lanes: list[Lane] = []
+        """The open ones, by group and tier."""
 
     @property
     def counters(self) -> BatcherCounters:
@@ -256,7 +270,7 @@ class Batcher:
         for lane in self._lanes:
             self._release(lane)
             lane.tail = None
-        self._queue.append(Cleared(tier=tier))
+        self._queue.append(Clearing(tier))
 
     def flush_removed(self, group: int) -> None:
         """Queue the removals that wait in ``group``, in every tier; those of other groups go on waiting.
@@ -310,7 +324,7 @@ class Batcher:
             return  # all of it is about to be announced again, or was given up and is learnt again bit by bit
         surplus = {(lane.group, lane.tier): lane.announced for lane in self._lanes}
         for item in self._queue:
-            if isinstance(item, Cleared):
+            if isinstance(item, Clearing):
                 for place in surplus:
                     if item.tier is None or item.tier == place[1]:
                         surplus[place] = 0
@@ -319,8 +333,7 @@ class Batcher:
         for lane in self._lanes:
             surplus[lane.group, lane.tier] -= sum(map(len, lane.leaving or ()))
         for group, tier, runs in held:
-            if (group, tier) in surplus:
-                surplus[group, tier] -= sum(map(len, runs))
+            surplus[group, tier] = surplus.get((group, tier), 0) - sum(map(len, runs))
         wrong = {f"group {group} in {tier.name}": count for (group, tier), count in surplus.items() if count}
         assert not wrong, f"I4: blocks announced and not taken back, beyond those that are held: {wrong}"
 
@@ -329,7 +342,13 @@ class Batcher:
     def _lane(self, group: int, tier: Tier) -> Lane:
         if not 0 <= group < len(self._table):
             raise KvyardError(f"group {group} is unknown: the batcher was made for {len(self._table)} groups")
-        return self._table[group][tier]
+        lane = self._table[group][tier]
+        return lane if lane is not None else self._open(group, tier)
+
+    def _open(self, group: int, tier: Tier) -> Lane:
+        opened = self._table[group][tier] = Lane(group, tier, self.groups[group])
+        self._lanes = [lane for row in self._table for lane in row if lane is not None]
+        return opened
 
     def _release(self, lane: Lane) -> None:
         """Queue the removals that wait in ``lane``, if any."""
@@ -345,7 +364,7 @@ class Batcher:
         self._resync = self._gap = True
         self._take()
 
-    def _take(self) -> list[Arrivals | Departures | Cleared]:
+    def _take(self) -> list[QueuedEvent]:
         queue, self._queue = self._queue, []
         self._held = 0
         for lane in self._lanes:
@@ -353,7 +372,7 @@ class Batcher:
             lane.leaving = None
         return queue
 
-    def _build(self, queue: list[Arrivals | Departures | Cleared]) -> list[Event] | None:
+    def _build(self, queue: list[QueuedEvent]) -> list[Event] | None:
         """Build the events of ``queue``; ``None`` if a removal can't be listed in full, so that the whole map must be
         announced."""
         counters, with_tokens = self._counters, self.with_tokens
@@ -379,7 +398,7 @@ class Batcher:
                 for lane in self._lanes:
                     if item.tier is None or item.tier == lane.tier:
                         lane.announced = 0
-                events.append(item)
+                events.append(Cleared(tier=item.tier))
         return events
 
     def _batch(self, events: list[Event], now: int) -> EventBatch:
@@ -404,13 +423,13 @@ class Batcher:
             self._next_id += 1
         self._resync = self._gap = False
         self._counters.resyncs += 1
-        queue: list[Arrivals | Departures | Cleared] = [Cleared()]
+        queue: list[QueuedEvent] = [Clearing()]
         if self._snapshot is not None:
             runs_of: dict[tuple[int, Tier], list[Run]] = {}
             for group, tier, runs in self._snapshot():
                 runs_of.setdefault((group, tier), []).extend(runs)
-            for lane in self._lanes:
-                queue += arrange(lane, runs_of.get((lane.group, lane.tier), ()))
+            for group, tier in sorted(runs_of):
+                queue += arrange(self._lane(group, tier), runs_of[group, tier])
         events = self._build(queue)
         assert events is not None, "nothing is removed here"
         return self._batch(events, now)
