@@ -102,18 +102,16 @@ class Feed:
 
     def apply(self, events: Iterable[Event], clear_all: bool = False) -> None:
         """Take in ``events`` in order. ``clear_all``: a clear that names no tier means every tier."""
-        catalog = self._catalog
+        windows = self._windows if self._windows_of == self._catalog.version else self._tree_windows()
         for event in events:
             try:
                 if isinstance(event, Stored):
-                    windows = self._windows if self._windows_of == catalog.version else self._tree_windows()
                     if windows is None or event.group is not None:
                         self._store(event)
                     else:
                         for part in windows.stores(event):
                             self._store(part)
                 elif isinstance(event, Removed):
-                    windows = self._windows if self._windows_of == catalog.version else self._tree_windows()
                     if windows is None or event.group is not None:
                         self._remove(event)
                     else:

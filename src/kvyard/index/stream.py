@@ -85,7 +85,8 @@ class FollowedStream(msgspec.Struct, eq=False):
             self.seq = update.seq
             if update.replaces:
                 self.resets += 1
-            if update.replaces or (self.lost and restates(update.events)):
+                self.lost = self.distrusted = False
+            elif self.lost and restates(update.events):
                 self.lost = self.distrusted = False
         if not self.lost:
             self.state = update.state

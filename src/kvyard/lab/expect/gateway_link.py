@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from kvyard.errors import KvyardError
+from kvyard.replay.live.metrics_page import MetricsPage
 from kvyard.server.dashboard.view import ExpectationView
 from kvyard.server.http_client import HttpClient, NoAnswer
 
@@ -19,7 +18,7 @@ SAVED_S = 10.0
 """Processor time that a watcher saves up at most."""
 FEWEST = 50
 """Requests of the smallest look."""
-_CPU = re.compile(r"^kvyard_gateway_cpu_seconds_total(?:\{\})? (\S+)$", re.MULTILINE)
+CPU = "kvyard_gateway_cpu_seconds_total"
 
 
 class GatewayLink:
@@ -31,10 +30,10 @@ class GatewayLink:
 
     def cpu_seconds(self) -> float:
         """Return the gateway's processor time, of all its processes. Raises ``KvyardError`` if it isn't available."""
-        sample = _CPU.search(self._ask("GET", "/metrics"))
-        if sample is None:
+        page = MetricsPage(self._ask("GET", "/metrics"))
+        if CPU not in page:
             raise KvyardError(f"{self.url}/metrics has no processor time: is it a kvyard gateway?")
-        return float(sample.group(1))
+        return page.total(CPU)
 
     def show(self, view: ExpectationView) -> None:
         """Show a result on the gateway's dashboard. Raises ``KvyardError`` where the gateway refuses it."""
