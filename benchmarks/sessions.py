@@ -3,7 +3,8 @@
 ``burst`` is llm-d's set-up (guides/agentic-serving, program-aware): so many sessions begin at 10 a second on one worker with
 128 sequences, whole and of unequal length. With flow control 133 requests are let in at a time; without it all wait in the
 engine. ``--uncached`` is an engine without prefix caching, which is vLLM's default for the hybrid model there; ``--mix`` adds
-the sessions of other traces, ``--copies`` times each; ``--slots`` sessions are held at a time instead of all at once.
+the sessions of other traces, ``--copies`` times each; ``--slots`` sessions are held at a time instead of all at once;
+``--long`` is the share of answers that run to 25,000 tokens, the limit there.
 ``frontier`` is a closed loop of sessions on several workers with 16 requests each, every router with every flow policy;
 starred are those that no other beats in both mean session time and Jain's index of slowdowns.
 
@@ -83,6 +84,16 @@ def short_agents(paths: Sequence[str], copies: int, think_s: float) -> Iterator[
                 yield own
 
 
+def lengthened(rows: Sequence[TraceRequest], share: float) -> list[TraceRequest]:
+    """``rows`` with a share of answers, drawn with seed 42, that run to the limit. Later prompts stay as they are, as where a
+    client drops what a model has thought.
+    """
+    draw = Random(42)
+    return [replace(row, output_length=LIMIT) if draw.random() < share else row for row in rows]
+
+
+LIMIT = 25_000
+"""Tokens of an answer at most in llm-d's set-up."""
 SIZES = ((1, 6), (7, 12), (13, 27), (28, 1 << 30))
 """Requests of a session, from and to, as llm-d groups them."""
 
@@ -120,8 +131,8 @@ def burst(args: argparse.Namespace) -> None:
         Random(42).shuffle(all_of_them)
         print(f"{len(short)} of {len(all_of_them)} sessions are of the other traces")
     print(
-        "sessions  requests  flow                session mean (s)  change  shortest quarter  TTFT p50  p99 (s)  Jain   queue"
-        "  reused  median s by requests: to 6      12      27    more  CPU s"
+        "sessions  requests  flow                session mean (s)  change  shortest quarter  TTFT p50  p99 (s)  E2E p99  "
+        "Jain   queue  reused  median s by requests: to 6      12      27    more  CPU s"
     )
     for count in map(int, args.sessions.split(",")):
         rows = [
@@ -129,6 +140,7 @@ def burst(args: argparse.Namespace) -> None:
             for index, session in enumerate(all_of_them[:count])
             for row in session
         ]
+        rows = lengthened(rows, args.long) if args.long else rows
         rows.sort(key=lambda row: row.arrival)
         first = 0.0
         for flow in ("none", *args.flows.split(",")):
@@ -145,7 +157,8 @@ def burst(args: argparse.Namespace) -> None:
             print(
                 f"{count:>8}  {len(rows):>8,}  {flow:<18}  {mean:>16.0f}  {mean / first - 1:>+6.1%}  "
                 f"{sessions.sizes[0].service_ms / 1000:>16.0f}  {ttft.p50 / 1000:>8.2f}  {ttft.p99 / 1000:>7.1f}  "
-                f"{sessions.jain:.3f}  {held.longest if held else 0:>5}  {report.reuse['all'].value:>6.1%}  "
+                f"{report.latency['e2e'].p99 / 1000:>7.0f}  {sessions.jain:.3f}  {held.longest if held else 0:>5}  "
+                f"{report.reuse['all'].value:>6.1%}  "
                 f"{'':>22}{medians(run.records)}  {time.process_time() - began:>5.1f}",
                 flush=True,
             )
@@ -199,7 +212,10 @@ def frontier(args: argparse.Namespace) -> None:
 
 def point(rows: list[TraceRequest], router: str, flow: str, **settings: Any) -> Point:
     """The figures of one router with one flow policy."""
-    report = replayed(rows, router=router, flow=flow, engine_requests=PLACES, block_size=64, **settings).report
+    name, _, options = flow.partition(":")
+    if options:
+        settings["flow_options"] = options
+    report = replayed(rows, router=router, flow=name, engine_requests=PLACES, block_size=64, **settings).report
     sessions, held = parts(report)
     assert held is not None and sessions.slowdown is not None and sessions.jain is not None
     ttft = report.latency["ttft"]
@@ -226,6 +242,7 @@ def main() -> None:
     parser.add_argument("--uncached", action="store_true", help="burst: an engine without prefix caching")
     parser.add_argument("--mix", nargs="+", default=[], help="burst: traces whose sessions are added")
     parser.add_argument("--copies", type=int, default=1, help="burst: how often each of these")
+    parser.add_argument("--long", type=float, default=0.0, help="burst: share of answers of 25,000 tokens")
     parser.add_argument("--slots", type=int, default=0, help="burst: sessions held at a time, instead of all at once")
     parser.add_argument("--workers", default="4,8")
     parser.add_argument("--loads", default="1,2", help="sessions at a time, by places of workers")

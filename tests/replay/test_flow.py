@@ -16,6 +16,7 @@ from kvyard.errors import KvyardError
 from kvyard.replay.config import ReplayConfig, WorkerConfig
 from kvyard.replay.report.files import to_json
 from kvyard.replay.report.fleet_report import FlowReport
+from kvyard.replay.report.page import page
 from kvyard.replay.report.table import report_text
 from kvyard.replay.run import SimulatedRun
 from kvyard.replay.traces import TraceRequest
@@ -125,6 +126,32 @@ def test_workers_that_fail_and_come() -> None:
     assert [record.ended / SECOND for record in done.records] == [2, 14, 12]  # who starts over is the last in the queue
     gone = run([row(name) for name in "abc"], kinds=kinds[:1])
     assert [record.status for record in gone.records] == ["finished", "failed", "failed"]
+
+
+def test_a_request_that_starts_over_keeps_no_place_of_its_tenants() -> None:
+    kinds = (WorkerConfig(engine=ENGINE, fail=3 * SECOND), WorkerConfig(engine=ENGINE, start=10 * SECOND))
+    rows = [row(name, tenant="t") for name in "abc"]
+    done = run(rows, kinds=kinds, flow=FlowConfig(policy="fair", tenant_requests=1))
+    assert [record.status for record in done.records] == ["finished"] * 3
+
+
+def test_the_report_says_why_requests_waited() -> None:
+    rows = [
+        row("x", tenant="flood"),
+        *(row(f"{at}", tenant="flood") for at in range(12)),
+        row("q", 0.1, tenant="quiet"),
+    ]
+    done = run(rows, flow=FlowConfig(policy="fair"))
+    waits = flow_of(done).longest_waits
+    assert [wait.id for wait in waits] == [str(at) for at in range(11, 1, -1)], "the ten that waited longest"
+    assert [wait.waited_ms for wait in waits] == [2000.0 * (at + 2) for at in range(11, 1, -1)]
+    longest = waits[0]
+    assert (longest.tenant, longest.arrival_s, longest.ahead, longest.overtaken) == ("flood", 0.0, 11, 1)
+    assert "its tenant has had" in longest.why
+    text = " ".join(report_text(done.report).split())
+    assert "11 waited longest, 26 s behind 11 requests, and 1 that came later went first: its tenant has had" in text
+    html = page(done.report)
+    assert "Why did these requests wait?" in html and longest.why in html
 
 
 def test_impossible_settings_are_refused() -> None:

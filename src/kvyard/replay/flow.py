@@ -2,12 +2,16 @@
 
 from array import array
 from collections.abc import Sequence
+from heapq import heappush, heapreplace
 
 from kvyard.index import Holder
 from kvyard.replay.placement import WholePlacement
 from kvyard.replay.record import Record
 from kvyard.replay.worker import Worker
-from kvyard.router.flow import FlowQueue, FlowRequest, Waiting
+from kvyard.router.flow import FlowQueue, FlowRequest, FlowWait, Waiting
+
+SHOWN = 10
+"""Requests whose reasons for waiting a report has."""
 
 
 class FleetFlow:
@@ -25,6 +29,8 @@ class FleetFlow:
         """Requests that waited at a time, at most."""
         self.refused: dict[str, int] = {}
         """Requests that weren't let in, by kind of refusal."""
+        self.longest_waits: list[tuple[int, int, Record, FlowWait]] = []
+        """A heap of the ten longest: nanoseconds, a number that tells equal ones apart, and why."""
         self._placement = placement
         self._workers = workers
         self._most = most
@@ -44,6 +50,9 @@ class FleetFlow:
             record.tenant,
             traced.priority,
         )
+        lost = self._requests.get(record.id)
+        if lost is not None:  # its worker failed
+            self.queue.returned(lost)
         self._requests[record.id] = request
         capped = self.queue.capped(request)
         if not capped and not self.queue and self._has_room() and self._placement.hold(record, now, self._full) is None:
@@ -90,13 +99,20 @@ class FleetFlow:
     def clear(self) -> None:
         """Count from now on."""
         self.waited, self.overtaken, self.longest, self.refused = array("q"), 0, 0, {}
+        self.longest_waits = []
 
     def _grant(self, waiting: Waiting[Record], now: int) -> bool:
         full = self._full
         if waiting.is_held(full, now, lambda: self._placement.hold(waiting.item, now, full)):
             return False
         self.waited.append(now - waiting.came)
-        self.overtaken += self.queue.explain(waiting, now).overtaken
+        wait = self.queue.explain(waiting, now)
+        self.overtaken += wait.overtaken
+        entry = (now - waiting.came, -waiting.serial, waiting.item, wait)
+        if len(self.longest_waits) < SHOWN:
+            heappush(self.longest_waits, entry)
+        elif entry[:2] > self.longest_waits[0][:2]:
+            heapreplace(self.longest_waits, entry)
         self._place(waiting.item, now)
         return True
 

@@ -136,6 +136,17 @@ class Asked(Entry, frozen=True, kw_only=True):
     expected_output: int | None = None
 
 
+class HeldBack(Entry, frozen=True, kw_only=True, tag="held_back"):
+    """A request waited before it was routed. No input of the router's; see ``kvyard.router.flow.FlowWait``."""
+
+    id: str
+    policy: str
+    waited_ms: float
+    ahead: int = 0
+    overtaken: int = 0
+    why: str
+
+
 class Routed(Asked, frozen=True, kw_only=True, tag="routed"):
     """A request got a worker."""
 

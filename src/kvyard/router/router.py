@@ -22,6 +22,7 @@ from kvyard.router import journal as did
 from kvyard.router.active import ActiveLoads, Booking
 from kvyard.router.config import RouterConfig
 from kvyard.router.explain import explain
+from kvyard.router.flow.queue import FlowWait
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.memory import RoutedMemory
 from kvyard.router.overlaps import Known, OverlapView, PrefixIndex
@@ -323,6 +324,11 @@ class Router:
         self.overlaps.withdraw(entry.sent)
         self._note(did.Ended, at=now, id=str(id_), refused=True)
         return True
+
+    def held_back(self, id_: object, wait: FlowWait, now: int) -> None:
+        """Write down why a request waited before it is routed."""
+        if self._journal is not None:
+            self._note(did.HeldBack, at=now, id=str(id_), **wait._asdict())
 
     def explain(self, record: Decision) -> str:
         """Return a decision in words, and with its details as a table."""

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from tests.server.mock.support import Process
 from tests.server.support import asking
 
 from kvyard.engine.timing import FixedTiming
+from kvyard.router.journal import HeldBack, read_journal
 
 pytestmark = pytest.mark.zmq
 
@@ -40,6 +42,26 @@ def test_an_engine_that_refuses_is_left_for_another() -> None:
         metrics = gated.metrics()
         assert metrics['kvyard_gateway_retries_total{model="mock"}'] >= 1
         gated.idle()
+
+
+def test_a_retry_has_its_tenants_one_place_and_gives_it_back(tmp_path: Path) -> None:
+    logged = tmp_path / "access.jsonl"
+    settings = {"flow": {"tenant_requests": 1}, "access_log": str(logged), "journal": str(tmp_path / "journal")}
+    with front(2, router={"policy": "round-robin"}, queue_seconds=PATIENCE, **settings) as (gated, served):
+        assert served.client.post("/admin/faults", json={"error_rate": 1.0, "error_status": 503}).status_code == 200
+        headers = {"x-gateway-inference-fairness-id": "gold"}
+        replies = together([lambda: gated.complete("x" * 40, headers=headers) for _ in range(6)])
+        assert {worker_of(reply) for reply in replies} == {"worker1"}
+        assert any("tries=2" in reply.headers["x-kvyard-decision"] for reply in replies)
+        waited = [reply for reply in replies if "flow=fifo" in reply.headers["x-kvyard-decision"]]
+        assert waited
+        gated.idle()
+    lines = [json.loads(line) for line in logged.read_text().splitlines()]
+    held = [line for line in lines if line.get("waited_because")]
+    assert len(held) >= len(waited)
+    assert all(line["waited_ms"] > 0 and "a tenant has 1 requests" in line["waited_because"] for line in held)
+    reasons = [entry for entry in read_journal(tmp_path / "journal") if isinstance(entry, HeldBack)]
+    assert {entry.why for entry in reasons} == {line["waited_because"] for line in held}
 
 
 @pytest.mark.parametrize("streamed", [False, True])

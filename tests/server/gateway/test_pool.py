@@ -78,6 +78,53 @@ def test_a_pool_places_in_order() -> None:
     asyncio.run(run())
 
 
+def owned(id_: str, tenant: str, session: str | None = None) -> EngineRequest:
+    """A request of a tenant, and perhaps of a session."""
+    return msgspec.structs.replace(place(id_), flow=FlowRequest(id_, 0, 10, session=session, tenant=tenant))
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["it was granted an engine", "its turn comes"])
+def test_a_client_that_leaves_as_it_gets_its_turn_takes_no_place_of_its_tenants(late: bool) -> None:
+    async def run() -> None:
+        made = make_pool(count=1, queue=9, flow=FlowConfig(policy="las", tenant_requests=1, options={"busy_fade": 0}))
+        first = await made.place(place("a"))
+        waiting = asyncio.create_task(made.place(owned("b", "t", "talk")))
+        await asyncio.sleep(0)
+        if late:
+            made.release(first[1], "a")
+            waiting.cancel()
+        else:
+            waiting.cancel()
+            made.release(first[1], "a")
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not made.waiting and not made.waiting._in_flight
+        notes = made.waiting.policy._sessions.find("talk")  # type: ignore[attr-defined]
+        assert notes.busy == 0, "its service fades from now on"
+        assert (await asyncio.wait_for(made.place(owned("c", "t")), 5))[1].name == "e0"
+
+    asyncio.run(run())
+
+
+def test_a_retry_does_not_wait_for_itself_where_its_tenant_has_a_limit() -> None:
+    async def run() -> None:
+        made = make_pool(queue=9, flow=FlowConfig(tenant_requests=1))
+        asked = owned("a", "t")
+        decision, engine = await made.place(asked)
+        asked.tried.add(engine.name)
+        made.take_back(asked)
+        made.release(engine, decision.id)
+        again, other = await asyncio.wait_for(made.place(asked), 5)
+        assert other is not engine
+        waiting = asyncio.create_task(made.place(owned("b", "t")))
+        await asyncio.sleep(0)
+        assert len(made.waiting) == 1, "its tenant has its one request"
+        made.waiting.ended(asked.flow, 10, 1, 0)  # type: ignore[arg-type]
+        made.release(other, again.id)
+        await asyncio.wait_for(waiting, 5)
+
+    asyncio.run(run())
+
+
 def test_a_pool_whose_engines_were_all_tried() -> None:
     async def run() -> None:
         made = make_pool(most=5)

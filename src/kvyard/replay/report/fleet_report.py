@@ -167,6 +167,22 @@ class CacheTime(msgspec.Struct, frozen=True, kw_only=True):
     empty_token_s: float
 
 
+class HeldRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that flow control held back, and why."""
+
+    id: str
+    session: str = ""
+    tenant: str = ""
+    arrival_s: float
+    """From the first arrival of the run."""
+    waited_ms: float
+    ahead: int
+    """Requests that waited when it came."""
+    overtaken: int
+    """Requests that came later and went first."""
+    why: str
+
+
 class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that flow control held back before the router."""
 
@@ -182,3 +198,5 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     """Number of times that a later request went before a waiting one."""
     refused: dict[str, int]
     """Requests that weren't let in: the queue was ``full``, its tenant had its ``share`` of it, or it was ``shed``."""
+    longest_waits: list[HeldRequest] = msgspec.field(default_factory=list)
+    """The ten that waited longest, longest first."""

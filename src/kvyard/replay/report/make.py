@@ -13,7 +13,7 @@ from kvyard.events.tier import LOWER_TIERS, reported_tiers
 from kvyard.files import encode_json
 from kvyard.replay.record import MISSES
 from kvyard.replay.report.common import Observations, make_samples
-from kvyard.replay.report.fleet_report import FlowReport, LinkUse, PullReport, TierReport, TransferReport
+from kvyard.replay.report.fleet_report import FlowReport, HeldRequest, LinkUse, PullReport, TierReport, TransferReport
 from kvyard.replay.report.handovers import make_handovers
 from kvyard.replay.report.idle import IdleFleet
 from kvyard.replay.report.numbers import Share, share, spread
@@ -96,7 +96,7 @@ def make_report(
         scaling=make_scaling(fleet, totals, seen.end, len(fields["series"].arrived), slo),
         pulls=make_pulls(fleet, totals),
         handovers=make_handovers(fleet, totals, duration),
-        flow=_flow(fleet, totals.count),
+        flow=_flow(fleet, totals.count, seen.start),
         cache_time={tier: of.report() for tier, of in residency.items()} or msgspec.UNSET,
         bounds=dict(bounds or {}),
         waterfall=make_waterfall(fleet.config, bounds or {}, router, reuse["all"], rate),
@@ -120,7 +120,7 @@ def _sessions(fleet: Fleet, end: int, duration: int) -> SessionsReport | None:
     return make_sessions(records, IdleFleet(fleet, records.workers.names), seconds)
 
 
-def _flow(fleet: Fleet, requests: int) -> FlowReport | msgspec.UnsetType:
+def _flow(fleet: Fleet, requests: int, first: int) -> FlowReport | msgspec.UnsetType:
     """Report on flow control."""
     flow, most = fleet.flow, fleet.config.engine_requests
     if flow is None or most is None:
@@ -133,6 +133,19 @@ def _flow(fleet: Fleet, requests: int) -> FlowReport | msgspec.UnsetType:
         longest=flow.longest,
         overtaken=flow.overtaken,
         refused=dict(sorted(flow.refused.items())),
+        longest_waits=[
+            HeldRequest(
+                id=record.id,
+                session=record.request.root or record.request.session or "",
+                tenant=record.tenant,
+                arrival_s=(record.arrival - first) / SECOND,
+                waited_ms=wait.waited_ms,
+                ahead=wait.ahead,
+                overtaken=wait.overtaken,
+                why=wait.why,
+            )
+            for _, _, record, wait in sorted(flow.longest_waits, key=lambda entry: entry[:2], reverse=True)
+        ],
     )
 
 

@@ -268,6 +268,9 @@ def _tenants(page: Page, report: Report) -> None:
 def _flow(page: Page, report: Report) -> None:
     if report.flow:
         page.section("Flow control", say.held_back(report.flow), folded=True)
+        if report.flow.longest_waits:
+            waits = table(say.WAITS, map(row, say.wait_rows(report.flow)))
+            page.cards("one", card("Why did these requests wait?", "The ten that waited longest.", waits))
 
 
 def _sessions(page: Page, report: Report) -> None:

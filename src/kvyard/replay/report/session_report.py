@@ -27,6 +27,8 @@ class SessionTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Arrival, from the session's start."""
     ms: dict[str, float] = msgspec.field(default_factory=dict)
     """Its time by a name of ``CAUSES``; together they are its end-to-end latency."""
+    held_ms: float = 0.0
+    """Of its time in queues, milliseconds that flow control held it back."""
     input: int = 0
     output: int = 0
     cached: int = 0

@@ -101,6 +101,7 @@ def turn_rows(session: SlowSession) -> Iterator[list[str]]:
             f"{turn.id} ({turn.agent})" if turn.agent else turn.id,
             turn.worker,
             *(say.latency(turn.ms[key]) if key in turn.ms else "" for key in list(CAUSES)[:5]),
+            say.latency(turn.held_ms) if turn.held_ms else "",
             f"{turn.input:,} + {turn.output:,}",
             f"{turn.cached + turn.loaded:,}",
             f"{turn.evicted:,}" if turn.evicted else "",
@@ -114,4 +115,14 @@ def _ending(turn: SessionTurn) -> str:
     return say.REASONS.get(turn.miss, "").lower()
 
 
-TURN_COLUMNS = ("at", "request", "worker", *list(CAUSES)[:5], "tokens", "found", "evicted", "rest of the prompt")
+TURN_COLUMNS = (
+    "at",
+    "request",
+    "worker",
+    *list(CAUSES)[:5],
+    "held back",
+    "tokens",
+    "found",
+    "evicted",
+    "rest of the prompt",
+)

@@ -363,6 +363,7 @@ def _slowest(records: Records, turns: _Turns, sessions: Sequence[_Session], simu
                     worker=record.prefilled_by,
                     at_s=(record.arrival - begun) / SECOND,
                     ms=causes,
+                    held_ms=max(0, record.waited) / MS,
                     input=record.input,
                     output=record.output,
                     cached=max(0, record.cached),

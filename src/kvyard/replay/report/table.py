@@ -56,7 +56,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
     if report.live is not None:
         console.print(fitted(_sending(report.live), console, SPREADS_LEFT_OUT))
     if report.flow:
-        console.print(_safe(f"Flow control, {say.held_back(report.flow)}"))
+        console.print(_safe(f"Flow control, {say.held_back(report.flow)} {say.longest_wait(report.flow)}".rstrip()))
         console.print()
     if report.tenants:
         console.print(fitted(_tenants(report), console, ("token-s held", "computed", "rejected", "lost to others")))

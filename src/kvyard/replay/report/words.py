@@ -402,6 +402,35 @@ def held_back(flow: FlowReport) -> str:
     return f"{text} Refused: {', '.join(reasons)}." if reasons else text
 
 
+WAITS = ("request", "session", "tenant", "at", "waited", "behind", "overtaken by", "because")
+
+
+def wait_rows(flow: FlowReport) -> list[list[str]]:
+    """Return the requests that flow control held back longest: ``WAITS``."""
+    return [
+        [
+            wait.id,
+            wait.session,
+            wait.tenant,
+            span(wait.arrival_s),
+            latency(wait.waited_ms),
+            f"{wait.ahead:,}",
+            f"{wait.overtaken:,}",
+            wait.why,
+        ]
+        for wait in flow.longest_waits
+    ]
+
+
+def longest_wait(flow: FlowReport) -> str:
+    """Say which request waited longest, and why; empty if none did."""
+    if not flow.longest_waits:
+        return ""
+    wait = flow.longest_waits[0]
+    later = f", and {wait.overtaken:,} that came later went first" if wait.overtaken else ""
+    return f"{wait.id} waited longest, {latency(wait.waited_ms)} behind {wait.ahead:,} requests{later}: {wait.why}."
+
+
 def failed_workers(config: Mapping[str, object]) -> str:
     """Say how many workers failed by their configuration, and when; empty if none did."""
     kinds = config.get("workers")

@@ -81,6 +81,9 @@ class LeastAttainedService(FlowPolicy):
         if notes is not None:
             notes.busy = max(0, notes.busy - 1)
 
+    def returned(self, request: FlowRequest) -> None:
+        self.left(request)
+
     def _begin(self, request: FlowRequest, now: int) -> None:
         """Stop the service of the request's session from fading, where it doesn't while it is busy."""
         if request.session is not None and not self.options["busy_fade"]:

@@ -48,6 +48,9 @@ class FlowPolicy:
     def left(self, request: FlowRequest) -> None:
         """Receive a request that stopped waiting without having been sent."""
 
+    def returned(self, request: FlowRequest) -> None:
+        """Receive a request that comes back from a worker without having ended there: it is sent again, or given up."""
+
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> None:
         """Receive a request that ended: the fleet computed ``computed`` tokens of its prompt and ``output`` tokens of its
         answer.

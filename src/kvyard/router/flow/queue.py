@@ -207,7 +207,7 @@ class FlowQueue(Generic[T]):
 
     def grant(self, now: int, has_room: Callable[[], bool], place: Callable[[Waiting[T]], bool]) -> None:
         """While ``has_room``, ``place`` those that wait, in order. One for which ``place`` returns False keeps its place: it
-        waits for another worker than those that have room.
+        waits for another worker than those that have room. ``place`` may ``remove`` one that was given up.
         """
         if not has_room():
             return  # who goes next isn't asked yet: with many that wait that takes long
@@ -224,7 +224,7 @@ class FlowQueue(Generic[T]):
                     heappush(self._parked.setdefault(waiting.request.tenant, []), entry)
             elif place(waiting):
                 self._depart(waiting, now)
-            else:
+            elif entry[1] in self._waiting:
                 passed.append(entry)
         if fixed:
             for entry in passed:
@@ -246,6 +246,13 @@ class FlowQueue(Generic[T]):
             waiting.overtaken(self._departed, earlier),
             why,
         )
+
+    def returned(self, request: FlowRequest) -> bool:
+        """Note that a request comes back from a worker without having ended there: it is sent again, or given up. Returns true
+        if a request of its tenant may start that had to wait for it.
+        """
+        self.policy.returned(request)
+        return self._land(request.tenant, request.id)
 
     def ended(self, request: FlowRequest, computed: int, output: int, now: int) -> bool:
         """Note that a request ended; see ``FlowPolicy.ended``. Returns true if a request of its tenant may start that had to

@@ -118,6 +118,7 @@ class EndpointPicker:
             decision, engine = await pool.place(place)
             while self.endpoints.of(engine) is None:
                 # Its host hasn't been looked up yet, which is rare: all others are asked about only then.
+                pool.take_back(place)
                 pool.release(engine, decision.id, refused=True)
                 place.shut |= set(engine.holders)
                 if next(self._eligible(pool, place), None) is None:

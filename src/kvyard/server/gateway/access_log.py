@@ -34,6 +34,10 @@ class AccessLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     output_tokens: int = 0
+    waited_ms: float = 0.0
+    """Of these, until it was placed, those that flow control held it back,"""
+    waited_because: str = ""
+    """and why."""
     placed_ms: float = 0.0
     first_byte_ms: float = 0.0
     total_ms: float = 0.0

@@ -315,6 +315,11 @@ class EnginePool(msgspec.Struct, eq=False):
         if self.waiting:
             self.grant()
 
+    def take_back(self, place: EngineRequest) -> None:
+        """Tell flow control that a request leaves its engine without having ended there. ``release`` follows."""
+        if place.flow is not None:
+            self.waiting.returned(place.flow)
+
     def has_room(self, engine: Engine) -> None:
         """Note that an engine that was full isn't any more, as the pool of the other role found."""
         self._full.difference_update(engine.holders)
@@ -354,20 +359,22 @@ class EnginePool(msgspec.Struct, eq=False):
     def _grant(self, waiting: Waiting[_Queued]) -> bool:
         """Place a request that waits, or end its waiting; returns False if it goes on waiting."""
         place, granted = waiting.item.place, waiting.item.granted
-        if granted.done():
-            return True
+        if granted.done():  # its client is gone
+            self.waiting.remove(waiting)
+            return False
         try:
             if self._room(place):
                 if waiting.is_held(self._full, self.clock.now(), lambda: self._hold(place)):
                     return False
                 now = self.clock.now()
                 place.wait = self.waiting.explain(waiting, now)
+                self.router.held_back(place.request.id, place.wait, now)
                 granted.set_result(self._book(place, now))
                 return True
             self._give_up_if_exhausted(place)
         except Exception as error:
             granted.set_exception(error)
-            return True
+            self.waiting.remove(waiting)
         return False
 
     def preview(self, place: EngineRequest) -> Decision:
@@ -456,6 +463,7 @@ class EnginePool(msgspec.Struct, eq=False):
         granted = waiting.item.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             decision, engine = granted.result()
+            self.take_back(waiting.item.place)
             self.release(engine, decision.id, refused=True)
             return
         granted.cancel()

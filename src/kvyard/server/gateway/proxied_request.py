@@ -44,6 +44,8 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
     at_end: Callable[[], None] | None = None
     """Called at its end, for what else it has taken."""
     over: bool = False
+    at_engine: bool = False
+    """True while flow control counts it as at an engine."""
 
     async def book(self) -> Placed:
         """Wait for an engine. Raises ``Exhausted``, and ``Refusal`` if there is none."""
@@ -55,7 +57,8 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
 
     def take(self, placed: Placed) -> None:
         """Note the engine that was booked for it."""
-        self.booked, self.computed = placed, True
+        self.booked, self.computed, self.at_engine = placed, True, True
+        self.wait = self.place.wait
         self.tries += 1
         decision, engine = placed
         self.traffic.placed(self, engine, decision)
@@ -82,6 +85,9 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
         self.place.tried.add(engine.name)
         if self.trace is not None:
             self.trace.part("failed", self.placed, self.clock.now(), reason, engine=engine.name)
+        if self.at_engine:
+            self.at_engine = False
+            self.pool.take_back(self.place)
         self.release()
 
     def release(self) -> None:
@@ -117,7 +123,7 @@ class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
             used = (self.prompt or self.ticket.taken) + (self.output or self.events)
             had = self.tries or self.prefill_tried
             self.ticket.settle(used if had else 0)  # no engine had it: its tokens are given back
-        if self.place.flow is not None and self.tries:
+        if self.place.flow is not None and self.at_engine:
             computed = self.prompt - (self.cached or 0)
             output = self.output or self.events
             if self.pool.waiting.ended(self.place.flow, max(0, computed), output, self.clock.now()):

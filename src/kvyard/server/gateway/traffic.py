@@ -16,6 +16,7 @@ from kvyard.clock import MS, SECOND, WallClock
 from kvyard.errors import KvyardError
 from kvyard.index.metrics import NAMES as INDEX_NAMES
 from kvyard.router import Decision
+from kvyard.router.flow import FlowWait
 from kvyard.server.dashboard.view import MOST_DECISIONS, LatencyWindow
 from kvyard.server.gateway.access_log import AccessLine, AccessLog
 from kvyard.server.gateway.engine import Engine, PromptTally
@@ -72,6 +73,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, eq=False):
     """When it was first given to an engine."""
     why: str = ""
     """Why that engine."""
+    wait: FlowWait | None = None
+    """Why it waited before, if it did."""
     tries: int = 0
     first: int = 0
     """When the engine's first bytes came."""
@@ -463,6 +466,8 @@ def _line(proxied: RequestRecord, outcome: str, now: int) -> AccessLine:
         prompt_tokens=proxied.prompt,
         cached_tokens=proxied.cached,
         output_tokens=proxied.output,
+        waited_ms=0.0 if proxied.wait is None else round(proxied.wait.waited_ms, 3),
+        waited_because="" if proxied.wait is None else proxied.wait.why,
         placed_ms=since(proxied.placed),
         first_byte_ms=since(proxied.first),
         total_ms=since(now),
