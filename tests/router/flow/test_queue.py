@@ -89,7 +89,7 @@ def test_service_fades_by_half() -> None:
 
 def test_service_fades_only_while_its_session_is_idle() -> None:
     """As in llm-d 0.9: idle from 0 to 10 s, from 40 to 50 s and from 60 s on; it waits, runs, and gives up between."""
-    made = queue("las", options={"half_life_s": 10, "busy_fade": 0})
+    made = queue("las", options={"half_life_s": 10})
     service = partial(made.policy.service, "s")  # type: ignore[attr-defined]
     made.ended(asked("x", session="s"), 400, 0, 0)
     assert service(10 * SECOND) == 200
@@ -104,6 +104,23 @@ def test_service_fades_only_while_its_session_is_idle() -> None:
     assert service(60 * SECOND) == 250  # c waits still
     made.remove(waiting)
     assert service(65 * SECOND) == 125
+    # A worker fails with one of its two requests, which waits again and is sent elsewhere.
+    retried = asked("d", session="s")
+    made.sent(retried, 65 * SECOND)
+    made.sent(asked("e", session="s"), 65 * SECOND)
+    made.returned(retried)
+    made.sent(retried, 70 * SECOND)
+    made.ended(retried, 0, 0, 75 * SECOND)
+    assert service(85 * SECOND) == 225, "the other one runs still"
+    made.ended(asked("e", session="s"), 0, 0, 85 * SECOND)
+    assert service(95 * SECOND) == 162.5
+
+
+def test_service_fades_always_if_wanted() -> None:
+    made = queue("las", options={"half_life_s": 10, "busy_fade": 1})
+    made.ended(asked("x", session="s"), 400, 0, 0)
+    made.push(asked("a", session="s"), "a", 0)
+    assert made.policy.service("s", 10 * SECOND) == 200  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("cached_weight", "service"), [(1, 1020), (0.5, 620), (0, 220)])

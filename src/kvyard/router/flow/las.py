@@ -5,7 +5,8 @@ counts prompts by the engine's usage, so tokens that were cached count too. Of t
 goes first; how long a request has waited counts a little, so that none starves. Both are taken within the range of those that
 wait, as llm-d does.
 
-In llm-d 0.9 a program's service faded only while none of its requests waited or ran, and later always; ``busy_fade`` chooses.
+Service fades only while none of the session's requests waits or runs, as in llm-d 0.9: where requests wait for longer than the
+half-life, service that fades meanwhile is equal for all. Later versions of llm-d let it fade always (``busy_fade=1``).
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ class LeastAttainedService(FlowPolicy):
         "service_weight": Option(0.8, "Weight of the session's service, within the range of those that wait."),
         "wait_weight": Option(0.2, "Weight of the time waited, within the range of those that wait."),
         "half_life_s": Option(60.0, "Seconds after which half of a service is forgotten; 0: never."),
-        "busy_fade": Option(1.0, "1 if service fades also while a request of the session waits or runs, else 0."),
+        "busy_fade": Option(0.0, "1 if service fades also while a request of the session waits or runs, else 0."),
         "output_weight": Option(2.0, "Prompt tokens that a token of the answer counts for."),
         "cached_weight": Option(1.0, "Computed tokens that a cached token of a prompt counts for."),
     }
