@@ -247,6 +247,12 @@ def test_a_full_queue_says_when_to_come_again() -> None:
         push(made, asked(f"x{second}"))
     refusal = made.refusal(asked("e"), 1)
     assert refusal is not None and refusal.retry_after_s == 12
+    order(made, 9)  # all that wait go, and for an hour nobody waits
+    push(made, *(asked(name, 3600) for name in "fghi"))
+    order(made, 3603, count=1)
+    push(made, asked("j", 3603))
+    refusal = made.refusal(asked("k", 3603), 1)
+    assert refusal is not None and 0 < refusal.retry_after_s <= 12
 
 
 def test_a_tenant_that_floods_the_queue_leaves_room() -> None:

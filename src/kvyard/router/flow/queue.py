@@ -112,7 +112,8 @@ class FlowQueue(Generic[T]):
         self._departed = 0
         self._interval = 0.0
         """Nanoseconds between two that go, lately."""
-        self._latest = -1
+        self._latest = 0
+        """When the latest one went, or began to wait where none had waited."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -156,6 +157,8 @@ class FlowQueue(Generic[T]):
 
     def push(self, request: FlowRequest, item: T, now: int) -> Waiting[T]:
         """Let ``request`` wait; ``item`` is what ``grant`` hands out for it."""
+        if not self._waiting:
+            self._latest = now  # how long nobody waited says nothing about the pace
         waiting = Waiting(request, item, self._count, now, len(self._waiting), self._departed)
         self._count += 1
         self._waiting[waiting.serial] = waiting
@@ -310,9 +313,8 @@ class FlowQueue(Generic[T]):
         del self._waiting[waiting.serial]
         self._serials.pop(bisect_left(self._serials, waiting.serial))
         self._departed += 1
-        if self._latest >= 0:
-            passed = now - self._latest
-            self._interval = _KEPT * self._interval + (1 - _KEPT) * passed if self._interval else float(passed)
+        passed = now - self._latest
+        self._interval = _KEPT * self._interval + (1 - _KEPT) * passed if self._interval else float(passed)
         self._latest = now
         self._note_in_flight(waiting.request)
         self.policy.sent(waiting.request, now, True)
