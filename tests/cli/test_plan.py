@@ -10,6 +10,8 @@ import pytest
 from tests.cli.support import exit_code
 from tests.replay.traces.support import CONVERSATION
 
+from kvyard.cli.plan import _per_hour
+
 SMALL = [CONVERSATION, "--limit", 40, "--model", "llama-3.1-8b", "--max-num-seqs", 64, "--no-split", "-tp", 1]
 FIXED = ["--router", "kv", "--kv-cache-dtype", "auto", "--host-bytes", 0]
 
@@ -44,6 +46,13 @@ def test_spread_arrivals_are_not_said_to_share_stamps(tmp_path: Path, capsys: py
     assert "The traffic: the first 40 requests (--limit), " in said and "stamps" not in said
 
 
+@pytest.mark.parametrize(
+    ("text", "hourly"), [("60", 60), ("60/h", 60), ("60 USD/hour", 60), ("1440/day", 60), ("730usd/month", 1)]
+)
+def test_a_budget_is_a_price_for_some_time(text: str, hourly: float) -> None:
+    assert _per_hour(text, "USD") == hourly
+
+
 def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, *FIXED, "--gpu", "h100", "--slo", "ttft_p90<5s", "--budget", "1/h", "-o", tmp_path, "-q") == 1
     assert "Take " in capsys.readouterr().err
@@ -62,6 +71,11 @@ def test_no_fleet_within_the_budget_is_exit_code_1(tmp_path: Path, capsys: pytes
         (["--gpu", "h100", "--slo", "reuse>200%"], "reuse is a share, at most 1 or 100%"),
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--model", "qwen"], "unknown preset 'qwen'"),
         (["--gpu", "h100", "--slo", "ttft_p99<2s", "--budget", "cheap"], "--budget 'cheap'"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "--budget", "60 EUR/h"], "the prices are in USD: convert it"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s", "--budget", "60/week"], "such as 60/h, 1440/day or 43800/month"),
+        (["--gpu", "h100", "--slo", "p99_ttft<2s"], "did you mean ttft_p99?"),
+        (["--gpu", "h100", "--slo", "ttft_p99.9<2s"], "did you mean ttft_p99?"),
+        (["--gpu", "h100", "--slo", "ttft_p99<2s;itl_p99<50ms"], "has commas between its limits"),
         (["--gpu", "h100", "--slo", "ttft<2s"], "of which requests"),
         (
             ["--gpu", "h100", "--slo", "ttft_p99<2s", "--router", "least-tme"],

@@ -1,5 +1,6 @@
 """``kvyard plan``: how many cards, which, and what they cost."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,9 @@ from kvyard.lab.plan.plan import FOUND
 from kvyard.lab.study.cost import TUNE_SETTINGS, parted
 
 QUESTION = "Question"
+HOURS = {"h": 1.0, "hour": 1.0, "day": 24.0, "month": 730.0, "year": 8760.0}
+BUDGET = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]{3})?(?: ?/ ?([a-z]+))?")
+"""A price, its currency and the time that it is for."""
 
 
 @with_settings(TUNE_SETTINGS, hidden=FOUND)
@@ -35,7 +39,9 @@ def plan(
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="PRICE/h", help="What the fleet may cost per hour, such as 60/h.", rich_help_panel=QUESTION
+            metavar="PRICE/h",
+            help="What the fleet may cost, such as 60/h or 43800/month, in the currency of the prices.",
+            rich_help_panel=QUESTION,
         ),
     ] = None,
     split: Annotated[
@@ -90,9 +96,10 @@ def plan(
             folder=folder,
             prices=by_card,
             price_list=price_list,
-            budget=None if budget is None else _per_hour(budget),
+            budget=None if budget is None else _per_hour(budget, price_list.currency),
             split=split,
             config=base,
+            say=bars.say,
             executor=crew,
             **reading,
             counted=bars.counted,
@@ -108,12 +115,14 @@ def plan(
         raise typer.Exit(UNMET)
 
 
-def _per_hour(text: str) -> float:
-    """Return a price per hour from ``60`` or ``60/h``. Raises ``KvyardError``."""
-    try:
-        price = float(text.strip().removesuffix("/h"))
-    except ValueError:
-        price = -1.0
+def _per_hour(text: str, currency: str) -> float:
+    """Return a price per hour from ``60``, ``60/h``, ``60 USD/h`` or ``43800/month``. Raises ``KvyardError``."""
+    matched = BUDGET.fullmatch(text.strip())
+    if matched is None or matched[3] not in (None, *HOURS):
+        raise KvyardError(f"--budget {text!r}: a price above 0 in {currency}, such as 60/h, 1440/day or 43800/month")
+    if matched[2] and matched[2].upper() != currency.upper():
+        raise KvyardError(f"--budget {text!r}: the prices are in {currency}: convert it, or pass --prices with yours")
+    price = float(matched[1]) / HOURS[matched[3] or "h"]
     if not 0 < price < float("inf"):
-        raise KvyardError(f"--budget {text!r}: a price per hour above 0, such as 60/h")
+        raise KvyardError(f"--budget {text!r}: a price above 0, such as 60/h")
     return price

@@ -123,11 +123,17 @@ class Bars:
             console=Console(stderr=True),
             transient=True,
         )
+        self._quiet = quiet
         self._shown = not quiet and self._progress.console.is_terminal
         self._lines = None if quiet or self._shown else ProgressLines()
         fields: dict[str, Any] = {"in_flight": ""}
         self._task = self._progress.add_task("sweep", total=None, **fields)
         self._through: dict[str, int] = {}
+
+    def say(self, text: str) -> None:
+        """Write a line above the bar, unless ``quiet``."""
+        if not self._quiet:
+            self._progress.console.print(text, soft_wrap=not self._shown, highlight=False, markup=False)
 
     def counted(self, total: int, through: int) -> None:
         """Update the number of points, and how many are done."""

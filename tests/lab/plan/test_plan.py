@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,63 @@ def test_host_memory_that_a_replay_does_not_read_is_ruled_out(tmp_path: Path) ->
     assert [ruled["shape"] for ruled in facts] == [str(fleet.shape) for fleet in unread]
 
 
+def test_cards_of_ranks_and_stages_are_paid_for(tmp_path: Path) -> None:
+    done = planned(tmp_path, "ttft_p90<3s", gpus=("h100",), tensor_parallel_size=1, dp_size=2)
+    answer = done.answer
+    assert answer is not None and answer.cards == 2 * answer.workers
+    assert answer.cost == pytest.approx(answer.cards * 2.35)
+    said = " ".join(paragraph(done))
+    assert f"as {answer.workers} worker" in said and "of 2 (TP1 DP2)" in said and "a rank has room for" in said
+    assert "--data-parallel-size 2" in view(done).commands[1]
+
+
+def test_host_memory_that_was_set_is_paid_for(tmp_path: Path) -> None:
+    done = planned(tmp_path, "ttft_p90<3s", gpus=("h100",), tensor_parallel_size=1, host_bytes="100GiB")
+    answer = done.answer
+    assert answer is not None
+    assert answer.cost == pytest.approx(answer.workers * (2.35 + 100 * PRICES["h100"].host))
+    assert "(2.35 a card, 2026-03)" in paragraph(done)[0]
+    done.prices = {"h100": Prices(card=1.9)}
+    assert "(1.9 a card, your price)" in paragraph(done)[0]
+
+
+def test_an_engine_is_started_with_the_length_that_its_cache_holds(tmp_path: Path) -> None:
+    model = {"model": "Qwen/Qwen3-32B", "max_tokens": 20000}
+    done = planned(tmp_path, "ttft_p90<30s", gpus=("h100",), tensor_parallel_size=1, **model)
+    answer = done.answer
+    assert answer is not None and answer.max_model_len is not None
+    assert 30000 < answer.max_model_len < 40960, "vLLM wants room for one request of the model's length"
+    assert f"--max-model-len {answer.max_model_len}" in view(done).commands[1]
+    assert f"its longest request is {answer.max_model_len:,} tokens" in " ".join(paragraph(done))
+    with pytest.raises(KvyardError, match=r"vLLM doesn't start with --max-model-len 40960"):
+        planned(tmp_path, "ttft_p90<30s", gpus=("h100",), tensor_parallel_size=1, max_model_len=40960, **model)
+    with pytest.raises(KvyardError, match=r"holds a request of 9,\d+ tokens at most, and \d+.\d% of the prompts"):
+        planned(
+            tmp_path, "ttft_p90<30s", gpus=("h100",), tensor_parallel_size=2, model="llama-3.1-70b", max_tokens=20000
+        )
+
+
+def test_a_large_trace_is_planned_for_by_its_busiest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("kvyard.lab.plan.plan")  # the package has a function of that name
+    for name, value in {"MOST_REQUESTS": 200, "PART_REQUESTS": 40, "REQUESTS_PER_SECOND": 1}.items():
+        monkeypatch.setattr(module, name, value)
+    said: list[str] = []
+    more: dict[str, Any] = {"gpus": ("h100",), "tensor_parallel_size": 1, "say": said.append}
+    done = planned(tmp_path, "ttft_p90<5s", limit=None, max_tokens=65536, **more)
+    assert done.traffic.requests == 40 and done.part.skip > 0
+    assert len(said) == 1 and "planning for the busiest 40 requests in a row of " in said[0]
+    assert done.whole.rate < done.traffic.rate
+    text = " ".join(paragraph(done))
+    assert f"The traffic: the busiest 40 requests in a row of {done.whole.requests:,}, from request" in text
+    lines = view(done).commands
+    assert lines[-1].startswith("kvyard replay ") and "--slo 'ttft_p90<5000' --max-tokens 65536" in lines[-1]
+    view(done).save(tmp_path)
+    assert f"--skip {done.part.skip} --first 40 --max-tokens 65536" in (tmp_path / "plan.toml").read_text()
+    said.clear()
+    assert planned(tmp_path, "ttft_p90<5s", limit=201, **more).traffic.requests == 201
+    assert len(said) == 1 and "a smaller --limit is quicker" in said[0]
+
+
 def test_prompts_that_do_not_fit_are_refused_or_left_out(tmp_path: Path) -> None:
     with pytest.raises(KvyardError, match=r"prompts \(\d+.\d%\) don't fit into the 4,096 tokens .*--max-tokens 4096"):
         planned(tmp_path, "ttft_p99<2s", max_model_len=4096)
@@ -93,6 +151,17 @@ def test_an_impossible_slo_is_refused_before_any_replay(tmp_path: Path) -> None:
         planned(tmp_path, "itl_mean<0.1ms")
     with pytest.raises(KvyardError, match="can't be served so: L40S TP1: "):
         planned(tmp_path, "ttft_p99<2s", gpus=("l40s",), model="llama-3.1-405b", tensor_parallel_size=1)
+
+
+@pytest.mark.parametrize("metric", ["goodput>99%", "session_p99<60s"])
+def test_a_limit_that_every_fleet_would_keep_is_refused(metric: str, tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match=r"a replay of this trace has no (goodput|session_p99): limit what it has"):
+        planned(tmp_path, metric, gpus=("h100",), tensor_parallel_size=1)
+
+
+def test_a_card_without_a_price_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KvyardError, match="the price of h100 is 0"):
+        planned(tmp_path, "ttft_p99<2s", gpus=("h100",), prices={"h100": Prices(card=0)})
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,13 @@ def test_arrivals_that_share_few_stamps_are_bunched() -> None:
 def test_a_trace_without_requests_is_refused() -> None:
     with pytest.raises(KvyardError, match="nothing to plan for"):
         read_traffic([])
+
+
+def test_the_busiest_part_has_the_most_tokens_to_compute_a_second() -> None:
+    quiet = [request(n, [n], 10, n * 10.0) for n in range(6)]
+    rush = [request(n, [n], 10, 60.0 + n) for n in range(6, 9)]
+    known = [request(n, [6], 10, 90.0 + n * 0.7) for n in range(9, 14)]  # closer, and cached but for a token
+    traffic = read_traffic([*quiet, *rush, *known])
+    assert traffic.busiest(3) == 6
+    assert traffic.busiest(14) == traffic.busiest(99) == 0
+    assert read_traffic([*quiet, *rush], closed=True).busiest(3) == 0

@@ -212,7 +212,7 @@ def plan(config: Mapping[str, Any], memory: int, **options: Any) -> ModelPlan:
         cache_bytes=tight.cache,
         stage=number,
         max_model_len=longest,
-        longest=_longest(groups, longest, batched, blocks - 1),
+        longest=longest_request([group.spec for group in groups], longest, batched, blocks - 1),
         max_tokens=int(concurrency * longest),
         max_concurrency=concurrency,
         max_num_batched_tokens=batched,
@@ -306,10 +306,10 @@ def _blocks_per_request(spec: GroupSpec, longest: int, batched: int) -> int:
     return ceil_div(longest, spec.block_size) if cap is None else cap
 
 
-def _longest(groups: Sequence[LayerGroup], most: int, batched: int, blocks: int) -> int:
-    """Return the longest request that ``blocks`` hold: what it needs never shrinks as it grows."""
+def longest_request(specs: Sequence[GroupSpec], most: int, batched: int, blocks: int) -> int:
+    """Return the length of the longest request, up to ``most``, that ``blocks`` hold: its need never shrinks as it grows."""
 
     def needed(length: int) -> int:
-        return sum(_blocks_per_request(group.spec, length, batched) for group in groups)
+        return sum(_blocks_per_request(spec, length, batched) for spec in specs)
 
     return bisect_right(range(1, most + 1), blocks, key=needed)

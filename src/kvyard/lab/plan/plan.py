@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,25 @@ from kvyard.lab.plan.search import FleetOption, FleetSearch, Ruled, fleet_config
 from kvyard.lab.plan.shape import Shape, shapes
 from kvyard.lab.plan.traffic import Traffic, read_traffic
 from kvyard.lab.study import Study, own_options
-from kvyard.lab.study.cost import Prices
+from kvyard.lab.study.cost import SPLITS, Prices
 from kvyard.lab.study.goals import judged
 from kvyard.lab.study.seeds import not_set
 from kvyard.replay.report.report import REJECTED
-from kvyard.replay.report.slo import Limit
+from kvyard.replay.report.slo import Limit, without_value
 from kvyard.replay.settings import SETTINGS, make_config
 from kvyard.router import RouterConfig
 from kvyard.settings import chosen
 
 LOADS = (1.1, 1.25, 1.5, 2.0)
 """Times the traffic that the answer is asked to bear, in order, until it doesn't."""
+MOST_REQUESTS = 20_000
+"""A trace with more requests is planned for by a part of it, unless a limit says how many to take."""
+PART_REQUESTS = 10_000
+"""Requests of that part."""
+REQUESTS_PER_SECOND = 1_000
+"""Requests that a replay gets through in a second of CPU, roughly: what an estimate of its time is made with."""
+LONG_S = 60
+"""Seconds of a replay from which on its time is worth a word."""
 FOUND = {
     "workers": "--gpu and --slo alone (or kvyard replay for a fleet of your own)",
     "prefill": "--gpu and --slo alone (or kvyard replay for a fleet of your own)",
@@ -55,6 +63,10 @@ class Planned(msgspec.Struct):
     """Tokens of the longest requests that weren't left out, prompt and answer together."""
     limit: int | None
     """Number of the trace's first requests that were asked for."""
+    part: TracePart
+    """Requests that are replayed."""
+    whole: Traffic
+    """All requests that were asked for, of which ``traffic`` is what is replayed."""
     search: FleetSearch
     loads: dict[float, FleetOption] = msgspec.field(default_factory=dict)
     """The answer at several times the traffic."""
@@ -75,10 +87,20 @@ class Planned(msgspec.Struct):
     def about_traffic(self) -> str:
         """The traffic, and which part of the trace it is."""
         requests = self.traffic.requests
+        if self.part.first is not None:
+            return self.traffic.text(f"the {self.chosen}")
         if self.limit is None or requests + self.left_out < self.limit:
             return str(self.traffic)
         of = f"{requests:,} of " if self.left_out else ""
         return self.traffic.text(f"{of}the first {self.limit:,} requests (--limit)")
+
+    @property
+    def chosen(self) -> str:
+        """Which requests of a large trace are replayed."""
+        which = "first" if self.whole.arrivals is None else "busiest"
+        row = "" if self.whole.arrivals is None else " in a row"
+        begin = "" if not self.part.skip else f", from request {self.part.skip + 1:,} on"
+        return f"{which} {self.traffic.requests:,} requests{row} of {self.whole.requests:,}{begin}"
 
     def settings(self, fleet: FleetOption) -> dict[str, object]:
         """Return all settings of a fleet's replay."""
@@ -96,11 +118,14 @@ def plan(
     budget: float | None = None,
     split: bool = True,
     config: str | Path | Mapping[str, object] | None = None,
+    say: Callable[[str], None] = lambda text: None,
     **more: Any,
 ) -> Planned:
     """Search for the cheapest fleet of ``gpus`` that keeps ``limits`` on ``trace``.
 
-    ``config`` and ``more`` are as for ``sweep``, without an SLO; what they set isn't searched. ``prices`` are by card. Raises
+    ``config`` and ``more`` are as for ``sweep``, without an SLO; what they set isn't searched. ``prices`` are by card. A trace
+    with very many requests and no limit is planned for by its busiest part; ``say`` receives that before the first replay, and
+    how long a replay takes if that is long. Raises
     ``KvyardError`` for what makes no sense, and for what no fleet can do, before anything is replayed. A KeyboardInterrupt
     ends it; reports of finished replays stay in ``folder``, and the same call goes on from there.
     """
@@ -114,9 +139,10 @@ def plan(
     find_config(str(base["model"]))
     # Settings that no shape changes are refused first.
     RouterConfig(**chosen(RouterConfig, SETTINGS.parse(base)))
-    given = SETTINGS.parse(
-        {name: base.get(name) for name in ("limit", "max_tokens", "speedup", "tensor_parallel_size")}
-    )
+    for gpu in gpus:
+        if not prices[gpu].card:
+            raise KvyardError(f"the price of {gpu} is 0: without a price no fleet is the cheapest")
+    given = SETTINGS.parse({name: base.get(name) for name in ("limit", "max_tokens", "speedup", *SPLITS)})
     base.pop("limit", None)
     base.pop("max_tokens", None)
     max_tokens = given.get("max_tokens")
@@ -126,7 +152,10 @@ def plan(
     study = Study(trace, folder, **options, limit=given.get("limit"))
     closed = base.get("concurrency") is not None or study.source.grouped
     part = TracePart(max_tokens=max_tokens)
-    traffic = read_traffic(part.of(study.source), speedup=speedup, closed=closed)
+    whole = traffic = read_traffic(part.of(study.source), speedup=speedup, closed=closed)
+    if given.get("limit") is None and whole.requests > MOST_REQUESTS:
+        part = msgspec.structs.replace(part, skip=whole.busiest(PART_REQUESTS), first=PART_REQUESTS)
+        traffic = read_traffic(part.of(study.source), speedup=speedup, closed=closed)
 
     def replay(fleets: Sequence[FleetOption]) -> None:
         _replay(study, part, base, limits, fleets)
@@ -142,9 +171,11 @@ def plan(
         price_list=price_list,
         prices=dict(prices),
         traffic=traffic,
-        left_out=0 if max_tokens is None else sum(1 for _ in study.source) - traffic.requests,
+        left_out=0 if max_tokens is None else sum(1 for _ in study.source) - whole.requests,
         max_tokens=max_tokens,
         limit=given.get("limit"),
+        part=part,
+        whole=whole,
         search=FleetSearch(
             base=base,
             traffic=traffic,
@@ -155,9 +186,10 @@ def plan(
             split=split,
         ),
     )
-    wanted = shapes(gpus, given.get("tensor_parallel_size"))
+    wanted = shapes(gpus, *(given.get(name) for name in SPLITS))
     _refuse_long(planned, wanted)
     study.make_folder()
+    _say_time(planned, say)
     try:
         planned.search.run(wanted)
         _refuse_ruled_out(planned)
@@ -167,6 +199,17 @@ def plan(
     except KeyboardInterrupt:
         planned.interrupted = True
     return planned
+
+
+def _say_time(planned: Planned, say: Callable[[str], None]) -> None:
+    """Say which part of a large trace is replayed, or how long its replays take, before the first one."""
+    requests = planned.whole.requests
+    minutes = requests / REQUESTS_PER_SECOND / 60
+    replays = f"a replay of {requests:,} requests takes about {minutes:,.0f} min, and a plan needs 10 to 40"
+    if planned.part.first is not None:
+        say(f"{replays}: planning for the {planned.chosen}. --limit {requests} takes all.")
+    elif minutes * 60 >= LONG_S:
+        say(f"{replays}: a smaller --limit is quicker, and what is finished is kept if you interrupt it.")
 
 
 def _replay(
@@ -189,6 +232,10 @@ def _replay(
             fleet.why, fleet.violation = study.failures[point.key], float("inf")
         else:
             fleet.values, fleet.violation = judged(fleet.report, fleet.cost, limits)
+            if name := without_value(fleet.values, limits):
+                raise KvyardError(
+                    f"--slo: a replay of this trace has no {name}: limit what it has, such as ttft_p99, e2e_p95 or reuse"
+                )
 
 
 def _load(planned: Planned, study: Study, part: TracePart, speedup: float) -> None:
@@ -212,7 +259,7 @@ def _refuse_long(planned: Planned, wanted: Sequence[Shape]) -> None:
         except KvyardError:
             continue
         longest = max(longest, config.workers[0].engine.max_model_len or 1 << 62)
-    traffic = planned.traffic
+    traffic = planned.whole
     too_long = traffic.too_long(longest) if longest else 0
     if too_long > REJECTED * traffic.requests:
         most = int(traffic.inputs.max() + traffic.outputs.max())

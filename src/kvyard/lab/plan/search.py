@@ -15,7 +15,7 @@ from kvyard.errors import KvyardError
 from kvyard.lab.plan.shape import HOST, KV_DTYPES, Alone, Shape, alone, roomier
 from kvyard.lab.plan.traffic import Traffic
 from kvyard.lab.study.advice import AdviceOption, choose
-from kvyard.lab.study.cost import Prices
+from kvyard.lab.study.cost import Prices, cost
 from kvyard.replay.config import ReplayConfig
 from kvyard.replay.report import Report
 from kvyard.replay.report.metrics import COST
@@ -55,6 +55,8 @@ class FleetOption(AdviceOption, kw_only=True):
     report: Report | None = None
     why: str = ""
     """Reason why it couldn't be replayed, or isn't a candidate."""
+    max_model_len: int | None = None
+    """Longest request that its cache holds, if that isn't the model's own length."""
 
     @property
     def met(self) -> bool:
@@ -70,7 +72,7 @@ class FleetOption(AdviceOption, kw_only=True):
     @property
     def cards(self) -> int:
         """Number of cards."""
-        return self.workers * self.shape.tensor_parallel_size
+        return self.workers * self.shape.cards
 
     def settings(self) -> dict[str, object]:
         """Return the settings of this fleet's replay."""
@@ -78,7 +80,8 @@ class FleetOption(AdviceOption, kw_only=True):
         if self.prefill:
             size = {"prefill": self.prefill, "decode": self.workers - self.prefill}
         router = {} if self.router == ROUTERS[0] else {"router": self.router}
-        return {**self.shape.settings(), **size, **router}
+        length = {} if self.max_model_len is None else {"max_model_len": self.max_model_len}
+        return {**self.shape.settings(), **size, **router, **length}
 
 
 class Ruled(msgspec.Struct, frozen=True):
@@ -110,6 +113,8 @@ class FleetSearch(msgspec.Struct):
     """All that were replayed, in order."""
     ruled_out: list[Ruled] = msgspec.field(default_factory=list)
     alone: dict[Shape, Alone] = msgspec.field(default_factory=dict)
+    known_prices: dict[Shape, tuple[float, float]] = msgspec.field(default_factory=dict)
+    """Prices per hour that were needed so far: of what a fleet's workers share, and of each worker."""
     waiting: int = 0
     """Searches of shapes that have not ended."""
 
@@ -126,7 +131,7 @@ class FleetSearch(msgspec.Struct):
     def run(self, plain: Iterable[Shape]) -> None:
         """Search ``plain`` shapes, then variants of the best. A KeyboardInterrupt goes on; what was replayed is kept."""
         shapes = [shape for shape in plain if self._possible(shape)]
-        shapes.sort(key=lambda shape: self.least(shape) * shape.price(self.prices))
+        shapes.sort(key=lambda shape: self.least(shape) * self.price(shape))
         self._drive([self.fewest(shape) for shape in shapes])
         if self.best is None:
             self._drive([self.fewest(shape) for shape in self._smaller_caches(shapes)])
@@ -142,6 +147,21 @@ class FleetSearch(msgspec.Struct):
             self._drive(steps)
         # A smaller cache costs nothing, and may be what a shape lacked that missed the SLO.
         self._drive([self.fewest(shape) for shape in self._smaller_caches(shapes) if _plain(shape) not in leading])
+
+    def price(self, shape: Shape, workers: int = 1) -> float:
+        """Return the price of a fleet per hour, with all memory and storage that was asked for."""
+        shared, each = self._prices(shape)
+        return shared + workers * each
+
+    def _prices(self, shape: Shape) -> tuple[float, float]:
+        """Return the prices per hour of what workers share, and of each worker."""
+        if shape not in self.known_prices:
+            one, two = (
+                cost(settings, make_config(settings), self.prices[shape.gpu])
+                for settings in ({**self.base, **shape.settings(), "workers": workers} for workers in (1, 2))
+            )
+            self.known_prices[shape] = (2 * one - two, two - one)
+        return self.known_prices[shape]
 
     def least(self, shape: Shape) -> float:
         """Return the number of workers that would be busy all the time."""
@@ -238,8 +258,12 @@ class FleetSearch(msgspec.Struct):
         if workers == 1:
             how = "1 worker"
         name = f"{how}, {shape}" + (f", {router}" if router != ROUTERS[0] else "")
-        price = workers * shape.price(self.prices)
-        return FleetOption(name, {}, price, shape=shape, workers=workers, prefill=prefill, router=router)
+        fleet = FleetOption(
+            name, {}, self.price(shape, workers), shape=shape, workers=workers, prefill=prefill, router=router
+        )
+        if shape in self.alone:
+            fleet.max_model_len = self.alone[shape].max_model_len
+        return fleet
 
     def _known(self, shape: Shape, workers: int) -> FleetOption | None:
         """Return the fleet if it was replayed already, with the default router."""
@@ -251,7 +275,10 @@ class FleetSearch(msgspec.Struct):
     def affordable(self, shape: Shape) -> int | None:
         """Return the number of workers of ``shape`` that cost less than the best fleet so far; ``None`` without one."""
         best = self.best
-        return None if best is None else ceil(best.cost / shape.price(self.prices) - 1e-9) - 1
+        if best is None:
+            return None
+        shared, each = self._prices(shape)
+        return ceil((float(best.cost) - shared) / each - 1e-9) - 1
 
     def _possible(self, shape: Shape) -> bool:
         """Look at a worker of ``shape`` alone, and rule the shape out if it can't keep the SLO even so."""
@@ -335,7 +362,7 @@ class FleetSearch(msgspec.Struct):
 
 
 def _plain(shape: Shape) -> Shape:
-    return Shape(shape.gpu, shape.tensor_parallel_size)
+    return msgspec.structs.replace(shape, kv_cache_dtype="auto", host_gib=0)
 
 
 def fleet_config(base: Mapping[str, object], fleet: FleetOption) -> ReplayConfig:

@@ -7,11 +7,12 @@ import numpy as np
 
 from kvyard.clock import MS, SECOND
 from kvyard.engine.config import EngineConfig
+from kvyard.engine.models.planning import longest_request
 from kvyard.engine.timing import make_timing
 from kvyard.errors import KvyardError
 from kvyard.events.tier import LOWER_TIERS
 from kvyard.lab.plan.traffic import Traffic
-from kvyard.lab.study.cost import Prices
+from kvyard.replay.report.report import REJECTED
 from kvyard.replay.report.slo import Limit
 from kvyard.replay.settings import make_config
 
@@ -33,6 +34,20 @@ class Shape(msgspec.Struct, frozen=True):
     kv_cache_dtype: str = "auto"
     host_gib: int = 0
     """Host memory per card."""
+    stages: int = 1
+    """Pipeline stages; not searched."""
+    ranks: int = 1
+    """Data-parallel ranks; not searched."""
+
+    @property
+    def cards(self) -> int:
+        """Number of cards."""
+        return self.tensor_parallel_size * self.stages * self.ranks
+
+    @property
+    def host_gib_per_rank(self) -> int:
+        """Host memory of each data-parallel rank; of a worker without these."""
+        return self.host_gib * self.tensor_parallel_size * self.stages
 
     def settings(self) -> dict[str, object]:
         """Return the settings of a worker of this shape."""
@@ -40,20 +55,22 @@ class Shape(msgspec.Struct, frozen=True):
         if self.kv_cache_dtype != "auto":
             found["kv_cache_dtype"] = self.kv_cache_dtype
         if self.host_gib:
-            found["host_bytes"] = f"{self.host_gib * self.tensor_parallel_size}GiB"
+            found["host_bytes"] = f"{self.host_gib_per_rank}GiB"
         return found
 
-    def price(self, prices: Mapping[str, Prices]) -> float:
-        """Return the price of one worker per hour."""
-        own = prices[self.gpu]
-        return self.tensor_parallel_size * (own.card + self.host_gib * float(getattr(own, HOST.label)))
+    @property
+    def split(self) -> str:
+        """Return how the model is split over the cards: ``TP2``, ``TP2 PP2``."""
+        parts = [f"TP{self.tensor_parallel_size}"]
+        parts += [f"PP{self.stages}"] if self.stages > 1 else []
+        return " ".join(parts + ([f"DP{self.ranks}"] if self.ranks > 1 else []))
 
     def __str__(self) -> str:
-        parts = [f"TP{self.tensor_parallel_size}"]
+        parts = [self.split]
         if self.kv_cache_dtype != "auto":
             parts.append(f"{self.kv_cache_dtype} KV cache")
         if self.host_gib:
-            parts.append(f"{self.host_gib * self.tensor_parallel_size} GiB of host memory")
+            parts.append(f"{self.host_gib_per_rank} GiB of host memory{' a rank' if self.ranks > 1 else ''}")
         return f"{self.gpu.upper()} {', '.join(parts)}"
 
 
@@ -69,6 +86,8 @@ class Alone(msgspec.Struct, frozen=True):
     """Seconds of one worker that all prompts take."""
     decode_s: float
     """Seconds of one worker that all answers take, at the largest batch that its cache and ``itl`` limit allow."""
+    max_model_len: int | None = None
+    """Longest request that vLLM can be started with; ``None`` if that is the model's own length, or the one that was set."""
 
     @property
     def busy_s(self) -> float:
@@ -115,15 +134,40 @@ def alone(shape: Shape, base: Mapping[str, object], traffic: Traffic, itl_limit_
         engine=engine,
         ttft_ms=[ms + engine.timing.request_ms() for ms in times],
         itl_ms=timing.pass_ns((), 1, shortest, shortest) / MS,
-        prefill_s=sum(times) * step * MS / SECOND,
-        decode_s=decode_ns / SECOND,
+        prefill_s=sum(times) * step * MS / SECOND / shape.ranks,
+        decode_s=decode_ns / SECOND / shape.ranks,
+        max_model_len=_fitted_length(engine, base, traffic),
     )
 
 
-def shapes(gpus: Sequence[str], degree: int | None) -> list[Shape]:
+def _fitted_length(engine: EngineConfig, base: Mapping[str, object], traffic: Traffic) -> int | None:
+    """Return the length of request that vLLM has to be started with because its cache doesn't hold a longer one; ``None`` if
+    it holds one of the model's length. Raises ``KvyardError`` if vLLM wouldn't start, or too many prompts wouldn't fit.
+    """
+    if engine.backend != "vllm" or engine.max_model_len is None:
+        return None
+    most = longest_request(engine.specs, engine.max_model_len, engine.max_num_batched_tokens, engine.num_gpu_blocks)
+    if most >= engine.max_model_len:
+        return None
+    if base.get("max_model_len") is not None:
+        raise KvyardError(
+            f"its cache holds a request of {most:,} tokens at most, and vLLM doesn't start with --max-model-len "
+            f"{engine.max_model_len}"
+        )
+    share = traffic.too_long(most) / traffic.requests
+    if share > REJECTED:
+        raise KvyardError(
+            f"its cache holds a request of {most:,} tokens at most, and {share:.1%} of the prompts are longer"
+        )
+    return most
+
+
+def shapes(
+    gpus: Sequence[str], degree: int | None = None, stages: int | None = None, ranks: int | None = None
+) -> list[Shape]:
     """Return the plain shapes to look at first: each card at ``degree`` of tensor parallelism, or at each if it is open."""
     degrees = TENSOR_PARALLEL if degree is None else (degree,)
-    return [Shape(gpu, degree) for gpu in gpus for degree in degrees]
+    return [Shape(gpu, degree, stages=stages or 1, ranks=ranks or 1) for gpu in gpus for degree in degrees]
 
 
 def roomier(shape: Shape, base: Mapping[str, object]) -> list[list[Shape]]:

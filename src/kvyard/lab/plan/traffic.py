@@ -34,6 +34,8 @@ class Traffic(msgspec.Struct, frozen=True):
     """Arrivals that are apart, as ``--jitter`` takes them; 0 if they aren't on one clock."""
     tick: float = 0.0
     """Seconds of the trace between two of these: the median."""
+    arrivals: Tokens | None = None
+    """Nanoseconds since the trace began; ``None`` if they aren't on one clock."""
 
     @property
     def requests(self) -> int:
@@ -54,6 +56,17 @@ class Traffic(msgspec.Struct, frozen=True):
         """True if the arrivals share few stamps: the recorder's clock may have made bursts."""
         return 0 < self.stamps <= self.stamped / SHARED and self.tick >= LEAST_TICK
 
+    def busiest(self, count: int) -> int:
+        """Return the place of the first of the ``count`` requests in a row with the most tokens to compute a second; the
+        first ones if arrivals aren't on one clock.
+        """
+        if self.arrivals is None or count >= self.requests:
+            return 0
+        work = np.concatenate(([0], np.cumsum(self.new + self.outputs)))
+        times = np.maximum.accumulate(self.arrivals)
+        took = np.maximum(times[count - 1 :] - times[: len(times) - count + 1], 1)
+        return int(np.argmax((work[count:] - work[:-count]) / took))
+
     def __str__(self) -> str:
         return self.text(f"{self.requests:,} requests")
 
@@ -73,7 +86,7 @@ def read_traffic(requests: Iterable[TraceRequest], *, speedup: float = 1.0, clos
 
     Raises ``KvyardError`` as reading the trace does, and for a trace without a request.
     """
-    inputs, outputs, new = [], [], []
+    inputs, outputs, new, arrivals = [], [], [], []
     seen: set[int] = set()
     starts: list[int] = []
     first = last = stamp = stamped = 0
@@ -92,6 +105,7 @@ def read_traffic(requests: Iterable[TraceRequest], *, speedup: float = 1.0, clos
                 known -= 1
                 break
         seen.update((ids or ())[known:])
+        arrivals.append(request.arrival)
         inputs.append(request.input_length)
         outputs.append(max(1, request.output_length))
         # The last token of a prompt is always computed: its logits make the first token of the answer.
@@ -101,4 +115,5 @@ def read_traffic(requests: Iterable[TraceRequest], *, speedup: float = 1.0, clos
     seconds = 0.0 if closed else (last - first) / SECOND / speedup
     stamps = 0 if closed else len(starts)
     tick = float(np.median(np.diff(starts))) / SECOND if stamps > 1 else 0.0
-    return Traffic(np.array(inputs), np.array(outputs), np.array(new), seconds, stamped, stamps, tick)
+    times = None if closed else np.array(arrivals)
+    return Traffic(np.array(inputs), np.array(outputs), np.array(new), seconds, stamped, stamps, tick, times)

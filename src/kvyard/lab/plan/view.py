@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from kvyard.engine.timing.error_range import LEVEL
-from kvyard.lab.plan.plan import Planned
+from kvyard.lab.plan.plan import REQUESTS_PER_SECOND, Planned
 from kvyard.lab.plan.search import ROUTERS, FleetOption
-from kvyard.lab.plan.serve import serve_commands
-from kvyard.lab.plan.shape import Shape
+from kvyard.lab.plan.serve import serve_commands, serve_notes
+from kvyard.lab.plan.shape import KV_DTYPES, Shape
 from kvyard.lab.study import Chart, Result, Row, Section, Table, columns
 from kvyard.lab.study.charts import ANSWER, STANDINGS, Dot, Dots, dots
 from kvyard.lab.study.settings_file import as_toml
@@ -16,7 +17,8 @@ from kvyard.replay.report.answers import limits as savings
 from kvyard.replay.report.answers import time_parts
 from kvyard.replay.report.html import tile
 from kvyard.replay.report.metrics import COST
-from kvyard.replay.report.slo import WANTED, Limit, kept, missed
+from kvyard.replay.report.room import MOST_CARDS
+from kvyard.replay.report.slo import OF_A_RUN, WANTED, Limit, kept, missed
 from kvyard.replay.settings import SETTINGS
 from kvyard.settings import duration
 
@@ -50,11 +52,16 @@ def view(planned: Planned) -> Result:
         commands = serve_commands(settings, answer)
         roles = ["prefill ", "decode "] if answer.prefill else [""]
         counts = [answer.prefill, answer.workers - answer.prefill] if answer.prefill else [answer.workers]
-        for role, count, command in zip(roles, counts, commands, strict=True):
-            lines += [f"# start {count} {role}engine{'s' if count > 1 else ''} with", command]
+        for role, count, command in zip(roles, counts, commands or [""] * len(roles), strict=True):
+            engines = f"# start {count} {role}engine{'s' if count > 1 else ''}"
+            lines += [f"{engines} with", command] if command else [engines]
+        lines += [f"# {note}" for note in serve_notes(settings, answer)]
+        lines += _whole(planned) if planned.part.first is not None else []
         prices = planned.prices[answer.shape.gpu]
         header = [f"kvyard plan {planned.trace}: {asked}", *sentences, *lines]
-        if planned.left_out:
+        if planned.part.first is not None:
+            header.append(f"These requests: kvyard trace slice {planned.trace} part.jsonl{_slice(planned)}")
+        elif planned.left_out:
             header.append(f"For the same requests in a replay: --max-tokens {planned.max_tokens}")
         files["plan.toml"] = lambda: as_toml("plan", header, settings, prices)
     return Result(
@@ -118,7 +125,8 @@ def paragraph(planned: Planned) -> list[str]:
         sentences.append(_over(planned))
     sentences += [_setup(planned, answer), _sure(planned, answer)]
     sentences.append(f"In this fleet {_limiting(answer)}.")
-    sentences += [_cheaper(planned, answer), _better(planned, answer), _growth(planned), _other_card(planned, answer)]
+    sentences += [_own_cache(planned, answer), _cheaper(planned, answer), _better(planned, answer)]
+    sentences += [_growth(planned), _other_card(planned, answer)]
     sentences.append(_traffic(planned))
     if planned.interrupted:
         sentences.append("The search was interrupted: this is the best so far.")
@@ -133,9 +141,7 @@ def money(planned: Planned, price: float) -> str:
 def describe(fleet: FleetOption) -> str:
     """Return a fleet for people: ``24 H100 as 12 workers of 2 (TP2)``."""
     shape = fleet.shape
-    each = (
-        f" of {shape.tensor_parallel_size} (TP{shape.tensor_parallel_size})" if shape.tensor_parallel_size > 1 else ""
-    )
+    each = f" of {shape.cards} ({shape.split})" if shape.cards > 1 else ""
     how = f"{fleet.workers} worker{'s' if fleet.workers != 1 else ''}{each}"
     if fleet.prefill:
         how = f"{fleet.prefill} prefill and {fleet.workers - fleet.prefill} decode workers{each}"
@@ -143,18 +149,25 @@ def describe(fleet: FleetOption) -> str:
     if shape.kv_cache_dtype != "auto":
         extras.append(f"an {shape.kv_cache_dtype.upper()} KV cache")
     if shape.host_gib:
-        extras.append(f"{shape.host_gib * shape.tensor_parallel_size} GiB of host memory a worker for KV blocks")
+        whose = "rank" if shape.ranks > 1 else "worker"
+        extras.append(f"{shape.host_gib_per_rank} GiB of host memory a {whose} for KV blocks")
     if fleet.router != ROUTERS[0]:
         extras.append(f"{fleet.router} routing")
     return f"{fleet.cards} {shape.gpu.upper()} as {how}{''.join(f', {extra}' for extra in extras)}"
 
 
 def _take(planned: Planned, answer: FleetOption) -> str:
-    price = planned.prices[answer.shape.gpu].card
     return (
-        f"Take {describe(answer)}: {money(planned, answer.cost)} ({price:g} a card, {planned.price_list.date}). "
+        f"Take {describe(answer)}: {money(planned, answer.cost)} ({_card_price(planned, answer)}). "
         f"{kept(answer.values, planned.limits)}."
     )
+
+
+def _card_price(planned: Planned, answer: FleetOption) -> str:
+    """Return the price of the answer's card with its date; a price that was set has none."""
+    gpu = answer.shape.gpu
+    price = planned.prices[gpu].card
+    return f"{price:g} a card, {planned.price_list.date if price == planned.price_list.card(gpu) else 'your price'}"
 
 
 def _setup(planned: Planned, answer: FleetOption) -> str:
@@ -165,10 +178,20 @@ def _setup(planned: Planned, answer: FleetOption) -> str:
     tokens = planned.search.alone[shape].engine.capacity_tokens
     host = " and no host memory"
     if shape.host_gib:
-        host = f" and {shape.host_gib * shape.tensor_parallel_size} GiB of host memory"
+        host = f" and {shape.host_gib_per_rank} GiB of host memory"
     elif any(SETTINGS.parse({name: planned.base.get(name) for name in ("host_bytes", "host_blocks")}).values()):
         host = ""
-    return f"Route with {router}, {split}; a worker has room for {tokens:,} KV tokens on its cards{host}."
+    whose, cards = ("rank", shape.cards // shape.ranks) if shape.ranks > 1 else ("worker", shape.cards)
+    where = "its cards" if cards > 1 else "its card"
+    sentence = f"Route with {router}, {split}; a {whose} has room for {tokens:,} KV tokens on {where}{host}."
+    if answer.max_model_len is not None:
+        own = planned.search.alone[shape].engine.max_model_len
+        sentence += f" So its longest request is {answer.max_model_len:,} tokens, where the model's own is {own:,}."
+    if shape.tensor_parallel_size > MOST_CARDS:
+        sentence += (
+            f" A worker spans nodes of {MOST_CARDS} cards, and its times are those of one node's links: measure them."
+        )
+    return sentence
 
 
 def _sure(planned: Planned, answer: FleetOption) -> str:
@@ -217,6 +240,26 @@ def _none(planned: Planned) -> list[str]:
     ]
 
 
+def _slice(planned: Planned) -> str:
+    """Return the flags that cut the replayed requests out of the trace."""
+    part = planned.part
+    longest = f" --max-tokens {part.max_tokens}" if part.max_tokens is not None else ""
+    return f" --skip {part.skip} --first {part.first}{longest}"
+
+
+def _whole(planned: Planned) -> list[str]:
+    """Return the command that holds an answer for a part of a large trace against all of it."""
+    slo = ",".join(f"{limit.name}<{limit.value:g}" for limit in planned.limits if limit.name in OF_A_RUN)
+    words = ["kvyard", "replay", planned.trace, "--config", str(planned.folder / "plan.toml")]
+    words += ["--slo", slo] if slo else []
+    words += ["--max-tokens", str(planned.max_tokens)] if planned.max_tokens is not None else []
+    minutes = planned.whole.requests / REQUESTS_PER_SECOND / 60
+    return [
+        f"# hold it against all {planned.whole.requests:,} requests, in about {minutes:,.0f} min, with",
+        shlex.join(words),
+    ]
+
+
 def _traffic(planned: Planned) -> str:
     left_out = f" Left out as longer than --max-tokens: {planned.left_out:,}." if planned.left_out else ""
     return f"The traffic: {planned.about_traffic}.{left_out}{_bunched(planned)}"
@@ -252,7 +295,24 @@ def _limiting(answer: FleetOption) -> str:
         return "what limits it isn't known"
     found = savings(answer.report, parts)
     first, whole = LIMITING[found.of_first], LIMITING[found.of_whole]
+    if first == whole:
+        return f"{first.removesuffix(' it')} both the first token and the whole answer"
     return f"{first.removesuffix(' it')} the first token, and {whole.removesuffix(' it')} the whole answer"
+
+
+def _own_cache(planned: Planned, answer: FleetOption) -> str:
+    """Return a sentence on the cheapest fleet with the model's own KV cache type, if the answer has another that nobody set."""
+    if answer.shape.kv_cache_dtype == KV_DTYPES[0]:
+        return ""
+    own = [fleet for fleet in planned.search.candidates if fleet.met and fleet.shape.kv_cache_dtype == KV_DTYPES[0]]
+    kind = answer.shape.kv_cache_dtype.upper()
+    if not own:
+        return f"An {kind} cache may cost accuracy, so check that; no fleet without it that was replayed keeps the SLO."
+    cheapest = min(own, key=lambda fleet: fleet.cost)
+    return (
+        f"An {kind} cache may cost accuracy, so check that; without it the cheapest is {describe(cheapest)}, "
+        f"{money(planned, cheapest.cost)}."
+    )
 
 
 def _cheaper(planned: Planned, answer: FleetOption) -> str:
@@ -358,6 +418,9 @@ def _row(planned: Planned, fleet: FleetOption) -> dict[str, Any]:
         "workers": fleet.workers,
         "prefill": fleet.prefill,
         "tensor_parallel_size": fleet.shape.tensor_parallel_size,
+        "pipeline_parallel_size": fleet.shape.stages,
+        "dp_size": fleet.shape.ranks,
+        "max_model_len": fleet.max_model_len,
         "kv_cache_dtype": fleet.shape.kv_cache_dtype,
         "host_gib_per_card": fleet.shape.host_gib,
         "router": fleet.router,
@@ -378,7 +441,7 @@ def _tiles(planned: Planned) -> list[str]:
             "cost",
             f"{answer.cost:,.2f}",
             f"{planned.price_list.currency} an hour",
-            f"prices of {planned.price_list.date}",
+            _card_price(planned, answer),
         ),
     ]
     for limit in planned.limits:

@@ -68,6 +68,8 @@ class Table(msgspec.Struct, kw_only=True):
             values = [row.values.get(metric.name) for row in self.rows]
             known = any(value is not None for value in values)
             some = any(values) if self.runs or metric.shown == "rare" else known
+            if metric.name == "rejected" and "rejected_share" in self.shown:
+                continue  # one column of them is enough
             if (metric.name in self.shown and known) or (metric.shown in levels and some):
                 by_name[metric.name] = metric
         return list(by_name.values())

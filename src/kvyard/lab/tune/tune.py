@@ -24,7 +24,7 @@ from kvyard.lab.tune.trial import Trial, make_trial
 from kvyard.lab.tune.view import Tuned
 from kvyard.replay.report import Report
 from kvyard.replay.report.metrics import COST
-from kvyard.replay.report.slo import Limit, missed
+from kvyard.replay.report.slo import Limit, missed, without_value
 from kvyard.replay.settings import SETTINGS
 
 JOURNAL = "study.journal"
@@ -217,6 +217,8 @@ class _Search:
             absent = [goal.name for goal in tuned.goals if values[goal.name] is None]
             if absent and part != tuned.parts.test:
                 trial.fail(f"no request has a metric {absent[0]}: that can't be a goal here")
+            elif (name := without_value(values, tuned.limits)) and part != tuned.parts.test:
+                trial.fail(f"no request has a metric {name}: that can't be limited here")
             else:
                 results[trial.identity] = values, violation
         return results

@@ -34,7 +34,8 @@ RULE = f"Rejected requests count as missed: with more than {REJECTED:.0%} of the
 FORM = "as in ttft=500,itl=20 or ttft_p99<1s"
 WANTED: Mapping[str, Metric] = {**METRICS, COST.name: COST}
 """Metrics that can be a goal or a limit."""
-_PART = re.compile(r"\s*(\w+)\s*(<=|>=|≤|≥|<|>|=)\s*(\S.*?)\s*")
+_PART = re.compile(r"\s*([\w.]+)\s*(<=|>=|≤|≥|<|>|=)\s*(\S.*?)\s*")
+_SIGN = re.compile(r"[<>=≤≥]")
 _TIME = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)\s*([a-zµ]*)")
 
 
@@ -101,7 +102,8 @@ def wanted_metric(name: str, flag: str) -> Metric:
     if name in WANTED and WANTED[name].better:
         return WANTED[name]
     known = [metric.name for metric in WANTED.values() if metric.better]
-    near = get_close_matches(name, known, 1, 0.6)
+    turned = "_".join(reversed(name.split("_")))
+    near = [turned] if turned in known else get_close_matches(name, known, 1, 0.6)
     hint = f"did you mean {near[0]}? " if near else ""
     spread = (*LATENCIES, *SESSIONS)
     plain = [metric for metric in known if metric.rpartition("_")[0] not in spread]
@@ -159,6 +161,16 @@ def violation(values: Mapping[str, float | None], limits: Sequence[Limit]) -> fl
             missed += max(0.0, limit.violation(value))
     rejected = values.get("rejected_share") or 0.0
     return missed + (rejected / REJECTED if too_many_rejected(rejected) else 0.0)
+
+
+def without_value(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
+    """Return the first limited metric that a run doesn't have, which would be kept by every run; empty if there is none. Times
+    between tokens are no such metric: answers of one token have none.
+    """
+    for limit in limits:
+        if values.get(limit.name) is None and not limit.name.startswith(("itl_", "tpot_")):
+            return limit.name
+    return ""
 
 
 def missed(values: Mapping[str, float | None], limits: Sequence[Limit]) -> str:
@@ -236,10 +248,13 @@ def _parts(text: str) -> Iterator[tuple[str, str, str, str]]:
         matched = _PART.fullmatch(part)
         if matched is None:
             raise KvyardError(f"an SLO has names and limits, {FORM}; not {part.strip()!r}")
-        if matched[1] in names:
-            raise KvyardError(f"{matched[1]} is named twice in the SLO: leave one of the two out")
-        names.add(matched[1])
-        yield part.strip(), matched[1], matched[2], matched[3]
+        if _SIGN.search(matched[3]):
+            raise KvyardError(f"an SLO has commas between its limits, {FORM}; not {part.strip()!r}")
+        name = matched[1].lower()
+        if name in names:
+            raise KvyardError(f"{name} is named twice in the SLO: leave one of the two out")
+        names.add(name)
+        yield part.strip(), name, matched[2], matched[3]
 
 
 def _upper(text: str) -> Iterator[tuple[str, str]]:
