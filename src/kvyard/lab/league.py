@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvyard.lab.study import Result, Row, Section, Study, Table, columns, own_options
-from kvyard.lab.study.advice import Advice, AdviceOption, front, least_behind, rejection_rule
+from kvyard.lab.study.advice import Advice, AdviceOption, front, least_behind, rejection_rule, rejections
 from kvyard.lab.study.certainty import Evidence, evidence_of
 from kvyard.lab.study.charts import Bar, bars
 from kvyard.lab.study.runs import run_page
@@ -204,6 +204,8 @@ def advice(cells: Mapping[str, Sequence[Standing]], limits: Sequence[Limit] = ()
         worst = max(options.values(), key=lambda group: min(option.violation for option in group))
         best = min(worst, key=lambda option: option.violation)
         why = missed(best.values, limits)
+        if not limits:
+            return Advice("", [f"No policy can be recommended: {rejections(best.values)}."])
         sentence = f"No policy of {len(worst)} meets the SLO ({wanted}). The closest is {best.name}: {why}."
         return Advice("", [sentence]).also(rejection_rule(worst))
     recommendation = least_behind(kept)

@@ -52,6 +52,14 @@ def test_the_cheapest_that_is_nearly_as_good() -> None:
     assert not lowest_ttft([]).choice
 
 
+def test_a_choice_that_rejects_requests_says_so() -> None:
+    few, many = (lowest_ttft([fleet(2, 400.0, rejected_share=share)]) for share in (0.01, 0.065))
+    assert len(few.sentences) == 1
+    assert (
+        many.sentences[-1].startswith("But 6.5% of the requests are rejected") and "--max-tokens" in many.sentences[-1]
+    )
+
+
 def test_the_cheapest_that_keeps_the_limits() -> None:
     fleets = [fleet(count, ttft, (LIMIT,)) for count, ttft in ((2, 900.0), (4, 410.0), (8, 300.0))]
     said = answer(fleets, [COST], [LIMIT], str(LIMIT))

@@ -58,7 +58,7 @@ def view(planned: Planned) -> Result:
         lines += [f"# {note}" for note in serve_notes(settings, answer)]
         lines += _whole(planned) if planned.part.first is not None else []
         prices = planned.prices[answer.shape.gpu]
-        header = [f"kvyard plan {planned.trace}: {asked}", *sentences, *lines]
+        header = [f"kvyard plan {planned.trace}: {asked}", *sentences, *(line.removeprefix("# ") for line in lines)]
         if planned.part.first is not None:
             header.append(f"These requests: kvyard trace slice {planned.trace} part.jsonl{_slice(planned)}")
         elif planned.left_out:

@@ -14,6 +14,7 @@ import msgspec
 from kvyard.lab.study.certainty import Evidence, limits_text, order_text
 from kvyard.lab.study.table import Values
 from kvyard.replay.report.metrics import COST, METRICS, Metric
+from kvyard.replay.report.report import too_many_rejected
 from kvyard.replay.report.slo import RULE, WANTED, Limit, missed
 
 NEAR = 0.05
@@ -137,6 +138,17 @@ def rejection_rule(candidates: Sequence[AdviceOption]) -> str:
     return RULE if any(candidate.values.get("rejected_share") for candidate in candidates) else ""
 
 
+def rejections(values: Values) -> str:
+    """Return that a run rejects more than may be, and what helps; empty if it doesn't."""
+    share = values.get("rejected_share") or 0.0
+    if not too_many_rejected(share):
+        return ""
+    return (
+        f"{share:.1%} of the requests are rejected, and times are those of the others (--max-tokens leaves out requests that "
+        "are too long, more memory for KV blocks takes them)"
+    )
+
+
 def in_order(best: AdviceOption, other: AdviceOption, metric: Metric) -> str:
     """Say whether the order of two candidates in ``metric`` stands in spite of the error; empty without evidence."""
     both = [(candidate.name, _value(candidate, metric), candidate.evidence) for candidate in (best, other)]
@@ -156,9 +168,14 @@ def lowest_ttft(candidates: Sequence[AdviceOption]) -> Advice:
     if cheap.cost == best.cost:
         return Advice(
             best.name, [f"Take {best.name}: {lowest}, and none within {NEAR:.0%} of it is cheaper: {_price(best)}."]
-        ).also(in_order(best, second, TTFT) if second is not None else "")
+        ).also(in_order(best, second, TTFT) if second is not None else "", _rejecting(best))
     cheapest = f"Within {NEAR:.0%} of it, {cheap.name} is the cheapest: {_text(cheap, TTFT)}, {_price(cheap)}."
-    return Advice(cheap.name, [f"{best.name} has {lowest}: {_price(best)}. {cheapest}"])
+    return Advice(cheap.name, [f"{best.name} has {lowest}: {_price(best)}. {cheapest}"]).also(_rejecting(cheap))
+
+
+def _rejecting(choice: AdviceOption) -> str:
+    words = rejections(choice.values)
+    return f"But {words}." if words else ""
 
 
 def with_foresight(candidates: Sequence[AdviceOption]) -> str:
