@@ -49,6 +49,9 @@ people derive from or pickle.
 UNITS = 8
 """C files that the modules are put together into: each costs another reading of the headers, fewer cost more memory each."""
 CORES = min(os.cpu_count() or 1, 4)
+HIDDEN = "-fvisibility=hidden"
+"""Calls between compiled modules are direct ones; else each would go through the linker's table, as if another library could
+replace the function."""
 
 
 class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -199,11 +202,12 @@ def build(extensions: list[Any], target: Path, progress: Progress) -> None:
             super().build_extensions()
 
         def compile_source(self, extension: Any, source: str) -> list[str]:
+            unix = self.compiler.compiler_type == "unix"
             objects: list[str] = self.compiler.compile(
                 [source],
                 output_dir=self.build_temp,
                 include_dirs=extension.include_dirs,
-                extra_postargs=extension.extra_compile_args,
+                extra_postargs=[*extension.extra_compile_args, *([HIDDEN] if unix else [])],
             )
             return objects
 
