@@ -95,23 +95,10 @@ def view(study: Study) -> Result:
                 [AdviceOption(standing.policy, standing.values) for places in cells.values() for standing in places]
             )
         )
-    tables = {}
-    for cell, places in cells.items():
-        rows = [
-            Row(
-                cells={
-                    "policy": f"{place.policy}{' *' if place.front else ''}",
-                    **({"SLO": "NOT met" if violation(place.values, limits) > 0 else "met"} if limits else {}),
-                },
-                values=place.values,
-                link=place.link,
-            )
-            for place in places
-        ]
-        note = "; overloaded: its queues decide" if cell in jammed else ""
-        base = places[0].values
-        shown = tuple(dict.fromkeys((*(limit.name for limit in limits), *SHOWN)))
-        tables[cell] = Table(rows=rows, title=f"{cell}{note}", shown=shown, changes=("ttft_mean",), base=base)
+    tables = {
+        cell: _table(f"{cell}; overloaded: its queues decide" if cell in jammed else cell, places, limits)
+        for cell, places in cells.items()
+    }
     text = "has the lowest mean TTFT. Starred: no policy has both a lower mean TTFT and a lower ITL p99."
     return Result(
         kind="league",
@@ -148,6 +135,23 @@ def view(study: Study) -> Result:
             for cell, places in cells.items()
         ],
     )
+
+
+def _table(title: str, places: Sequence[Standing], limits: Sequence[Limit]) -> Table:
+    """Return the table of one cell."""
+    rows = [
+        Row(
+            cells={
+                "policy": f"{place.policy}{' *' if place.front else ''}",
+                **({"SLO": "NOT met" if violation(place.values, limits) > 0 else "met"} if limits else {}),
+            },
+            values=place.values,
+            link=place.link,
+        )
+        for place in places
+    ]
+    shown = tuple(dict.fromkeys((*(limit.name for limit in limits), *SHOWN)))
+    return Table(rows=rows, title=title, shown=shown, changes=("ttft_mean",), base=places[0].values)
 
 
 def standings(study: Study) -> dict[str, list[Standing]]:

@@ -260,7 +260,6 @@ class PromptReader:
         if len(pieces) == 1 and not by_thread:
             return self._named_whole(tokens_of(0), namespace, too_long)
         known, identity = self.known, self._identity
-        size = identity.block_size
         if namespace.lora_name is not None or namespace.salt is not None:
             kind += repr((namespace.lora_name, namespace.salt)).encode("utf-8", "surrogatepass")
         last = len(pieces) - 1
@@ -273,49 +272,29 @@ class PromptReader:
             tokenized = await loop.run_in_executor(
                 _THREADS, lambda: [tokens_of(index) for index in range(done, last + 1)]
             )
-        count, rest = (path[-1].tokens, path[-1].rest) if path else (0, ())
-        parent: int | None = None
-        for run in reversed(path):
-            if run.names:
-                parent = int.from_bytes(run.names[-8:], sys.byteorder)
-                break
+        naming = _BlockNames(identity, namespace, path)
+        count = naming.tokens
         known.found += count
-        fresh: list[bytes] = []
-        runs: list[KnownRun] = []
         batch: list[Sequence[int]] = []
         """Tokens of runs that have no names yet: those of many are made at once."""
-        turn = count
         for index in range(done, last + 1):
             batch.append(tokens_of(index) if tokenized is None else tokenized[index - done])
             count += len(batch[-1])
-            if index < last and count - turn <= TURN:
+            if index < last and count - naming.tokens <= TURN:
                 continue
             if too_long(count):
                 # How long it is, is worth knowing all the same.
                 count += sum(len(tokens_of(later)) for later in range(index + 1, last + 1))
                 return ReadPrompt((), count, single=True)
-            start = turn - len(rest)
-            ready = _joined(rest, batch)
-            whole = len(ready) // size * size
-            names = array("Q", identity.keys_after(parent, start, ready[:whole], namespace)).tobytes()
-            if names:
-                parent = int.from_bytes(names[-8:], sys.byteorder)
-            fresh.append(names)
-            end, block = turn - start, 0
-            for ids in batch if index < last else batch[:-1]:
-                end += len(ids)
-                blocks = end // size
-                runs.append(KnownRun(names[8 * block : 8 * blocks], start + end, tuple(ready[blocks * size : end])))
-                block = blocks
-            rest = tuple(ready[whole:])
-            batch, turn = [], count
+            naming.add(batch, index == last)
+            batch = []
             if index < last:
                 await pause()
-        _packed(rest)  # what is behind the last full block was looked at by nothing yet
+        _packed(naming.rest)  # what is behind the last full block was looked at by nothing yet
         known.read += count
-        if runs:
-            known.add(digests[done:], runs)
-        return ReadPrompt(names_of(path, fresh), count, rest, single=True)
+        if naming.runs:
+            known.add(digests[done:], naming.runs)
+        return ReadPrompt(names_of(path, naming.names), count, naming.rest, single=True)
 
     def _named_whole(self, ids: Sequence[int], namespace: Namespace, too_long: TooLong) -> ReadPrompt:
         """Return the names of a prompt that is shorter than a run: of those nothing is kept."""
@@ -383,6 +362,41 @@ class PromptReader:
             )
             self._cutter.cuts = False
         self.known.clear()
+
+
+class _BlockNames:
+    """Names of a prompt's blocks behind the runs that are known, made as its tokens come."""
+
+    __slots__ = ("_identity", "_namespace", "_parent", "names", "rest", "runs", "tokens")
+
+    def __init__(self, identity: Identity, namespace: Namespace, path: Sequence[KnownRun]) -> None:
+        self._identity = identity
+        self._namespace = namespace
+        named = next((run.names for run in reversed(path) if run.names), None)
+        self._parent = None if named is None else int.from_bytes(named[-8:], sys.byteorder)
+        self.tokens, self.rest = (path[-1].tokens, path[-1].rest) if path else (0, ())
+        """Tokens so far, and those of them behind the last full block."""
+        self.names: list[bytes] = []
+        self.runs: list[KnownRun] = []
+
+    def add(self, batch: Sequence[Sequence[int]], ends: bool) -> None:
+        """Take in the tokens of the next runs; if the prompt ``ends`` with them, the last of them is no run."""
+        size = self._identity.block_size
+        start = self.tokens - len(self.rest)
+        ready = _joined(self.rest, batch)
+        whole = len(ready) // size * size
+        names = array("Q", self._identity.keys_after(self._parent, start, ready[:whole], self._namespace)).tobytes()
+        if names:
+            self._parent = int.from_bytes(names[-8:], sys.byteorder)
+        self.names.append(names)
+        end, block = len(self.rest), 0
+        for ids in batch[:-1] if ends else batch:
+            end += len(ids)
+            blocks = end // size
+            self.runs.append(KnownRun(names[8 * block : 8 * blocks], start + end, tuple(ready[blocks * size : end])))
+            block = blocks
+        self.rest = tuple(ready[whole:])
+        self.tokens = start + len(ready)
 
 
 def _packed(ids: Sequence[int]) -> "array[int]":

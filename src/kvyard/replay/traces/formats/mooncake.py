@@ -9,7 +9,7 @@ hints are ``session_end``, ``ttl`` (ms) with ``ttl_then``, and ``conversation``,
 ``tool_call`` says that an answer called a tool, ``tenant`` who the request belongs to.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -89,13 +89,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
             ("input_length", "output_length"),
         )
         if ids is not None:
-            check_ids(ids, size, tokens_in)
-            if min(ids) < 0:
-                raise BadRow(f"hash_ids holds {min(ids)}: ids can't be negative")
-            if max(ids) >> 64:
-                raise BadRow(
-                    f"hash_ids holds {max(ids)}: ids have at most 64 bits; shorten those that are longer hashes"
-                )
+            _check_ids(ids, size, tokens_in)
         stamp = fields.timestamp if fields.created_time is None else fields.created_time
         time = None if stamp is None else ns(stamp, MS, "timestamp")
         session, wait_for = fields.session_id, fields.wait_for
@@ -104,14 +98,7 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
         else:
             session = None if session is None else str(session)
             delay = _delay(reading, fields, time, session, sessions)
-        if delay is not None:
-            arrival = 0 if time is None else reading.offset(time)
-        else:
-            if sessions.timed is None:
-                sessions.timed = time is not None
-            if time is None and sessions.timed:
-                raise BadRow("timestamp is missing, and it waits for no other row")
-            arrival = 0 if time is None else reading.arrive(time)
+        arrival = _arrival(reading, time, delay, sessions)
         name = reading.name(number, fields.request_id)
         if session is not None:
             sessions.last[session] = time
@@ -136,6 +123,25 @@ def read(reading: Reading) -> Iterator[TraceRequest]:
         )
 
     return reading.rows(row)
+
+
+def _check_ids(ids: Sequence[int], size: int, tokens: int) -> None:
+    check_ids(ids, size, tokens)
+    if min(ids) < 0:
+        raise BadRow(f"hash_ids holds {min(ids)}: ids can't be negative")
+    if max(ids) >> 64:
+        raise BadRow(f"hash_ids holds {max(ids)}: ids have at most 64 bits; shorten those that are longer hashes")
+
+
+def _arrival(reading: Reading, time: int | None, delay: int | None, sessions: _MooncakeSessions) -> int:
+    """Return the arrival of a row with this time, which waits for others if it has a ``delay``."""
+    if delay is not None:
+        return 0 if time is None else reading.offset(time)
+    if sessions.timed is None:
+        sessions.timed = time is not None
+    if time is None and sessions.timed:
+        raise BadRow("timestamp is missing, and it waits for no other row")
+    return 0 if time is None else reading.arrive(time)
 
 
 def _hints(row: _MooncakeRow) -> Hints:
