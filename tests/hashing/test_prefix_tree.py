@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from array import array
+from itertools import accumulate, pairwise, takewhile
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvyard.hashing.prefix_tree import paint, parting, repaint
+from kvyard.hashing.prefix_tree import common_length, paint, parting, repaint
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5), st.integers(0, 5))
@@ -18,6 +19,15 @@ def test_chains_part_at_the_first_position_where_they_differ(same: int, more: in
     low = min(max(left, right), same - 1)
     left, right = min(left, low), min(right, low)
     assert parting(first[left:], second[right:], low, same + more, left, right) == same
+
+
+@given(st.binary(max_size=40), st.binary(max_size=20), st.binary(max_size=20))
+def test_a_common_length_is_that_of_item_by_item(start: bytes, left: bytes, right: bytes) -> None:
+    first, second = start + left, start + right
+    alike = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
+    assert common_length(first, second) == alike
+    assert common_length(list(first), list(second)) == alike
+    assert common_length(array("Q", first), array("Q", second)) == alike
 
 
 changes = st.lists(

@@ -6,6 +6,7 @@ differs.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from kvyard.hashing.keys import Keys
 
@@ -32,6 +33,20 @@ def agree_until(left: Keys, right: Keys, start: int, stop: int) -> int:
     if left is right or left[stop - 1] == right[stop - 1]:
         return stop
     return parting(left, right, start, stop - 1)
+
+
+def common_length(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return how many items two lists, arrays or texts begin with alike. They aren't chained, so each item is compared."""
+    same, most = 0, min(len(left), len(right))
+    if left[:most] == right[:most]:
+        return most
+    while most - same > 1:
+        middle = (same + most) >> 1
+        if left[same:middle] == right[same:middle]:
+            same = middle
+        else:
+            most = middle
+    return same
 
 
 def paint(

@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 from typing import TypeAlias
 
 from kvyard.errors import KvyardError
-from kvyard.hashing.prefix_tree import paint, parting, repaint
+from kvyard.hashing.prefix_tree import common_length, paint, parting, repaint
 from kvyard.index.backend import Rows, Usage
 from kvyard.index.bits import bits
 
@@ -104,10 +104,10 @@ class Segment:
         if most > 1:
             if off + 1 < len(mine) and mine[off + 1] == keys[first + 1]:
                 count = min(most, len(mine) - off)
-                return _common(mine[off : off + count].tolist(), keys[first : first + count]), 1
+                return common_length(mine[off : off + count].tolist(), keys[first : first + count]), 1
             if off and mine[off - 1] == keys[first + 1]:
                 count = min(most, off + 1)
-                return _common(mine[off - count + 1 : off + 1].tolist()[::-1], keys[first : first + count]), -1
+                return common_length(mine[off - count + 1 : off + 1].tolist()[::-1], keys[first : first + count]), -1
         return 1, 1
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
@@ -157,13 +157,6 @@ class Segment:
             self.masks.pop()
             self.stops.pop()
             del self.keys[self.stops[-1] if self.stops else 0 :]
-
-
-def _common(mine: list[int], theirs: Sequence[int]) -> int:
-    """Return the length of the common prefix of two lists."""
-    if mine == theirs:
-        return len(mine)
-    return next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), len(mine))
 
 
 class MemoryIndex:

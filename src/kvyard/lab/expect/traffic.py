@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from kvyard.decode_errors import DECODE_ERRORS
 from kvyard.errors import KvyardError
+from kvyard.hashing.prefix_tree import common_length
 from kvyard.replay.traces import Trace, TraceRequest
 from kvyard.replay.traces.files import records
 
@@ -146,20 +147,6 @@ class _Run:
         """By their first tokens."""
 
 
-def _common(first: array[int], other: array[int]) -> int:
-    """Return how many tokens both begin with."""
-    low, high = 0, min(len(first), len(other))
-    if first[:high] == other[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if first[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def _enter(root: _Run, names: Sequence[int]) -> int:
     """Enter a prompt; return how many of its tokens an earlier one began with."""
     text = array("Q", names)
@@ -169,7 +156,7 @@ def _enter(root: _Run, names: Sequence[int]) -> int:
         if child is None:
             run.children[text[position]] = _Run(text[position:])
             break
-        alike = _common(child.text, text[position:])
+        alike = common_length(child.text, text[position:])
         position += alike
         if alike < len(child.text):
             if position < len(text):

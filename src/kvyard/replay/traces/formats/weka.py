@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from kvyard.clock import SECOND
+from kvyard.hashing.prefix_tree import common_length
 from kvyard.replay.traces.errors import UNREADABLE, BadRow
 from kvyard.replay.traces.files import records
 from kvyard.replay.traces.formats.agents import RecordedTurn, weave
@@ -148,7 +149,7 @@ class _IdTexts:
 
     def ids(self, text: bytes, base: int) -> array[int]:
         """Return the numbers in ``text``, each plus ``base``. Raises ``BadRow``."""
-        same = _common_bytes(self._text, text)
+        same = common_length(self._text, text)
         cut = text.rfind(b",", 0, same)
         known, rest = (0, text) if cut < 0 else (text.count(b",", 0, cut + 1), b"[" + text[cut + 1 :])
         listed = msgspec.json.decode(rest, type=list[int])
@@ -158,20 +159,6 @@ class _IdTexts:
         ids.extend([id_ + base for id_ in listed] if base else listed)
         self._text, self._ids = text, ids
         return ids[:]
-
-
-def _common_bytes(first: bytes, second: bytes) -> int:
-    """Return the length of the common prefix in bytes."""
-    least, most = 0, min(len(first), len(second))
-    if first[:most] == second[:most]:
-        return most
-    while most - least > 1:
-        middle = (least + most) // 2
-        if first[least:middle] == second[least:middle]:
-            least = middle
-        else:
-            most = middle
-    return least
 
 
 FORMAT = Format(
