@@ -27,7 +27,7 @@ def test_a_common_length_is_that_of_item_by_item(start: bytes, left: bytes, righ
     alike = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
     assert common_length(first, second) == alike
     assert common_length(list(first), list(second)) == alike
-    assert common_length(array("Q", first), array("Q", second)) == alike
+    assert common_length(array("Q", list(first)), array("Q", list(second))) == alike
 
 
 changes = st.lists(
