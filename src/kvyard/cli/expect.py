@@ -131,9 +131,20 @@ def expect(
     from kvyard.lab.expect.traffic import read_traffic
     from kvyard.lab.expect.view import print_expectation
 
+    if counts.tolerance != counts.tolerance:
+        raise KvyardError("--tolerance is not a number: give percent of prompt tokens, such as 2")
     check_outputs(per_request, STDOUT if as_json else None, reads=[trace, *counts.files])
     given, page, notes = _engine(serve, counts)
     engine = {**given, **settings}
+    if not engine.keys() & {"model", "block_size", "groups"}:
+        raise KvyardError(
+            "which engine? Name it by --serve or --engine, by --model and --gpu, or by --block-size and --num-gpu-blocks"
+        )
+    if counts.engine is not None and not engine.keys() & {"model", "groups"}:
+        notes.append(
+            "The engine doesn't say which attention its model has, and the model is no preset: full attention is assumed. "
+            "For a hybrid, name --model."
+        )
     if live.watch is not None:
         if counts.files or per_request is not None or as_json or counts.events:
             raise KvyardError(
@@ -146,6 +157,8 @@ def expect(
     traffic = read_traffic(read_trace(trace, reading), **_part(engine))
     traffic.notes += notes
     counted = _counted(traffic, counts, page)
+    if counted is not None and counted.backend and "backend" not in engine:
+        engine["backend"] = counted.backend
     with patient() as obey:
         expectation = work_out(
             traffic,
@@ -177,8 +190,13 @@ def _engine(serve: str | None, counts: CountFlags) -> tuple[dict[str, object], s
 
         line = read_serve_line(serve)
         settings |= line.settings
+        if line.unmodelled:
+            notes.append(
+                f"Not modelled, though hits depend on it: {', '.join(line.unmodelled)}. Give what it comes to by settings of "
+                "kvyard replay, which win over the command line."
+            )
         if line.ignored:
-            notes.append(f"Flags that change no hit here: {', '.join(line.ignored)}.")
+            notes.append(f"Flags that aren't read: {', '.join(line.ignored)}.")
     if counts.engine is None:
         return settings, None, notes
     from kvyard.lab.expect.engine_visit import visit_engine
@@ -232,20 +250,35 @@ def _part(settings: Mapping[str, object]) -> dict[str, int | None]:
 
 
 def _counted(traffic: Traffic, counts: CountFlags, page: str | None) -> Counted | None:
-    from kvyard.lab.expect.counted import Counted, read_answers, read_page
+    from kvyard.lab.expect.counted import Counted, read_page
 
     metrics, before = counts.metrics, counts.metrics_before
     if before is not None and metrics is None and page is None:
         raise KvyardError("--metrics-before needs a page after the traffic: --metrics FILE, or --engine URL")
-    by_request = traffic.cached if counts.answers is None else read_answers(counts.answers)
-    text = page if metrics is None else _text(metrics)
-    if not text:
+    by_request = traffic.cached if counts.answers is None else _answers(traffic, counts.answers)
+    text = page or None if metrics is None else _text(metrics)
+    if page == "" and text is None:
+        traffic.notes.append("The engine has no /metrics (SGLang: --enable-metrics).")
+    if text is None:
         return Counted(source="cached_tokens of answers", by_request=by_request) if by_request else None
     counted = read_page(text, "its /metrics" if metrics is None else str(metrics))
     if before is not None:
         counted = counted.since(read_page(_text(before), str(before)))
     counted.by_request = by_request
     return counted
+
+
+def _answers(traffic: Traffic, path: Path) -> dict[str, int]:
+    """Return counts by request. Raises ``KvyardError`` if none of them is of a request of ``traffic``."""
+    from kvyard.lab.expect.counted import read_answers
+
+    cached = read_answers(path)
+    others = len(cached.keys() - {request.id for request in traffic.requests})
+    if others == len(cached):
+        raise KvyardError(f"no row of {path} has the id of a request: the first request is {traffic.requests[0].id!r}")
+    if others:
+        traffic.notes.append(f"{others:,} of {len(cached):,} rows of {path} are of no request of this traffic.")
+    return cached
 
 
 def _text(path: Path) -> str:

@@ -13,7 +13,9 @@ from kvyard.cli.app import main
 from kvyard.errors import KvyardError
 from kvyard.lab.expect.command_line import read_serve_line
 from kvyard.lab.expect.counted import UNCHECKED, read_answers, read_page
+from kvyard.lab.expect.engine_visit import settings_of
 from kvyard.lab.expect.traffic import read_traffic, repeated_tokens, shared_tokens
+from kvyard.replay.live.facts import EngineFacts
 from kvyard.replay.settings import make_config
 from kvyard.replay.traces import TraceRequest, open_trace
 
@@ -50,10 +52,110 @@ def test_sglang_and_trtllm() -> None:
     assert read_serve_line("sglang serve Qwen/Qwen3-8B").settings["block_size"] == 1, "its page, if no flag names one"
 
 
-@pytest.mark.parametrize("text", ["ollama serve", "vllm serve X --speculative-config {", "vllm serve 'X"])
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"/opt/venv/bin/vllm serve {LLAMA} --block_size=32",
+        f"env CUDA_VISIBLE_DEVICES=0,1 nohup vllm serve {LLAMA} --block-size 32 > log 2>&1 &",
+        f"docker run --gpus all -e A=b vllm/vllm-openai:v0.32.0 --model {LLAMA} --block-size 32",
+        f"python3 -m vllm.entrypoints.cli.main serve {LLAMA} --block-size 32",
+        f"vllm serve {LLAMA} --served-model-name a b c --block-size 32 --lora-modules x=/x y=/y",
+        f"vllm serve --enable-auto-tool-choice {LLAMA} --max-model-len auto --block-size 32",
+        f"vllm serve {LLAMA} --block-size 32 --max-model-len -1 --enable-log-requests false",
+    ],
+)
+def test_spellings_of_one_command(command: str) -> None:
+    line = read_serve_line(command)
+    assert line.settings == {"model": "llama-3.1-8b", "block_size": "32"} and not line.unmodelled
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ("--enable-prefix-caching=False -ep", {"enable_prefix_caching": False, "enable_expert_parallel": True}),
+        ("--max-model-len 32K --max-num-batched-tokens 8k", {"max_model_len": "32768", "max_num_batched_tokens": "8k"}),
+        ("-sc.method=eagle3 --speculative-config.num_speculative_tokens 3", {"num_speculative_tokens": 3}),
+        ("--spec-method mtp --spec-tokens 1", {"num_speculative_tokens": 1}),
+        ('-sc \'{"method": "draft_model", "model": "x", "num_speculative_tokens": 3}\'', {}),
+        ('-sc \'{"method": "mtp", "num_speculative_tokens": 3, "disable_eagle_block_drop": true}\'', {}),
+        ("-dp 2", {"dp_size": "2", "router": "least-loaded"}),
+        (
+            '--kv-transfer-config \'{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": '
+            '{"cpu_bytes_to_use": 1000}}\'',
+            {"host_bytes": 1000},
+        ),
+    ],
+)
+def test_flags_of_vllm(flags: str, settings: dict[str, object]) -> None:
+    line = read_serve_line(f"vllm serve {LLAMA} {flags}")
+    assert line.settings == {"model": "llama-3.1-8b", **settings} and not line.unmodelled
+
+
+def test_flags_of_sglang() -> None:
+    start = f"python -m sglang.launch_server --model-path {LLAMA} "
+    line = read_serve_line(f"{start} --page-size 64 --max-total-tokens 6400 --enable-hierarchical-cache --dp 2")
+    assert (line.settings["host_blocks"], line.settings["workers"], line.settings["router"]) == (
+        200,
+        "2",
+        "round-robin",
+    )
+    drafts = read_serve_line(
+        f"{start} --speculative-algo EAGLE --speculative-num-steps 3 --speculative-eagle-topk 4 "
+        "--speculative-num-draft-tokens 8 --swa-full-tokens-ratio 0.5 --enable-mixed-chunk"
+    )
+    assert drafts.settings["num_speculative_tokens"] == 3
+    assert drafts.settings["sglang"] == {
+        "speculative_eagle_topk": 4,
+        "speculative_num_draft_tokens": 8,
+        "swa_full_tokens_ratio": 0.5,
+        "enable_mixed_chunk": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("vllm serve X --kv-transfer-config.kv_connector LMCacheConnectorV1", "kv_transfer_config"),
+        ("vllm serve X --mamba-block-size 128", "mamba_block_size"),
+        ("vllm serve X -dcp 2", "decode_context_parallel_size"),
+        ("vllm serve X --config serve.yaml", "config"),
+        ("sglang serve X --speculative-algorithm EAGLE", "speculative_algorithm"),
+        ("trtllm-serve X --extra_llm_api_options x.yaml", "extra_llm_api_options"),
+    ],
+)
+def test_flags_that_hits_depend_on_are_named_apart(command: str, flag: str) -> None:
+    line = read_serve_line(command)
+    assert any(name.startswith(flag) for name in line.unmodelled) and flag not in line.ignored
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ollama serve", "vllm serve X --speculative-config {", "vllm serve 'X", "vllm bench serve", ""),
+        *("vllm serve X --num-gpu-blocks-override many", "vllm serve X --kv-offloading-size lots"),
+        *("vllm serve X --block-size", "vllm serve X --block-size sixteen", "sglang serve X --max-total-tokens x"),
+        *("sglang serve X --page-size big", "sglang serve X --schedule-policy best"),
+    ],
+)
 def test_other_command_lines_are_refused(text: str) -> None:
     with pytest.raises(KvyardError):
         read_serve_line(text)
+
+
+def test_settings_of_a_running_engine() -> None:
+    facts = EngineFacts(model="chat", root="openai/gpt-oss-20b", block_size=16, num_gpu_blocks=900, engines=2)
+    found = settings_of(facts)
+    assert found == {
+        "model": "gpt-oss-20b",
+        "block_size": 16,
+        "num_gpu_blocks": 900,
+        "dp_size": 2,
+        "router": "least-loaded",
+    }
+    assert "model" not in settings_of(EngineFacts(model="chat", root="/models/chat"))
 
 
 # -- counters -------------------------------------------------------------------------------------------------------------
@@ -87,17 +189,20 @@ def test_other_pages() -> None:
     stats = {"kvCacheStats": {"tokensPerBlock": 32, "reusedBlocks": 3, "missedBlocks": 5, "maxNumBlocks": 99}}
     blocks = read_page(json.dumps([{}, stats]))
     assert (blocks.queries, blocks.hits, blocks.notes) == (256, 96, [UNCHECKED])
-    for text in ("up 1\n", "[]", "{}"):
+    empty = {"kvCacheStats": {"tokensPerBlock": 0, "reusedBlocks": 3, "missedBlocks": 5}}
+    below = "vllm:prefix_cache_queries_total 5\nvllm:prefix_cache_hits_total -7\n"
+    for text in ("", "up 1\n", "[]", "{}", json.dumps([empty]), below, 'vllm:gpu_prefix_cache_hit_rate{x="y"} 0.3\n'):
         with pytest.raises(KvyardError):
             read_page(text)
 
 
 def test_counts_by_request(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}
-    rows = [{"request_id": "a", "cached": 5}, {"cached_tokens": 6}, {"id": "c", "usage": usage}]
-    assert read_answers(jsonl(tmp_path / "a.jsonl", *rows)) == {"a": 5, "2": 6, "c": 7}
-    with pytest.raises(KvyardError, match="line 1"):
-        read_answers(jsonl(tmp_path / "b.jsonl", {"usage": {}}))
+    rows = [{"request_id": 0, "cached": 5}, {"cached_tokens": 6}, {"id": "c", "usage": usage}]
+    assert read_answers(jsonl(tmp_path / "a.jsonl", *rows)) == {"0": 5, "2": 6, "c": 7}
+    for bad in ({"usage": {}}, {"cached": -5}):
+        with pytest.raises(KvyardError, match="line 1"):
+            read_answers(jsonl(tmp_path / "b.jsonl", bad))
 
 
 # -- traffic --------------------------------------------------------------------------------------------------------------
@@ -176,4 +281,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["cause"] == "caching-off" and found["flagged"] and found["fault"] and found["counted"] == 0
     assert run("expect", trace, "--serve", "ollama serve") == 2
-    assert run("expect", trace, "--metrics-before", page) == 2
+    assert run("expect", trace, *flags, "--metrics-before", page) == 2
+    assert run("expect", trace, "--answers", answers) == 2, "no engine"
+    assert "which engine?" in capsys.readouterr().err
+    strangers = jsonl(tmp_path / "strangers.jsonl", {"id": "cmpl-1", "cached": 5})
+    assert run("expect", trace, *flags, "--answers", strangers) == 2
+    assert "has the id of a request" in capsys.readouterr().err
+    page.write_text("")
+    assert run("expect", trace, *flags, "--metrics", page) == 2
+    assert run("expect", trace, *flags, "--tolerance", "nan") == 2

@@ -112,6 +112,11 @@ def hub_names() -> dict[str, str]:
     return {hub: name for name in presets() for hub in preset(name)["hub"]}
 
 
+def hub_preset(name: str) -> str | None:
+    """Return the preset of a published model, whatever the case of its name; ``None`` if it has none."""
+    return next((preset for hub, preset in hub_names().items() if hub.lower() == name.lower()), None)
+
+
 def preset(name: str) -> dict[str, Any]:
     """Return the config of a preset. Raises ``KvyardError`` for an unknown name."""
     if name not in _presets():

@@ -132,7 +132,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ``KvyardError`` for what can't be."""
         if not 0 < self.utilization <= 1:
             raise KvyardError(f"gpu_memory_utilization is a share above 0 and at most 1, got {self.utilization:g}")
-        for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
+        for name in ("block_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise KvyardError(f"{name} must be at least 1, got {value}")

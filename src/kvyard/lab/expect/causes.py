@@ -102,7 +102,8 @@ FAULTS: dict[str, CauseText] = {
     "other-traffic": CauseText(
         "other traffic",
         "The engine looked up {queries:,} prompt tokens and this traffic has {prompts:,}",
-        "take a page of metrics before and after the traffic (--metrics-before), or record all of it",
+        "take a page of metrics before and after the traffic (--metrics-before), or record all of it; vLLM doesn't look up "
+        "prompts whose logprobs are asked for",
     ),
     "caching-off": CauseText(
         "prefix caching is off",

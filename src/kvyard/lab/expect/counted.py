@@ -31,6 +31,8 @@ class Counted(msgspec.Struct, kw_only=True):
     """Tokens that an engine counted, all requests together or by request."""
 
     source: str
+    backend: str = ""
+    """vllm, sglang or trtllm; empty if it isn't known."""
     queries: int | None = None
     """Prompt tokens that were looked up, if it counts them."""
     hits: int = 0
@@ -79,10 +81,15 @@ def read_page(text: str, name: str = "metrics") -> Counted:
     if text.lstrip().startswith(("[", "{")):
         return _from_trtllm(text, name)
     page = MetricsPage(text)
+    counters = (*(name for pair in (*VLLM, VLLM_EXTERNAL) for name in pair), *SGLANG)
+    negative = next((name for name in counters if page.total(name) < 0), None)
+    if negative is not None:
+        raise KvyardError(f"{name} isn't what an engine counted: {negative} is below 0")
     for queries, hits in VLLM:
         if queries in page:
             return Counted(
                 source=f"{queries.removesuffix('_queries_total')}_*",
+                backend="vllm",
                 queries=round(page.total(queries)),
                 hits=round(page.total(hits)),
                 external_queries=round(page.total(VLLM_EXTERNAL[0])),
@@ -94,6 +101,7 @@ def read_page(text: str, name: str = "metrics") -> Counted:
     if SGLANG[0] in page:
         return Counted(
             source="sglang:cached_tokens_total",
+            backend="sglang",
             queries=round(page.total(SGLANG[0])),
             hits=round(page.total(SGLANG[1])),
         )
@@ -109,12 +117,15 @@ def _from_trtllm(text: str, name: str) -> Counted:
         decoded: Any = msgspec.json.decode(text)
         stats = decoded[-1] if isinstance(decoded, list) else decoded
         cache = stats["kvCacheStats"]
-        size = int(cache["tokensPerBlock"])
-        reused, missed = int(cache["reusedBlocks"]), int(cache["missedBlocks"])
+        size = _natural(cache["tokensPerBlock"])
+        reused, missed = _natural(cache["reusedBlocks"]), _natural(cache["missedBlocks"])
+        if not size:
+            raise ValueError("blocks of no tokens")
     except (*DECODE_ERRORS, LookupError, TypeError, ValueError):
         raise KvyardError(f"{name} has no kvCacheStats with reusedBlocks, missedBlocks and tokensPerBlock") from None
     return Counted(
         source="kvCacheStats (TensorRT-LLM)",
+        backend="trtllm",
         queries=(reused + missed) * size,
         hits=reused * size,
         facts={"block_size": str(size), "num_gpu_blocks": str(cache.get("maxNumBlocks", ""))},
@@ -132,6 +143,12 @@ class _Answer(msgspec.Struct):
     usage: dict[str, Any] | None = None
 
 
+def _natural(count: Any) -> int:
+    if int(count) < 0:
+        raise ValueError(f"{count} tokens")
+    return int(count)
+
+
 def read_answers(path: Path) -> dict[str, int]:
     """Read counts per request from JSON lines: ``request_id`` (or the row's number) and ``cached``, ``cached_tokens`` or an
     answer's ``usage``.
@@ -145,7 +162,8 @@ def read_answers(path: Path) -> dict[str, int]:
             details = (row.usage or {}).get("prompt_tokens_details") or {}
             reported = (row.cached, row.cached_tokens, details.get("cached_tokens"))
             counts = [count for count in reported if count is not None]
-            cached[str(row.request_id or row.id or number)] = int(counts[0])
+            name = next((name for name in (row.request_id, row.id) if name is not None), number)
+            cached[str(name)] = _natural(counts[0])
         except (*DECODE_ERRORS, IndexError, TypeError, ValueError, AttributeError):
             raise KvyardError(
                 f"{path}, line {number}: it needs cached, cached_tokens or an answer's usage with prompt_tokens_details"

@@ -84,6 +84,11 @@ class Difference:
         return self.owed - self.total
 
     @property
+    def configured_on(self) -> bool:
+        """True if prefix caching is on in the configuration."""
+        return self.replayed.run.fleet.config.workers[0].engine.enable_prefix_caching
+
+    @property
     def counts(self) -> Tokens:
         """Counts of requests that are compared one by one."""
         return self.all_counts[self.known]

@@ -35,6 +35,7 @@ GUESSED_WITHIN = 2
 """Tolerances by which the sum of a candidate may be off by its reuse distances, and it is replayed all the same."""
 POOLS_TRIED = 4
 """Replays of smaller pools on a sample; half as many on the whole traffic."""
+REPORTED_OFF = " and reports enable_prefix_caching=False"
 BLIND = ("round-robin", "least-loaded", "random")
 """Policies that a router falls back to without events."""
 
@@ -67,6 +68,8 @@ def find_fault(difference: Difference) -> tuple[str, str] | None:
     """Return the cause of a difference and its sentence; ``None`` where counts are those owed."""
     if difference.counted.asleep:
         return "asleep", say(FAULTS["asleep"])
+    if difference.configured_on and difference.counted.facts.get("enable_prefix_caching") == "False":
+        return "caching-off", say(FAULTS["caching-off"], reported=REPORTED_OFF)
     queries = _queries(difference)
     if queries is not None:
         return queries
@@ -131,6 +134,8 @@ def _queries(difference: Difference) -> tuple[str, str] | None:
     queries, prompts = difference.counted.queries, difference.traffic.prompt_tokens
     if queries is None or difference.by_request or not prompts:
         return None
+    if not queries and not difference.configured_on:
+        return None  # vLLM doesn't count look-ups without prefix caching
     if abs(queries - prompts) <= difference.tolerance * prompts:
         return None
     ratio = queries / prompts
@@ -158,8 +163,7 @@ def _nothing(difference: Difference) -> Iterator[Candidate]:
     reported = difference.counted.facts.get("enable_prefix_caching", "")
     unnamed = "never-shared" if reported == "True" else "caching-off"
     code = next((code for code in ("salts", "adapters") if code in difference.evidence), unnamed)
-    words = " and reports enable_prefix_caching=False" if reported == "False" else ""
-    yield Candidate(code, lambda compared: np.zeros_like(compared.replayed.hits), {"reported": words})
+    yield Candidate(code, lambda compared: np.zeros_like(compared.replayed.hits), {"reported": ""})
 
 
 def _reported(difference: Difference) -> Iterator[Candidate]:

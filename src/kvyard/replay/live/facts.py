@@ -20,6 +20,8 @@ class EngineFacts(msgspec.Struct, kw_only=True):
     """One engine. ``None`` is: it didn't say."""
 
     model: str
+    root: str = ""
+    """Where its weights come from, if it says: a name on the hub or a folder."""
     engine: str = ""
     """Name of the engine, if its answers reveal it."""
     version: str = ""
@@ -65,7 +67,7 @@ async def engine_facts(endpoint: Endpoint, model: str | None) -> EngineFacts:
     if chosen is None:
         names = ", ".join(entry.id for entry in served)
         raise KvyardError(f"{endpoint.url} doesn't serve {model}: it has {names}")
-    facts = EngineFacts(model=chosen.id, max_model_len=chosen.max_model_len)
+    facts = EngineFacts(model=chosen.id, root=chosen.root or "", max_model_len=chosen.max_model_len)
     facts.version = str(_member(await _page(endpoint, "/version"), "version") or "")[:100]
     page = await metrics_page(endpoint)
     labels = cache_labels(page)

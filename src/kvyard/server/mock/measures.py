@@ -148,10 +148,12 @@ class RankMeasures:
         which were asked too.
         """
         count = self._count
-        count["prefix_cache_queries"](job.num_prompt_tokens)
-        count["prefix_cache_hits"](cached)
+        caching = self._worker.config.engine.enable_prefix_caching
+        if caching:  # without it vLLM counts no look-ups
+            count["prefix_cache_queries"](job.num_prompt_tokens)
+            count["prefix_cache_hits"](cached)
         more, size = self._worker.faults.choices - 1, self._worker.block_size
-        if more:  # further choices find all whole blocks of the first one
+        if more and caching:  # further choices find all whole blocks of the first one
             count["prefix_cache_queries"](more * job.num_prompt_tokens)
             count["prefix_cache_hits"](more * ((job.num_prompt_tokens - 1) // size * size))
         count["mm_cache_queries"](len(job.chain.namespace.media))  # of a fault: each is new
