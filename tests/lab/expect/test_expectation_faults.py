@@ -206,6 +206,18 @@ HEALTHY: dict[str, dict[str, object]] = {
     "long chunks": {**ONE, "max_num_batched_tokens": 512},
     "few at a time": {**ONE, "max_num_seqs": 2},
     "priority": {**ONE, "scheduling_policy": "priority"},
+    "states": {
+        "groups": [{"kind": "mamba", "block_size": 128}, {"kind": "full", "block_size": 128}],
+        "num_gpu_blocks": 2048,
+    },
+    "chunks of attention": {"model": "llama-4-scout", "gpu": "b200", "tensor_parallel_size": 4, "timing": "polynomial"},
+    "drafts in a tight pool": {**TIGHT, "num_speculative_tokens": 2},
+    "sglang with a host": {**TIGHT, "backend": "sglang", "host_blocks": 8192},
+    "sglang, one token at a time, tight": {**ONE, "block_size": 1, "num_gpu_blocks": 4000, "backend": "sglang"},
+    "sessions kept together": {**ONE, "workers": 3, "router": "affinity"},
+    "by turns": {**ONE, "workers": 3, "router": "round-robin"},
+    "ranks by load": {**ONE, "dp_size": 3, "router": "least-loaded"},
+    "lazy offload": {**TIERED, "offload_policy": "lazy"},
 }
 
 

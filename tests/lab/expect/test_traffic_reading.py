@@ -240,7 +240,7 @@ def test_text_that_moved_is_recognised() -> None:
     text = list(range(1000, 1600))
     rows = [TraceRequest(str(at), at, 600 + at, 1, tokens=[*range(at), *text] if at else text) for at in range(3)]
     assert shared_tokens(rows).tolist() == [0, 0, 1]
-    repeated = repeated_tokens(rows)
+    repeated = repeated_tokens(rows).tokens
     assert repeated[0] == 0 and min(repeated[1:]) > 550
 
 

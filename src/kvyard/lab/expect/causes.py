@@ -20,6 +20,12 @@ LIMITS: dict[str, CauseText] = {
         "changes with every request (a date, an id, a counter) stands near the front",
         "move it behind the text that stays the same, or out of the system prompt",
     ),
+    "moved-text": CauseText(
+        "text at other places",
+        "Prompts repeat {moved:.0%} of their tokens, at other places than before (retrieved passages in another order, a "
+        "history that is cut at its front), and a cache finds equal beginnings only",
+        "keep passages in one order, put what stays the same first, and cut histories seldom",
+    ),
     "media": CauseText(
         "images and other media",
         "Prompts with equal text carry different images, and everything behind an image that is new is computed again",
@@ -97,7 +103,8 @@ FAULTS: dict[str, CauseText] = {
         "n > 1",
         "The engine looked up {ratio:.1f} times the prompt tokens of this traffic: each of the n choices of a request is "
         "counted, and hits the first one's blocks",
-        "put n into the trace, or divide by it: the rate of hits is not that of prompts",
+        "put n into the trace, or divide by it: the rate of hits is not that of prompts. If it was sent more than once, take "
+        "pages before and after it",
     ),
     "other-traffic": CauseText(
         "other traffic",
@@ -119,17 +126,17 @@ FAULTS: dict[str, CauseText] = {
     ),
     "salts": CauseText(
         "cache salts",
-        "The engine finds nothing at all, and its events store the same text under a different cache_salt each time",
+        "The engine finds {found}, and its events store the same text under one cache_salt after the other",
         "use one salt per tenant, not one per request",
     ),
     "adapters": CauseText(
         "LoRA adapters",
-        "The engine finds nothing at all, and its events store the same text for a different adapter each time",
+        "The engine finds {found}, and its events store the same text for one adapter after the other",
         "send requests that share a prompt with the same adapter, or route by adapter",
     ),
     "block-size": CauseText(
         "another block size",
-        "The engine's hits are those of blocks of {block:,} tokens, and {configured:,} were configured here",
+        "{told} blocks of {block:,} tokens, and {configured:,} were configured here",
         "set block_size to {block} here and in the router, or start the engine with --block-size {configured}",
     ),
     "changing-text": CauseText(
@@ -164,8 +171,28 @@ FAULTS: dict[str, CauseText] = {
     "pool": CauseText(
         "a smaller pool",
         "Hits are those of a pool of about {blocks:,} blocks, and {configured:,} were configured here",
-        "compare num_gpu_blocks in vllm:cache_config_info with --gpu-memory-utilization: another process may have taken "
-        "the memory",
+        "{compare}",
+    ),
+    "draft-head": CauseText(
+        "the draft head",
+        "Hits are those of an engine with {there}, which costs the last block of each hit, and {named} was configured here",
+        "name the engine's --speculative-config here (num_speculative_tokens)",
+    ),
+    "tier": CauseText(
+        "a smaller lower tier",
+        "Hits are those of a host tier of about {blocks:,} blocks, and {configured:,} were configured here",
+        "compare what the connector was given (cpu_bytes_to_use, --kv-offloading-size, --hicache-size) with what it reports",
+    ),
+    "reset": CauseText(
+        "a cache that was emptied",
+        "From request {request} on hits are those of a cache that began empty again ({times} times in all)",
+        "look for a restart, a reset of the prefix cache or sleep (new weights), and compare what comes after it",
+    ),
+    "sessions-apart": CauseText(
+        "sessions that share nothing",
+        "Hits are those of sessions that share nothing with each other, so something near the front is each session's own: "
+        "a cache_salt, a name, an id",
+        "use one salt per tenant, and put text of the session behind what all share",
     ),
     "hash-seed": CauseText(
         "hash seeds differ",

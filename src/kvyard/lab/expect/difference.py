@@ -11,6 +11,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from kvyard.errors import KvyardError
+from kvyard.integers import ceil_div
 from kvyard.lab.expect.counted import Counted
 from kvyard.lab.expect.owed import Replayed, endless_hits, replay_traffic
 from kvyard.lab.expect.reuse import Reuse
@@ -99,6 +100,16 @@ class Difference:
         return math.lcm(*(spec.block_size for spec in self.replayed.run.fleet.config.workers[0].engine.specs))
 
     @property
+    def longest_blocks(self) -> int:
+        """Blocks of the longest request that was admitted."""
+        sizes = [
+            row.input_length + row.output_length
+            for row, hits in zip(self.traffic.requests, self.replayed.hits, strict=True)
+            if hits >= 0
+        ]
+        return ceil_div(max(sizes, default=1), self.block_size)
+
+    @property
     def better_routed(self) -> bool:
         """True if a fleet counted more than its replay, and no more than one worker with room for everything would."""
         config = self.replayed.run.fleet.config
@@ -122,6 +133,16 @@ class Difference:
         if key not in self._replays:
             self._replays[key] = self._replay(self.traffic.requests, changed)
         return self._replays[key]
+
+    def replay_sessions_apart(self) -> Tokens | None:
+        """Return hits of an engine in which sessions share nothing with each other."""
+        requests = [replace(row, salt=f"{row.salt or ''} {row.session}") for row in self.traffic.requests]
+        return self._replay(requests, {})
+
+    def replay_from(self, start: int) -> Tokens | None:
+        """Return hits of the requests from ``start`` on, in a cache that is empty before them."""
+        requests = [replace(row, delay=None, after=()) for row in self.traffic.requests[start:]]
+        return self._replay(requests, {})
 
     def replay_without_answers(self) -> Tokens | None:
         """Return hits of an engine that finds no answer again."""

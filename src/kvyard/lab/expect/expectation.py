@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvyard.engine.config import EngineConfig
+from kvyard.lab.expect.candidates import BLIND
 from kvyard.lab.expect.causes import LIMITS, say
 from kvyard.lab.expect.counted import Counted
 from kvyard.lab.expect.difference import Difference
@@ -22,7 +23,7 @@ from kvyard.lab.expect.owed import (
     replay_traffic,
     settle_settings,
 )
-from kvyard.lab.expect.search import BLIND, find_fault
+from kvyard.lab.expect.search import find_fault
 from kvyard.lab.expect.traffic import Tokens, Traffic, repeated_tokens, shared_tokens
 from kvyard.replay.record import Record
 from kvyard.replay.run import Progress
@@ -33,6 +34,8 @@ LARGE = 1 / 3
 """Share of reuse that one limit may cost before it is named."""
 LEAST = 0.02
 """Share of prompt tokens below which a limit isn't worth a sentence."""
+GUESSED_BY_SUMS = ("block-size", "pool", "events-off", "answers", "tier", "store-only")
+"""Causes that fit a sum."""
 FEW = 20
 """Requests that are listed one by one."""
 BY_CACHE = "route by cached prefixes (kvyard gateway, policy kv), or by session"
@@ -118,7 +121,7 @@ def expect(
     config = replayed.run.fleet.config
     engine = config.workers[0].engine
     sizes = granularity(engine)
-    levels = _levels(traffic, replayed, engine, sizes)
+    levels, elsewhere = _levels(traffic, replayed, engine, sizes)
     admitted = replayed.admitted
     prompts = np.array([request.input_length for request in traffic.requests], dtype=np.int64)
     prompt_tokens = int(prompts[admitted].sum())
@@ -161,7 +164,7 @@ def expect(
     if expectation.rejected:
         expectation.notes.append(f"{expectation.rejected:,} requests don't fit the engine and are left out.")
     moved = levels[0][1][admitted].sum() - text[admitted].sum()
-    _name_limit(expectation, traffic, replayed, levels, int(moved))
+    _name_limit(expectation, traffic, replayed, levels, int(moved), int(elsewhere[admitted].sum()))
     if counted is not None:
         _compare(expectation, traffic, replayed, settled, counted, set(evidence), tolerance)
     return expectation
@@ -170,9 +173,13 @@ def expect(
 # -- the waterfall --------------------------------------------------------------------------------------------------------
 
 
-def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: Granularity) -> list[tuple[str, Tokens]]:
-    """Return the hits of each request, from the most to what it is owed; each level has the name of the limit that lowers
-    it."""
+def _levels(
+    traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: Granularity
+) -> tuple[list[tuple[str, Tokens]], Tokens]:
+    """Return the hits of each request, from the most to what it is owed, and tokens that are repeated at another place.
+
+    Each level has the name of the limit that lowers it.
+    """
     requests, config = traffic.requests, replayed.run.fleet.config
     plain = requests
     if traffic.media:
@@ -180,7 +187,8 @@ def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: G
     adapters = any(request.lora is not None for request in requests)
     salts = any(request.salt is not None for request in requests)
     text = shared_tokens(plain, adapters=False, salts=False)
-    levels = [("repeated", np.maximum(text, repeated_tokens(plain))), ("text", text)]
+    repeated = repeated_tokens(plain)
+    levels = [("repeated", np.maximum(text, repeated.tokens)), ("text", text)]
     if traffic.media:
         levels.append(("media", shared_tokens(requests, adapters=False, salts=False)))
     if adapters:
@@ -199,7 +207,7 @@ def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: G
         levels.append(("last-block", endless))  # an answer's last token is computed with the next turn
     if not engine.enable_prefix_caching:
         levels.append(("caching-off", np.zeros_like(lengths)))
-        return levels
+        return levels, repeated.moved
     by_id: dict[str, Record] = {record.id: record for record in replayed.run.records}
     ranks = sum(kind.count * kind.dp_size for kind in config.workers)
     if ranks > 1:
@@ -210,20 +218,26 @@ def _levels(traffic: Traffic, replayed: Replayed, engine: EngineConfig, sizes: G
     if left.any():
         levels.append(("left", np.maximum(owed, levels[-1][1] - left)))
     levels.append(("pool" if replayed.evicted else "in-flight", owed))
-    return levels
+    return levels, repeated.moved
 
 
 def _name_limit(
-    expectation: Expectation, traffic: Traffic, replayed: Replayed, levels: list[tuple[str, Tokens]], moved: int
+    expectation: Expectation,
+    traffic: Traffic,
+    replayed: Replayed,
+    levels: list[tuple[str, Tokens]],
+    moved: int,
+    elsewhere: int,
 ) -> None:
-    """Name the limit that costs the most, if one costs much."""
+    """Name the limit that costs the most, if one costs much. ``moved`` tokens are repeated and not shared, ``elsewhere`` of
+    them, or of those shared, at another place than before."""
     repeated = int(levels[0][1][replayed.admitted].sum())
     worst = max(expectation.steps, key=lambda step: step.lost, default=None)
     code, lost, of = "", 0, expectation.shared
     if worst is not None:
         code, lost = worst.cause, worst.lost
     if moved > lost:
-        code, lost, of = "changing-text", moved, repeated
+        code, lost, of = "moved-text" if elsewhere > moved / 2 else "changing-text", moved, repeated
     if not code or lost < LARGE * of or lost < LEAST * expectation.prompt_tokens:
         return
     engine = replayed.run.fleet.config.workers[0].engine
@@ -277,6 +291,10 @@ def _compare(
     if fault is not None:
         expectation.cause, expectation.sentence = fault
         expectation.fault = True
+        if not difference.by_request and expectation.cause in GUESSED_BY_SUMS:
+            expectation.notes.append(
+                "Told by sums alone, which something else may give by chance: counts per request decide (--answers)."
+            )
     elif -difference.missing > tolerance * difference.prompts:
         expectation.notes.append(
             f"Engines counted {-difference.missing:,} tokens more than in the replay, whose requests take other times and so "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,6 +25,8 @@ SHINGLE = 24
 """Tokens of a passage that is recognised wherever it stands in a prompt."""
 SAMPLED = 8
 """One of this many passages is remembered."""
+SHIFT = 64
+"""Tokens by which a passage moves where something before it changes its length, as a date does, at most."""
 CHOICE = "#choice"
 """In the id of a request that stands for a further choice (n > 1) of another."""
 _WEIGHTS = np.random.default_rng(29).integers(1, 1 << 62, SHINGLE, dtype=np.int64) | 1
@@ -187,37 +189,52 @@ def shared_tokens(requests: Iterable[TraceRequest], *, adapters: bool = True, sa
     return np.array(shared, dtype=np.int64)
 
 
-def repeated_tokens(requests: Iterable[TraceRequest]) -> Tokens:
-    """Return, per request, about how many of its tokens stood in an earlier prompt, at any position.
+class Repeated(NamedTuple):
+    """About how many tokens of each request stood in an earlier prompt."""
+
+    tokens: Tokens
+    """At any position."""
+    moved: Tokens
+    """At another position, by more than ``SHIFT`` tokens."""
+
+
+def repeated_tokens(requests: Iterable[TraceRequest]) -> Repeated:
+    """Return what prompts repeat of earlier ones.
 
     By its passages if tokens are known. By its session otherwise: a turn repeats the turn before it.
     """
-    passages: set[int] = set()
+    passages: dict[int, int] = {}
     turns: dict[str, int] = {}
     repeated: list[int] = []
+    elsewhere: list[int] = []
     for request in requests:
+        moved = 0
         if request.tokens is not None:
-            known = _repeated(request.tokens, passages)
+            known, moved = _repeated(request.tokens, passages)
         elif request.session is not None:
             known = min(turns.get(request.session, 0), request.input_length)
             turns[request.session] = request.input_length
         else:
             known = 0
         repeated.append(known)
-    return np.array(repeated, dtype=np.int64)
+        elsewhere.append(moved)
+    return Repeated(np.array(repeated, dtype=np.int64), np.array(elsewhere, dtype=np.int64))
 
 
-def _repeated(tokens: Sequence[int], passages: set[int]) -> int:
+def _repeated(tokens: Sequence[int], passages: dict[int, int]) -> tuple[int, int]:
+    """Return the tokens of a prompt that ``passages`` has, and of those the tokens at other positions; enter the prompt."""
     text = np.array(array("Q", tokens), dtype=np.uint64).view(np.int64)
     if len(text) < SHINGLE:
-        return 0
+        return 0, 0
     sums = np.zeros(len(text) - SHINGLE + 1, dtype=np.int64)
     for offset, weight in enumerate(_WEIGHTS):
         sums += text[offset : offset + len(sums)] * weight
     sums ^= sums >> 29
-    sampled: list[Any] = sums[sums % SAMPLED == 0].tolist()
+    positions = np.nonzero(sums % SAMPLED == 0)[0]
+    sampled: dict[int, int] = dict(zip(sums[positions].tolist(), positions.tolist(), strict=True))
     if not sampled:
-        return 0
-    known = sum(passage in passages for passage in sampled)
+        return 0, 0
+    shifts = [abs(passages[passage] - at) for passage, at in sampled.items() if passage in passages]
     passages.update(sampled)
-    return round(len(text) * known / len(sampled))
+    each = len(text) / len(sampled)
+    return round(each * len(shifts)), round(each * sum(shift > SHIFT for shift in shifts))

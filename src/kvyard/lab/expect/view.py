@@ -25,11 +25,11 @@ def verdict(expectation: Expectation) -> str:
     """Return the sentence of the first cause, or that there is none."""
     if expectation.sentence:
         return expectation.sentence
-    return (
-        "The engine counted what it owes."
-        if expectation.counted is not None
-        else "Nothing takes a large part of the hits."
-    )
+    if expectation.counted is None:
+        return "Nothing takes a large part of the hits."
+    if expectation.counted == expectation.owed and expectation.equal == expectation.compared:
+        return "The engine counted what it owes."
+    return "The engine counted what it owes, but for less than the tolerance."
 
 
 def print_expectation(expectation: Expectation, console: Console | None = None) -> None:
