@@ -211,11 +211,8 @@ HEALTHY: dict[str, dict[str, object]] = {
         "num_gpu_blocks": 2048,
     },
     "chunks of attention": {"model": "llama-4-scout", "gpu": "b200", "tensor_parallel_size": 4, "timing": "polynomial"},
-    "drafts in a tight pool": {**TIGHT, "num_speculative_tokens": 2},
     "sglang with a host": {**TIGHT, "backend": "sglang", "host_blocks": 8192},
-    "sglang, one token at a time, tight": {**ONE, "block_size": 1, "num_gpu_blocks": 4000, "backend": "sglang"},
     "sessions kept together": {**ONE, "workers": 3, "router": "affinity"},
-    "by turns": {**ONE, "workers": 3, "router": "round-robin"},
     "ranks by load": {**ONE, "dp_size": 3, "router": "least-loaded"},
     "lazy offload": {**TIERED, "offload_policy": "lazy"},
 }
