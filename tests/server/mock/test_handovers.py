@@ -174,7 +174,7 @@ def test_a_worker_dies_over_a_transfer(dies: str) -> None:
 @pytest.mark.slow
 def test_a_client_that_hangs_up() -> None:
     """Over the transfer, and before there is room for it: nothing stays on either side."""
-    network = HandoverConfig(nic_bandwidth=(10**7, 10**7))  # 1.5 nominal seconds
+    network = HandoverConfig(nic_bandwidth=(3 * 10**6, 3 * 10**6))  # five nominal seconds; the client gives up first
     with split(handover=network, engine={"max_num_seqs": 1}, speed=3.0) as served:
         source, target = served.urls
         for _ in range(2):
