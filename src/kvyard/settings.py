@@ -54,6 +54,8 @@ class Setting(NamedTuple):
     a named function: annotations are evaluated where a lambda wouldn't see the module's names."""
     options: Registry[Any] | Callable[[], Registry[Any]] | None = None
     """Registry whose entries declare the numbers that can be set here, if the setting holds options of an entry."""
+    heading: str = ""
+    """Heading in a command's help, if it differs from the struct's ``heading``."""
 
 
 class Declared(NamedTuple):
@@ -66,7 +68,7 @@ class Declared(NamedTuple):
     default: object
     mark: Setting
     heading: str = ""
-    """Of its part of a command's help: the struct's ``heading``, if it has one."""
+    """Heading in a command's help."""
     is_table: bool = False
     """True if it is a table of settings, which are also set one by one: ``NAME.FIELD=VALUE``."""
 
@@ -243,7 +245,8 @@ def settings_of(struct: type[msgspec.Struct], prefix: str = "", **words: str) ->
         if get_origin(plain) is Literal:
             text = text.replace("{choices}", _either(get_args(plain)))
         parse = mark.parse or _parser_for(plain, field.name)
-        heading, table = getattr(struct, "heading", ""), mark.parse is None and _is_struct(plain)
+        heading = mark.heading or getattr(struct, "heading", "")
+        table = mark.parse is None and _is_struct(plain)
         declared[name] = Declared(name, field.name, parse, text, field.default, mark, heading, table)
     return Settings(declared)
 

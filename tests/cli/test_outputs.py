@@ -214,7 +214,7 @@ def test_help_in_groups_and_by_its_short_name(capsys: pytest.CaptureFixture[str]
     assert exit_code("replay", "-h") == 0
     out = capsys.readouterr().out
     headings = [line.rstrip(":") for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings[:5] == ["Arguments", "Fleet", "Load", "Router", "Engine"]
+    assert headings[:5] == ["Arguments", "Fleet", "Traffic", "Router", "Engine"]
     assert headings[-2:] == ["Output", "Options"]
     assert "Memory below the device" in headings
     assert exit_code("trace", "info", "-h") == 0

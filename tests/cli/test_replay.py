@@ -124,7 +124,7 @@ def test_help_has_flags_under_headings(capsys: pytest.CaptureFixture[str]) -> No
     assert run("--help") == 0
     text = capsys.readouterr().out
     heads = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    parts = ["Fleet", "Load", "Router", "Engine", "Live runs", "How the trace is read", "Model, card and time"]
+    parts = ["Fleet", "Traffic", "Router", "Engine", "Live runs", "How the trace is read", "Model, card and time"]
     split = "Prefill and decode apart"
     assert heads == [
         "Arguments",

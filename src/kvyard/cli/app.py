@@ -51,27 +51,27 @@ _GROUPS = {
         ("plan", "plan", "Find the cheapest fleet for a trace, a model and an SLO."),
         ("replay", "replay", "Replay a trace through a fleet of workers."),
         ("trace", "app", "Inspect, cut, convert and generate traces."),
-        ("model", "model", "Turn a model's config and a card into groups, bytes, blocks."),
+        ("model", "model", "Compute KV-cache groups, blocks and bytes of a model on a card."),
         ("events", "app", "Read and check streams of KV-cache events."),
     ),
     "Serve": (
-        ("gateway", "gateway", "Route OpenAI requests to engines by what each has cached."),
+        ("gateway", "gateway", "Route OpenAI requests by cached prefix and load."),
         ("index", "app", "Serve an index of KV-cache events, or query one."),
         ("mock", "mock", "Serve a fleet of vLLM endpoints without a GPU."),
-        ("epp", "epp", "Pick endpoints for Envoy by what each engine has cached."),
-        ("doctor", "doctor", "Find out why a prompt doesn't match what is cached."),
+        ("epp", "epp", "Pick endpoints for Envoy by cached prefix and load."),
+        ("doctor", "doctor", "Find out why a router doesn't see an engine's cache."),
     ),
     "Lab": (
-        ("sweep", "sweep", "Replay a trace over a grid of settings, and draw the curves."),
+        ("sweep", "sweep", "Replay a trace at every combination of some settings."),
         ("league", "league", "Compare routing policies on one trace."),
-        ("hints", "hints", "Estimate what a retention hint is worth, by recall."),
-        ("tune", "tune", "Search any settings of a fleet for your own goals."),
+        ("hints", "hints", "Estimate the gain of retention hints, by recall."),
+        ("tune", "tune", "Search any settings of a fleet for goals under an SLO."),
         ("compare", "compare", "Compare the reports of several replays."),
         ("calibrate", "calibrate", "Fit timing to a live engine, or to an engine's log."),
         ("profile", "app", "Fit timing to measured passes, and inspect the fit."),
         ("validate", "validate", "Compare a real run with its replay."),
-        ("expect", "expect", "Say which hits an engine owes a traffic, and why it counts fewer."),
-        ("conform", "conform", "Compare the block manager with recorded logs of a real one."),
+        ("expect", "expect", "Find out why prefix-cache hits of an engine are missing."),
+        ("conform", "conform", "Compare block manager and schedulers with logs of real engines."),
         ("hunt", "hunt", "Search the scheduler of an installed engine for deadlocks."),
     ),
 }
@@ -84,7 +84,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
 }
 
 
-HEADINGS = ("Arguments", "Question", "Fleet", "Load", "Router", "Engine", "", "Output", "Options")
+HEADINGS = ("Arguments", "Question", "Fleet", "Traffic", "Router", "Engine", "", "Output", "Options")
 """Order of sections in a command's help; all others stand at the empty name."""
 SUMMARY_LIMIT = 500
 """Characters of a summary; long ones are wrapped, not cut."""
@@ -290,7 +290,7 @@ def _root(
         ),
     ] = None,
 ) -> None:
-    """The KV-cache plane of an LLM serving fleet: what an engine caches, announces and evicts, without a GPU."""
+    """Plan, simulate and route an LLM serving fleet by its KV caches. No GPU needed."""
 
 
 def build(commands: Mapping[str, CommandEntry] = COMMANDS) -> TyperGroup:

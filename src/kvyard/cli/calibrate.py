@@ -26,38 +26,36 @@ def calibrate(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Instead of a live engine: measured passes, an engine's log, or a run that kvyard validate reads "
+            help="Fit to files instead of a live engine: measured passes, an engine's log, or a run that kvyard validate reads "
             "(vllm bench serve --save-detailed, AIPerf, kvyard gateway --record). May be repeated.",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile to this file.")] = None,
-    name: Annotated[str | None, typer.Option(help="Its name; by default what it was made from.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model to ask for; by default the first one served.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile; by default that of its source.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model to request; by default the first one served.")] = None,
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the engine's API key; or set {TOKEN_VARIABLE}.")
     ] = None,
     max_prompt: Annotated[
         int | None, typer.Option(help="Tokens of the longest prompt to send. [default: 4096]")
     ] = None,
-    max_batch: Annotated[int | None, typer.Option(help="Requests to send at once, at most. [default: 64]")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How often to send each probe. [default: 2]")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most requests to send at once. [default: 64]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Times that each probe is sent. [default: 2]")] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Begin no further probe after this many seconds. [default: 300]")
+        float | None, typer.Option(help="Seconds after which no further probe begins. [default: 300]")
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of the engine: longer prompts are computed in parts.")
+        int | None, typer.Option(min=1, help="The engine's setting: it computes longer prompts in chunks.")
     ] = None,
     async_scheduling: Annotated[
         bool | None,
-        typer.Option(
-            help="Whether the engine decides passes ahead; by default found out, of a live engine or of held-out time."
-        ),
+        typer.Option(help="The engine's setting; by default read from the engine or inferred from the measurements."),
     ] = None,
 ) -> None:
     """Fit a timing profile to a real engine: kvyard calibrate URL -o mine.json, then --timing profile:mine.json.
 
-    A live engine gets a few hundred requests with new prompts: prompts alone, batches that decode, and both together. It
-    should have nothing else to do meanwhile. Ctrl-C ends it, and nothing is written.
+    A live engine receives a few hundred requests with new prompts: single prompts, batches that decode, and both together. It
+    should serve nothing else meanwhile. Ctrl-C ends the command and writes nothing.
     """
     import msgspec
 

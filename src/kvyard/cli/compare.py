@@ -13,17 +13,15 @@ from kvyard.files import STDOUT, check_outputs, write_whole
 
 
 def compare(
-    files: Annotated[list[Path], typer.Argument(help="Reports, as written by --report; the first is the yardstick.")],
+    files: Annotated[list[Path], typer.Argument(help="Reports, as written by --report. The first is the baseline.")],
     slo: Annotated[
         str | None,
-        typer.Option(
-            help="Limits that each run is judged by instead of its own, such as 'ttft_p99<1s,session_p90<5m'."
-        ),
+        typer.Option(help="Judge all runs by these limits instead of their own, such as 'ttft_p99<1s,session_p90<5m'."),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also draw them, in one page.", rich_help_panel=OUTPUT)] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page.", rich_help_panel=OUTPUT)] = None,
     as_json: Json = False,
 ) -> None:
-    """Put the reports of several runs side by side: who is best at what, and by how much."""
+    """Compare the reports of several runs: which is best at what, and by how much."""
     from kvyard.lab.compare import MOST
     from kvyard.lab.compare import compare as put_side_by_side
     from kvyard.replay.report.files import read_report

@@ -31,11 +31,11 @@ def conform(
 ) -> None:
     """Replay logs of a real vLLM, SGLang or TensorRT-LLM and compare every result.
 
-    Of its block manager: hits, block ids, failures, hashes, reference counts, the order of free blocks, and events. Of its
-    scheduler: who computes what in each step, hits, preemptions, ends, instants, and the order of free blocks. Of
-    SGLang's: batches, cached tokens, retractions, free, evictable and protected pages, ends, and events. Of
-    TensorRT-LLM's Python schedulers: passes, cached tokens, pauses, free blocks, and ends. Exit code 0: all are
-    identical. 1: some differ; the first difference of each is shown. 2: none differs, but some can't be replayed.
+    vLLM's block manager: hits, block ids, failures, hashes, reference counts, order of free blocks, events. Its scheduler:
+    tokens per request and step, hits, preemptions, ends, times, order of free blocks. SGLang's: batches, cached tokens,
+    retractions, free, evictable and protected pages, ends, events. TensorRT-LLM's Python schedulers: passes, cached tokens,
+    pauses, free blocks, ends. Exit code 0: all are identical. 1: some differ; the first difference of each is printed. 2: none
+    differs, but some can't be replayed.
     """
     verdicts = []
     for path in files:

@@ -39,13 +39,17 @@ def doctor(
         ),
     ] = None,
     gateway: Annotated[
-        str | None, typer.Option(metavar="URL", help="A kvyard gateway: its engines, streams and promises.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="URL of a kvyard gateway, whose engines, streams and predicted hits are checked."
+        ),
     ] = None,
     template: Annotated[
-        Path | None, typer.Option(help="Its chat template (.jinja, or tokenizer_config.json), to compare likewise.")
+        Path | None,
+        typer.Option(help="The model's chat template (.jinja, or tokenizer_config.json), compared with the engines'."),
     ] = None,
     messages_file: Annotated[
-        Path | None, typer.Option(help="A JSON list of chat messages to compare templates with.")
+        Path | None, typer.Option(help="JSON list of chat messages to compare templates with.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model that engines should serve.")] = None,
     probe: Annotated[bool, typer.Option(help="Send engines at http:// a few short requests.")] = True,
@@ -56,21 +60,21 @@ def doctor(
     lora: Lora = None,
     salt: Salt = None,
     replay: Annotated[
-        list[str] | None, typer.Option(help="Where an endpoint replays; one for each of them, or none.")
+        list[str] | None, typer.Option(help="Replay endpoint of each event endpoint; give all or none.")
     ] = None,
     topic: Annotated[str, typer.Option(help="The topic that your router subscribes to.")] = "",
     block_size: Annotated[int | None, typer.Option(min=1, help="The block size that your router expects.")] = None,
     hash_algorithm: Annotated[
-        str | None, typer.Option("--algorithm", help="The hash that your router expects.")
+        str | None, typer.Option("--algorithm", help="Hash algorithm that your router expects.")
     ] = None,
-    seed: Annotated[str | None, typer.Option(help="Its seed, the text of PYTHONHASHSEED.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to watch.")] = 10.0,
+    seed: Annotated[str | None, typer.Option(help="Hash seed that your router expects (PYTHONHASHSEED).")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to watch.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Watch engines for a while and say which link between their caches and your router is broken.
+    """Watch engines for a while and name the broken link between their caches and your router.
 
-    Send the prompt to an engine while it watches. Engines at http:// are asked what they serve, and sent a few short requests.
-    Ctrl-C ends it early, with what was learnt so far. Exits with 0 if nothing is broken, with 1 if something is.
+    Send the prompt to an engine meanwhile. Engines at http:// are asked for models, metrics and tokens, and sent a few short
+    requests. Ctrl-C ends the watch early, with what is known so far. Exit code 0 if nothing is broken, 1 if something is.
     """
     sources = sources or []
     if not sources and gateway is None:

@@ -89,7 +89,7 @@ def gathered(kind: type[C], known: Settings, server: str, settings: Mapping[str,
 
 
 def say_serving(what: str, engines: int, config: GatewayConfig) -> None:
-    """Say on stderr that requests are answered, for how many engines, and by which policy."""
+    """Print on stderr that requests are answered, for how many engines and by which policy."""
     counted = "1 engine" if engines == 1 else f"{engines} engines"
     typer.echo(f"{what}, {counted}, policy {config.router.policy}", err=True)
     if not engines and not config.names and not config.services and not config.fleets:

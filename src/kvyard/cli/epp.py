@@ -22,10 +22,10 @@ def epp(
     port_file: PortFile = None,
     verbose: Verbose = False,
 ) -> None:
-    """Pick endpoints for an Envoy, until interrupted: it asks over gRPC (ext-proc), and carries requests itself.
+    """Pick endpoints for an Envoy until interrupted. Envoy asks over gRPC (ext-proc) and carries the requests itself.
 
-    Each request is sent where it can begin soonest, by the part of the prompt that an engine's KV events show as cached and by
-    its load. It listens on this machine only, unless --host is given.
+    Each request goes to the engine that can start it soonest, by the prompt's cached prefix (from KV events) and by load. It
+    listens on this machine only, unless --host is given.
     """
     try:
         from kvyard.server.epp.service import build

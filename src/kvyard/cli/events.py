@@ -32,10 +32,10 @@ from kvyard.settings import settings_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Read and check streams of KV-cache events.")
 
-Endpoint = Annotated[str, typer.Argument(help="Where the engine publishes, such as tcp://localhost:5557.")]
-Topic = Annotated[str, typer.Option(help="Only topics that begin like this.")]
-Replay = Annotated[str | None, typer.Option(help="Where it replays, such as tcp://localhost:5558.")]
-Rank = Annotated[int, typer.Option(help="The data-parallel rank, which moves the ports.")]
+Endpoint = Annotated[str, typer.Argument(help="Event endpoint of the engine, such as tcp://localhost:5557.")]
+Topic = Annotated[str, typer.Option(help="Prefix of the topics to read.")]
+Replay = Annotated[str | None, typer.Option(help="Replay endpoint of the engine, such as tcp://localhost:5558.")]
+Rank = Annotated[int, typer.Option(help="Data-parallel rank, which is added to the ports.")]
 Count = Annotated[int | None, typer.Option(min=1, help="Stop after this many batches.")]
 Seconds = Annotated[float | None, typer.Option(min=0.0, help="Stop after this many seconds.")]
 
@@ -59,7 +59,7 @@ def tail(
     duration: Seconds = None,
     as_json: Json = False,
 ) -> None:
-    """Show events as they come, one line each. With --replay, also what came before and what was missed."""
+    """Print events as they arrive, one line each. With --replay, also earlier and missed ones."""
     subscriber = Subscriber(endpoint, replay=replay, topic=topic, rank=rank)
 
     async def show() -> None:
@@ -89,7 +89,7 @@ def record(
     count: Count = None,
     duration: Seconds = None,
 ) -> None:
-    """Write a stream to a file, byte for byte and with its timing. With --replay, what came before goes first."""
+    """Write a stream to a file, byte for byte and with its timing. With --replay, earlier events come first."""
     clock = WallClock()
     until = None if duration is None else from_seconds(duration)
     about = About(endpoint=endpoint, topic=topic, started=WallClock.since_epoch().now())
@@ -109,14 +109,18 @@ def record(
 @with_flags(FAULTS)
 def play(
     file: Annotated[Path, typer.Argument(help="A recording, or JSON lines of TensorRT-LLM's events.")],
-    endpoint: Annotated[str, typer.Argument(help="Where to publish, such as tcp://*:5557.")],
+    endpoint: Annotated[str, typer.Argument(help="Endpoint to publish at, such as tcp://*:5557.")],
     settings: Mapping[str, object],
-    replay: Annotated[str | None, typer.Option(help="Where to answer for it, such as tcp://*:5558.")] = None,
-    speed: Annotated[float, typer.Option(min=0.0, help="1 is as recorded, 2 twice as fast, 0 without pauses.")] = 1.0,
-    subscribers: Annotated[int, typer.Option(min=0, help="Wait for this many before the first batch.")] = 0,
-    stay: Annotated[float, typer.Option(min=-1.0, help="Seconds to answer afterwards; -1 until interrupted.")] = 0.0,
+    replay: Annotated[str | None, typer.Option(help="Endpoint that answers replays, such as tcp://*:5558.")] = None,
+    speed: Annotated[
+        float, typer.Option(min=0.0, help="Speed: 1 as recorded, 2 twice as fast, 0 without pauses.")
+    ] = 1.0,
+    subscribers: Annotated[int, typer.Option(min=0, help="Subscribers to wait for before the first batch.")] = 0,
+    stay: Annotated[
+        float, typer.Option(min=-1.0, help="Seconds for which replays are answered afterwards; -1: until interrupted.")
+    ] = 0.0,
 ) -> None:
-    """Publish a recording again, in its own time or another, with faults if wanted. Replay and snapshots are without."""
+    """Publish a recording again, at any speed and with injected faults. Replays and snapshots have no faults."""
     faults = Faults(**FAULTS.parse(settings))
     recording = Recording(file)
     player = Player(endpoint, replay=replay, speed=speed, faults=faults)
@@ -140,12 +144,12 @@ def play(
 @with_flags(FAULTS)
 def proxy(
     upstream: Endpoint,
-    endpoint: Annotated[str, typer.Argument(help="Where to publish, such as tcp://*:5567.")],
+    endpoint: Annotated[str, typer.Argument(help="Endpoint to publish at, such as tcp://*:5567.")],
     settings: Mapping[str, object],
     replay: Annotated[str | None, typer.Option(help="Where to answer for it, such as tcp://*:5568.")] = None,
     duration: Seconds = None,
 ) -> None:
-    """Stand between an engine and its readers and make faults happen. Does your router survive them?"""
+    """Forward an engine's events to its readers, with injected faults, to test a router."""
     faults = Faults(**FAULTS.parse(settings))
     clock = WallClock()
     with FaultProxy(upstream, endpoint, faults, replay=replay) as running:
@@ -160,16 +164,20 @@ def proxy(
 def check(
     source: Annotated[str, typer.Argument(metavar="FILE|ENDPOINT", help="A recording, JSON lines, or a live stream.")],
     duration: Annotated[float, typer.Option(min=0.0, help="Seconds to listen to a live stream.")] = 10.0,
-    engine: Annotated[str, typer.Option(help=f"{', '.join(WIRES.names())}; or auto to guess.")] = "auto",
-    blocks: Annotated[int | None, typer.Option(min=1, help="How many blocks each device has.")] = None,
+    engine: Annotated[
+        str, typer.Option(help=f"Engine that sent the stream: {', '.join(WIRES.names())}, or auto to guess.")
+    ] = "auto",
+    blocks: Annotated[
+        int | None, typer.Option(min=1, help="Blocks of each device (vLLM's num_gpu_blocks), to find leaks.")
+    ] = None,
     topic: Topic = "",
     replay: Replay = None,
     rank: Rank = 0,
     as_json: Json = False,
 ) -> None:
-    """Say what is normal about a stream, what is wrong with it, and what a consumer would lose.
+    """Check a stream: report what is normal, what is wrong, and what a reader would lose.
 
-    Exits with 0 if nothing is wrong, with 1 if something is.
+    Exit code 0: nothing is wrong, 1: something is.
     """
     checker = Checker()
     judge(checker.facts(), engine)  # refuses an unknown engine before a long wait, not after it

@@ -35,10 +35,12 @@ class CountFlags(NamedTuple):
         typer.Option(metavar="URL", help="A running engine: its configuration and counters.", rich_help_panel=COUNTS),
     ] = None
     metrics: Annotated[
-        Path | None, typer.Option(help="Or a page of its metrics after the traffic ...", rich_help_panel=COUNTS)
+        Path | None,
+        typer.Option(help="Its /metrics page after the traffic, instead of --engine.", rich_help_panel=COUNTS),
     ] = None
     metrics_before: Annotated[
-        Path | None, typer.Option(help="... and one before it, which is subtracted.", rich_help_panel=COUNTS)
+        Path | None,
+        typer.Option(help="Its /metrics page before the traffic, which is subtracted.", rich_help_panel=COUNTS),
     ] = None
     answers: Annotated[
         Path | None,
@@ -72,7 +74,7 @@ class WatchFlags(NamedTuple):
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Look at the end of a recording that grows every TIME, such as 60s, until interrupted; results are metrics.",
+            help="Compare the end of a growing recording every TIME, such as 60s, and serve the results as metrics.",
             rich_help_panel=LIVE,
         ),
     ] = None
@@ -89,10 +91,10 @@ class WatchFlags(NamedTuple):
             rich_help_panel=LIVE,
         ),
     ] = None
-    host: Annotated[str, typer.Option(help="With --watch: where /metrics is served.", rich_help_panel=LIVE)] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option(help="With --watch: its port; 0 for any.", rich_help_panel=LIVE)] = 9109
+    host: Annotated[str, typer.Option(help="With --watch: address of /metrics.", rich_help_panel=LIVE)] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(help="With --watch: port of /metrics; 0: any free port.", rich_help_panel=LIVE)
+    ] = 9109
 
 
 @with_settings(SETTINGS)
@@ -117,11 +119,12 @@ def expect(
         bool, typer.Option("--json", help="Write JSON instead of the table.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Say which prefix-cache hits an engine owes a traffic by its own rules, and why it counted fewer.
+    """Replay traffic by an engine's own rules, and report which prefix-cache hits it owes and why it counted fewer.
 
-    The engine is named by --serve, by --engine, or by settings as of kvyard replay (--model and --gpu, or --block-size and
-    --num-gpu-blocks). Without counts the command says what to expect and what limits it. Exit code 0 if nothing is wrong, 1
-    if a cause is named, 2 if refused. With --watch it follows the recording of a live gateway (kvyard gateway --record).
+    Name the engine by --serve, by --engine, or by settings of kvyard replay (--model and --gpu, or --block-size and
+    --num-gpu-blocks). Without the engine's counts the command reports the hits to expect and what limits them. Exit code 0 if
+    nothing is wrong, 1 if a cause is named, 2 if refused. --watch follows the recording of a live gateway (kvyard gateway
+    --record).
     """
     import msgspec
 

@@ -21,10 +21,10 @@ def gateway(
     port_file: PortFile = None,
     verbose: Verbose = False,
 ) -> None:
-    """Serve an OpenAI-compatible gateway in front of engines, until interrupted.
+    """Serve an OpenAI-compatible gateway in front of engines until interrupted.
 
-    Each request goes to the engine that can begin soonest, by the part of the prompt that its KV events show as cached and by
-    its load. Answers stream through unchanged. It listens on this machine only, unless --host is given.
+    Each request goes to the engine that can start it soonest, by the prompt's cached prefix (from KV events) and by load.
+    Answers pass through unchanged. It listens on this machine only, unless --host is given.
     """
     try:
         from kvyard.server.gateway.serving import GatewayServing

@@ -21,27 +21,34 @@ def hints(
     reading: Mapping[str, Any],
     hint: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND", help="session-end, or ttl:seconds=60,then=first; repeat it for more."),
+        typer.Option(
+            metavar="KIND", help="Hint to study: session-end, ttl:seconds=60,then=first, or own-ttl; may be repeated."
+        ),
     ] = None,
     recalls: Annotated[
-        str, typer.Option(metavar="A,B,...", help="Shares of places where it is given.")
+        str, typer.Option(metavar="A,B,...", help="Shares of fitting requests that give the hint.")
     ] = "0,0.25,0.5,0.7,1",
-    falses: Annotated[str, typer.Option(metavar="A,B,...", help="Shares of other places where it is.")] = "0,0.1,0.3",
-    seeds: Annotated[str, typer.Option(metavar="0,1,...", help="Who gives it, drawn anew; means are shown.")] = "0,1",
+    falses: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Shares of all other requests that give it wrongly.")
+    ] = "0,0.1,0.3",
+    seeds: Annotated[
+        str, typer.Option(metavar="0,1,...", help="Seeds of which requests give it; the table shows means.")
+    ] = "0,1",
     no_timing: Annotated[
-        bool, typer.Option("--no-timing", help="Quick: session ends on caches alone, without a clock.")
+        bool, typer.Option("--no-timing", help="Replay caches alone, without a clock: quick, for session-end only.")
     ] = False,
     out: Out = None,
     jobs: Jobs = None,
     slo: Slo = None,
     quiet: Quiet = False,
 ) -> None:
-    """Say what a retention hint would be worth before it is built: reuse and TTFT by recall and false rate.
+    """Estimate the gain of a retention hint before it is built: reuse and TTFT by recall and false rate.
 
-    Hints are made from the trace's own future and replayed on the fleet that the settings describe, beside none at all. A
-    recall is the share of conversations that say that they are over (or of tool calls that say for how long); a false rate is
-    the share of all other requests that say so too. Results are a table (hints.csv, hints.json), a page of curves (hints.html)
-    and a report per run; the same command goes on where it was interrupted. Exit code 1 if a run failed, 130 if interrupted.
+    Hints are generated from the trace's own future and replayed on the configured fleet, beside a run without hints. Recall is
+    the share of conversations that announce their end (or of tool calls that announce their duration); the false rate is the
+    share of all other requests that give the hint too. Results are a table (hints.csv, hints.json), a page of curves
+    (hints.html) and a report per run. The same command continues an interrupted study. Exit code 1 if a run failed, 130 if
+    interrupted.
     """
     from kvyard.lab.hints import hints as run
     from kvyard.lab.hints import quick_hints

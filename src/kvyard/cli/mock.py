@@ -58,11 +58,11 @@ def mock(
     port_file: PortFile = None,
     verbose: Verbose = False,
 ) -> None:
-    """Serve a fleet of vLLM endpoints without a GPU, until interrupted.
+    """Serve a fleet of vLLM endpoints without a GPU until interrupted.
 
-    Clients, routers and dashboards talk to it as to vLLM: the OpenAI API with streaming, /metrics, LoRA, and KV events over
-    ZeroMQ. What is cached, evicted and announced, and when tokens come, is decided by the engine that kvyard replay runs.
-    It listens on this machine only, unless --host is given.
+    Clients, routers and dashboards use it as vLLM: the OpenAI API with streaming, /metrics, LoRA, and KV events over ZeroMQ.
+    Caching, eviction, events and the times of tokens come from the engine of kvyard replay. It listens on this machine only,
+    unless --host is given.
     """
     from kvyard.server.garbage import settle, stay_settled
     from kvyard.server.mock.config import Lora, make_config

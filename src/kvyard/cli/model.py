@@ -23,18 +23,21 @@ def model(
         str | None, typer.Argument(metavar="CONFIG.json|PRESET", help="A Hugging Face config.json, or a preset's name.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help=f"The card: {', '.join(CARDS)}.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Or the memory of each card, such as 80GiB or 24GB.")] = None,
-    prefix_caching: Annotated[bool, typer.Option(help="Whether prefixes are cached (matters to Mamba).")] = True,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Memory of each card instead of --gpu, such as 80GiB or 24GB.")
+    ] = None,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Plan with prefix caching (changes the blocks of Mamba).")
+    ] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Write JSON; its field engine is an engine's config.")
+        bool, typer.Option("--json", help="Write JSON. Its field engine is an engine's configuration.")
     ] = False,
     list_presets: Annotated[bool, typer.Option("--list", help="Name the presets and exit.")] = False,
 ) -> None:
-    """Say how an engine would cache a model on a card: which layers share blocks, what a token takes, how many fit.
+    """Compute how an engine caches a model on a card: groups of layers, bytes per token, number of blocks.
 
-    The rules are vLLM's: layers are grouped by what they keep, pages of all groups get one size, and what weights and
-    activations leave of the card is cut into blocks. The size of weights is computed from the config, that of activations
-    estimated.
+    The rules are vLLM's: layers that cache the same are grouped, all groups get pages of one size, and the memory that weights
+    and activations leave is divided into blocks. Weights are computed from the config, activations are estimated.
     """
     if list_presets:
         _list()

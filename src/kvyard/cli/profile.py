@@ -14,7 +14,7 @@ from kvyard.files import STDOUT, check_outputs, write_whole
 from kvyard.lab.calibrate.calibration import fit_profile
 from kvyard.lab.calibrate.passes import read_passes
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit timing to measurements, and look at the fit.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit timing to measurements, and inspect the fit.")
 
 NEW = (16, 128, 512, 2048, 8192, 32768)
 PAST = (0, 2048, 8192, 32768)
@@ -29,13 +29,13 @@ def fit(
         typer.Argument(metavar="FILE...", help="Measured passes: JSON lines, or an engine's log.", show_default=False),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile to this file.")] = None,
-    name: Annotated[str | None, typer.Option(help="Its name; by default the first file's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile; by default the first file's.")] = None,
 ) -> None:
-    """Fit a profile to measured passes and say how far off it is, also on passes that it hasn't seen.
+    """Fit a profile to measured passes and print its error, also on passes left out of the fit.
 
     A line of FILE is {"kind": "prefill", "new": 512, "past": 2048, "ms": 17.3}, {"kind": "decode", "batch": 32, "ctx": 4096,
-    "ms": 9.1}, or {"kind": "mixed", "prefills": [[512, 0]], "batch": 32, "ctx": 4096, "ms": 20.9}. Other kinds are left out.
-    An engine's log is {"passes": [...]}. This is kvyard calibrate --from for files that have nothing but passes.
+    "ms": 9.1}, or {"kind": "mixed", "prefills": [[512, 0]], "batch": 32, "ctx": 4096, "ms": 20.9}. Other kinds are skipped. An
+    engine's log is {"passes": [...]}. kvyard calibrate --from does the same, and reads other files too.
     """
     check_outputs(output, reads=files)
     show_fit(fit_profile([read_passes(file) for file in files], name), output)
@@ -48,7 +48,7 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write plots of the profile (and of DATA) to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the profile as JSON.")] = False,
 ) -> None:
-    """Show the pass times of a profile, and how they compare with measurements."""
+    """Print the pass times of a profile, beside measurements if there are any."""
     check_outputs(html, STDOUT if as_json else None, reads=[profile, *([] if data is None else [data])])
     chosen = _find(profile)
     measured = None if data is None else read_passes(data)

@@ -59,7 +59,7 @@ def keep_piped(context: typer.Context, path: Path | None) -> Path | None:
 TraceFile = Annotated[
     Path,
     typer.Argument(
-        help="A trace, packed or not; kvyard trace formats names the formats. /dev/stdin and other pipes are copied first.",
+        help="A trace in one of the formats of kvyard trace formats; .gz, .xz and pipes such as /dev/stdin work too.",
         callback=keep_piped,
     ),
 ]
@@ -68,7 +68,7 @@ Slo = Annotated[
     typer.Option(help="Limits of a good request, such as ttft=500ms,itl=20ms, or of the run, such as ttft_p99<1s."),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No bar, no table: only files and errors.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--quiet", "-q", help="Print no progress and no table, only errors.", rich_help_panel=OUTPUT)
 ]
 
 
@@ -84,7 +84,7 @@ def with_reading(*more: inspect.Parameter, block_size: str = "--block-size") -> 
             typer.Option(
                 *dict.fromkeys((block_size, TRACE_BLOCK_SIZE)),
                 min=1,
-                help="Tokens an id of the trace stands for.",
+                help="Tokens per id of the trace.",
                 rich_help_panel=HEADING,
             ),
         ),

@@ -39,9 +39,7 @@ class Results(NamedTuple):
     per_request: Annotated[
         Path | None, typer.Option(help="Write a row per request: .jsonl or .parquet.", rich_help_panel=OUTPUT)
     ] = None
-    html: Annotated[Path | None, typer.Option(help="Write the report as a page, one file.", rich_help_panel=OUTPUT)] = (
-        None
-    )
+    html: Annotated[Path | None, typer.Option(help="Write the report as an HTML page.", rich_help_panel=OUTPUT)] = None
     as_json: Annotated[
         bool, typer.Option("--json", help="Write the report as JSON to stdout, and no table.", rich_help_panel=OUTPUT)
     ] = False
@@ -71,45 +69,47 @@ class LiveFlags(NamedTuple):
         str | None,
         typer.Option(
             metavar="URL|self",
-            help="Drive an OpenAI endpoint with the trace, or a mock fleet with a gateway before it.",
+            help="Send the trace to an OpenAI endpoint; self: to a gateway with a mock fleet, started for it.",
             rich_help_panel=LIVE,
         ),
     ] = None
     speed: Annotated[
         float | None,
-        typer.Option(help="With --live: how fast the endpoint's time passes, if it is a mock's.", rich_help_panel=LIVE),
+        typer.Option(help="With --live: the --speed of the mock that answers.", rich_help_panel=LIVE),
     ] = None
     timeout: Annotated[
         float | None,
-        typer.Option(help="With --live: seconds that a request may take, 600 by default.", rich_help_panel=LIVE),
+        typer.Option(help="With --live: longest request, in seconds. [default: 600]", rich_help_panel=LIVE),
     ] = None
     served_model_name: Annotated[
         str | None,
-        typer.Option(help="With --live URL: the model to ask for, unless the first it serves.", rich_help_panel=LIVE),
+        typer.Option(
+            help="With --live URL: the model to request. [default: the first in /v1/models]", rich_help_panel=LIVE
+        ),
     ] = None
     token_file: Annotated[
         Path | None,
-        typer.Option(help="With --live URL: a file with the bearer token; or set KVYARD_TOKEN.", rich_help_panel=LIVE),
+        typer.Option(help="With --live URL: file with the bearer token; or set KVYARD_TOKEN.", rich_help_panel=LIVE),
     ] = None
     any_length: Annotated[
         bool,
         typer.Option(
             "--any-length",
-            help="With --live URL: let answers end when they like, up to the recorded length.",
+            help="With --live URL: let answers end before their recorded length.",
             rich_help_panel=LIVE,
         ),
     ] = False
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            help="With --live URL: token ids of prompts are below this. [default: 32000]", rich_help_panel=LIVE
+            help="With --live URL: upper bound of the token ids in prompts. [default: 32000]", rich_help_panel=LIVE
         ),
     ] = None
     prove: Annotated[
         bool,
         typer.Option(
             "--prove",
-            help="With --live self: repeat the run in virtual time, and compare decisions.",
+            help="With --live self: repeat the run in virtual time and compare every decision.",
             rich_help_panel=LIVE,
         ),
     ] = False
@@ -120,7 +120,7 @@ class PoolFlags(NamedTuple):
 
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", help="Of a fleet of pools: this many at a time; by default one per core."),
+        typer.Option("--jobs", "-j", help="With [[pools]]: pools to replay at a time; by default one per core."),
     ] = None
     ray: Ray = None
 
@@ -139,16 +139,16 @@ def replay(
     at_a_time: PoolFlags,
     slo: Slo = None,
     bounds: Annotated[
-        bool, typer.Option("--bounds", help="Also report what caches could have reached at best.")
+        bool, typer.Option("--bounds", help="Also report where reuse was lost, from an endless cache down to the run.")
     ] = False,
 ) -> None:
-    """Replay a trace through a fleet of simulated workers, and say what its users would have seen.
+    """Replay a trace through a simulated fleet and report latencies, throughput and reuse.
 
-    Nothing needs a GPU, and virtual time passes as fast as it can. The same command gives the same report, byte for byte.
-    Ctrl-C ends the run early, with a report on what happened until then and exit code 130.
+    It needs no GPU and runs in virtual time. The same command gives the same report, byte for byte. Ctrl-C ends the run early:
+    the report covers what happened until then, and the exit code is 130.
 
-    With --live URL the trace drives a real endpoint instead, in real time: prompts are made up so that they share what the
-    trace says they share. With --live self a mock fleet and a gateway are started for it.
+    With --live URL the trace is sent to a real endpoint in real time. Prompts are generated so that they share the prefixes
+    that the trace's prompts share. --live self starts mock engines and a gateway for it.
     """
     from kvyard.replay.progress import ProgressBar
     from kvyard.replay.report.slo import read_slo

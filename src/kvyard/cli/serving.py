@@ -23,19 +23,17 @@ ADMIN_VARIABLE = "KVYARD_ADMIN_TOKEN"
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.", rich_help_panel=OUTPUT)]
 Lora = Annotated[str | None, typer.Option(help="The adapter's name.")]
 Salt = Annotated[str | None, typer.Option(help="The cache salt.")]
-TlsCert = Annotated[str | None, typer.Option(help="A certificate as PEM: serve HTTPS.")]
-TlsKey = Annotated[str | None, typer.Option(help="Its key.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Log more on stderr; never the text of requests.")]
+TlsCert = Annotated[str | None, typer.Option(help="Certificate (PEM), to serve HTTPS.")]
+TlsKey = Annotated[str | None, typer.Option(help="Private key of --tls-cert (PEM).")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Log more on stderr, but never the text of requests.")]
 
 ReadyFile = Annotated[
     Path | None,
-    typer.Option(
-        help="A file that exists while requests are answered: JSON with pid and urls.", rich_help_panel=OUTPUT
-    ),
+    typer.Option(help="JSON file with pid and urls that exists while requests are answered.", rich_help_panel=OUTPUT),
 ]
 PortFile = Annotated[
     Path | None,
-    typer.Option(help="Like --ready-file, with ports alone, one per line.", rich_help_panel=OUTPUT),
+    typer.Option(help="File like --ready-file with the ports alone, one per line.", rich_help_panel=OUTPUT),
 ]
 
 
@@ -74,10 +72,10 @@ def with_prompt(tokenizer: str = "The model's tokenizer.json.") -> Callable[[Com
     """Add the options for a prompt to a command, which receives them as one mapping, ``prompt``, for ``gather_prompt``."""
     return with_group(
         "prompt",
-        parameter("tokens", str | None, typer.Option(help="The prompt's token ids, with commas or spaces between.")),
-        parameter("tokens_file", Path | None, typer.Option(help="A file with token ids: a JSON list, or numbers.")),
-        parameter("text", str | None, typer.Option(help="The prompt's text, after the chat template.")),
-        parameter("text_file", Path | None, typer.Option(help="A file with that text.")),
+        parameter("tokens", str | None, typer.Option(help="Token ids of the prompt, separated by commas or spaces.")),
+        parameter("tokens_file", Path | None, typer.Option(help="File with token ids: a JSON list, or numbers.")),
+        parameter("text", str | None, typer.Option(help="Text of the prompt, after the chat template.")),
+        parameter("text_file", Path | None, typer.Option(help="File with the prompt's text.")),
         parameter("tokenizer_file", Path | None, typer.Option("--tokenizer", help=tokenizer)),
         parameter("special", bool, typer.Option(help="Let the tokenizer add its special tokens."), default=True),
     )

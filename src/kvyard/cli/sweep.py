@@ -21,7 +21,7 @@ def sweep(
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=A,B,...", help="A setting and its values, such as host_blocks=0,20k,80k; repeat it."
+            metavar="NAME=A,B,...", help="A setting and its values, such as host_blocks=0,20k,80k; may be repeated."
         ),
     ] = None,
     out: Out = None,
@@ -31,11 +31,11 @@ def sweep(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Replay a trace at every combination of settings, and draw what they buy.
+    """Replay a trace at every combination of settings, and compare the results.
 
-    Finished points are kept as files: the same command goes on where it was interrupted, and a larger grid only runs what
-    is new. Results are a table (sweep.csv, sweep.json), a page of curves (sweep.html) and a report per point, which kvyard
-    compare reads. Exit code 1 if a point failed or none meets the SLO, 130 if interrupted.
+    Finished points are kept as files: the same command continues an interrupted sweep, and a larger grid runs only new points.
+    Results are a table (sweep.csv, sweep.json), a page of curves (sweep.html) and a report per point, which kvyard compare
+    reads. Exit code 1 if a point failed or none meets the SLO, 130 if interrupted.
     """
     from kvyard.lab.study import parse_vary
     from kvyard.lab.sweep import sweep as run

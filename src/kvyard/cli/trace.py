@@ -35,18 +35,20 @@ FAR = 0.15
 LARGE = 100 << 20
 WIDE = 112
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look into traces, cut, convert and generate them.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Inspect, cut, convert and generate traces.")
 
 File = Annotated[
     Path,
     typer.Argument(
-        help="A trace, packed with gzip or xz or not; a directory of sessions; or a pipe, such as /dev/stdin.",
+        help="A trace (.gz and .xz are unpacked), a directory of sessions, or a pipe such as /dev/stdin.",
         callback=keep_piped,
     ),
 ]
-Out = Annotated[Path, typer.Argument(help="The file to write, packed if its name ends in .gz or .xz; - for stdout.")]
+Out = Annotated[Path, typer.Argument(help="File to write, compressed if its name ends in .gz or .xz; - for stdout.")]
 To = Annotated[str, typer.Option("--to", help=f"The format to write: {' or '.join(TARGETS)}.")]
-Lossy = Annotated[bool, typer.Option("--lossy", help="Leave out who waits for whom where the format can't say it.")]
+Lossy = Annotated[
+    bool, typer.Option("--lossy", help="Drop dependencies between requests that the format can't express.")
+]
 
 
 @app.command()
@@ -60,7 +62,7 @@ def info(
     html: Annotated[Path | None, typer.Option(help="Also write plots to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Count what is in a trace: lengths, rates, and how much of it a cache could reuse."""
+    """Summarize a trace: lengths, arrival rates, and the reuse that a cache could have."""
     capacities = [count("--capacity", part.strip()) for part in capacity.split(",")]
     if min(capacities) < 0:
         raise KvyardError(f"--capacity {capacity}: a number of blocks can't be negative")
@@ -83,7 +85,7 @@ def info(
 @app.command()
 @with_reading(CHAIN_IDS, LIMIT)
 def convert(file: File, out: Out, reading: Mapping[str, Any], to: To = "mooncake", lossy: Lossy = False) -> None:
-    """Write a trace in another format, so that another tool, or a real engine, can run it."""
+    """Convert a trace to another format, for another tool or a real engine."""
     check_outputs(out, reads=[file])
     _write(read_trace(file, reading), out, to, lossy, reading["trace_block_size"])
 
@@ -138,7 +140,7 @@ def scale(
     to: To = "mooncake",
     lossy: Lossy = False,
 ) -> None:
-    """Write a trace at another speed, or with other arrivals."""
+    """Write a trace at another speed or with other arrivals."""
     check_outputs(out, reads=[file])
     trace = read_trace(file, reading)
     if arrivals is not None:
@@ -159,7 +161,7 @@ def repeat(
     to: To = "mooncake",
     lossy: Lossy = False,
 ) -> None:
-    """Write a trace several times over, one copy after the other, each with ids of its own: copies share nothing."""
+    """Write several copies of a trace one after the other. Copies share no prefixes."""
     check_outputs(out, reads=[file])
     trace = tiled(read_trace(file, reading), times)
     _write(trace if first is None else sliced(trace, first=first), out, to, lossy, reading["trace_block_size"])
@@ -176,14 +178,14 @@ def hint(
     to: To = "mooncake",
     lossy: Lossy = False,
 ) -> None:
-    """Write a trace with hints that its clients could have given, made from its own future."""
+    """Write a trace with session hints, generated from its own future."""
     _write(with_hints(read_trace(file, reading), hints, seed), out, to, lossy, reading["trace_block_size"])
 
 
 @app.command()
 @with_flags(settings_of(Workload))
 def generate(out: Out, settings: Mapping[str, object], to: To = "mooncake", lossy: Lossy = False) -> None:
-    """Make a trace up: arrivals, lengths, shared prefixes, sessions."""
+    """Generate a trace: arrivals, lengths, shared prefixes, sessions."""
     check_outputs(out)
     workload = Workload(**settings_of(Workload).parse(settings))
     _write(generated(workload), out, to, lossy, None)
@@ -201,7 +203,7 @@ def generate_agent(
     to: To = "mooncake",
     lossy: Lossy = False,
 ) -> None:
-    """Make agents up: tools, sub-agents, think times, shared skills, rollouts."""
+    """Generate a trace of agents: tools, sub-agents, think times, shared skills, rollouts."""
     check_outputs(out, reads=[fit] if fit is not None else [])
     given = settings_of(AgentWorkload).parse(settings)
     if fit is None:

@@ -27,39 +27,42 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="NAME=LOW..HIGH,NAME=A|B,router.*",
-            help="What to search: ranges, choices, and with router.* the policy and its options; may be repeated.",
+            help="Settings to search: ranges and choices; router.* is the policy and its options. May be repeated.",
         ),
     ] = None,
     goal: Annotated[
         str,
         typer.Option(
-            metavar="'min METRIC'", help="min cost, min ttft_p99, max reuse, ...; several with commas: a front."
+            metavar="'min METRIC'",
+            help="min cost, min ttft_p99, max reuse, ...; several, with commas, give a Pareto front.",
         ),
     ] = "min cost",
     slo: Annotated[
         str | None,
-        typer.Option(metavar="METRIC=LIMIT,...", help="What must hold, such as ttft_p99=1000,itl_p99=50ms or cost<20."),
+        typer.Option(
+            metavar="METRIC=LIMIT,...",
+            help="Limits that a point must meet, such as ttft_p99=1000,itl_p99=50ms or cost<20.",
+        ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Points to replay at most.")] = 60,
+    trials: Annotated[int, typer.Option(min=1, help="Most points to replay.")] = 60,
     test: Annotated[
-        float, typer.Option(help="The share of the trace, its end, that is kept for the test; 0: none.")
+        float, typer.Option(help="Last share of the trace that isn't searched on, to test the answer; 0: none.")
     ] = 0.3,
     out: Out = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", help=f"Points to look at at a time; 1 by default, {TOGETHER} on a cluster."),
+        typer.Option("--jobs", "-j", help=f"Points to replay at a time; 1 by default, {TOGETHER} on a cluster."),
     ] = None,
     ray: Ray = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Search for the settings of a fleet that keep an SLO and are best by a goal: how many, how much, which policy.
+    """Search for the settings of a fleet that meet an SLO and are best by a goal.
 
-    Points are replayed on the first part of the trace, and the best of them on the rest, which it was not searched on.
-    Results are a table (tune.csv, tune.json), a page (tune.html) and settings (tune.toml) that kvyard replay and kvyard
-    gateway take with --config. The same command goes on where it was interrupted, and with more --trials from there. With
-    one goal Optuna's TPE searches, with several NSGA-II. The same --seed and --jobs give the same search. Exit code 1 if no
-    point meets the SLO, 130 if interrupted.
+    Points are replayed on the first part of the trace; the best one is tested on the rest. Results are a table (tune.csv,
+    tune.json), a page (tune.html) and settings (tune.toml) that kvyard replay and kvyard gateway take with --config. The same
+    command continues an interrupted search, also with more --trials. One goal is searched with Optuna's TPE, several with
+    NSGA-II. The same --seed and --jobs give the same search. Exit code 1 if no point meets the SLO, 130 if interrupted.
     """
     from kvyard.lab.tune import parse_goals, parse_limits
     from kvyard.lab.tune import tune as run

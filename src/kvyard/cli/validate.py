@@ -54,10 +54,10 @@ def validate(
         bool, typer.Option("--json", help="Write JSON instead of the table.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Replay a real run and say how far the simulated times are from the measured ones.
+    """Replay a real run and compare simulated with measured times.
 
-    Requests come when they came, to one worker unless --workers says more. Settings are those of kvyard replay; what the run
-    says of its engine (blocks, max_num_seqs, ...) holds where they say nothing.
+    Requests arrive as they did in the run, at one worker unless --workers is given. Settings are those of kvyard replay; those
+    that the run states (blocks, max_num_seqs, ...) are taken from it unless you give them.
     """
     import msgspec
 

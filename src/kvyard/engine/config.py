@@ -61,19 +61,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One engine rank."""
 
     heading: ClassVar[str] = "Engine"
-    backend: "Annotated[str, Setting('Whose scheduling: {choices}.', choices=BACKENDS.names)]" = "vllm"
-    role: Annotated[Role, Setting("What the worker does of a request: {choices}.")] = "both"
+    backend: "Annotated[str, Setting('Engine whose scheduler is simulated: {choices}.', choices=BACKENDS.names)]" = (
+        "vllm"
+    )
+    role: Annotated[Role, Setting("Part of a request that the worker computes: {choices}.")] = "both"
     num_gpu_blocks: Annotated[
         int, Setting("Usable blocks on each device. [default: with --gpu what the card holds, else 16384]", flag=True)
     ] = 16384
     """The null block is not counted."""
     block_size: Annotated[
-        int | None, Setting("Tokens per block. [default: with --model as vLLM's, else 64, of a mock 16]", flag=True)
+        int | None, Setting("Tokens per block. [default: with --model vLLM's, else 64; kvyard mock: 16]", flag=True)
     ] = None
     """Tokens per block of a model with one group; ``None`` for the backend's default."""
-    groups: Annotated[tuple[GroupSpec, ...], Setting("Attention groups of a hybrid model, a table each.")] = ()
+    groups: Annotated[tuple[GroupSpec, ...], Setting("Attention groups of a hybrid model, one table per group.")] = ()
     """Empty means one group of full attention."""
-    bytes_per_block: Annotated[int | None, Setting("What a block of one group takes, without a model.", parse=size)] = (
+    bytes_per_block: Annotated[int | None, Setting("Bytes of a block of one group, without a model.", parse=size)] = (
         None
     )
     """Lower tiers need it."""
@@ -86,27 +88,33 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: Annotated[
         int, Setting("Tokens per pass. [default: with --gpu the engine's for the card, else 8192]", flag=True)
     ] = 8192
-    long_prefill_token_threshold: Annotated[int, Setting("Tokens of a prompt per pass; 0 is off.")] = 0
-    long_prefill_token_threshold_adaptive: Annotated[bool, Setting("Raise that to an even share of a pass.")] = False
-    max_num_scheduled_tokens: Annotated[int | None, Setting("Tokens that a pass hands out, if fewer.")] = None
+    long_prefill_token_threshold: Annotated[int, Setting("Most tokens of a prompt per pass; 0: no limit.")] = 0
+    long_prefill_token_threshold_adaptive: Annotated[
+        bool, Setting("Raise long_prefill_token_threshold to an even share of the pass.")
+    ] = False
+    max_num_scheduled_tokens: Annotated[
+        int | None, Setting("Tokens scheduled per pass, if fewer than max_num_batched_tokens.")
+    ] = None
     max_loras: Annotated[int | None, Setting("LoRA adapters per pass. [default: any number]")] = None
     """A request whose adapter is one too many is passed over by those behind it."""
     enable_prefix_caching: Annotated[
-        bool, Setting("Whether prefixes are cached on the device; lower tiers keep theirs.")
+        bool, Setting("Cache prefixes on the device. Lower tiers cache them either way.")
     ] = True
-    enable_chunked_prefill: Annotated[bool, Setting("Whether prompts are cut into chunks.")] = True
+    enable_chunked_prefill: Annotated[bool, Setting("Cut prompts into chunks.")] = True
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority"], Setting("The order of waiting requests: {choices}.", flag=True)
+        Literal["fcfs", "priority"], Setting("Order of waiting requests: {choices}.", flag=True)
     ] = "fcfs"
-    preemption_mode: Annotated[Literal["newest", "oldest"], Setting("Who is preempted: {choices}.")] = "newest"
+    preemption_mode: Annotated[
+        Literal["newest", "oldest"], Setting("Running request that is preempted first: {choices}.")
+    ] = "newest"
     scheduler_reserve_full_isl: bool = True
     """Admit a request only when its whole known sequence fits, not just the first chunk of it."""
-    watermark: Annotated[float, Setting("Share of blocks kept free.")] = 0.0
+    watermark: Annotated[float, Setting("Share of blocks that admissions leave free.")] = 0.0
     retention_interval: Annotated[
         int | None,
         Setting(
-            "Windows and states that prefixes can be resumed at are kept every N tokens, 0 for where prompts end or were "
-            "seen to part (vLLM 0.32's default). [default: all]",
+            "Keep windows and states every N tokens; 0: only where prompts end or diverge (vLLM 0.32's default). "
+            "[default: keep all]",
             also=("prefix_cache_retention_interval",),
         ),
     ] = None
@@ -115,22 +123,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     eviction_options: Annotated[
         dict[str, float],
-        Setting("Figures that only this order has, as NAME=VALUE,... .", parse=figures, options=ORDERS),
+        Setting("Options of that eviction policy, as NAME=VALUE,... .", parse=figures, options=ORDERS),
     ] = msgspec.field(default_factory=dict)
     """``docs/how-to/retention.md`` names each order's."""
-    heed_hints: Annotated[
-        bool, Setting("Let hints of requests about their sessions change the order of eviction.", flag=True)
-    ] = False
+    heed_hints: Annotated[bool, Setting("Let session hints of requests change the order of eviction.", flag=True)] = (
+        False
+    )
     """With ``eviction`` lru or priority, which then hold for lower tiers too."""
     cache_quota: Annotated[
         Literal["off", "borrowed", "hard", "isolated"],
-        Setting("What a tenant's share of the cache means, on the device and below: {choices}.", flag=True),
+        Setting("How each tenant's share of every cache tier is enforced: {choices}.", flag=True),
     ] = "off"
     """With ``eviction`` lru or priority; see ``kvyard.blocks.quotas``."""
     tenant_quotas: Annotated[
         dict[str, float],
         Setting(
-            "Shares of the cache by tenant, as NAME=SHARE,...; * for each other, else what is left.", parse=figures
+            "Cache shares by tenant, as NAME=SHARE,...; * is every other tenant. [default: what the named ones leave]",
+            parse=figures,
         ),
     ] = msgspec.field(default_factory=dict)
     speculative: SpeculativeConfig | None = None
@@ -138,9 +147,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tiers: OffloadConfig | None = None
     sglang: Annotated[SglangSettings | None, Setting("A table of what only that backend has.")] = None
     trtllm: Annotated[TrtllmSettings | None, Setting("A table of what only that backend has.")] = None
-    async_scheduling: Annotated[bool | None, Setting("Whether a pass is decided on while the one before it runs.")] = (
-        None
-    )
+    async_scheduling: Annotated[bool | None, Setting("Schedule a pass while the previous one runs.")] = None
     """``None`` for what engines do on a GPU where timing is a real engine's: on, except with what it isn't modelled with."""
     seed: int = 0
 

@@ -19,21 +19,21 @@ from kvyard.settings import Setting
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
     """Fault rates, as probabilities per batch."""
 
-    drop: Annotated[float, Setting("Probability per batch that it is lost.", flag=True)] = 0.0
-    duplicate: Annotated[float, Setting("That it comes twice.", flag=True)] = 0.0
-    reorder: Annotated[float, Setting("That up to reorder_by others overtake it.", flag=True)] = 0.0
-    truncate: Annotated[float, Setting("That its payload ends early.", flag=True)] = 0.0
-    corrupt: Annotated[float, Setting("That some bytes of its payload are others.", flag=True)] = 0.0
-    restart: Annotated[float, Setting("That it is a new publisher's, with sequence 0 and nothing held.", flag=True)] = (
-        0.0
-    )
-    stall: Annotated[float, Setting("That the consumer stops reading for a while.", flag=True)] = 0.0
+    drop: Annotated[float, Setting("Probability that a batch is lost.", flag=True)] = 0.0
+    duplicate: Annotated[float, Setting("Probability that a batch is sent twice.", flag=True)] = 0.0
+    reorder: Annotated[float, Setting("Probability that up to reorder_by other batches overtake it.", flag=True)] = 0.0
+    truncate: Annotated[float, Setting("Probability that the payload of a batch is cut short.", flag=True)] = 0.0
+    corrupt: Annotated[float, Setting("Probability that bytes of the payload are changed.", flag=True)] = 0.0
+    restart: Annotated[
+        float, Setting("Probability that the publisher restarts: sequence 0, empty cache.", flag=True)
+    ] = 0.0
+    stall: Annotated[float, Setting("Probability that the consumer stops reading for a while.", flag=True)] = 0.0
     reorder_by: int = 4
     stall_frames: int = 50
     """Length of a stall, in frames."""
     stall_room: int = 10
     """Frames of a stall that fit into the consumer's queue; the others are lost."""
-    seed: Annotated[int, Setting("Seeds the faults.", flag=True)] = 0
+    seed: Annotated[int, Setting("Seed of the faults.", flag=True)] = 0
 
     def __post_init__(self) -> None:
         """Raises ``KvyardError`` for what isn't a probability or a count."""

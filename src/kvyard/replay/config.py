@@ -21,6 +21,10 @@ from kvyard.router.pair import router_pair
 from kvyard.router.policies import make_policy
 from kvyard.settings import Setting, as_it_is, bandwidth, chosen, count, duration, figures, flag, number, settings_of
 
+FLEET = "Fleet"
+"""Heading of settings about workers, in a command's help."""
+ROUTER = RouterConfig.heading
+
 LEFT_OUT = {
     "disaggregation_mode": "say prefill and decode, how many workers of each role there are, or role in a table of workers",
     "autoscaling": "say autoscale, as in autoscale=threshold:ttft_p99=1s,min=2,max=16,startup=90s",
@@ -32,14 +36,14 @@ LEFT_OUT = {
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Workers of one kind."""
 
-    heading: ClassVar[str] = "Fleet"
+    heading: ClassVar[str] = FLEET
     engine: EngineConfig = EngineConfig()
-    count: Annotated[int, Setting("How many of them.")] = 1
+    count: Annotated[int, Setting("Number of these workers.")] = 1
     dp_size: Annotated[
         int, Setting("Data-parallel ranks of each worker.", also=("data_parallel_size", "dp", "-dp"), flag=True)
     ] = 1
     """Ranks start every pass together."""
-    name: Annotated[str, Setting("What the names of these workers begin with.")] = "w"
+    name: Annotated[str, Setting("Prefix of these workers' names.")] = "w"
     start: Annotated[int, Setting("When they begin to take requests.", parse=duration)] = 0
     """In ns, as are the others."""
     drain: Annotated[int | None, Setting("When they stop taking new requests.", parse=duration)] = None
@@ -81,26 +85,26 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     nic: Annotated[str, Setting("Network port of a worker: {choices}.", flag=True, choices=NICS.keys)] = "cx7"
     nic_bandwidth: Annotated[
         tuple[int | None, int | None] | None,
-        Setting("GB/s out of a worker and into it, if not the nic's.", flag=True, parse=bandwidth),
+        Setting("GB/s out of a worker and into it. [default: the nic's]", flag=True, parse=bandwidth),
     ] = None
     nic_latency: Annotated[
-        int | None, Setting("Time until the first byte of a transfer, if not the nic's.", parse=duration)
+        int | None, Setting("Time until the first byte of a transfer. [default: the nic's]", parse=duration)
     ] = None
     node_bandwidth: Annotated[
         tuple[int | None, int | None] | None,
-        Setting("GB/s out of a node and into it, which its workers share.", parse=bandwidth),
+        Setting("GB/s out of a node and into it, shared by its workers.", parse=bandwidth),
     ] = None
     workers_per_node: Annotated[int, Setting("Workers of a node, in the order of the fleet.")] = 8
     bus_bandwidth: Annotated[
         tuple[int | None, int | None] | None,
         Setting(
-            "GB/s out of a device and into it, which offloading shares with hand-overs and pulls; each alone by default.",
+            "GB/s of a device's bus, out and in, shared by offloading, hand-overs and pulls. [default: no shared bus]",
             parse=bandwidth,
         ),
     ] = None
-    contention: Annotated[bool, Setting("Off: each transfer has the network to itself, as Dynamo's replay has it.")] = (
-        True
-    )
+    contention: Annotated[
+        bool, Setting("Transfers share the network. Off: each has it to itself, as in Dynamo's replay.")
+    ] = True
 
     @property
     def bandwidth(self) -> tuple[int | None, int | None]:
@@ -128,38 +132,37 @@ class HandoverConfig(NetworkConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     heading: ClassVar[str] = "Prefill and decode apart"
     decider: Annotated[
-        str, Setting("Split policy, which prompts are handed over: {choices}.", flag=True, choices=DECIDERS.names)
+        str,
+        Setting(
+            "Split policy, which decides which prompts are handed over: {choices}.", flag=True, choices=DECIDERS.names
+        ),
     ] = "always"
     decider_options: Annotated[
         dict[str, float],
-        Setting("Figures that only that decider has, as NAME=VALUE,... .", parse=figures, options=DECIDERS),
+        Setting("Options of that split policy, as NAME=VALUE,... .", parse=figures, options=DECIDERS),
     ] = msgspec.field(default_factory=dict)
     protocol: Annotated[
         Literal["source-first", "destination-first"],
-        Setting(
-            "Whether a decode worker is chosen, and keeps room, after the prompt is computed or before: {choices}."
-        ),
+        Setting("Choose the decode worker after the prompt is computed, or before: {choices}."),
     ] = "source-first"
     second_front_end: Annotated[
         bool,
         Setting(
-            "Whether a computed prompt goes to its decode worker as a request of its own, through that worker's front end, as "
-            "by llm-d's sidecar and vLLM's router; off: as in Dynamo. With source-first."
+            "With source-first: a handed-over prompt passes the decode worker's front end as a new request, as with llm-d's "
+            "sidecar and vLLM's router. Off: as in Dynamo."
         ),
     ] = True
-    streamed: Annotated[float, Setting("The share of a prompt that is sent while it is computed, layer by layer.")] = (
-        0.0
-    )
+    streamed: Annotated[float, Setting("Share of a prompt that is sent layer by layer while it is computed.")] = 0.0
     """The rest goes when it is done."""
     sends: Annotated[
         Literal["missing", "prompt"],
-        Setting("What is sent: blocks that the decode worker lacks, or every token of the prompt ({choices})."),
+        Setting("Send the blocks that the decode worker lacks, or the whole prompt: {choices}."),
     ] = "missing"
     reserves: Annotated[
         Literal["all", "one"],
         Setting(
-            "Prompts that a decode worker makes room for as a pass starts: {choices}. all: those that fit, as vLLM does. "
-            "one: one, and one more for each that arrived since the last pass, as in Dynamo's replay."
+            "Handed-over prompts that a decode worker reserves blocks for per pass: {choices}. all: as many as fit, as in "
+            "vLLM. one: one, and one more per prompt that arrived since the last pass, as in Dynamo's replay."
         ),
     ] = "all"
 
@@ -302,28 +305,28 @@ def read_warm_up(name: str, value: object) -> str:
 class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Driving of a trace, simulated or live."""
 
-    heading: ClassVar[str] = "Load"
+    heading: ClassVar[str] = "Traffic"
     speedup: Annotated[float, Setting("Divide gaps between arrivals, and think times, by this.", flag=True)] = 1.0
     """Compute stays as it is."""
     jitter: Annotated[
         int,
-        Setting(
-            "Spread arrivals that were recorded together over up to this long, such as 3s.", flag=True, parse=duration
-        ),
+        Setting("Spread arrivals with equal time stamps over up to this time, such as 3s.", flag=True, parse=duration),
     ] = 0
     concurrency: Annotated[
         int | None,
-        Setting("Closed loop: this many sessions (or requests) in flight, whatever the recorded times.", flag=True),
+        Setting("Closed loop: sessions (or requests) in flight. Recorded times are ignored.", flag=True),
     ] = None
     hints: Annotated[
         str | None,
-        Setting("Hints made from the trace's future, such as session-end:recall=0.5,false=0.1.", flag=True),
+        Setting(
+            "Session hints, generated from the trace's future, such as session-end:recall=0.5,false=0.1.", flag=True
+        ),
     ] = None
     """Engines heed them. ``heed_hints`` alone is for those that the trace has."""
     prefetch: Annotated[
         int,
         Setting(
-            "Send a prompt that called a tool once more, for one token, this long before the tool ends, such as 2s; 0: never.",
+            "Send a prompt that called a tool again this long before the tool ends, to load what was evicted; 0: never.",
             flag=True,
             parse=duration,
         ),
@@ -331,7 +334,7 @@ class DrivingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """It loads from lower tiers what the next turn needs on the device. These requests aren't counted."""
     limit: Annotated[int | None, Setting("Replay at most this many requests.", flag=True)] = None
     max_tokens: Annotated[
-        int | None, Setting("Leave out requests with more tokens, prompt and answer together.", flag=True)
+        int | None, Setting("Leave out requests with more tokens (prompt and answer).", flag=True)
     ] = None
     """Of the requests that ``limit`` takes."""
     seed: Annotated[int, Setting("Seed of random draws.", flag=True)] = 0
@@ -357,19 +360,19 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     client: Annotated[
         str | None,
         Setting(
-            "The load generator that sends them: {choices}. Its pace, lengths and warm-up are those of its source.",
+            "Send requests as this load generator does (pace, lengths, warm-up): {choices}.",
             flag=True,
             choices=CLIENTS.names,
         ),
     ] = None
     client_options: Annotated[
         dict[str, float],
-        Setting("Figures that only that client has, as NAME=VALUE,... .", parse=figures, options=CLIENTS),
+        Setting("Options of that client, as NAME=VALUE,... .", parse=figures, options=CLIENTS),
     ] = msgspec.field(default_factory=dict)
     turnaround: Annotated[
         int | None,
         Setting(
-            "Closed loop: from an answer until the next request is sent. [default: the client's; 7ms]",
+            "Closed loop: time from an answer to the next request. [default: the client's; 7ms]",
             flag=True,
             parse=duration,
         ),
@@ -377,14 +380,19 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     warm_up: Annotated[
         str | None,
         Setting(
-            "Not counted: the first REQUESTS, those of the first TIME (such as 5m), or a TRACE that is replayed before.",
+            "Warm the caches up, without counting it: the first REQUESTS, the first TIME (such as 5m), or another TRACE.",
             flag=True,
             parse=read_warm_up,
         ),
     ] = None
     workers: Annotated[
         tuple[WorkerConfig, ...],
-        Setting("Workers, 8 by default; in a file, a table for each kind of them.", flag=True, parse=as_it_is),
+        Setting(
+            "Number of workers. [default: 8] In a file also a table per kind of worker.",
+            flag=True,
+            parse=as_it_is,
+            heading=FLEET,
+        ),
     ] = (WorkerConfig(),)
     router: RouterConfig = RouterConfig()
     """With workers of different roles, of those that compute prompts."""
@@ -392,55 +400,78 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """Orders the requests that ``engine_requests`` holds back."""
     engine_requests: Annotated[
         int | None,
-        Setting("Requests that a worker has at a time; others wait before the router. [default: no limit]", flag=True),
+        Setting(
+            "Requests in flight per worker; others wait before the router. [default: no limit]",
+            flag=True,
+            heading=FlowConfig.heading,
+        ),
     ] = None
     queue: Annotated[
-        int | None, Setting("Requests that wait there at a time; others are refused. [default: no limit]", flag=True)
+        int | None,
+        Setting(
+            "Requests that wait before the router; others are refused. [default: no limit]",
+            flag=True,
+            heading=FlowConfig.heading,
+        ),
     ] = None
     decode_router: Annotated[
         RouterConfig | None,
-        Setting("The policy among decode workers. [default: the fewest blocks held]", flag=True, parse=_router),
+        Setting(
+            "Routing policy among decode workers. [default: fewest blocks held]",
+            flag=True,
+            parse=_router,
+            heading=HandoverConfig.heading,
+        ),
     ] = None
     handover: HandoverConfig = HandoverConfig()
     """Its network is also the one of ``peer_pull``."""
     peer_pull: Annotated[
         PullConfig | None,
         Setting(
-            "Prefixes that only another worker has are fetched from its host or device, as in "
-            "host:min_lead=1024,in_flight=8.",
+            "Pull prefixes that only another worker has from its host or device, as in host:min_lead=1024,in_flight=8.",
             flag=True,
             parse=read_pull,
+            heading=FLEET,
         ),
     ] = None
     autoscale: Annotated[
         AutoscaleConfig | None,
         Setting(
-            "Workers come and go: {choices} or module:Class, as in threshold:ttft_p99=1s,min=2,max=16,startup=90s.",
+            "Scaling policy: {choices} or module:Class, as in threshold:ttft_p99=1s,min=2,max=16,startup=90s.",
             flag=True,
             parse=read_autoscale,
             choices=SCALERS.names,
+            heading=FLEET,
         ),
     ] = None
     render_token_us: Annotated[
         float,
-        Setting("Microseconds for each token of a prompt that is tokenized before it is routed, by a render service."),
+        Setting("Microseconds per prompt token that a render service needs to tokenize a prompt before it is routed."),
     ] = 0.0
-    renderers: Annotated[int, Setting("Prompts that the render service tokenizes at a time; 0: any number.")] = 0
+    renderers: Annotated[int, Setting("Prompts that the render service tokenizes at a time; 0: no limit.")] = 0
     event_lag: Annotated[
-        int, Setting("Time until the router sees what a worker announced, such as 50ms.", flag=True, parse=duration)
+        int,
+        Setting(
+            "Delay of KV events on their way to the router, such as 50ms.", flag=True, parse=duration, heading=ROUTER
+        ),
     ] = 0
     digest_every: Annotated[
         int,
         Setting(
-            "Interval at which workers send the router digests of their caches, such as 10s.", flag=True, parse=duration
+            "Interval at which workers send the router digests of their caches, such as 10s; 0: events instead.",
+            flag=True,
+            parse=duration,
+            heading=ROUTER,
         ),
     ] = 0
     digest_error: Annotated[
         float,
-        Setting("Share of missing blocks that a digest reports as present, such as 0.01.", flag=True),
+        Setting("Share of missing blocks that a digest reports as present, such as 0.01.", flag=True, heading=ROUTER),
     ] = 0.0
     """With 0 digests have full names, which are exact."""
-    plans: Annotated[bool, Setting("Off: one pass at a time, for checking.")] = True
+    plans: Annotated[
+        bool, Setting("Compute several equal passes in one step. Off: one by one, with equal results, as a check.")
+    ] = True
     """Results are equal, and take longer."""
     samples: Annotated[int, Setting("Approximate number of points of the timeline.")] = 150
 

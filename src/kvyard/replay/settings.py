@@ -53,21 +53,22 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     heading: ClassVar[str] = "Model, card and time"
     model: Annotated[
-        str | None, Setting("A preset of kvyard model --list, or a config.json, instead of numbers ...", flag=True)
+        str | None, Setting("The model: a preset of kvyard model --list, or a config.json.", flag=True)
     ] = None
     gpu: Annotated[
         str | None,
-        Setting("... and the card it runs on, which gives memory and times: {choices}.", flag=True, choices=CARDS.keys),
+        Setting("The card, which determines memory and times: {choices}.", flag=True, choices=CARDS.keys),
     ] = None
     gpu_memory: Annotated[
-        int | None, Setting("The card's memory, if not the usual, such as 80GiB.", flag=True, parse=size)
+        int | None, Setting("Memory of the card, such as 80GiB. [default: the card's]", flag=True, parse=size)
     ] = None
     gpu_memory_utilization: Annotated[
-        float | None, Setting("The share of it that may be used. [default: the release's, 0.92]", flag=True)
+        float | None,
+        Setting("Share of the card's memory that the engine uses. [default: the vLLM release's, 0.92]", flag=True),
     ] = None
     vllm_version: Annotated[
         str | None,
-        Setting("Take memory, and the default of async_scheduling, as this release of vLLM has them.", flag=True),
+        Setting("The vLLM release whose memory use and default of async_scheduling are simulated.", flag=True),
     ] = None
     tensor_parallel_size: TensorParallel = 1
     pipeline_parallel_size: PipelineParallel = 1
@@ -75,26 +76,26 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     weight_dtype: Annotated[
         str | None,
         Setting(
-            "Stored type of weights, if not the model's: {choices}.",
+            "Type of the stored weights: {choices}. [default: the model's]",
             flag=True,
             also=("quantization",),
             choices=weight_dtypes,
         ),
     ] = None
     dtype: Annotated[
-        str | None, Setting("The same by vLLM's name; auto and 16-bit types leave weights as in the model.", flag=True)
+        str | None, Setting("vLLM's name of --weight-dtype; auto and 16-bit types keep the model's.", flag=True)
     ] = None
     kv_cache_dtype: Annotated[
         str, Setting("Type of the KV cache: auto (the model's), bfloat16, fp8, ...", flag=True)
     ] = "auto"
     bytes_per_token: Annotated[
         int | None,
-        Setting("Without a model: what a token takes in the cache, 128KiB by default.", flag=True, parse=size),
+        Setting("Cache bytes of a token, without --model. [default: 128KiB]", flag=True, parse=size),
     ] = None
     timing: Annotated[
         str | None,
         Setting(
-            "Timing model: {choices}. By default the best there is for the model and the card.",
+            "Timing model: {choices}. [default: with --model and --gpu roofline, else polynomial]",
             flag=True,
             choices=timing_choices,
         ),
@@ -104,23 +105,28 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     host_us: Annotated[
         float | None,
-        Setting("Microseconds of host work per pass, of roofline and tables; the engine's by default.", flag=True),
+        Setting("Microseconds of host work per pass, for roofline and tables. [default: the engine's]", flag=True),
     ] = None
     host_sequence_us: Annotated[
-        float | None, Setting("The same for each sequence of a pass; 0 where host_us is given.", flag=True)
+        float | None,
+        Setting(
+            "Microseconds of host work per sequence of a pass. [default: the engine's, or 0 with host_us]", flag=True
+        ),
     ] = None
     front_end_us: Annotated[
         float | None,
-        Setting("Microseconds of a request outside of passes (HTTP, template), of roofline and tables.", flag=True),
+        Setting("Microseconds per request outside of passes (HTTP, template), for roofline and tables.", flag=True),
     ] = None
-    front_end_token_us: Annotated[float | None, Setting("The same for each token of its prompt.", flag=True)] = None
+    front_end_token_us: Annotated[
+        float | None, Setting("Microseconds per prompt token outside of passes (tokenizing).", flag=True)
+    ] = None
     launch_us: Annotated[
         float | None,
         Setting(
-            "Microseconds of a pass that computes prompts, at least, of roofline and tables; the engine's by default."
+            "Minimum microseconds of a pass that computes prompts, for roofline and tables. [default: the engine's]"
         ),
     ] = None
-    timing_speedup: Annotated[float, Setting("Divides what passes take.")] = 1.0
+    timing_speedup: Annotated[float, Setting("Divide the duration of every pass by this.")] = 1.0
 
 
 class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,18 +134,20 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     heading: ClassVar[str] = "Memory below the device"
     blocks: Annotated[int | None, Setting("Blocks of {tier} per worker, such as 20k; 0 for none.", flag=True)] = None
-    bytes: Annotated[int | None, Setting("The same in bytes, such as 200GiB.", flag=True, parse=size)] = None
+    bytes: Annotated[
+        int | None, Setting("Bytes of {tier} per worker, such as 200GiB, instead of blocks.", flag=True, parse=size)
+    ] = None
     bandwidth: Annotated[
         tuple[int | None, int | None] | None,
-        Setting("GB/s of a worker to {tier} and back, {speed}/{speed} by default.", flag=True, parse=bandwidth),
+        Setting("GB/s of a worker to {tier} and back. [default: {speed}/{speed}]", flag=True, parse=bandwidth),
     ] = None
-    latency: Annotated[int | None, Setting("Until the first byte from {tier}.", parse=duration)] = None
+    latency: Annotated[int | None, Setting("Time until the first byte from {tier} arrives.", parse=duration)] = None
     scope: Annotated[
-        Literal["private", "shared"], Setting("{choices}: whether all workers have one {tier}.", flag=True)
+        Literal["private", "shared"], Setting("One {tier} per worker, or one for all: {choices}.", flag=True)
     ] = "private"
-    eviction: Annotated[str, Setting("The order of eviction in {tier}: {choices}.", choices=ORDERS.names)] = "lru"
+    eviction: Annotated[str, Setting("Eviction policy of {tier}: {choices}.", choices=ORDERS.names)] = "lru"
     eviction_options: Annotated[
-        dict[str, float], Setting("Figures that only this order has, as NAME=VALUE,... .", parse=figures)
+        dict[str, float], Setting("Options of that eviction policy, as NAME=VALUE,... .", parse=figures)
     ] = msgspec.field(default_factory=dict)
 
 
@@ -151,7 +159,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     link_discipline: Annotated[Literal["fair", "fifo"], Setting("How transfers share a link: {choices}.")] = "fair"
     shared_bandwidth: Annotated[
         tuple[int | None, int | None] | None,
-        Setting("GB/s of all workers together, to a shared tier.", parse=bandwidth),
+        Setting("GB/s of all workers together to a shared tier.", parse=bandwidth),
     ] = None
 
 
@@ -160,14 +168,17 @@ class RoleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     heading: ClassVar[str] = HandoverConfig.heading
     prefill: Annotated[
-        int | None, Setting("Workers that compute prompts and hand them over ...", also=("prefill_workers",), flag=True)
+        int | None,
+        Setting(
+            "Prefill workers, which hand computed prompts over; with --decode.", also=("prefill_workers",), flag=True
+        ),
     ] = None
     decode: Annotated[
-        int | None, Setting("... to these, which decode; instead of workers.", also=("decode_workers",), flag=True)
+        int | None, Setting("Decode workers, with --prefill instead of --workers.", also=("decode_workers",), flag=True)
     ] = None
     split: Annotated[
         str | None,
-        Setting("Both in one, for studies: 2+6 is 2 prefill and 6 decode workers, none is workers that do both."),
+        Setting("prefill and decode as one setting, for studies: 2+6, or none for workers that do both."),
     ] = None
 
 
@@ -177,7 +188,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     heading: ClassVar[str] = TierSettings.heading
     store: Annotated[
         str | None,
-        Setting("Both in one, for studies: none is no lower tier, whatever else is set of them, or an offload policy."),
+        Setting("Offload policy, or none to remove all lower tiers: one setting for studies."),
     ] = None
 
 
@@ -187,9 +198,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     heading: ClassVar[str] = "Fleet"
     pools: Annotated[
         tuple[dict[str, Any], ...] | None,
-        Setting(
-            "In a file: a table for each independent pool, with the name of its model and settings.", parse=as_it_is
-        ),
+        Setting("In a file: a table per independent pool, with its model's name and its settings.", parse=as_it_is),
     ] = None
 
 

@@ -29,50 +29,58 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Routing policy and its settings (``docs/reference/routing-policies.md``). Raises ``KvyardError`` for what can't be."""
 
     heading: ClassVar[str] = "Router"
-    policy: "Annotated[str, Setting('The routing policy: {choices}.', name='router', flag=True, choices=_policies)]" = (
+    policy: "Annotated[str, Setting('Routing policy: {choices}.', name='router', flag=True, choices=_policies)]" = (
         "least-time"
     )
     block_size: int | None = None
     """Tokens per request key. Left out, it is the index's."""
 
-    overlap_credit: Annotated[float, Setting("What a cached device block is worth, against computing it.")] = 1.0
-    overlap_decay: Annotated[float, Setting("How fast that shrinks with a worker's backlog.")] = 0.0
+    overlap_credit: Annotated[float, Setting("Credit of a cached device block; 1: the cost of computing it.")] = 1.0
+    overlap_decay: Annotated[float, Setting("How fast overlap_credit shrinks with a worker's prefill backlog.")] = 0.0
     """By its prefill backlog beyond the least of all, in prompts of this size."""
-    host_credit: Annotated[float, Setting("What a block in host memory is worth.")] = Tier.G2.entry.credit
-    storage_credit: Annotated[float, Setting("What a block in storage is worth.")] = Tier.G3.entry.credit
-    remote_credit: Annotated[float, Setting("What a block in remote storage is worth.")] = Tier.G4.entry.credit
-    object_credit: Annotated[float, Setting("What a block in object storage is worth.")] = Tier.G5.entry.credit
-    prefill_scale: Annotated[float, Setting("What a block to compute costs, against one that is held.")] = 1.0
-    held_weight: Annotated[float, Setting("What a block that is held costs.")] = 1.0
-    request_weight: Annotated[float, Setting("What an active request costs by itself, in blocks.")] = 0.0
-    temperature: Annotated[float, Setting("0: the least cost; above: by chance, less costly ones more often.")] = 0.0
+    host_credit: Annotated[float, Setting("Credit of a block in host memory.")] = Tier.G2.entry.credit
+    storage_credit: Annotated[float, Setting("Credit of a block in storage.")] = Tier.G3.entry.credit
+    remote_credit: Annotated[float, Setting("Credit of a block in remote storage.")] = Tier.G4.entry.credit
+    object_credit: Annotated[float, Setting("Credit of a block in object storage.")] = Tier.G5.entry.credit
+    prefill_scale: Annotated[float, Setting("Cost of a block to compute.")] = 1.0
+    held_weight: Annotated[float, Setting("Cost of a block that requests in flight hold.")] = 1.0
+    request_weight: Annotated[float, Setting("Cost of a request in flight, in blocks.")] = 0.0
+    temperature: Annotated[float, Setting("0: take the least cost; above: draw by softmax over costs.")] = 0.0
 
     options: "Annotated[dict[str, float], _OPTIONS]" = msgspec.field(default_factory=dict)
     """``docs/reference/routing-policies.md`` names each policy's."""
 
     load: Annotated[
-        str, Setting("What least-loaded and the guard go by: requests, tokens or blocks.", "router_load")
+        str, Setting("Load measure of least-loaded and the guard: requests, tokens or blocks.", "router_load")
     ] = "requests"
     """Active ``requests``, ``tokens`` still to prefill, or ``blocks`` to prefill and held."""
-    guard: Annotated[float | None, Setting("The difference in load beyond which the least loaded is taken.")] = None
+    guard: Annotated[
+        float | None, Setting("Difference in load beyond which the guard takes the least loaded worker. [default: off]")
+    ] = None
     """Between the most and the least loaded; off without."""
-    guard_ratio: Annotated[float, Setting("How many times the least's load the most loaded must have, too.")] = 1.5
+    guard_ratio: Annotated[
+        float, Setting("Ratio of the most to the least loaded worker that the guard also needs.")
+    ] = 1.5
 
-    predicted_ttl_s: Annotated[float, Setting("How long kv credits a sent prefix without an event; 0: never.")] = 2.0
-    approx_ttl_s: Annotated[float | None, Setting("How long approx remembers.")] = 120.0
+    predicted_ttl_s: Annotated[
+        float, Setting("Seconds for which a sent prefix is credited without an event; 0: never.")
+    ] = 2.0
+    approx_ttl_s: Annotated[float | None, Setting("Seconds for which approx remembers a sent prefix.")] = 120.0
     """``None``: by room only."""
-    remembered_blocks: Annotated[int, Setting("How many blocks, once per worker, either of them remembers.")] = 1 << 20
+    remembered_blocks: Annotated[int, Setting("Sent blocks that are remembered, counted once per worker.")] = 1 << 20
 
-    fallback: Annotated[str, Setting("The policy of affinity where a session has no worker.")] = "kv"
-    session_ttl_s: Annotated[float, Setting("How long a session keeps its worker after its last request.")] = 600.0
-    sessions: Annotated[int, Setting("How many sessions are remembered.")] = 1 << 16
+    fallback: Annotated[str, Setting("Policy of affinity for sessions without a worker.")] = "kv"
+    session_ttl_s: Annotated[
+        float, Setting("Seconds for which a session keeps its worker after its latest request.")
+    ] = 600.0
+    sessions: Annotated[int, Setting("Sessions that are remembered.")] = 1 << 16
 
-    track_output: Annotated[bool, Setting("Whether blocks of generated tokens count as held.")] = False
+    track_output: Annotated[bool, Setting("Count blocks of generated tokens as held.")] = False
     """Needs ``Router.progressed``."""
-    reserve_output: Annotated[float, Setting("The share of an expected output that counts as held from the start.")] = (
-        0.0
-    )
-    forget_after_s: Annotated[float, Setting("When a request that was never reported finished is given up.")] = 3600.0
+    reserve_output: Annotated[float, Setting("Share of the expected output that counts as held from the start.")] = 0.0
+    forget_after_s: Annotated[
+        float, Setting("Seconds after which a request that was never reported finished is dropped.")
+    ] = 3600.0
 
     def __post_init__(self) -> None:
         _registry().check(self.policy)
@@ -109,7 +117,7 @@ def _policies() -> list[str]:
 
 
 _OPTIONS = Setting(
-    "Figures that only the chosen policy has, as NAME=VALUE,... .",
+    "Options of that routing policy, as NAME=VALUE,... .",
     name="router_options",
     parse=figures,
     options=_registry,

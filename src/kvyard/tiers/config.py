@@ -81,19 +81,22 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     policy: Annotated[
         str,
         Setting(
-            "Offload policy, what is copied to lower tiers and when: {choices}.",
+            "Offload policy, which decides what is copied to lower tiers and when: {choices}.",
             name="offload_policy",
             flag=True,
             choices=POLICIES.keys,
         ),
     ] = "write_through"
-    min_uses: Annotated[int | None, Setting("For after_hits: which use of a block stores it.")] = None
+    min_uses: Annotated[int | None, Setting("For after_hits: uses of a block before it is stored.")] = None
     """The request that computes it is the first."""
     offload_ahead: Annotated[
-        int | None, Setting("For on_eviction, lazy and exclusive: blocks next to evict that are kept clean.")
+        int | None, Setting("For on_eviction, lazy and exclusive: blocks next to evict that are copied ahead.")
     ] = None
     on_unclean: Annotated[
-        str | None, Setting("For on_eviction, lazy and exclusive, of a block not copied yet: wait or drop.")
+        str | None,
+        Setting(
+            "For on_eviction, lazy and exclusive: wait for the copy of an evicted block, or drop it: wait or drop."
+        ),
     ] = None
     """``wait`` for the copy (the default, but for ``lazy``) or ``drop`` the content."""
     spill: Annotated[
@@ -103,26 +106,26 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     blocks_per_chunk: Annotated[int, Setting("Blocks that are stored, named and evicted together.")] = 1
     offload_batch_size: Annotated[int | None, Setting("Blocks per transfer of a store.")] = None
     """Its batches go one after the other. ``None``: all in one."""
-    wait_for_save: Annotated[bool, Setting("Whether a pass ends only when its stores have left the device.")] = False
+    wait_for_save: Annotated[bool, Setting("End a pass only when its stores have left the device.")] = False
     """As vLLM's ``wait_for_save`` asks of connectors, and LMCache's in the engine's own process does. Others, as vLLM's
     ``OffloadingConnector``, copy while later passes compute."""
-    last_block: Annotated[str, Setting("Of a prompt that ends with it: skip, recompute-token or recompute-block.")] = (
-        "skip"
-    )
+    last_block: Annotated[
+        str, Setting("Last block of a prompt that is cached whole: skip, recompute-token or recompute-block.")
+    ] = "skip"
     """Handling of the last block of a prompt that ends with it, part of which is computed again in any case: leave it out
     of the load, or load it and go on with ``recompute-token`` (vLLM's connector) or ``recompute-block`` (Dynamo's mocker).
     Only for models with full attention alone; others skip it."""
     load_policy: Annotated[
         str,
         Setting(
-            "Load policy, whether cached prefixes in lower tiers are loaded or computed: {choices}.",
+            "Load policy, which decides if prefixes in lower tiers are loaded or computed: {choices}.",
             flag=True,
             choices=LOADS.names,
         ),
     ] = "always"
     load_options: Annotated[
         dict[str, float],
-        Setting("Figures that only this load policy has, as NAME=VALUE,... .", parse=figures, options=LOADS),
+        Setting("Options of that load policy, as NAME=VALUE,... .", parse=figures, options=LOADS),
     ] = msgspec.field(default_factory=dict)
     """``docs/explain/tiers.md`` names each policy's."""
     events: str = "self-describing"

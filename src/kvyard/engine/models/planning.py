@@ -87,10 +87,15 @@ def weight_dtypes() -> list[str]:
     return list(WEIGHT_DTYPES)
 
 
-TensorParallel = Annotated[int, Setting("Cards that share every layer.", flag=True, also=("tp", "-tp"))]
-PipelineParallel = Annotated[int, Setting("Stages that the layers are cut into.", flag=True, also=("pp", "-pp"))]
+TensorParallel = Annotated[
+    int, Setting("Tensor parallelism: cards that share every layer.", flag=True, also=("tp", "-tp"))
+]
+PipelineParallel = Annotated[
+    int, Setting("Pipeline parallelism: stages that the layers are cut into.", flag=True, also=("pp", "-pp"))
+]
 ExpertParallel = Annotated[
-    bool, Setting("Spread whole experts over the cards, not slices of each.", flag=True, also=("ep", "-ep"))
+    bool,
+    Setting("Expert parallelism: each card has whole experts, not a slice of each.", flag=True, also=("ep", "-ep")),
 ]
 
 
@@ -98,21 +103,29 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of an engine. Names and defaults are vLLM's."""
 
     gpu_memory_utilization: Annotated[
-        float | None, Setting("The share of it that the engine may use. [default: the release's, 0.92]", flag=True)
+        float | None,
+        Setting("Share of the card's memory that the engine uses. [default: the vLLM release's, 0.92]", flag=True),
     ] = None
     tensor_parallel_size: TensorParallel = 1
     pipeline_parallel_size: PipelineParallel = 1
     data_parallel_size: Annotated[
-        int, Setting("Ranks that share the experts, each with requests of its own.", flag=True, also=("dp", "-dp"))
+        int,
+        Setting(
+            "Data parallelism: ranks with requests of their own that share the experts.", flag=True, also=("dp", "-dp")
+        ),
     ] = 1
     enable_expert_parallel: ExpertParallel = False
     weight_dtype: Annotated[
         str | None,
-        Setting("Stored type of weights, if not the model's: {choices}.", flag=True, choices=weight_dtypes),
+        Setting("Type of the stored weights: {choices}. [default: the model's]", flag=True, choices=weight_dtypes),
     ] = None
-    block_size: Annotated[int | None, Setting("Tokens per block; by default 16, or 64 for MLA.", flag=True)] = None
-    kv_cache_dtype: Annotated[str, Setting("auto (the model's), bfloat16, fp8, ...", flag=True)] = "auto"
-    max_model_len: Annotated[int | None, Setting("Longest request; by default the model's.", flag=True)] = None
+    block_size: Annotated[int | None, Setting("Tokens per block. [default: 16, or 64 for MLA]", flag=True)] = None
+    kv_cache_dtype: Annotated[
+        str, Setting("Type of the KV cache: auto (the model's), bfloat16, fp8, ...", flag=True)
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None, Setting("Tokens of the longest request. [default: the model's]", flag=True)
+    ] = None
     max_num_batched_tokens: Annotated[
         int, Setting("Tokens of the largest pass. [default: with --gpu vLLM's for the card, else 8192]", flag=True)
     ] = 8192
@@ -120,12 +133,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, Setting("Requests of the largest pass. [default: with --gpu vLLM's for the card, else 256]", flag=True)
     ] = 256
     enable_prefix_caching: bool = True
-    vllm_version: Annotated[str, Setting("The release whose use of memory is computed.", flag=True)] = NEWEST
+    vllm_version: Annotated[str, Setting("The vLLM release whose memory use is computed.", flag=True)] = NEWEST
     weights: Annotated[
-        int | None, Setting("Bytes of weights on a card, instead of an estimate.", flag=True, parse=size)
+        int | None, Setting("Bytes of weights per card, instead of the computed ones.", flag=True, parse=size)
     ] = None
     reserve: Annotated[
-        int | None, Setting("Bytes for activations on a card, instead of an estimate.", flag=True, parse=size)
+        int | None, Setting("Bytes of activations per card, instead of an estimate.", flag=True, parse=size)
     ] = None
 
     def check(self) -> None:

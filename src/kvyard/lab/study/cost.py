@@ -56,10 +56,10 @@ def foresees(config: ReplayConfig) -> bool:
 class CardPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Per hour, in one currency. Yours to set: the defaults are there so that a first search has an answer."""
 
-    heading: ClassVar[str] = "Prices per hour, yours to set"
-    card: Annotated[float, Setting("Of a card. [default: its price in engine/prices.toml, else 2.35]", flag=True)] = (
-        2.35
-    )
+    heading: ClassVar[str] = "Prices per hour"
+    card: Annotated[
+        float, Setting("Price of a card. [default: its price in engine/prices.toml, else 2.35]", flag=True)
+    ] = 2.35
     """For a worker whose card isn't known: an H100's price in ``prices.toml``."""
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ else:
     Prices = msgspec.defstruct(
         "Prices",
         [
-            (tier.label, Annotated[float, Setting(f"Of a GiB of {tier.place}.", flag=True)], tier.entry.price)
+            (tier.label, Annotated[float, Setting(f"Price of a GiB of {tier.place}.", flag=True)], tier.entry.price)
             for tier in LOWER_TIERS
         ],
         bases=(CardPrice,),

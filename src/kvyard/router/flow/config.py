@@ -31,7 +31,7 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     policy: Annotated[
         str,
         Setting(
-            "Flow policy, the order of requests that wait before the router: {choices}.",
+            "Flow policy, which orders requests that wait before the router: {choices}.",
             "flow",
             flag=True,
             choices=_flows,
@@ -40,7 +40,7 @@ class FlowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     options: Annotated[
         dict[str, float],
         Setting(
-            "Figures that only the chosen policy has, as NAME=VALUE,... .",
+            "Options of that flow policy, as NAME=VALUE,... .",
             "flow_options",
             parse=figures,
             options=_registry,

@@ -30,19 +30,23 @@ NOT_OURS: Mapping[str, str] = {
 class EppConfig(GatewayConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of an endpoint picker. Raises ``KvyardError`` for contradictions."""
 
-    port: Annotated[int, Meta(ge=0, le=65535), Setting("Of gRPC, for the data plane; 0 for any.", flag=True)] = 9002
+    port: Annotated[
+        int, Meta(ge=0, le=65535), Setting("gRPC port for the data plane; 0: any free port.", flag=True)
+    ] = 9002
     http_port: Annotated[
-        int, Meta(ge=0, le=65535), Setting("Of HTTP: metrics, health, admin, dashboard; 0 for any.", flag=True)
+        int,
+        Meta(ge=0, le=65535),
+        Setting("HTTP port for metrics, health, admin and dashboard; 0: any free port.", flag=True),
     ] = 9090
-    tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve gRPC and HTTP by TLS.", flag=True)] = None
+    tls_cert: Annotated[str | None, Setting("Certificate (PEM), to serve gRPC and HTTP over TLS.", flag=True)] = None
     body_mode: Annotated[
-        BodyMode, Setting("How bodies come where the data plane doesn't say: {choices}.", flag=True)
+        BodyMode, Setting("How bodies arrive, if the data plane doesn't say: {choices}.", flag=True)
     ] = "streamed"
     """Envoy says it since 1.35. ``streamed`` is FULL_DUPLEX_STREAMED, which the protocol asks for."""
     fallbacks: Annotated[
         int,
         Meta(ge=0, le=16),
-        Setting("Further endpoints that are named for each request, least busy first.", flag=True),
+        Setting("Further endpoints to name per request, least busy first.", flag=True),
     ] = 0
     read_seconds: Seconds = 1.0
     """Seconds that reading a prompt may take, including a request to an engine or a remote index; then load decides."""

@@ -171,7 +171,11 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     decider: Annotated[
         str,
-        Setting("Split policy, which prompts a prefill engine computes: {choices}.", flag=True, choices=DECIDERS.names),
+        Setting(
+            "Split policy, which decides which prompts a prefill engine computes: {choices}.",
+            flag=True,
+            choices=DECIDERS.names,
+        ),
     ] = "always"
     decider_options: dict[str, float] = {}
     """Figures that only this split policy has."""
@@ -185,7 +189,7 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = "vllm"
     decode_router: Annotated[
         RouterConfig | None,
-        Setting("The policy among decode engines. [default: the fewest blocks held]", flag=True, parse=text),
+        Setting("Routing policy among decode engines. [default: fewest blocks held]", flag=True, parse=text),
     ] = None
     tokens_per_pass: Annotated[int, Meta(ge=1)] = 8192
     """Prompt tokens that a prefill engine computes in one pass, for split policies that ask how busy it is."""
@@ -199,24 +203,24 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything about a gateway. Raises ``KvyardError`` for what can't go together."""
 
-    host: Annotated[str, Setting("Where to listen.", flag=True)] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), Setting("0 for any.", flag=True)] = 8080
+    host: Annotated[str, Setting("Address to listen on.", flag=True)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), Setting("Port to listen on; 0: any free port.", flag=True)] = 8080
     processes: Annotated[
         int,
         Meta(ge=1, le=MOST_PROCESSES),
-        Setting("Serve with this many processes, which share one port and one view; Linux.", flag=True),
+        Setting("Processes that serve one port as one gateway (Linux).", flag=True),
     ] = 1
     token_file: Annotated[
         str | None, Setting(f"A file with the token that clients show; or set {TOKEN_VARIABLE}.", flag=True)
     ] = None
     keys_file: Annotated[
         str | None,
-        Setting("A TOML or JSON file with keys, the models and rates of each, and rates of models.", flag=True),
+        Setting("TOML or JSON file with API keys, their models and rates, and rates per model.", flag=True),
     ] = None
     """Instead of one token for all clients, or beside it. Read again where it changes, and by SIGHUP."""
     access_log: Annotated[
         str | None,
-        Setting("Write a line of JSON for each request, without text, to this file; - for stderr.", flag=True),
+        Setting("File for one JSON line per request, without its text; - for stderr.", flag=True),
     ] = None
     traces: Annotated[
         str | None, Setting("Send OpenTelemetry traces to this collector, such as http://localhost:4318.", flag=True)
@@ -236,8 +240,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """All that engines answer can be asked then, what changes them too."""
     networks: list[str] = []
     """Networks of engines and their events, such as 10.0.0.0/8, that POST /admin/engines may name; empty: any."""
-    tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve HTTPS.", flag=True)] = None
-    tls_key: Annotated[str | None, Setting("Its key.", flag=True)] = None
+    tls_cert: Annotated[str | None, Setting("Certificate (PEM), to serve HTTPS.", flag=True)] = None
+    tls_key: Annotated[str | None, Setting("Private key of --tls-cert (PEM).", flag=True)] = None
     upstream_token_file: Annotated[
         str | None, Setting(f"A file with the token for engines; or set {UPSTREAM_VARIABLE}.", flag=True)
     ] = None
@@ -254,7 +258,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     router: RouterConfig = RouterConfig()
     """With roles, of those that compute prompts."""
     disaggregation: Disaggregation = Disaggregation()
-    seed: Annotated[int, Setting("Of the router's ties.", flag=True)] = 0
+    seed: Annotated[int, Setting("Seed of the draw among equally good engines.", flag=True)] = 0
     block_size: Annotated[Size | None, Setting("Tokens per block of the index.", flag=True)] = None
     """Left out, that of a model's first engine that says one, else 16."""
     direct: Names | None = None
@@ -263,7 +267,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     subscriptions: list[Register] = []
     """Further event streams: of offload connectors, and of pools that engines share."""
     index_url: Annotated[
-        str | None, Setting("Ask this kvyard index instead of listening to engines.", name="index", flag=True)
+        str | None, Setting("URL of a kvyard index to ask instead of following events.", name="index", flag=True)
     ] = None
     index_token_file: str | None = None
     index_seconds: Seconds = 0.5
@@ -274,7 +278,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     tokenizer: Annotated[
         str,
-        Setting("engine (engines are asked), bytes (mocks), a tokenizer.json (text), or a model's folder.", flag=True),
+        Setting(
+            "Tokenizer: engine (ask engines), a tokenizer.json, a model's folder, or bytes (for mocks).", flag=True
+        ),
     ] = ENGINE
     """Conversations need a template: that of a model's folder, or the engine's."""
     tokenizers: dict[str, str] = {}
@@ -321,12 +327,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds that answers may still take after SIGTERM."""
     limits: Bounds = Bounds()
 
-    journal: Annotated[str | None, Setting("Write all inputs and decisions of the router to this file.", flag=True)] = (
-        None
-    )
+    journal: Annotated[
+        str | None, Setting("File for the decision journal: all inputs and decisions of the router.", flag=True)
+    ] = None
     """Further models get files of their own."""
     record: Annotated[
-        str | None, Setting("Record the traffic as a trace without text, for kvyard replay, in this file.", flag=True)
+        str | None, Setting("File for the traffic recording: a trace for kvyard replay, without text.", flag=True)
     ] = None
     record_block_size: Size | None = None
     """Tokens per id of that trace: a multiple of the index's block size. Left out, that itself: with larger ones, short prompts
@@ -335,7 +341,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Bytes after which the recording ends, or with ``record_keep`` goes on in a new file."""
     record_keep: Count = 0
     share: Annotated[
-        str | None, Setting("Share the load with other gateways through this Redis, a URL.", flag=True)
+        str | None, Setting("URL of a Redis through which gateways count each other's load.", flag=True)
     ] = None
     """A Redis or Valkey, such as redis://localhost:6379."""
     share_namespace: Name = "default"

@@ -65,8 +65,8 @@ class Names(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything about a service."""
 
-    host: Annotated[str, Setting("Where to listen.", flag=True)] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), Setting("0 for any.", flag=True)] = 8090
+    host: Annotated[str, Setting("Address to listen on.", flag=True)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), Setting("Port to listen on; 0: any free port.", flag=True)] = 8090
     token_file: Annotated[str | None, Setting("A file with the bearer token; or set KVYARD_TOKEN.", flag=True)] = None
     admin_token_file: str | None = None
     """A token of its own for /register, /unregister and /dump; or set KVYARD_ADMIN_TOKEN. Left out, the clients' is wanted
@@ -76,12 +76,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     any otherwise. Against names that are made to point here."""
     networks: list[str] = []
     """Networks of endpoints, such as 10.0.0.0/8, that POST /register may name; empty: any."""
-    tls_cert: Annotated[str | None, Setting("A certificate as PEM: serve HTTPS.", flag=True)] = None
-    tls_key: Annotated[str | None, Setting("Its key.", flag=True)] = None
+    tls_cert: Annotated[str | None, Setting("Certificate (PEM), to serve HTTPS.", flag=True)] = None
+    tls_key: Annotated[str | None, Setting("Private key of --tls-cert (PEM).", flag=True)] = None
     block_size: Annotated[Size | None, Setting("Tokens per block of the index.", flag=True)] = None
     """Left out, a model's first stream that says one decides, else 16."""
     direct: Names | None = None
-    backend: Annotated[Literal["memory", "redis"], Setting("{choices}.", flag=True)] = "memory"
+    backend: Annotated[Literal["memory", "redis"], Setting("Where rows are kept: {choices}.", flag=True)] = "memory"
     backend_options: dict[str, Any] = {}
     """For a backend: ``budget`` bytes for memory; ``url`` and others for Redis."""
     tier_weights: dict[TierName, Weight] = msgspec.field(

@@ -39,25 +39,32 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     heading: ClassVar[str] = "Fleet and answers"
     engine: EngineConfig
-    workers: Annotated[int, Setting("Workers, each at a port of its own.", flag=True)] = 1
+    workers: Annotated[int, Setting("Number of workers, each with a port of its own.", flag=True)] = 1
     prefill: Annotated[
-        int, Setting("Workers that compute prompts and hand them over ...", also=("prefill_workers",), flag=True)
+        int, Setting("Prefill workers, which hand computed prompts over.", also=("prefill_workers",), flag=True)
     ] = 0
     decode: Annotated[
         int,
-        Setting("... to these, here or in another mock; instead of workers.", also=("decode_workers",), flag=True),
+        Setting(
+            "Decode workers; instead of --workers. Prefill workers may be in another mock.",
+            also=("decode_workers",),
+            flag=True,
+        ),
     ] = 0
     dp_size: Annotated[
-        int, Setting("Ranks of each worker.", name="data_parallel_size", also=("dp_size", "dp", "-dp"), flag=True)
+        int,
+        Setting(
+            "Data-parallel ranks of each worker.", name="data_parallel_size", also=("dp_size", "dp", "-dp"), flag=True
+        ),
     ] = 1
     served_model_name: Annotated[
-        str, Setting("What clients call the model. [default: the preset's name, or mock]", flag=True)
+        str, Setting("Name of the model in requests. [default: the preset's name, or mock]", flag=True)
     ] = DEFAULT_MODEL
-    speed: Annotated[float, Setting("How many times as fast as a real engine.", flag=True)] = 1.0
+    speed: Annotated[float, Setting("Speed relative to a real engine.", flag=True)] = 1.0
     """Nominal seconds that pass in a real one."""
-    tokenizer: Annotated[str | None, Setting("A tokenizer.json. Without one, every byte is a token.", flag=True)] = None
+    tokenizer: Annotated[str | None, Setting("A tokenizer.json. [default: every byte is a token]", flag=True)] = None
     hash_algorithm: Annotated[
-        str, Setting("Of block hashes, as in vLLM: {choices}.", flag=True, choices=ALGORITHMS.keys)
+        str, Setting("Algorithm of block hashes, as in vLLM: {choices}.", flag=True, choices=ALGORITHMS.keys)
     ] = "sha256_cbor"
     hash_seed: Annotated[
         str | None, Setting("PYTHONHASHSEED of all workers. [default: each has its own]", flag=True)
@@ -66,7 +73,7 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     events_endpoint: Annotated[
         str | None,
         Setting(
-            "Publish KV events there, such as tcp://*:5557; ranks and workers take the ports after it.",
+            "Endpoint of KV events, such as tcp://*:5557. Further ranks and workers use the ports after it.",
             name="kv_events_endpoint",
             flag=True,
         ),
@@ -77,37 +84,41 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     events_connect: Annotated[
         bool,
-        Setting("Connect to the endpoint instead, where a router has bound it.", name="kv_events_connect", flag=True),
+        Setting(
+            "Connect to the endpoint, which a router has bound, instead of binding it.",
+            name="kv_events_connect",
+            flag=True,
+        ),
     ] = False
     topic: Annotated[
-        str, Setting("The topic of events; {worker} is the worker's name.", name="kv_events_topic", flag=True)
+        str, Setting("Topic of KV events; {worker} stands for the worker's name.", name="kv_events_topic", flag=True)
     ] = ""
     buffer_steps: Annotated[int, Setting("Batches of events that each stream keeps for replay.")] = 10_000
     """vLLM's default."""
-    mean_output_tokens: Annotated[int, Setting("Length of answers that no limit cuts, on average.", flag=True)] = 128
-    tool_call_rate: Annotated[float, Setting("How often tool_choice auto calls a tool.")] = 0.5
-    max_loras: Annotated[int, Setting("Adapters that may be loaded.", flag=True)] = 8
+    mean_output_tokens: Annotated[int, Setting("Mean length of answers that end before their limit.", flag=True)] = 128
+    tool_call_rate: Annotated[float, Setting("Share of requests with tool_choice auto that call a tool.")] = 0.5
+    max_loras: Annotated[int, Setting("LoRA adapters that can be loaded at a time.", flag=True)] = 8
     loras: tuple[Lora, ...] = ()
     max_waiting: Annotated[int, Setting("Requests that may wait at a worker.", flag=True)] = 4096
     """More are answered with 503."""
-    max_choices: Annotated[int, Setting("Choices of one request, over all its prompts.")] = 64
+    max_choices: Annotated[int, Setting("Most choices of one request, over all its prompts.")] = 64
     handover: HandoverConfig = HandoverConfig()
     """The network between workers."""
     kv_lease_duration: Annotated[
-        float, Setting("Seconds that a computed prompt is kept for a decode worker that doesn't ask for it.")
+        float, Setting("Seconds for which a computed prompt is kept for its decode worker.")
     ] = 30.0
     """vLLM's name and default, of its NIXL connector."""
     kv_load_failure_policy: Annotated[
-        Literal["recompute", "fail"], Setting("What becomes of a request whose prompt doesn't come: {choices}.")
+        Literal["recompute", "fail"], Setting("Handling of a request whose computed prompt doesn't arrive: {choices}.")
     ] = "recompute"
     """As in vLLM, whose default is ``fail``."""
     kv_transfer_host: Annotated[
-        str | None, Setting("Where decode workers of other mocks reach this one. [default: where it listens]")
+        str | None, Setting("Address at which decode workers of other mocks reach this one. [default: --host]")
     ] = None
     faults: MockFaults = MockFaults()
     limits: Bounds = Bounds()
-    seed: Annotated[int, Setting("Of answers and faults.", flag=True)] = 0
-    drain_seconds: Annotated[float, Setting("Seconds that streams have to finish when the server ends.")] = 5.0
+    seed: Annotated[int, Setting("Seed of answers and faults.", flag=True)] = 0
+    drain_seconds: Annotated[float, Setting("Seconds for which streams may finish when the server stops.")] = 5.0
 
     def __post_init__(self) -> None:
         if self.hands_over:
