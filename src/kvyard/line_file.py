@@ -1,4 +1,4 @@
-"""Lines to a file that may lose its writer at any moment, packed or not, and that doesn't grow for ever.
+"""Lines to a file, compressed or not, whose process may die at any moment, and whose size is limited.
 
 Lines are gathered and written together. In a ``.gz`` file each portion is a member of its own: members one after another
 are a gzip file too. Whatever happens, a full disk in the middle of a portion too, the file ends with a whole line; where

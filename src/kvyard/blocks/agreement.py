@@ -1,6 +1,6 @@
 """Longest prefix that all groups can reuse: the one rule of prefix hits, for the device, for lower tiers and for the index.
 
-Each group shows where its copies are, as intervals of its own blocks, whatever holds them. Full attention stops at the
+Each group reports where its copies are, as intervals of its own blocks, on any tier. Full attention stops at the
 first miss, a window needs its trailing interval, a state its boundary point; the answer is the longest length on which all
 of them agree. What each kind needs is in the rules of ``kvyard.blocks.attention``.
 """

@@ -1,4 +1,4 @@
-"""Extents: consecutive physical blocks with a common fate, the physical side of a run.
+"""Extents: consecutive physical blocks that are held, released and evicted together; the physical side of a run.
 
 An extent lists the physical ids behind consecutive block positions of a sequence and counts its references once for all of
 them. As soon as part of it is treated differently (hit, evicted, released) it is split. The *later* part keeps the object:

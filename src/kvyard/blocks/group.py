@@ -1,7 +1,7 @@
-"""One group at work: its rule applied to the tables of requests and to the pool.
+"""One attention group: its rule applied to the tables of requests and to the pool.
 
-A group answers for itself only. In which order groups act is the coordinator's business, and whether an allocation happens
-at all is the manager's.
+A group knows only itself. The coordinator decides the order in which groups act, and the manager decides if an allocation
+happens at all.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The invariants of pool and manager, checked from scratch.
 
-Slow on purpose: everything is counted again from the tables, the line of free blocks and the maps, and compared with what
-the working data structures believe. Tests call it after every step; production may call it whenever it has a doubt.
+Slow on purpose: everything is counted again from the tables, the line of free blocks and the maps, and compared with
+the working data structures. Tests call it after every step; production code may call it at any time.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """The ledger of a pool: how many of its blocks each tenant has, and for how long it had them.
 
-A block is charged to the tenant whose request took it, from then on until it is evicted or freed without content, whoever
-uses it in between. So the charges and the blocks that hold nothing add up to the pool at any time, and block-seconds to the
-pool times its time.
+A block is charged to the tenant whose request allocated it, until it is evicted or freed without content, even if others use
+it. So at any time the charges and the empty blocks add up to the pool, and block-seconds add up to the pool times its time.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,10 +1,10 @@
 """The block manager: the one facade over pool, groups and coordinator.
 
-It builds these parts and has the life of a request's blocks: lookup, allocation, caching of loaded blocks, rollback of drafts,
+It builds these parts and manages a request's blocks: lookup, allocation, caching of loaded blocks, rollback of drafts,
 preemption, release.
 
-An allocation is predicted in full before anything is touched, so a refused one leaves no trace except the out-of-window blocks
-it released on the way. Its tokens, left to right::
+The need of an allocation is computed in full before anything changes, so a refused one has no effect except that it released
+out-of-window blocks. Its tokens, left to right::
 
     | computed before | local hit | external (to be loaded) | new | look-ahead |
 """

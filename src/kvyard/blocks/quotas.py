@@ -1,4 +1,4 @@
-"""Quotas: which share of a cache each tenant is entitled to, and what a share means."""
+"""Quotas: each tenant's share of a cache, and how shares are enforced."""
 
 from typing import Literal
 

@@ -1,7 +1,7 @@
-"""Registration: giving a request's blocks a name once they are full, so that later requests can find them.
+"""Registration: a request's full blocks enter the map of cached copies under their hashes, so that later requests can hit them.
 
-Mostly this lengthens the extent a request registered last. The rest is for tables with gaps, for blocks that are not worth
-keeping, and for wishes to keep some longer than others.
+Mostly this extends the extent that the request registered last. The other cases are tables with gaps, blocks that aren't worth
+keeping, and retention priorities.
 """
 
 from kvyard.blocks.cache_map import CacheMap

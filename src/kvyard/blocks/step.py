@@ -1,8 +1,8 @@
-"""Steps of a running request, most of them over before they begin.
+"""Steps of a running request, with a fast path for those that change nothing.
 
 A decode step mostly fits into the blocks the request has, frees nothing and completes no block. Limits, noted on the
 request, bound how long that lasts, and turn each of these steps into one comparison (with ``quiet_until``, in
-``BlockManager.allocate``). When one of them is passed only what it stands for is done, and the limit is set again:
+``BlockManager.allocate``). When a limit is passed, only its own work is done, and the limit is set again:
 
 - ``fits_until``: tokens that have a slot;
 - ``settled_until``: computed tokens up to which no block goes stale;

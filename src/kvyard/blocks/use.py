@@ -1,7 +1,7 @@
 """Uses: reports to an eviction policy that learns when a request releases cached blocks.
 
-The block manager reports them and, for lower tiers, the offload engine. A policy of vLLM's kind receives nothing, and none
-of this is made then.
+The block manager reports uses of the device, and the offload engine those of lower tiers. Policies that don't learn receive no
+reports, and none are made for them.
 """
 
 from typing import NamedTuple

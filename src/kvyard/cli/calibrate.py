@@ -1,4 +1,4 @@
-"""``kvyard calibrate``: a timing profile from a live engine, or from what one left behind."""
+"""``kvyard calibrate``: a timing profile from a live engine, or from logs of one."""
 
 from __future__ import annotations
 

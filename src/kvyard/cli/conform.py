@@ -1,4 +1,4 @@
-"""``kvyard conform``: do our block manager and our engine do what vLLM's, SGLang's and TensorRT-LLM's did, step by step?"""
+"""``kvyard conform``: compares our block manager and engine with logs of vLLM, SGLang and TensorRT-LLM, step by step."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""``kvyard doctor``: why doesn't this prompt match?"""
+"""``kvyard doctor``: finds out why a router doesn't see an engine's cache."""
 
 from collections.abc import Mapping
 from pathlib import Path

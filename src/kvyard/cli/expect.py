@@ -1,4 +1,4 @@
-"""``kvyard expect``: the hits that an engine owes a traffic, beside those it counted."""
+"""``kvyard expect``: prefix-cache hits that an engine owes, beside those it counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvyard hints``: what a hint would be worth."""
+"""``kvyard hints``: the gain of a retention hint."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

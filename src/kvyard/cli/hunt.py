@@ -1,4 +1,4 @@
-"""``kvyard hunt``: looks for states in which the scheduler of an installed engine stops, thrashes, leaks or mixes up blocks."""
+"""``kvyard hunt``: searches the scheduler of an installed engine for deadlocks, storms, leaks and mixed-up blocks."""
 
 import json
 import os

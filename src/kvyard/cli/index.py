@@ -1,4 +1,4 @@
-"""``kvyard index``: the index as a service, and questions to one."""
+"""``kvyard index``: the index as a service, and queries to one."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""``kvyard model``: from a model's config and a card to groups, bytes and blocks."""
+"""``kvyard model``: KV-cache groups, bytes and blocks of a model on a card."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

@@ -1,7 +1,7 @@
-"""Settings as command-line flags, the same for every command that takes some.
+"""Settings as command-line flags, equal in all commands.
 
-Those that people reach for have flags of their own, marked so in their structs; all others go through ``--set NAME=VALUE`` or a
-file. Values stay text here: what they mean is the business of ``kvyard.settings``.
+Common settings have flags of their own (``Setting.flag``); the others are set with ``--set NAME=VALUE`` or in a file. Values
+stay text here; ``kvyard.settings`` parses them.
 """
 
 import inspect

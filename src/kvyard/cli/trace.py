@@ -1,4 +1,4 @@
-"""``kvyard trace``: look into traces, cut and convert them, and make them up."""
+"""``kvyard trace``: inspects, cuts, converts and generates traces."""
 
 import shutil
 from collections.abc import Iterator, Mapping

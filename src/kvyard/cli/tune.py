@@ -1,4 +1,4 @@
-"""``kvyard tune``: how many, how much, which policy."""
+"""``kvyard tune``: a search of any settings for goals under an SLO."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -5,8 +5,8 @@ pool, so the blocks of all passes that are carried out together can also be take
 the same jobs, since they are dealt out in the order of passes and, in a pass, of admission. A job's table gets them later
 (``settle``), when it is looked at.
 
-What ``ahead`` gives up is telling events apart by pass: they come out together. It is for replays where nothing could have
-looked in between, and for one group of full attention where the generated blocks of each job have names of their own.
+With ``ahead`` the events of several passes come out together. So it is for replays in which nothing reads them in between, and
+for one group of full attention where the generated blocks of each job have names of their own.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """The horizon: for how many passes a decode batch stays exactly as it is. This is what makes plans possible.
 
 Nothing that could change the batch may fall into them: a last token, a shortage of blocks, or anything that would let a
-waiting job in. The answer may be too small, never too large; tests hold plans against single steps.
+waiting job in. The answer may be too small, never too large; tests compare plans with single steps.
 """
 
 from collections.abc import Mapping

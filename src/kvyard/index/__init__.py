@@ -1,6 +1,6 @@
-"""The index: for this prompt, which workers hold how long a usable prefix, on which tier, and how sure are we?
+"""The index: for a prompt, the workers that hold a usable prefix, its length, its tier, and the trust in it.
 
-``Indexer`` joins the parts; ``docs/explain/indexing.md`` says why they are what they are.
+``Indexer`` joins the parts; ``docs/explain/indexing.md`` explains the design.
 """
 
 from kvyard.index.backend import IndexBackend, Rows

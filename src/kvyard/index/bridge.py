@@ -1,6 +1,6 @@
 """The bridge: from one stream's opaque hashes to request keys, with explicit positions.
 
-A Stored event that brings tokens says which text its hashes name. From it a *span* is made: where the text starts, the
+A Stored event with tokens states which text its hashes name. From it a *span* is made: where the text starts, the
 engine's block size, and the request keys that end inside it. Nothing is inferred from the lengths of lists. So engine
 blocks may be larger or smaller than ours, and an event may end in the middle of one of ours: its last tokens wait in the
 span for whatever continues it.

@@ -1,8 +1,7 @@
 """The catalog: which attention groups each holder has, as configured or as its events say.
 
-Without it a copy is just a copy. With it the scorer knows that a window's copies serve a hit only at its end, a state's
-only on its boundary. What isn't known is not guessed: a holder with a group of an unknown kind can't be scored, and ``layout``
-says why.
+With it the scorer knows that a window's copies serve a hit only at its end, and a state's only on its boundary. Nothing is
+guessed: a holder with a group of an unknown kind can't be scored, and ``layout`` returns the reason.
 """
 
 from collections.abc import Mapping, Sequence

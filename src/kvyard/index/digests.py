@@ -1,9 +1,8 @@
 """Digests: caches of other sites, known by short fingerprints of their blocks instead of by names.
 
-A site that is far away doesn't send every event. Now and then it sends a digest of what each of its workers holds: a number
-below ``blocks / error`` for each block, sorted, as differences in Golomb-Rice code. That takes about ``log2(1 / error) +
-1.5`` bits a block. A block that isn't there has the number of another one with a probability of ``error`` at most; one that
-is there is always found.
+A remote site doesn't send every event. At intervals it sends a digest of the blocks of each of its workers: a number below
+``blocks / error`` for each block, sorted, as differences in Golomb-Rice code. That takes about ``log2(1 / error) + 1.5`` bits a
+block. A missing block is reported as present with a probability of at most ``error``; a present block is always found.
 
 ``DigestIndex`` answers a router by these numbers alone. It receives changes when they are exchanged: ``RunFeed`` holds them
 back until then.

@@ -1,9 +1,9 @@
-"""A feed: the events of one stream for one holder, applied to the index. Here decoding ends and counting begins.
+"""A feed: the events of one stream for one holder, applied to the index.
 
-For every event it settles, in this order: which place is meant, which text the hashes name (``Bridge``, or directly),
-whether the index holds that already, and what the dedup filter makes of it. Only what was resolved takes effect and only
-what took effect is counted. What can't be resolved yet waits, bounded: stores whose parent is unknown for the parent, and
-hashes without text for an event of the same stream that says what they name. A removal that comes while they wait undoes them.
+For every event it determines, in this order: the place, the text that the hashes name (``Bridge``, or directly), the blocks
+that the index holds already, and the counts of the dedup filter. Only resolved events take effect, and only effects are
+counted. Unresolved events wait, within bounds: stores with an unknown parent wait for the parent, and hashes without text
+wait for an event of the same stream that gives their text. A removal cancels them while they wait.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Workers whose attention groups have rules of their own, a router's questions about which are answered for many at once."""
+"""Workers of hybrid models, scored for a router many at a time."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""The indexer: streams in, answers out. It joins the parts of this package and is all that a service or a router needs.
+"""The indexer: it applies updates of streams and scores prompts. A service or a router needs only this part of the package.
 
-A subscriber or a simulation calls ``apply``, a router calls ``score``. One thread does both, or the caller takes turns. It
-knows no sockets, HTTP or clocks: the time comes with each call.
+A subscriber or a simulation calls ``apply``, a router calls ``score``; calls must not run at the same time. It has no socket
+and no clock: the caller passes the time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,10 +1,9 @@
 """The index in memory: a dict from key to location, and segments that hold rows by runs.
 
-What it costs: a store or removal goes by the number of different rows it touches, plus one dict entry for each block that
-becomes held or is held no longer; each is probed once. What streams mostly say (a chain goes on where it ended, a
-replica fills up, a cache evicts from the tail) takes a short way through one run of one segment. A lookup probes the dict
-once per segment on the prompt's way, and compares the last key of each; depth hardly matters. One place is cleared by
-looking at its own segments only.
+Costs: a store or removal depends on the number of different rows it touches, plus one dict entry for each block that becomes
+held or is no longer held. The common cases (a chain continues where it ended, a replica fills up, a cache evicts from the tail)
+touch one run of one segment. A lookup probes the dict once per segment of the prompt and compares the last key of each, so
+depth hardly matters. Clearing a place reads its own segments only.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""A roster: the scorer's answers by position, for a router that asks about the same workers time and again."""
+"""A roster: the scorer's answers by position, for a router that asks about the same workers repeatedly."""
 
 from collections.abc import Sequence
 

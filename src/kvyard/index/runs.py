@@ -1,12 +1,11 @@
-"""Runs in: an index that caches of the same process feed directly, without events and a wire in between.
+"""An index that caches of the same process feed with runs, without events and a wire in between.
 
-A simulation has thousands of caches' worth of changes and both ends in one process. Turning each run of blocks into hashes, and
-hashes into a batch, bytes, events and keys again, would be most of its work. So a ``RunFeed`` stands where a batcher stands and
-hands runs on, and ``ChainIndex`` keeps them as runs. All that decides an answer is what every index has: places, catalog,
-scorer, roster, and the dedup filter.
+A simulation has the changes of thousands of caches, and both ends in one process. Turning runs of blocks into hashes, batches,
+bytes, events and keys would be most of its work. So a ``RunFeed`` replaces the batcher and passes runs on, and ``ChainIndex``
+keeps them as runs. Places, catalog, scorer, roster and dedup filter are those of every index.
 
-What it must not do is answer differently. ``tests/index/test_runs.py`` holds it against batcher, wire, follower, feed and
-``MemoryIndex``: the same rows and scores, over random streams and over traces.
+Its answers must be equal: ``tests/index/test_runs.py`` compares rows and scores with those of batcher, wire, follower, feed and
+``MemoryIndex``, over random streams and over traces.
 """
 
 from collections import deque

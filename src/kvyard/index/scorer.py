@@ -1,10 +1,10 @@
-"""The scorer: rows in, per worker the longest prefix that it could use, tier by tier.
+"""The scorer: from a prompt's rows to the longest prefix that each worker can use, tier by tier.
 
 A prefix is usable where every attention group of the worker can use it; tiers are taken closest first, since an engine
 loads only what comes after the prefix it has. For workers with nothing but full attention, which is most, a level is one
 walk over the rows with all workers at once, as sets of bits; others are asked one by one with the block manager's rules.
 
-It asks the backend and changes nothing. Streams it knows only by what they make of trust.
+It reads the backend and changes nothing. Of streams it knows only the trust in them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,9 @@
 SGLang announces the pages of its radix tree, which are those of full attention. Of its window layers' pages it keeps those that
 the window reaches at the end of every run that a request inserts, and announces nothing of the others. So a run is stored
 whole for full attention, and its end for windows. Where a run branches off, the window before it is there, too: the request
-computed it again and inserted that part first. A prompt whose pages are all there, but not its window,
-is announced by nothing: ``computed`` learns of it. Window pages that SGLang evicts before the others are not noticed.
+computed it again and inserted that part first. If a prompt's pages are all cached but not its window, no
+event announces the new window pages: ``computed`` is called instead. Window pages that SGLang evicts before the others are not
+noticed.
 
 A window that ends with a whole page, as where runs branch off, has a page more than others: the last token's window is kept.
 """

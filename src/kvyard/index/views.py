@@ -1,7 +1,7 @@
-"""Views: what the scorer must know of every worker before it can read rows, worked out once and kept until something changes.
+"""Views: the places that count for each worker, computed once and kept until something changes.
 
-For each worker and each level (a tier and all closer ones): which places count for which of its groups. Its own do, those
-of the pools it shares do too, and those fed by a stream that can't be trusted don't.
+For each worker and each level (a tier and all closer ones) a view has the places of each of its groups: its own and those of
+the pools it shares, without places fed by a stream that has lost trust.
 """
 
 import math

@@ -1,11 +1,11 @@
 """The agenda: what happens next in a replay, and in which order at one instant. The order is decided here and nowhere else.
 
-At one instant passes end, worker by worker, and with them their events come out; what moves between tiers lands; prompts are
-handed over from worker to worker; workers start, drain and fail as planned; requests that lost their worker, or had none, are
-routed, and then those that arrive, by all that is visible by now; the autoscaler is asked; passes start, in the order of the
-workers' numbers; and when all is done a sample is taken.
+At one instant, in this order: passes end, worker by worker, and their events become visible; transfers between tiers land;
+prompts are handed over from worker to worker; workers start, drain and fail as planned; requests that lost their worker, or had
+none, are routed, then arriving requests, by all that is visible by now; the autoscaler decides; passes start, in the order of
+the workers' numbers; and a sample is taken.
 
-The agenda knows times and numbers. What is done is the loop's business, and whether it is still to be done is up to ``put``.
+The agenda knows times and numbers. The loop carries entries out; whoever put an entry moves or removes it with ``put``.
 """
 
 from heapq import heappop, heappush

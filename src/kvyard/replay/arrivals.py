@@ -1,4 +1,4 @@
-"""TraceArrivals: when each request of a trace comes, given what has ended so far.
+"""TraceArrivals: the arrival time of each request of a trace, given the requests that have ended so far.
 
 Open loop: a request comes at its recorded time, divided by the speed-up. Requests that wait for others (turns of a session, an
 agent's sub-agents) come when those have ended, plus their think time. Closed loop (``concurrency``): recorded times are

@@ -1,4 +1,4 @@
-"""Facts of a trace about a request besides its tokens, for eviction policies that use them; and the hints that engines heed.
+"""Facts of a trace about a request besides its tokens, for eviction policies that use them; and its hints.
 
 Its category is made of model, adapter and priority; its turn is counted where the trace has sessions. For the oracle there
 is also the future: which request uses each part of the prompt next. That takes the whole trace at once.

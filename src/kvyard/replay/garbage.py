@@ -1,7 +1,7 @@
 """Fewer searches for cyclic garbage while a replay runs.
 
-A run makes millions of objects and no cycle among them (8 objects of 2,500 requests): looking for cycles as often as usual is
-for nothing. What lived through two searches isn't searched again at all: that would be most of a large fleet, time and again.
+A run makes millions of objects and nearly no cycles (8 objects in 2,500 requests), so searching as often as usual is useless.
+Objects that survived two searches aren't searched again: they would be most of a large fleet each time.
 """
 
 import gc

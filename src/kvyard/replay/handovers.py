@@ -1,4 +1,4 @@
-"""Hand-overs: requests whose prompts one worker computes and another answers. There are two protocols:
+"""Hand-overs: requests whose prompt one worker computes and whose answer another one generates. There are two protocols:
 
     source-first       the prefill worker computes and holds the blocks; a decode worker is chosen and makes room
     destination-first  a decode worker is chosen and makes room; the prefill worker computes and holds the blocks

@@ -1,7 +1,7 @@
 """Keeps the router's index up to date: before a routing decision it sees every cache change that is visible by then.
 
-An engine's plan may have passes behind it that were not carried out yet. Where it is known when caches next change, only those
-workers are visited whose caches have; otherwise all are.
+An engine's plan may have ended passes that were not carried out yet. If it is known when caches next change, only workers whose
+caches changed are visited; otherwise all are.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Jobs of a fleet: what its routers choose a worker for, and what its engines run."""
+"""Jobs of a fleet: routers choose workers for them, and engines run them."""
 
 from collections.abc import Callable, Sequence
 

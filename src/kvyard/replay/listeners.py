@@ -1,4 +1,4 @@
-"""Listeners: the parts of a fleet that receive what happens to requests.
+"""Listeners: the parts of a fleet that are notified of what happens to requests.
 
 The engine of a rank reports to its ``RankWatcher``. Passes go on to the rank's recorder alone. What happens to a request goes
 to the recorder and then to the fleet's listeners, in the order of their list:

@@ -1,4 +1,4 @@
-"""The passes of all workers: ended and started at the instants that the agenda gives, and sampled in between."""
+"""The passes of all workers: they end and start at the agenda's instants, and are sampled in between."""
 
 from collections.abc import Sequence
 

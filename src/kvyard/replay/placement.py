@@ -1,6 +1,6 @@
-"""Placements: where a request goes, and what follows when a stage of it ends.
+"""Placements: the choice of a worker for a request, and the next step when a stage of it ends.
 
-In a fleet without roles one worker does a request whole (``WholePlacement``). Where workers have roles, the prompt may be
+In a fleet without roles one worker computes a request whole (``WholePlacement``). Where workers have roles, the prompt may be
 computed by one worker and the answer by another (``split_placement``).
 """
 

@@ -1,6 +1,4 @@
-"""Progress of a replay: requests through, their rate, and how much time passed in there and out here. A bar on a terminal, now
-and then a line elsewhere.
-"""
+"""Progress of a replay: ended requests, their rate, virtual and real time. A bar on a terminal, occasional lines elsewhere."""
 
 import lzma
 import sys

@@ -1,7 +1,7 @@
-"""Pulls of a simulated fleet: who may pull from whom, and what that means for the plans of both.
+"""Pulls of a simulated fleet: the workers that may pull from each other, and the effect on the plans of both.
 
-A worker's plan is made without knowing that others will read its pages. So it is brought up to date before they do, and goes no
-further than the pass in flight: in single steps it would have seen it with the next pass.
+A worker's plan is made without knowing that others will read its pages. So the plan is brought up to date before a pull, and
+cut after the pass in flight: in single steps the worker would have noticed the pull with the next pass.
 """
 
 from collections.abc import Callable

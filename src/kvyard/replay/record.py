@@ -1,4 +1,4 @@
-"""The record of one request: what became of it in a replay. Plain values, integer nanoseconds and tokens."""
+"""The record of one request in a replay: times, tokens and outcome. Plain values, integer nanoseconds and tokens."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""The recorder: writes down what a report needs of one rank's engine, as it happens.
+"""The recorder: records what a report needs of one rank's engine.
 
 One record per request; gaps between tokens as durations with weights, since a pass of n decoding requests is n equal gaps. Of a
 request that two workers share, both recorders write the one record.

@@ -1,8 +1,8 @@
 """The records of a run: objects for requests in flight, packed rows for those that are through.
 
-A row takes 140 bytes, four more for each lower tier, and its name. Rows have the order in which requests came. Those that are
-complete are given on while the run goes on (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until
-the report: so memory grows with what is in flight.
+A row takes 140 bytes, four more for each lower tier, and its name. Rows have the order in which requests came. Complete
+rows are passed on during the run (``sink``), and beyond ``RESIDENT`` rows the oldest wait in a temporary file until the report:
+so memory depends on the requests in flight.
 """
 
 import struct

@@ -1,9 +1,8 @@
-"""Seen: the workers that have ever computed each part of a text. It distinguishes a lost prefix from one that no worker
+"""Seen: the workers that have ever computed each part of a text. It distinguishes an evicted prefix from one that no worker
 had.
 
-It is kept for as long as a replay runs, so it must be small: texts are lines of ids that branch off each other, and their
-workers are kept by runs. An id names all that comes before it, so a worker that has computed one has computed all before
-it.
+It is kept for a whole replay, so it must be small: texts are lines of ids that branch off each other, and their workers are
+kept by runs. An id names its whole prefix, so a worker that has computed an id has computed all ids before it.
 
 All lines lie in a few long columns: a line takes 8 bytes an id and some 150 besides. As objects they took 500.
 """

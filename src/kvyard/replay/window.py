@@ -1,7 +1,7 @@
-"""The window of a run: what is counted once its warm-up is over.
+"""The window of a run: the part after the warm-up, which is counted.
 
-Counters of engines, tiers and networks go on as they are while the run lasts, since some parts read them. ``CounterMarks``
-notes them where the window begins and takes that off when the run is over.
+Counters of engines, tiers and networks aren't reset, since some parts read them. ``CounterMarks`` notes their values when the
+window begins and subtracts them at the end of the run.
 """
 
 from __future__ import annotations

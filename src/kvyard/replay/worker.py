@@ -1,7 +1,7 @@
-"""A worker of a simulated fleet: an engine, its life, and what it had to do; and samples of all workers over time.
+"""A worker of a simulated fleet: its engine, its state and its counts; and samples of all workers over time.
 
-How long a run takes isn't known beforehand. So samples are taken at a fixed distance, and whenever there are twice as many as
-wanted every second one is dropped and the distance doubled.
+The duration of a run isn't known beforehand. So samples are taken at a fixed interval; whenever there are twice as many as
+wanted, every second one is dropped and the interval doubled.
 """
 
 from collections import Counter

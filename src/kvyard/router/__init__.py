@@ -1,6 +1,6 @@
-"""The router: which worker gets a request, by load and by what each already has of the prompt.
+"""The router: it chooses a worker for each request, by load and by cached prefix.
 
-``Router`` joins the parts; ``docs/explain/routing.md`` says why they are what they are.
+``Router`` joins the parts; ``docs/explain/routing.md`` explains the design.
 """
 
 from kvyard.router.config import RouterConfig

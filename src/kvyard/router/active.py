@@ -1,4 +1,4 @@
-"""Requests in flight, and what they add up to for each worker.
+"""Requests in flight, and their sums per worker.
 
 The router's own bookkeeping, from routing to finish; no engine is asked. Blocks that several requests of a worker share count
 once. Tokens of a prefill count net of what the worker was credited with, until the caller reports it done.

@@ -1,4 +1,4 @@
-"""Decisions in words, for people: what was chosen, why, what it cost, and what was left on the table."""
+"""Decisions as text for people: the chosen worker, the reason, the cost, and the best alternative."""
 
 from kvyard.events.types import Tier
 from kvyard.router.config import RouterConfig

@@ -4,10 +4,9 @@ A router has no clock and no socket, so its decisions follow from its calls alon
 the workers, the requests in flight. Written down in the order in which they happened, these are enough to take every
 decision again (``kvyard.lab.rehearsal`` does), and to see afterwards what a decision was based on.
 
-It knows nothing of HTTP and of no text: a prompt is the number of its blocks and the key of the last one, which names all
-before it too. A line is an ``Entry``; the tags are part of the file format, and stay as they are. A router is given a
-journal when it is made, and so is a ``JournaledIndexer``; a ``JournalFile`` is one on disk, and ``read_journal`` reads it
-back.
+It has no text: a prompt is the number of its blocks and the key of the last one, which names the whole prefix. A line is an
+``Entry``; the tags are part of the file format, and stay as they are. A router is given a journal when it is made, and so is
+a ``JournaledIndexer``; a ``JournalFile`` is one on disk, and ``read_journal`` reads it back.
 """
 
 import gzip

@@ -3,7 +3,7 @@
 It has two uses. ``approx`` routes by it alone, for engines that announce nothing. ``kv`` credits a prefix by it between
 routing and the events that announce it, and stops as soon as the index knows as much (``confirm``).
 
-Bounded in time and in blocks; prefixes that weren't sent again for the longest time go first. It can't know of evictions.
+Bounded in time and in blocks; the least recently sent prefixes are dropped first. It can't know of evictions.
 """
 
 from bisect import bisect_left

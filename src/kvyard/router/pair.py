@@ -1,4 +1,4 @@
-"""Two routers for workers with roles: one among those that compute prompts, one among those that decode."""
+"""Two routers for workers with roles: one among prefill workers, one among decode workers."""
 
 from msgspec.structs import replace
 

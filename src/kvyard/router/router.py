@@ -1,8 +1,8 @@
-"""The router: a prompt in, a worker out, and the books that the next decision needs.
+"""The router: it chooses a worker for each prompt, and keeps the record of requests in flight that the next decision needs.
 
-It sees the fleet through the index, which others feed with events, and through its own bookkeeping, as a router does in
-life. It has no clock and no sockets: the time comes with each call, in nanoseconds that never go back. The same calls with
-the same seed give the same decisions.
+It knows the fleet from the index, which others feed with events, and from its own record, as a real router does. It has no
+clock and no sockets: the caller passes the time, in nanoseconds that never decrease. Equal calls with an equal seed give
+equal decisions.
 """
 
 from collections.abc import Collection, Iterable, Sequence

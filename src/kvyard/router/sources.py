@@ -1,7 +1,7 @@
-"""Sources: from whom a worker that was chosen for a prompt may pull what it lacks of it.
+"""Sources: the worker from which a chosen worker may pull missing blocks of a prompt.
 
-The rule is llm-d's (its ``p2p-source-producer``): a worker that has about as much as the best one and leads the chosen one by
-enough; among those, here, the one with the least to do. It goes by what the index shows, as routing does.
+The rule is llm-d's (its ``p2p-source-producer``): a worker that has about as much of the prompt as the best one and enough more
+than the chosen one; of these, here, the one with the least work. It reads the index, as routing does.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A worker as the router sees it: who it is, how fast it is, and what it has in flight."""
+"""A worker as the router sees it: its identity, its pace, and its requests in flight."""
 
 from typing import Final
 

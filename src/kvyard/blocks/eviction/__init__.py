@@ -1,8 +1,8 @@
 """Eviction policies: they order cached extents without a reference. Each is one file and one entry of ``ORDERS``.
 
-A policy keeps a sequence of extents, next victim first. Inside an extent the last position goes first, since a chain is
-worth less without its head than without its tail. A policy only sees extents, not what they contain. One that depends on the
-requests that used them derives from ``LearningOrder``.
+A policy keeps a sequence of extents, next victim first. Inside an extent the last position is evicted first, since a
+chain without its head is useless, and one without its tail isn't. A policy sees extents, not their content. A policy that
+depends on the requests that used them derives from ``LearningOrder``.
 
 An installed package adds its own by an entry point of the group ``kvyard.eviction``, a program by ``ORDERS.register``.
 """

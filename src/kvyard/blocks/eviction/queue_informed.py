@@ -1,7 +1,7 @@
-"""Queue-informed LRU, as proposed for vLLM in vllm-project/vllm #48485: what waiting requests will find is evicted last.
+"""Queue-informed LRU, as proposed for vLLM in vllm-project/vllm #48485: blocks that waiting requests will hit are evicted last.
 
-Nothing is pinned or kept back: it only changes who is next. Among what is protected, that of the request furthest from its turn
-goes first. Which requests wait is looked at when a pass is formed.
+Nothing is pinned: only the order of eviction changes. Among protected blocks, those of the request furthest back in the queue
+are evicted first. The queue is read when a pass is formed.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Eviction by quota: of the tenant that has the most for its share, what that tenant used least recently.
+"""Eviction by quota: the tenant that uses the most relative to its share loses its least recently used blocks.
 
-Each account has a line of its own, in the order that the pool has without quotas (``lru`` or ``priority``). Which account
-loses a block is decided block by block, in large pools for a thousandth of the pool at a time: tenants with equal claims
-would take turns by single blocks. ``run`` tells how many in a row are of the same one.
+Each account has its own eviction order, the one that the pool has without quotas (``lru`` or ``priority``). The account that
+loses a block is chosen block by block, in large pools for a thousandth of the pool at a time, so that tenants with equal
+claims don't alternate by single blocks. ``run`` returns how many blocks in a row come from one account.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,7 @@
-"""Segmented LRU (Karedla, Love and Wherry, 1994), as in SGLang's ``slru``: what was used again is protected from what was not.
+"""Segmented LRU (Karedla, Love and Wherry, 1994), as in SGLang's ``slru``: blocks used again are protected from the others.
 
 SGLang protects whatever has been used twice, without limit (``protected=1``). In the original, and here by default, the
-protected segment has 80 % of the cache; what is too much of it goes back among the others when something must be evicted.
+protected segment has 80 % of the cache; blocks beyond that lose their protection when something must be evicted.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,7 @@
 """Tail-optimized LRU (T-LRU, NeurIPS 25, arXiv 2510.15152; sgl-project/sglang #34012, vllm-project/vllm #37825).
 
-Of a conversation of L tokens whose next prompt adds about Q, a prefill of no more than xi tokens keeps its promise. So what
-lies beyond max(0, L + Q - xi) tokens can go without harm, and goes first. The rest is evicted by age.
+A conversation has L tokens, its next prompt adds about Q, and a prefill of at most xi tokens meets the latency goal. So blocks
+beyond max(0, L + Q - xi) tokens can be evicted without harm, and are evicted first. The rest is evicted by age.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The decoder: bytes off any engine's wire in, events and problems out, and never an exception.
 
-Which format a payload is of is found out by asking: the format that read the one before it first. How each is read is in the
-formats themselves; see ``format``.
+The format of a payload is found by trying: first the format of the previous payload. Each format reads its own payloads; see
+``format``.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Hashes as the wire has them: signed or unsigned, any width, digests as bytes or hex; and one form for all of it inside.
+"""Hashes on wires (signed or unsigned, any width, digests as bytes or hex), and their one form inside kvyard.
 
 Inside, an integer hash is unsigned and 64 bits wide, whatever its sign on the wire, and a digest is bytes. Everything here
 works on a whole list at built-in speed and looks at single hashes only where it must.

@@ -3,8 +3,8 @@ vLLM's maps with signed hashes.
 
 Every event is an envelope (id, window, rank, group) around one of four payloads. Tiers are exclusive: a stored block has one
 level, ``updated`` moves it, and ``removed`` takes it away without saying from where. Our events name the tier, so the reader
-remembers which blocks it has seen below the device, and the writer, per block, the tiers that hold a copy: it speaks of the
-closest one only. There is no word for a clear: like the engine, the writer removes every block by name. Groups are known by
+remembers which blocks it has seen below the device, and the writer, per block, the tiers that hold a copy: it announces the
+closest one only. There is no clear event: like the engine, the writer removes every block by name. Groups are known by
 their window, or in newer versions by ``layer_group_id``; without the latter the window is the group's number.
 """
 

@@ -1,4 +1,4 @@
-"""The directory: what the slots of rows on the server mean here, and what their writers say of themselves.
+"""The directory: the mapping from slots on the server to places in this process, and the writers' states.
 
 On the server a place is a *slot*, a small number given out per epoch. Here it is a number of ``Places``. Both are given to
 others once they are free, so a translation holds for one version of the directory and one of the places, and no longer.

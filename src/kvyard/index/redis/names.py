@@ -1,4 +1,4 @@
-"""Names on a server that are made of others' names: of models, tenants and namespaces, which may have any letters."""
+"""Names of keys on a server, made from names of models, tenants and namespaces, which may contain any characters."""
 
 from urllib.parse import quote
 

@@ -1,8 +1,8 @@
-"""A session with the server: in which epoch we are, which leases are ours, and what the others say.
+"""A session with the server: its epoch, this process's leases, and the states that other writers report.
 
-One *lease* per owner says who writes for it. Each time one is got it comes with a new token, and the server's scripts refuse
-whatever carries an older one. So a writer that slept through the end of its lease can't disturb the next, and neither can
-commands of a broken connection that the server reads only now.
+One *lease* per owner determines who writes for it. Each new lease has a new token, and the server's scripts refuse older ones.
+So a writer that slept through the end of its lease can't disturb the next one, and neither can delayed commands of a broken
+connection.
 
 An *epoch* is one life of the data. Another run of the server starts a new one even where it loaded a dump, because that may
 be from any time before. A session takes nothing over from one connection to the next: leases are got and all rows written

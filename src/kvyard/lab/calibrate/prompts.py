@@ -1,4 +1,4 @@
-"""Prompts that no cache has seen: drawn by chance, as token ids where the engine takes those, as text else."""
+"""Random prompts that no cache has seen: token ids if the engine accepts them, else text."""
 
 import random
 

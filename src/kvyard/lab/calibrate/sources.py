@@ -1,4 +1,4 @@
-"""Any file that times can be had from: passes, or a run that ``kvyard validate`` reads."""
+"""Files with times: passes, or a run that ``kvyard validate`` reads."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Logs of a real vLLM block manager: reading them, replaying them, and finding the first difference.
 
 The format is that of the oracle they were recorded with: JSON lines of an operation and its result, the first a
-configuration. What vLLM says of itself (class names, version) is not compared; everything it did is.
+configuration. vLLM's class names and version are not compared; every operation and result is.
 """
 
 import json

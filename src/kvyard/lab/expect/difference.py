@@ -1,4 +1,4 @@
-"""Counts beside what is owed, on all of a traffic or on its first requests."""
+"""The difference between counted and owed hits, on all requests or on the first ones."""
 
 from __future__ import annotations
 

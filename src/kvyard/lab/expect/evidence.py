@@ -1,4 +1,4 @@
-"""Evidence from elsewhere: causes that hits alone can't tell apart."""
+"""Evidence from metrics and events, for causes that hits alone can't distinguish."""
 
 from __future__ import annotations
 

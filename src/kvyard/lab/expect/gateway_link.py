@@ -1,4 +1,4 @@
-"""The gateway whose recording is watched: its processor time, of which a watcher takes a share, and its dashboard."""
+"""The gateway whose recording is watched: its CPU time, which limits the watcher's, and its dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hits that an engine owes a traffic by its own rules: the replay of the traffic, and the levels above it."""
+"""Hits that an engine owes by its own rules: a replay of the traffic, and the levels above it."""
 
 from __future__ import annotations
 

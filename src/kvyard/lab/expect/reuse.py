@@ -1,4 +1,4 @@
-"""About how many tokens a traffic finds in LRU caches of any size, by reuse distances: without a replay."""
+"""Approximate hits in LRU caches of any size, from reuse distances and without a replay."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 named.
 
 Candidates are replayed on the first requests of the traffic (``Difference.sample``), so that a search takes about as long as
-the replay of the whole. Of a sum the first requests show little: candidates that fit it there are replayed on the whole
-traffic, unless reuse distances show before that they don't fit.
+the replay of the whole. The first requests show little of a total: candidates that fit it are replayed on the
+whole traffic, unless reuse distances rule them out before.
 """
 
 from __future__ import annotations

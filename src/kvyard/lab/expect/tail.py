@@ -1,4 +1,4 @@
-"""The end of a recording that grows: a look at it costs the same however long the recording is."""
+"""The end of a growing recording, read in constant time however long the recording is."""
 
 from __future__ import annotations
 

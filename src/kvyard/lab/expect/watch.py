@@ -1,4 +1,4 @@
-"""Expectations of live traffic: the end of a recording that grows is looked at again and again, and scraped as metrics."""
+"""Expectations of live traffic: the end of a growing recording is compared periodically, with the results as metrics."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Caches without a clock: what prompts that come one after the other find, each routed to the cache that has most of it.
+"""Caches without a clock: hits of prompts that arrive one after the other, each routed to the cache with its longest prefix.
 
-A quick look, for what a session end is worth to caches alone. A cache evicts the least recently used block, but first those of
-conversations that are over and that no other conversation has used. Of a prompt its last block counts as used first, and a
-partial block is a block like any other.
+A quick estimate of the gain of session ends for caches alone. A cache evicts the least recently used block, but first the
+blocks of ended conversations that no other conversation has used. The last block of a prompt counts as used first, and a
+partial block counts as a block.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""``kvyard hints``: a sweep over how often a hint is given and how often it is wrong, beside no hints at all."""
+"""``kvyard hints``: a sweep over recall and false rate of a hint, beside a run without hints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search: tries cases for a while, keeps what went wrong, makes it smaller, and can go on later."""
+"""The search: tries cases for a time, keeps and minimizes findings, and can be continued."""
 
 from __future__ import annotations
 

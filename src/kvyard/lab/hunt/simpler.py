@@ -1,4 +1,4 @@
-"""Steps towards a simpler case that engines have in common: fewer requests, and requests that ask for less."""
+"""Steps towards a simpler case, common to all engines: fewer requests, and smaller ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preemption storms: requests are preempted over and over, and none gets on. Reproducers contain this module."""
+"""Preemption storms: requests are preempted repeatedly, and none makes progress. Reproducers contain this module."""
 
 from __future__ import annotations
 

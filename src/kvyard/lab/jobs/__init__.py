@@ -1,4 +1,4 @@
-"""Many replays at a time: what one of them is, and who runs them: this process, several of them, or a Ray cluster."""
+"""Many replays at a time: one replay as a task, and its executors: this process, several processes, or a Ray cluster."""
 
 from kvyard.lab.jobs.executor import Ended, Executor, Progress
 from kvyard.lab.jobs.local import LocalExecutor

@@ -1,4 +1,4 @@
-"""The seam between a list of replays and those who run them. A report is the same byte for byte, whoever ran it."""
+"""The interface between a list of replays and its executors. Reports are equal byte for byte with every executor."""
 
 from collections.abc import Callable, Sequence
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""``plan``: look at the traffic, rule out what can't be, search, then ask of the answer how much load it bears."""
+"""``plan``: examine the traffic, rule out impossible fleets, search, and find the load that the answer can bear."""
 
 from __future__ import annotations
 

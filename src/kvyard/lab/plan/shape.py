@@ -1,4 +1,4 @@
-"""Shapes: what one worker of a fleet is made of, and what it can do at best on its own."""
+"""Shapes: cards and parallelism of one worker, and its best possible performance alone."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""One pool of a fleet, replayed: what another process, or another machine, sends back of it."""
+"""The replay of one pool of a fleet, as sent back by another process or machine."""
 
 from collections import Counter
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""Rehearsals: a mock fleet behind a gateway in this process, driven by a trace; and the proof that virtual time does the same.
+"""Rehearsals: a mock fleet behind a gateway in this process, driven by a trace, and its comparison with virtual time.
 
 ``stage`` is the live part, ``offline`` the same run in virtual time, ``log`` compares what both decided, ``proof`` joins them.
 """

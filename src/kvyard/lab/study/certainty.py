@@ -1,4 +1,4 @@
-"""Stability of a choice in spite of the error of its times, by published runs that were replayed."""
+"""Certainty of a choice, given the error of its times on published runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Settings that a study chose, as a TOML file that ``kvyard replay`` and ``kvyard gateway`` take as it is.
+"""Settings that a study chose, as a TOML file that ``kvyard replay`` and ``kvyard gateway`` both read.
 
-The router stands in a table of its own, which both read. All else is about the fleet: it stands in ``[replay]``, which the
-gateway passes over, since its engines are what they are.
+The router has a table of its own, which both read. The fleet is in ``[replay]``, which the gateway ignores, since its engines
+exist already.
 """
 
 from __future__ import annotations

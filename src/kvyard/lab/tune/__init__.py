@@ -1,4 +1,4 @@
-"""A search over settings of a fleet: how many, how much, which policy."""
+"""A search over settings of a fleet for goals under an SLO."""
 
 from kvyard.lab.study.cost import Prices
 from kvyard.lab.study.goals import Goal, parse_goals

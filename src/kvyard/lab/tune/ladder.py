@@ -1,4 +1,4 @@
-"""Values that people would write, in order, between two ends: each if there are few, some per doubling where not."""
+"""Round values in order between two ends: all if there are few, else some per doubling."""
 
 from collections.abc import Callable
 

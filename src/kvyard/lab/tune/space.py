@@ -1,8 +1,8 @@
 """Search space: settings with a range or with choices, from text such as ``router.*,host_bytes=0..1TiB,workers=2..32``.
 
-A range of whole numbers, sizes or times is a ladder of values that people would write, so two looks at about the same place
-are one. A setting that only exists beside another (an option of the chosen routing policy) is searched only there. It
-doesn't know the search algorithm.
+A range of whole numbers, sizes or times is a ladder of round values, so two nearly equal points are one point. A setting that
+only exists beside another (an option of the chosen routing policy) is searched only there. It doesn't know the search
+algorithm.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

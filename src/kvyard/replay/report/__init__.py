@@ -1,4 +1,4 @@
-"""The report of a replay: what it says, and the forms it comes in."""
+"""The report of a replay: its contents, and its forms (table, JSON, page)."""
 
 from kvyard.replay.report.make import make_report
 from kvyard.replay.report.numbers import Histogram, Share, Spread, spread

@@ -1,8 +1,8 @@
-"""Upper bounds of reuse on the requests of a run: the yardstick beside its reuse.
+"""Upper bounds of reuse on the requests of a run.
 
-It reads the trace a second time and holds all its ids, so it is made only when asked for. Bounds are in tokens: a cache may
-keep any tokens at all that fit, and prompts are computed the instant they come. A real one keeps whole blocks, and running
-requests take room in it. So each is a bound, and none can be reached quite.
+They need a second pass over the trace with all its ids in memory, so they are computed only on request (``--bounds``). Bounds
+are in tokens: the cache may keep any tokens that fit, and prompts are computed the instant they arrive. A real cache keeps
+whole blocks, and running requests take room in it, so it stays below each bound.
 """
 
 from __future__ import annotations

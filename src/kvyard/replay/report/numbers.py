@@ -1,4 +1,4 @@
-"""The numbers of a report: what a lot of values comes to.
+"""Statistics of a report: means, percentiles and spreads of many values.
 
 A percentile is the value at the nearest rank, so it is always one that occurred: of n values in order, counted from 0, the one
 at share x (n - 1), and between two ranks exactly the lower one. So p50 of an even number of values is the lower of the two in

@@ -1,4 +1,4 @@
-"""Report of a fleet that scales: its cost, its changes over time, and their effect on caches and the SLO."""
+"""Report of an autoscaled fleet: its cost, its changes over time, and their effect on caches and the SLO."""
 
 from __future__ import annotations
 

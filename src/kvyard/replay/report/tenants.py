@@ -1,4 +1,4 @@
-"""Tenants of a run: who asked for what, what it found, what it cost and how long it took, from the rows of requests."""
+"""Tenants of a run: requests, reuse, cost and latencies by tenant, from the rows of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Totals of a run's records in one pass over their rows: sums, counts and lots of values, for a report."""
+"""Totals of a run's records in one pass over their rows: sums, counts and samples of values, for a report."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Scalers: how many workers there should be, asked now and then in the time of the replay.
+"""Scaling policies: they choose the number of workers, once per period of virtual time.
 
-Each is one file and one entry of ``SCALERS``. A scaler sees what a controller in life would: offered load, queues, cache use
-and the first tokens of the last period, by role. What follows from its answer (start-up times, drains, caches) is in
-``autoscaler``.
+Each is one file and one entry of ``SCALERS``. A policy sees what a real controller would: offered load, queues, cache use and
+the first tokens of the latest period, by role. ``autoscaler`` carries its decision out (start-up times, drains, caches).
 
 An installed package adds its own by an entry point of the group ``kvyard.scalers``, a program by ``SCALERS.register``; a name
 with a colon in it, ``package.module:Class``, is imported.

@@ -1,4 +1,4 @@
-"""Traces: what was asked of a service, when, how long, and what prompts had in common.
+"""Traces: requests with arrival times, lengths, and shared prefixes of their prompts.
 
 Readers turn files of many formats into one kind of request, lazily. Nothing here knows engines, and nothing invents reuse
 that a file doesn't show.

@@ -1,4 +1,4 @@
-"""Traces made of traces: another speed, a part of one. As lazy as what they are made of."""
+"""Traces derived from traces: another speed, a part of one. As lazy as their source."""
 
 from collections.abc import Iterable, Iterator
 from random import Random

@@ -1,4 +1,4 @@
-"""Ids for what has none, or the wrong kind: cumulative ids from hashes of blocks, or from tokens."""
+"""Cumulative ids for prompts without usable ids: from hashes of blocks, or from tokens."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence

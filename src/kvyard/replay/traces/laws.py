@@ -1,6 +1,6 @@
-"""Laws that numbers are drawn from, as people write them: ``lognormal:median=1000,sigma=1``. It knows no requests.
+"""Distributions that numbers are drawn from, as text: ``lognormal:median=1000,sigma=1``. It knows no requests.
 
-Each draws from its own generator, so changing one law of a workload leaves the others' numbers as they were.
+Each has its own random generator, so changing one distribution of a workload leaves the others' numbers unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One pass over a trace file: numbers its rows, rebases its times, judges its lengths, and deals with what is bad."""
+"""One pass over a trace file: numbers rows, rebases times, checks lengths, and refuses or skips bad rows."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

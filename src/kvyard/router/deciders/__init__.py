@@ -1,7 +1,7 @@
-"""Deciders: whether a prompt is computed by a prefill worker and handed over, or by the decode worker itself.
+"""Split policies: they decide if a prefill worker computes a prompt and hands it over, or the decode worker computes it.
 
-Each is one file and one entry of ``DECIDERS``. A decider sees where the routers would send the request now, and what that
-would take.
+Each is one file and one entry of ``DECIDERS``. A policy sees the workers that the routers would choose now, and the time that
+they would take.
 
 An installed package adds its own by an entry point of the group ``kvyard.deciders``, a program by ``DECIDERS.register``.
 """

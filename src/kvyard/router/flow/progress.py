@@ -1,4 +1,4 @@
-"""``progress``: sessions in progress go on before others, for as long as their caches are likely to exist.
+"""``progress``: sessions in progress go before others, for as long as their caches are likely to exist.
 
 After Progress-TTL (vllm-project/router #285): a session whose latest request ended within a time is active and goes first.
 After that it is paused, and of paused and new sessions the one that has come furthest goes first.

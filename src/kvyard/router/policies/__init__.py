@@ -1,8 +1,8 @@
-"""Routing policies: which worker gets a request. Each is one file and one entry of ``POLICIES``.
+"""Routing policies: they choose the worker of a request. Each is one file and one entry of ``POLICIES``.
 
-A policy states the cost of one worker, and the router searches for the least. What it declares of itself (``needs_index``,
-``needs_keys``, ``memory``) decides what it gets to see, in the router, in a replay and in a gateway. It keeps only what it
-needs for itself; load, index and decisions are the router's.
+A policy returns the cost of one worker, and the router searches for the least. Its declarations (``needs_index``,
+``needs_keys``, ``memory``) determine its inputs, in router, replay and gateway alike. A policy keeps only its own state; load,
+index and decisions belong to the router.
 
 An installed package adds its own by an entry point of the group ``kvyard.policies``, a program by ``POLICIES.register``.
 """

@@ -1,4 +1,4 @@
-"""``affinity``: a session stays where it was, while that worker is there; ``RouterConfig.fallback`` says where it begins."""
+"""``affinity``: a session stays at its worker as long as that exists; ``RouterConfig.fallback`` chooses the first one."""
 
 from msgspec.structs import replace
 

@@ -1,23 +1,24 @@
-"""``least-time``: the worker that gives the first token soonest, with a regard for those who decode there and for its cache.
+"""``least-time``: the worker with the earliest first token, plus what the prompt costs other requests and the cache there.
 
-    time = max(what waits there, load) + prefill(this prompt) + passes that both take * what those add who decode there + room
+    time = max(wait, load) + prefill(this prompt) + passes * decode step + room
     cost = time
-           + prefill(this prompt) * (interference * requests there / usual + renewal * new content there / usual)
-           + prefill(this prompt) * blocking * seconds of it * requests there
-           + stickiness * prefill(what it lacks and another keeps)
+           + prefill(this prompt) * (interference * requests / mean requests + renewal * new tokens / mean new tokens)
+           + prefill(this prompt) * blocking * (its prefill in seconds) * requests
+           + stickiness * prefill(blocks that it lacks and another worker keeps)
 
-``prefill``, ``load`` and a pass that decodes take what the worker itself takes (``kvyard.router.pace``), for what it has to
-compute and to load.
+All times are by the worker's own pace (``kvyard.router.pace``).
 
-- ``room``: where the prompt doesn't fit beside those in flight, some of them must end first. How long they have been there is,
-  on average, how long they still take. What is cached of the prompt gives way to them meanwhile.
-- ``interference`` is what a prompt costs those who decode there, ``renewal`` what it costs the cache: where much that is new
-  was computed lately, less is kept. Both compare a worker with the mean of all, so they weigh the same at any load.
-- ``blocking``: who comes there while a prompt is computed waits for it, so a prompt costs by the square of its time. Where
-  many are in flight, many come; if none are, since a long prompt is computed there already, a second one harms few.
-- ``stickiness``: a second copy takes the time of computing it and the room of something else. It doesn't count for the part
-  of the prompt that other requests use right now, since copies of that one are used, nor for a copy that hasn't room to stay;
-  what hasn't room here will be computed again and counts against this worker.
+- ``wait``: prefill of the prompts that wait there. ``load``: loading blocks from lower tiers, at the same time.
+- ``passes * decode step``: passes that compute the waiting prompts and this one also decode the requests there.
+- ``room``: if the prompt doesn't fit beside the requests in flight, some of them must end first. Their mean age is the estimate
+  of the time that they still take. They may evict the prompt's cached blocks meanwhile.
+- ``interference`` is the cost to requests that decode there, ``renewal`` the cost to the cache: a worker that computed much new
+  content lately keeps less of it. Both compare a worker with the mean of all, so their weight doesn't depend on the load.
+- ``blocking``: requests that arrive while the prompt is computed wait for it, so its cost grows with the square of its prefill
+  time. Many requests in flight mean many arrivals; with none, because a long prompt is computed there, a second one delays few.
+- ``stickiness``: a second copy costs its computation and the room of other blocks. It doesn't count for blocks that requests in
+  flight share, since copies of these are used, nor for a copy that has no room to stay: that part will be computed again and
+  counts against this worker.
 
 The figures were chosen on the Mooncake conversation trace alone, with 8 workers.
 """

@@ -1,4 +1,4 @@
-"""``longest-match``: who has most of the prompt; load decides only among equals and for prompts that are new to all."""
+"""``longest-match``: the worker with the longest cached prefix; load decides only among equals and for new prompts."""
 
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import Policy

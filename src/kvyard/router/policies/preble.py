@@ -1,4 +1,4 @@
-"""``preble``: who has more than half of the prompt, the least loaded of them; else the least work of the last minutes.
+"""``preble``: the least loaded of the workers with more than half of the prompt; else the least work in recent minutes.
 
 Source: Preble's E2 (ICLR 25) as AIBrix has it: threshold 0.5, a window of 3 minutes, 45 tokens of output for each request.
 Work is in predicted milliseconds, by the workers' own pace instead of its polynomials of a V100 and an A6000. What an

@@ -1,4 +1,4 @@
-"""``random``: any worker, by chance."""
+"""``random``: a random worker."""
 
 from kvyard.router.inputs import RoutingInput
 from kvyard.router.policies import Policy

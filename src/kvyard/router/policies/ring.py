@@ -1,4 +1,4 @@
-"""A ring of hashes with workers on it: who gets a key hardly changes when workers come and go."""
+"""A consistent-hash ring of workers: few keys move when workers are added or removed."""
 
 from bisect import bisect_left
 
