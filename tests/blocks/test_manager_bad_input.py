@@ -129,7 +129,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     (
         "retention without anything sparse",
         {"groups": [FULL], "retention_interval": 16},
-        "retention_interval has no sliding-window or Mamba group to matter to here: use 0",
+        "retention_interval needs a sliding-window or Mamba group, and there is none: use 0",
     ),
     (
         "retention that doesn't align",
@@ -351,8 +351,8 @@ def test_caching_more_than_there_is(stage: Stage, tokens: int) -> None:
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ((-1, None, 50), "a wish is for tokens from 0 on, one at least, not for -1 to None"),
-        ((8, 8, 50), "a wish is for tokens from 0 on, one at least, not for 8 to 8"),
+        ((-1, None, 50), "a retention range needs at least one token, from 0 on; not -1 to None"),
+        ((8, 8, 50), "a retention range needs at least one token, from 0 on; not 8 to 8"),
         ((0, None, 101), "a retention priority is from 0 to 100, got 101"),
         ((0, None, -1), "a retention priority is from 0 to 100, got -1"),
         ((0, None, 50, -1), "a retention lasts 0 ns or longer, got -1"),
@@ -368,7 +368,7 @@ def test_a_wish_that_this_manager_cannot_grant(stage: Stage) -> None:
     wishful = make(stage.manager, "wishful", range(8), hints=Hints(retention=(Retention(0, None, 80),)))
     stage.refuses(
         lambda: stage.manager.allocate(wishful, 8),
-        'request wishful wishes for retention: that needs eviction="priority"',
+        'request wishful asks for retention: that needs eviction="priority"',
     )
 
 

@@ -72,7 +72,7 @@ def check_retention(interval: int | None, groups: Sequence[GroupSpec], scheduler
         return
     if not any(spec.attention.is_window or spec.is_state for spec in groups):
         if interval:
-            raise ConfigError("retention_interval has no sliding-window or Mamba group to matter to here: use 0")
+            raise ConfigError("retention_interval needs a sliding-window or Mamba group, and there is none: use 0")
     elif interval < 0 or interval % scheduler_block_size:
         raise ConfigError(
             f"retention_interval must be a non-negative multiple of scheduler_block_size {scheduler_block_size}, got {interval}"

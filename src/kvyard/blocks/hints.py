@@ -23,7 +23,7 @@ class Retention(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.start < 0 or (self.stop is not None and self.stop <= self.start):
-            raise ConfigError(f"a wish is for tokens from 0 on, one at least, not for {self.start} to {self.stop}")
+            raise ConfigError(f"a retention range needs at least one token, from 0 on; not {self.start} to {self.stop}")
         if not 0 <= self.priority <= 100:
             raise ConfigError(f"a retention priority is from 0 to 100, got {self.priority}")
         if self.duration is not None and self.duration < 0:

@@ -347,10 +347,10 @@ class BlockManager:
         if hints.marks and not self.hints:
             raise RequestError(f"request {request.id} says when its session ends or comes back: that needs hints=True")
         if request.retention and not self.keeps_by_priority:
-            raise RequestError(f'request {request.id} wishes for retention: that needs eviction="priority"')
+            raise RequestError(f'request {request.id} asks for retention: that needs eviction="priority"')
         timed = hints.ttl is not None or any(directive.duration is not None for directive in request.retention)
         if timed and not self._has_clock:
-            raise RequestError(f"request {request.id} wishes for a duration: that needs a clock (now=)")
+            raise RequestError(f"request {request.id} asks for a retention duration: that needs a clock (now=)")
 
     def _refuse_chain(self, request: Request) -> NoReturn:
         raise RequestError(

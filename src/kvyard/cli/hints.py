@@ -66,7 +66,7 @@ def hints(
 
         def judged(count: int, all_: int) -> None:
             if not quiet:
-                typer.echo(f"{count} of {all_} qualities of the hint judged", err=True)
+                typer.echo(f"{count} of {all_} hint qualities replayed", err=True)
 
         present(quick_hints(trace, config=settings, progress=judged, **qualities, **reading), folder, quiet)
         return

@@ -80,7 +80,7 @@ def make_core(
     offload = _lower_tiers(config, manager, timing, name, batcher, timeline, host_link, alone=ranks == 1)
     if source is not None and (offload is not None or ahead or speculative is not None):
         raise ConfigError(
-            f"{name or 'an engine'} can't have loads from elsewhere beside lower tiers, drafts or asynchronous scheduling"
+            f"{name or 'an engine'} can't have external loads beside lower tiers, drafts or asynchronous scheduling"
         )
     batch = DecodeBatch(needs_longest=timing.needs_longest)
     backend = BACKENDS.get(config.backend)

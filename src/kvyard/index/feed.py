@@ -162,7 +162,7 @@ class Feed:
             raise error
         self.counters.failed += 1
         self.counters.last_refusal = f"{type(error).__name__}: {error}"[:300]
-        log.error("an event of %s can't be taken in: %s", self.holder, self.counters.last_refusal, exc_info=error)
+        log.error("an event of %s can't be applied: %s", self.holder, self.counters.last_refusal, exc_info=error)
         self._remove(Removed(hashes=event.hashes, group=event.group, tier=event.tier))
 
     def clear(self, tier: Tier | None = None) -> None:

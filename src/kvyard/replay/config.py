@@ -541,7 +541,8 @@ class ReplayConfig(DrivingConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.engine_requests is None:
             if self.queue is not None or self.flow != FlowConfig():
                 raise KvyardError(
-                    "flow control is about requests that wait before the router, and none waits: say engine_requests too"
+                    "flow control orders requests that wait before the router, and without engine_requests none waits: "
+                    "set it too"
                 )
         elif self.disaggregated:
             raise KvyardError(

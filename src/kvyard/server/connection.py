@@ -352,7 +352,7 @@ class ClientConnection(asyncio.Protocol):
         if self._unparsed > 2 * HEADER_BYTES or self._head_bytes > 2 * HEADER_BYTES:
             self._malformed(431, HEAD_TOO_LONG)
         elif self._in_head and not self._state.held.has_room(0):
-            self._malformed(429, "the requests that are here have all the bytes they may")
+            self._malformed(429, "requests in progress hold all the bytes they may")
         else:
             self._await_head()
 

@@ -87,7 +87,7 @@ class HeldBytes:
         self.refused["held"] += 1
         if self.on_refused is not None:
             self.on_refused(path, size)
-        error = f"the requests that are here have {self.limit} bytes already"
+        error = f"requests in progress hold {self.limit} bytes already"
         return Refusal(429, error, fix="try again later", Retry_After="1", Connection="close")
 
     def samples(self, prefix: str) -> Iterator[Sample]:

@@ -146,7 +146,5 @@ def test_the_logs_have_loads_of_both_kinds_and_sends() -> None:
 
 def test_unsupported_combinations_are_refused() -> None:
     config = EngineConfig(num_gpu_blocks=100, block_size=16, async_scheduling=True)
-    with pytest.raises(
-        ConfigError, match=r"can't have loads from elsewhere beside lower tiers, drafts or asynchronous"
-    ):
+    with pytest.raises(ConfigError, match=r"can't have external loads beside lower tiers, drafts or asynchronous"):
         make_core(config, source=lambda manager, waiting: scripted(manager, waiting, config, {}))

@@ -31,10 +31,10 @@ def test_defaults_are_those_of_the_field() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"retries": 1}, "retries is nothing for an endpoint picker: the data plane tries again"),
-        ({"token_file": "x"}, "token_file is nothing for an endpoint picker: clients talk to the data plane"),
-        ({"keys_file": "x"}, "keys_file is nothing for an endpoint picker"),
-        ({"cors_origins": ["*"]}, "cors_origins is nothing for an endpoint picker"),
+        ({"retries": 1}, "retries isn't a setting of an endpoint picker: the data plane tries again"),
+        ({"token_file": "x"}, "token_file isn't a setting of an endpoint picker: clients talk to the data plane"),
+        ({"keys_file": "x"}, "keys_file isn't a setting of an endpoint picker"),
+        ({"cors_origins": ["*"]}, "cors_origins isn't a setting of an endpoint picker"),
         ({"engines": [{"url": "http://a:1", "role": "prefill"}]}, "engines with roles are for a gateway"),
         ({"body_mode": "half"}, "body_mode"),
         ({"fallbacks": 99}, "fallbacks"),

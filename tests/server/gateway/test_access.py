@@ -101,7 +101,7 @@ def test_a_ticket_takes_all_or_nothing() -> None:
         ('[[keys]]\nname = "a"\nkey = "x"\nrequests_per_minute = 0', "requests_per_minute"),
         ('[[keys]]\nname = "a"\nkey = "x"\nmodel = "x"', "did you mean"),
         ('[[keys]]\nname = "a"\nkey = "x"\n[[keys]]\nname = "a"\nkey = "y"', "two keys are called a"),
-        ('[[keys]]\nname = "a"\nkey = "x"\n[[keys]]\nname = "b"\nkey = "x"', "another's too"),
+        ('[[keys]]\nname = "a"\nkey = "x"\n[[keys]]\nname = "b"\nkey = "x"', "used by two clients"),
         ("keys", "is not TOML"),
     ],
 )

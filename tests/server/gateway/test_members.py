@@ -289,9 +289,9 @@ def test_an_engine_that_cannot_be_taken_in_says_why(tmp_path: Path, caplog: pyte
         with gated(one, two, journal=str(tmp_path / "j")) as gate:
             eventually(lambda: gate.engines()["odd1"]["state"] == "down" or gate.engines()["odd0"]["state"] == "down")
             reasons = [one["reason"] for one in gate.engines().values() if one["state"] == "down"]
-            assert len(reasons) == 1 and "it can't be taken in" in reasons[0] and "exists" in reasons[0]
+            assert len(reasons) == 1 and "it can't be applied" in reasons[0] and "exists" in reasons[0]
             gate.ready(1)
-        assert "Traceback" not in caplog.text and caplog.text.count("it can't be taken in") == 1
+        assert "Traceback" not in caplog.text and caplog.text.count("it can't be applied") == 1
 
 
 def test_a_model_that_was_given_wrong(caplog: pytest.LogCaptureFixture) -> None:

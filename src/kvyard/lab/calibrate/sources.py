@@ -69,7 +69,7 @@ def run_passes(run: MeasuredRun, source: str, budget: int | None = None, until: 
     """
     _one_engine(run, source)
     if run.closed_loop_s is not None:
-        raise KvyardError(f"{source} doesn't say when its requests came, so what ran beside what isn't known")
+        raise KvyardError(f"{source} has no arrival times, so concurrent requests aren't known")
     configured = run.settings.get("max_num_batched_tokens")
     limit = budget if budget is not None else configured if isinstance(configured, int) else None
     rows = windows(run.requests, limit, until=until)

@@ -351,7 +351,7 @@ class LoggedRun(Watcher):
             core.begin(now)
             idle = 0 if core.next_decision() != now else idle + 1
             if idle > 3:
-                raise LogError(f"our engine comes to a stand at {now}")
+                raise LogError(f"our engine stops making progress at {now}")
 
     def _advance(self, now: int) -> None:
         core = self.core

@@ -63,7 +63,7 @@ class EppConfig(GatewayConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         for name, instead in NOT_OURS.items():
             default = usual[name].default
             if getattr(self, name) != ([] if default is msgspec.NODEFAULT else default):
-                raise KvyardError(f"{name} is nothing for an endpoint picker: {instead}")
+                raise KvyardError(f"{name} isn't a setting of an endpoint picker: {instead}")
         if self.has_roles:
             raise KvyardError("engines with roles are for a gateway, which can ask two for one request: leave role out")
 

@@ -110,9 +110,7 @@ class RequestStream:
         self._begun = True
         size = message.ByteSize()
         if picker.held + size > config.held_bytes:
-            raise Refusal(
-                429, f"the requests that are here have {config.held_bytes} bytes already", fix="try again later"
-            )
+            raise Refusal(429, f"requests in progress hold {config.held_bytes} bytes already", fix="try again later")
         self._hold(size)
         self._headers = messages.read_headers(message.request_headers)
         self._subset = messages.subset(message)

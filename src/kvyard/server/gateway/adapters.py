@@ -68,7 +68,9 @@ class AdapterRoutes(msgspec.Struct, eq=False):
                 f"{engine.name}: {why}" for engine, (_, why) in zip(engines, answers, strict=True)
             )
             raise Refusal(
-                worst, answers_listed, fix="mend what engines say, and ask again: those that did it refuse or repeat it"
+                worst,
+                answers_listed,
+                fix="fix what the engines report, and retry: engines that succeeded refuse or repeat it",
             )
         change = AdapterChange(lora_name=wish.lora_name, engines=[engine.name for engine in engines])
         return Raw(msgspec.json.encode(change), JSON)

@@ -161,9 +161,7 @@ class EngineClient:
         except EngineFailed:
             return None
         if status != 200:
-            raise KvyardError(
-                f"{url} doesn't tell of its workers: it answered {status}; give other engines with --engine"
-            )
+            raise KvyardError(f"{url} doesn't list its workers: it answered {status}; give other engines with --engine")
         try:
             states = msgspec.json.decode(content, type=list[WorkerState])
         except DECODE_ERRORS as error:

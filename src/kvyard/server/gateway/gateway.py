@@ -130,7 +130,7 @@ class Gateway(AsyncService):
             await self.members.add(engine)
         for url in config.fleets:
             if not await self._take_fleet(url):
-                log.warning("%s doesn't answer yet: its workers are taken in once it does", url)
+                log.warning("%s doesn't answer yet: its workers are added once it does", url)
                 self.supervisor.keep(f"workers of {url}", partial(self._await_fleet, url))
         if self._follows:
             await self.reloading.reload()
@@ -258,4 +258,4 @@ class Gateway(AsyncService):
             await self.members.add(name.engine(address.netloc))
         except (KvyardError, Refusal) as error:
             called = name.host if isinstance(name, NameConfig) else name.service
-            log.warning("%s of %s can't be taken in: %s", address.netloc, called, error)
+            log.warning("%s of %s can't be applied: %s", address.netloc, called, error)

@@ -180,7 +180,7 @@ class EngineHealth(msgspec.Struct, eq=False):
         except EngineFailed as failed:
             self.unwell(engine, failed.reason, gone=failed.gone)
         except (KvyardError, Refusal) as error:
-            self.unwell(engine, f"it can't be taken in: {error}"[:400])
+            self.unwell(engine, f"it can't be applied: {error}"[:400])
         else:
             if engine.pool is not None:
                 self.well(engine)

@@ -357,7 +357,7 @@ class PromptReader:
         self.differed += 1
         if self._cutter is not None and self._cutter.cuts:
             log.warning(
-                "%s makes other tokens of a text than of its parts (%d and %d): texts are read whole from now on",
+                "%s tokenizes a text differently from its parts (%d and %d tokens): texts are tokenized whole from now on",
                 *(self.prompting.how, len(ids), prompt.tokens),
             )
             self._cutter.cuts = False

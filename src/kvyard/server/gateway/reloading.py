@@ -135,7 +135,7 @@ class Reloading:
                 try:
                     await self._members.add(engine)
                 except (KvyardError, Refusal) as error:
-                    log.warning("%s can't be taken in: %s", name, error)
+                    log.warning("%s can't be applied: %s", name, error)
 
     def _stamp(self) -> Stamp:
         """Return the stamp by which changes of files are noticed."""

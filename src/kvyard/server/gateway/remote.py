@@ -98,7 +98,7 @@ class RemoteIndex:
             self._not_before = self._clock.now() + PAUSE
             return None
         if self.error:
-            log.info("the index at %s says again what %s has", self._url, self._model)
+            log.info("the index at %s answers again for %s", self._url, self._model)
             self.error = ""
         return {
             Holder(str(worker.instance_id), worker.dp_rank): _reach(worker)
@@ -108,7 +108,9 @@ class RemoteIndex:
 
     def _fail(self, why: str) -> None:
         if not self.error:
-            log.warning("the index at %s doesn't say what %s has, so load decides: %s", self._url, self._model, why)
+            log.warning(
+                "the index at %s doesn't answer for %s, so requests are routed by load: %s", self._url, self._model, why
+            )
         self.error = why
 
 

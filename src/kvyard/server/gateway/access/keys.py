@@ -88,7 +88,7 @@ def read_keys(path: str) -> KeyFile:
         if key.name in names:
             raise KvyardError(f"{path}: two keys are called {key.name}: give each a name of its own")
         if digest in digests:
-            raise KvyardError(f"{path}: key {key.name} is another's too: give each its own")
+            raise KvyardError(f"{path}: key {key.name} is used by two clients: give each its own")
         names.add(key.name)
         digests.add(digest)
     return key_file
@@ -156,9 +156,7 @@ class KeyRing:
         """Return the key of a header that may ask why. Raises ``Refusal``."""
         key = self.find(authorization)
         if not key.explain:
-            raise Refusal(
-                403, "this key may not ask why requests go where they go", fix="explain = true in its keys file"
-            )
+            raise Refusal(403, "this key may not see routing decisions", fix="explain = true in its keys file")
         return key
 
     def admit(self, key: AccessKey, model: str, tokens: int) -> RateTicket:

@@ -66,9 +66,7 @@ async def probe(url: str, *, timeout_s: float = 2.0) -> None:
     except Unavailable:
         if _FINAL & server.errors.keys():
             raise KvyardError(f"can't share load through {server.address}: {server.reason}") from None
-        log.warning(
-            "load can't be shared through %s yet: %s; it is tried again and again", server.address, server.reason
-        )
+        log.warning("load can't be shared through %s yet: %s; retrying", server.address, server.reason)
     finally:
         server.close()
 
