@@ -35,7 +35,7 @@ class FakeTime:
         self.t += max(1, round(seconds * SECOND) + self.slack)
 
 
-def test_virtual_clock_is_told_the_time() -> None:
+def test_virtual_clock_is_set_by_its_caller() -> None:
     clock = VirtualClock(7)
     assert clock.now() == 7
     clock.advance(7)
@@ -138,7 +138,7 @@ def test_nothing_else_reads_a_clock_or_sleeps() -> None:
 
 
 @pytest.mark.parametrize(("speed", "passed"), [(1, 1000), (3, 3000), (0.5, 500), (0.75, 750)])
-def test_a_wall_clock_passes_as_fast_as_it_was_told(speed: float, passed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wall_clock_passes_at_its_given_speed(speed: float, passed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = WallClock(start=7, speed=speed)
     origin = clock._origin
     monkeypatch.setattr("time.monotonic_ns", lambda: origin + 1000)

@@ -47,7 +47,7 @@ def test_every_package_has_a_layer() -> None:
 def test_the_architecture_page_shows_the_rings() -> None:
     page = (ROOT.parents[1] / "docs" / "explain" / "architecture.md").read_text()
     for ring, packages in RINGS.items():
-        table = page.partition(f"| {ring} | its one job |")[2].partition("\n\n")[0]
+        table = page.partition(f"| {ring} | task |")[2].partition("\n\n")[0]
         assert [
             line.split("`")[1].removeprefix("kvyard.") for line in table.splitlines() if "`kvyard." in line
         ] == packages

@@ -95,7 +95,7 @@ def test_the_mirror_equals_the_map_after_every_operation(name: str, seed: int) -
     mirror.check(engine.manager)
 
 
-def test_copies_are_told_apart_from_the_first_and_the_last() -> None:
+def test_only_the_first_and_the_last_copy_are_announced() -> None:
     """Three requests compute the same text at the same time: one entry, two more copies, and one exit at the very end."""
     mirror = Mirror()
     manager = BlockManager(7, [FULL], sink=mirror)
@@ -115,7 +115,7 @@ def test_copies_are_told_apart_from_the_first_and_the_last() -> None:
     mirror.check(manager)
 
 
-def test_a_stretch_that_is_new_in_part_is_told_in_parts() -> None:
+def test_a_partly_new_run_is_announced_in_parts() -> None:
     mirror = Mirror()
     manager = BlockManager(20, [FULL], sink=mirror)
     first, second = make(manager, "a", range(8)), make(manager, "b", range(16))
@@ -129,7 +129,7 @@ def test_a_stretch_that_is_new_in_part_is_told_in_parts() -> None:
     mirror.check(manager)
 
 
-def test_a_growing_request_is_told_block_by_block() -> None:
+def test_a_growing_request_is_announced_block_by_block() -> None:
     mirror = Mirror()
     manager = BlockManager(20, [FULL], sink=mirror)
     request = make(manager, "a", range(7))
@@ -141,7 +141,7 @@ def test_a_growing_request_is_told_block_by_block() -> None:
     assert [keys for _, _, keys, first in mirror.take() if first] == [[key] for key in request.chain.hashes(1, 3)]
 
 
-def test_groups_are_told_apart() -> None:
+def test_groups_are_announced_separately() -> None:
     mirror = Mirror()
     manager = BlockManager(20, [FULL, WINDOW], sink=mirror)
     cache(manager, "a", range(8))

@@ -323,7 +323,7 @@ def test_ranges_of_tokens() -> None:
     manager.check_integrity()
 
 
-def test_a_wish_to_the_end_covers_what_is_generated() -> None:
+def test_a_retention_without_end_covers_generated_tokens() -> None:
     manager = prioritised(20)
     request = make(manager, "a", range(10), hints=Hints(retention=(Retention(8, None, 70),)))
     assert run(manager, request)
@@ -336,7 +336,7 @@ def test_a_wish_to_the_end_covers_what_is_generated() -> None:
     manager.check_integrity()
 
 
-def test_a_wish_that_expires() -> None:
+def test_a_retention_that_expires() -> None:
     now = Now()
     manager = prioritised(7, now)
     cache(manager, "a", range(8), hints=Hints(retention=(Retention(0, None, 90, duration=1000),)))

@@ -107,7 +107,9 @@ def test_victims_are_those_of_the_model_at_length() -> None:
 
 
 @pytest.mark.parametrize("rank", [lambda self, block: 0.0, lambda self, block: float(self.uses.get(block, -1))])
-def test_another_order_is_told_apart(rank: Callable[[HitsPool, int], float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_eviction_order_is_detected(
+    rank: Callable[[HitsPool, int], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The comparison can fail: with the order of LRU, and with uses that aren't divided by a piece's size."""
     monkeypatch.setattr(HitsPool, "rank", rank)
     with pytest.raises(Mismatch):

@@ -68,7 +68,7 @@ def test_without_a_name_a_request_is_a_session_of_its_own() -> None:
     assert line(manager)[1:] == [first[2], first[1], first[0]]
 
 
-def test_whoever_uses_it_afterwards_makes_it_ordinary() -> None:
+def test_a_later_use_makes_a_block_ordinary() -> None:
     manager = heeding()
     [mine] = cache(manager, "a", turn(100), hints=ending("a"))
     cache(manager, "b", turn(200), hints=Hints("b"))

@@ -358,13 +358,13 @@ def test_caching_more_than_there_is(stage: Stage, tokens: int) -> None:
         ((0, None, 50, -1), "a retention lasts 0 ns or longer, got -1"),
     ],
 )
-def test_a_wish_that_makes_no_sense(wish: tuple[Any, ...], message: str) -> None:
+def test_an_invalid_retention_is_refused(wish: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Retention(*wish)
     assert message in str(refused.value)
 
 
-def test_a_wish_that_this_manager_cannot_grant(stage: Stage) -> None:
+def test_a_retention_that_needs_another_policy_is_refused(stage: Stage) -> None:
     wishful = make(stage.manager, "wishful", range(8), hints=Hints(retention=(Retention(0, None, 80),)))
     stage.refuses(
         lambda: stage.manager.allocate(wishful, 8),
@@ -542,7 +542,7 @@ def test_options_of_another_kind_are_refused(spec):
         BlockManager(10, [GroupSpec(**spec)])
 
 
-def test_wishes_that_cannot_be_honoured_are_refused():
+def test_retention_that_cannot_be_honoured_is_refused():
     for start, stop, priority, duration in ((50, 10, 40, None), (0, 1, 101, None), (0, 1, 40, -4)):
         with pytest.raises(ConfigError):
             Retention(start, stop, priority, duration)

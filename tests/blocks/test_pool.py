@@ -240,7 +240,7 @@ def test_evicting_a_held_block_leaves_it_held() -> None:
     assert list(manager.pool.line()) == [2, 4, 5, 6, 7, 8, 9, 3, 1], "without a name it is freed to the front"
 
 
-def test_evicting_what_caches_nothing_is_no_news() -> None:
+def test_evicting_an_empty_block_is_not_announced() -> None:
     pool = Pool(6)
     version = pool.version
     pool.evict([0, 1, 5])

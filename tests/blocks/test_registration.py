@@ -75,7 +75,7 @@ def test_registering_a_sparse_prompt_takes_time_by_its_length():
     assert seconds(lambda: run(80_000)) < 12 * seconds(lambda: run(20_000)) + 0.1
 
 
-def test_a_growing_request_with_a_wish_stays_in_one_piece():
+def test_a_growing_request_with_retention_stays_one_extent():
     manager = BlockManager(1000, eviction="priority")
     request = Request("a", TokenChain(range(64), 16, XXH3), hints=Hints(retention=(Retention(0, None, 80),)))
     assert manager.allocate(request, 64) is not None

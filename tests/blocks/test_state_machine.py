@@ -249,7 +249,7 @@ def test_a_mistake_is_seen(mistake: object, monkeypatch: pytest.MonkeyPatch) -> 
             random_walk(seed, 500)
 
 
-def test_a_mismatch_tells_what_led_there() -> None:
+def test_a_mismatch_shows_the_operations_before_it() -> None:
     pair = Pair()
     pair.apply({"op": "config", "num_blocks": 10, "block_size": 4, "trace": True})
     pair.apply({"op": "new", "req": "a", "tokens": [1, 2, 3, 4, 5]})

@@ -69,7 +69,7 @@ def test_states_are_no_bytes_a_token(capsys):
     assert "262144" in out  # without caching one block spans the longest request
 
 
-def test_a_request_that_does_not_fit_is_said(capsys):
+def test_a_request_that_does_not_fit_is_reported(capsys):
     assert run("qwen3-32b", "--gpu-memory", "80GB") == 0
     longest = plan(preset("qwen3-32b"), 80 * 10**9).longest
     assert f"A request of 40960 tokens does not fit: say --max-model-len {longest} or less." in capsys.readouterr().err

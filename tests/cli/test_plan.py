@@ -40,7 +40,7 @@ def test_an_answer_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", "")
 
 
-def test_spread_arrivals_are_not_said_to_share_stamps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spread_arrivals_do_not_count_as_equal_stamps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, *FIXED, "--gpu", "h100", "--slo", "ttft_p90<5s", "--jitter", "3s", "-o", tmp_path) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "The traffic: the first 40 requests (--limit), " in said and "stamps" not in said

@@ -273,7 +273,7 @@ def test_ctrl_c_leaves_a_valid_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_waits_for_a_good_moment_and_a_second_one_does_not(number: signal.Signals) -> None:
+def test_a_signal_takes_effect_between_steps_and_a_second_one_immediately(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with patient() as obey:
         assert signal.getsignal(number) is not before

@@ -51,7 +51,7 @@ QUERIES += [
 ]
 
 
-def test_panels_are_told_apart_and_have_room() -> None:
+def test_panels_have_unique_titles_and_do_not_overlap() -> None:
     assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
     assert len({panel["title"] for panel in PANELS if panel["type"] != "stat"}) == sum(
         panel["type"] != "stat" for panel in PANELS

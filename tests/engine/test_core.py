@@ -44,7 +44,7 @@ def test_deciding_further_ahead_is_refused():
         EngineCore(made.scheduler, made.timing, clock=VirtualClock(), depth=3)
 
 
-def test_a_watcher_set_later_is_told_everything():
+def test_a_watcher_set_later_receives_everything():
     core, log = make_core(SMALL, events=True), Log()
     assert type(core.watcher) is Watcher
     core.watcher = log

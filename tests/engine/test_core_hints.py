@@ -76,7 +76,7 @@ def test_a_session_end_changes_who_is_evicted(plans: bool) -> None:
 
 @pytest.mark.parametrize("plans", [True, False])
 @pytest.mark.parametrize(("ttl", "found"), [(10, 496), (2, 0)])
-def test_a_time_to_live_holds_as_long_as_it_was_said(plans: bool, ttl: int, found: int) -> None:
+def test_a_time_to_live_holds_for_its_duration(plans: bool, ttl: int, found: int) -> None:
     said = {0: Hints("s1", ttl=ttl * SECOND, ttl_then="first")}
     _, jobs = run(config(), said, plans=plans)
     assert jobs[4].cached_tokens >= found

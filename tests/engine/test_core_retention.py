@@ -81,7 +81,7 @@ def test_on_the_device_who_asked_to_be_kept_is_kept(plans):
 
 @pytest.mark.parametrize("plans", [True, False])
 @pytest.mark.parametrize(("seconds", "found"), [(5, 0), (60, 496)])
-def test_a_wish_ends_when_its_time_has_passed(plans, seconds, found):
+def test_a_retention_priority_ends_after_its_duration(plans, seconds, found):
     wish = Retention(0, None, priority=80, duration=seconds * SECOND)
     assert found_again(config("priority"), 9, wish, plans=plans) == (found, 0)
 
@@ -119,7 +119,7 @@ def test_a_trace_says_what_is_worth_keeping(tmp_path: Path):
     assert kvyard.replay(path, eviction="priority", **settings).records[-1].cached == 496
 
 
-def test_without_wishes_priorities_change_nothing():
+def test_without_retention_the_priority_policy_is_lru():
     logs = []
     for order in ("lru", "priority"):
         log = Log()
@@ -130,7 +130,7 @@ def test_without_wishes_priorities_change_nothing():
 
 @pytest.mark.parametrize("plans", [True, False])
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_wish_ends_amid_decode_steps_too(plans: bool, ahead: bool):
+def test_a_retention_priority_ends_during_decode_steps_too(plans: bool, ahead: bool):
     """One prompt is kept for 3 s, another less so, but for good. A long answer needs room after about 3.2 s: the first goes."""
     engine = EngineConfig(
         block_size=16,

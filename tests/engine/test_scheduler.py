@@ -115,7 +115,7 @@ def test_nobody_overtakes_the_head():
     assert [name for name, *_ in log.of("ended")] == ["r0", "r1", "r2"]
 
 
-def test_the_whole_sequence_must_fit_unless_told_otherwise():
+def test_the_whole_sequence_must_fit_unless_configured_otherwise():
     config = replace(SMALL, max_num_batched_tokens=256)
     rows = [Row(0, 600, 20, unique(1)), Row(0, 700, 1, unique(2))]
     careful = replay(config, rows)
@@ -261,7 +261,7 @@ def test_equals_wait_in_the_order_of_their_ids():
     assert [name for name, *_ in log.of("admitted")] == ["r0", "r1", "r10", *(f"r{at}" for at in range(2, 10))]
 
 
-def test_by_priority_one_that_gives_way_to_itself_ends_the_walk():
+def test_by_priority_a_request_that_preempts_itself_ends_the_pass():
     """r0, the least important, needs a block first and there is none: r1, behind it, has no token in that pass."""
     rows = [Row(0, 16 * 3, 60, unique(1), priority=1), Row(0, 16 * 4, 60, unique(2))]
     log = replay(replace(SMALL, num_gpu_blocks=9, scheduling_policy="priority"), rows)

@@ -130,7 +130,7 @@ class TestSeed:
         assert algorithm(name, environ={}).root == algorithm(name, seed).root
 
     @pytest.mark.parametrize("name", ["xxhash", "xxhash_cbor"])
-    def test_random_but_told(self, name: str) -> None:
+    def test_a_random_seed_is_reported(self, name: str) -> None:
         one, other = algorithm(name, environ={}), algorithm(name, environ={})
         assert one.root != other.root
         assert algorithm(name, one.seed).root == one.root

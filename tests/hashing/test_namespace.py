@@ -90,7 +90,7 @@ def test_order_in_a_block() -> None:
     ]
 
 
-def test_fingerprints_tell_adapters_and_salts_apart() -> None:
+def test_fingerprints_distinguish_adapters_and_salts() -> None:
     spaces = [
         PLAIN,
         LORA,

@@ -86,7 +86,7 @@ class TestContract:
         assert make().lookup([]) == []
         assert make().lookup([1, 2]) == []
 
-    def test_a_lookup_ends_at_the_first_hole_unless_told_otherwise(self, make: Make) -> None:
+    def test_a_lookup_ends_at_the_first_hole_by_default(self, make: Make) -> None:
         index = make()
         index.store(0, [1, 2, 3, 4, 5])
         index.store(1, [1, 2])

@@ -231,13 +231,13 @@ class TestPool:
             "uncounted_hashes_total": 0,
         }
 
-    def test_outstanding_references_are_told_by_pod(self) -> None:
+    def test_outstanding_references_are_counted_by_pod(self) -> None:
         bench = Bench(workers=("a", "b"))
         bench.say(stored(TEXT, 4), stored(TEXT, 4))
         bench.say(stored(TEXT, 4), stored(TEXT, 4), stored(TEXT, 4), stream="b")
         assert _by_pod(bench.indexer) == {"a": 4, "b": 8, "other": 0}
 
-    def test_pods_beyond_the_limit_are_told_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pods_beyond_the_limit_are_counted_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(metrics, "MOST_PODS", 1)
         bench = Bench(workers=("a", "b", "c"))
         for stream in "abc":

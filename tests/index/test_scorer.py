@@ -174,7 +174,7 @@ class TestTrust:
         bench.say(seq=0, origin=Origin.STATE, state=State.STALE, reason="it is gone")
         assert bench.indexer.score(TEXT).workers[A].score == 0
 
-    def test_nothing_heard_is_nothing_trusted(self) -> None:
+    def test_a_stream_without_events_earns_no_trust(self) -> None:
         bench = Bench()
         match = bench.indexer.score(TEXT).workers[A]
         assert (match.state, match.confidence, match.score) == (State.STALE, 0.0, 0.0)

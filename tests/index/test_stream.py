@@ -76,7 +76,7 @@ class TestStream:
         match = bench.indexer.score(TEXT).workers[Holder("a")]
         assert (match.state, match.confidence, match.reason) == (State.STALE, 1.0, "lost")
 
-    def test_a_loss_that_no_update_told_of_lasts_until_all_is_replaced(self) -> None:
+    def test_an_unreported_loss_lasts_until_all_is_replaced(self) -> None:
         bench = Bench()
         bench.say(stored(TEXT, 4))
         bench.indexer.lose("a", "the listener died")

@@ -68,7 +68,7 @@ def test_files_say_the_same(played: Study) -> None:
     assert page.count("data-figure=") == len(DRAWN) * len(standings(played))
 
 
-def test_a_queue_that_decides_is_said(tmp_path: Path) -> None:
+def test_an_overloaded_table_is_marked(tmp_path: Path) -> None:
     found = league(CONVERSATION, folder=tmp_path, policies=["kv"], loads=(1, 400), limit=60, workers=8)
     assert overloaded(standings(found)) == {"400x load"}
 

@@ -152,7 +152,7 @@ def rows(path: Path) -> list[int]:
     return [one["cached_tokens"] or 0 for one in sorted(found, key=lambda one: int(one["id"]))]
 
 
-def test_live_is_what_the_replay_said(
+def test_live_hits_equal_the_replay(
     engines: Engines, figures: Callable[[str, Any], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One request at a time, so that nothing depends on speed: hit for hit the same, evictions included."""

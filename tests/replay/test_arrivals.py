@@ -77,7 +77,7 @@ def test_an_agent_waits_for_its_sub_agents() -> None:
     assert times(play(rows)) == {"a1": 0, "b1": 1.5, "c1": 2.5, "b2": 3.5, "a2": 4.5}
 
 
-def test_whoever_is_named_may_be_a_single_request() -> None:
+def test_a_predecessor_may_be_a_single_request() -> None:
     rows = [
         request("a", 0),
         request("b", 5),
@@ -104,7 +104,7 @@ def test_single_requests_are_read_as_they_come() -> None:
     assert read < 15
 
 
-def test_closed_loop_has_so_many_requests_under_way() -> None:
+def test_closed_loop_limits_requests_in_flight() -> None:
     rows = [request(str(number), number * 1000) for number in range(20)]
     found = play(rows, concurrency=3, lasts={str(number): 1 + number % 4 for number in range(20)})
     assert [name for name, _, _ in found] == [str(number) for number in range(20)]

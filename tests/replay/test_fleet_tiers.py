@@ -78,7 +78,7 @@ def test_blocks_of_a_lower_tier_went_through_those_above_it(ran: tuple[Fleet, Re
 
 @pytest.mark.source
 @pytest.mark.parametrize("scope", ["private", "shared"])
-def test_the_router_is_told_what_each_tier_adds(monkeypatch: pytest.MonkeyPatch, scope: str) -> None:
+def test_the_router_receives_the_blocks_of_each_tier(monkeypatch: pytest.MonkeyPatch, scope: str) -> None:
     """At every decision, the chosen worker's blocks by tier are what its maps hold of the prompt."""
     small = {
         "host_blocks": 500,

@@ -163,7 +163,7 @@ def test_impossible_settings_are_refused() -> None:
         kvyard.replay([row("a")], engine_requests=2, prefill_workers=1, decode_workers=1)
 
 
-def test_the_table_tells_of_it() -> None:
+def test_the_table_shows_flow_control() -> None:
     text = report_text(run([row("a"), row("b", 0.5)], flow=FlowConfig(policy="las")).report)
     assert "las: 1 of 2 requests waited before the router, 1.5 s on average" in text
 

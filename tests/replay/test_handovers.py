@@ -229,14 +229,14 @@ FAILURES = st.lists(st.tuples(st.sampled_from("pd"), st.integers(1, 8000)), min_
 
 @settings(max_examples=20)
 @given(st.sampled_from(["source-first", "destination-first"]), FAILURES, st.integers(0, 5))
-def test_whoever_fails_at_whatever_instant_nothing_is_lost(protocol, failures, seed):
+def test_no_request_is_lost_if_a_worker_fails_at_any_instant(protocol, failures, seed):
     check_failures(failures, seed, {"protocol": protocol})
 
 
 @pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), FAILURES, st.integers(0, 5))
-def test_whoever_fails_in_whatever_fleet_nothing_is_lost(kind, failures, seed):
+def test_no_request_is_lost_if_a_worker_fails_in_any_fleet(kind, failures, seed):
     """With preemption, drafts, passes decided ahead, lower and shared tiers, hybrid models, and SGLang's scheduler."""
     check_failures(failures, seed, KINDS[kind])
 

@@ -73,7 +73,7 @@ class TestTrust:
         costs = {one.worker.name: one.cost for one in decision.candidates}
         assert costs == {"a": 41 / SIZE - 10 + 10, "b": 41 / SIZE - 5 + 10}
 
-    def test_a_worker_that_the_index_never_heard_of_has_nothing(self) -> None:
+    def test_a_worker_unknown_to_the_index_has_no_prefix(self) -> None:
         fleet = Fleet(("a",), index=index_for(()))
         assert fleet.route(PROMPT).best == 0
         assert fleet.route(PROMPT).predicted == 10

@@ -149,7 +149,7 @@ def test_another_turn_confirms_the_turn_before() -> None:
 
 
 @pytest.mark.source
-def test_lower_tiers_give_way_to_what_is_predicted_above_them() -> None:
+def test_predicted_device_blocks_replace_those_of_lower_tiers() -> None:
     fleet = Fleet(("a",))
     fleet.store("a", PROMPT, 0, 2)
     fleet.store("a", PROMPT, 2, 6, tier=Tier.G2)

@@ -148,7 +148,7 @@ class TestGuard:
 
 
 class TestAffinity:
-    def test_a_session_stays_while_it_is_heard_of(self) -> None:
+    def test_a_session_stays_while_it_sends_requests(self) -> None:
         fleet = Fleet(EIGHT, index=False, policy="affinity", fallback="round-robin", session_ttl_s=10)
         assert fleet.pick("x", session="s") == "a"
         fleet.pick("x"), fleet.pick("x", session="t")
@@ -187,7 +187,7 @@ class TestAffinity:
         assert fleet.pick("x", session="s") == third
         assert fleet.pick("x", session="s", exclude=[Holder(third)]) != third
 
-    def test_whoever_takes_the_place_of_one_that_is_gone_doesnt_inherit_its_sessions(self) -> None:
+    def test_a_worker_in_a_reused_slot_does_not_inherit_sessions(self) -> None:
         fleet = Fleet(("a", "b"), index=False, policy="affinity", fallback="round-robin")
         assert fleet.pick("x", session="s") == "a"
         fleet.router.remove_worker("a")

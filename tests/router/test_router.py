@@ -29,7 +29,7 @@ class TestWorkers:
         fleet.router.drain("a")
         assert (fleet.route("abc").best, fleet.route("abd").regret) == (0, 0)
 
-    def test_removal_returns_what_was_under_way_and_frees_the_number(self) -> None:
+    def test_removal_returns_requests_in_flight_and_frees_the_slot(self) -> None:
         fleet = Fleet(("a", "b"), policy="round-robin")
         ids = [fleet.route([at]).id for at in range(4)]
         assert fleet.router.remove_worker("a") == [ids[0], ids[2]]
@@ -116,7 +116,7 @@ class TestRefusals:
         assert list(fleet.router.loads.active) == ["x"] and fleet.router.forgotten == 0
         assert fleet.route("abc", id_="r").worker == Holder("a")
 
-    def test_an_id_is_under_way_once(self) -> None:
+    def test_a_request_id_is_in_flight_once(self) -> None:
         fleet = Fleet(("a",))
         fleet.route("x", id_="r")
         with pytest.raises(KvyardError, match="'r' is in flight already"):

@@ -98,7 +98,7 @@ def test_names_it_may_be_called_by() -> None:
     Guard("127.0.0.1", ("api.example",)).check("POST", {"host": "127.0.0.1:1", "origin": "https://api.example"}, False)
 
 
-def test_clients_are_no_operators_unless_that_is_said() -> None:
+def test_clients_are_no_operators_unless_configured() -> None:
     with Gated(token="clients") as gated:
         reply = gated.client.post("/admin/drain", json={"engine": "x"})
         assert reply.status_code == 403 and "KVYARD_ADMIN_TOKEN" in reply.text

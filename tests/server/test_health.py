@@ -19,7 +19,7 @@ def test_status_follows_from_reasons() -> None:
     assert len(many.reasons) == MOST
 
 
-def test_each_trouble_is_said_when_it_comes_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_reason_is_logged_at_its_beginning_and_end(caplog: pytest.LogCaptureFixture) -> None:
     log = HealthLog()
     log.look([STALE])
     log.look([HealthReason(code="stream-stale", about="a", why="another gap"), NONE])

@@ -130,7 +130,7 @@ def test_one_link_between_two_workers() -> None:
         pair.timeline.connect(("w2", "w2"), pools, link())
 
 
-def test_copies_between_workers_and_to_tiers_are_told_apart() -> None:
+def test_copies_between_workers_and_to_tiers_are_counted_separately() -> None:
     """A device that is copied to its host and to another worker at once; what neither asked for is found."""
     here, there = Worker(tiers(), name="w0"), Worker(tiers(), name="w1")
     pools = (here.manager.pool, there.manager.pool)

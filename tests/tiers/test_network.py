@@ -170,7 +170,7 @@ def traffic(draw):
 
 @settings(max_examples=60)
 @given(traffic(), st.lists(st.integers(0, 60), max_size=6))
-def test_landings_are_those_of_a_slow_model_however_often_time_is_told(flows, told):
+def test_landings_equal_a_slow_model_for_any_sequence_of_advances(flows, told):
     """Submissions in order of time, with time told in between: the landings are the same."""
     made = Network()
     for port, limit in PORTS.items():

@@ -188,7 +188,7 @@ def test_a_worker_waiting_for_anothers_fetch_is_woken_too(first: int) -> None:
         assert worker.onboard(request, landing).step is LoadStep.STARTED
 
 
-def test_a_cohort_that_waits_for_room_hears_of_it_from_another() -> None:
+def test_a_waiting_member_is_notified_of_room_freed_by_another() -> None:
     fleet = Fleet(tiers(12, host_keys=SHARED))
     one, two = fleet.workers
     one.run("a", range(41), now=0)

@@ -102,7 +102,7 @@ def test_orders_that_are_not_there_are_refused() -> None:
         ChunkRanking("best")
 
 
-def test_wishes_are_read_and_of_several_the_last_counts() -> None:
+def test_retention_ranges_are_read_and_the_last_of_several_counts() -> None:
     wishes = read_wishes(
         [{"start": 0, "stop": None, "priority": 80}, {"start": 64, "stop": 96, "priority": 5, "duration": 9}]
     )
@@ -118,7 +118,7 @@ def test_wishes_are_read_and_of_several_the_last_counts() -> None:
 
 
 @pytest.mark.parametrize("raw", [5, {"start": 0}, [{"start": 0}], [{"start": 0, "stop": None, "priority": 500}], ["x"]])
-def test_other_wishes_are_refused_in_a_sentence(raw: object) -> None:
+def test_invalid_retention_is_refused_in_a_sentence(raw: object) -> None:
     with pytest.raises(RetentionError, match="retention must be a list of start, stop, priority and duration"):
         read_wishes(raw)
 

@@ -143,7 +143,7 @@ def test_a_wrong_decision_shows(tmp_path: Path) -> None:
     assert verdict.difference.field == "new"
 
 
-def test_a_recording_may_end_while_requests_are_under_way(tmp_path: Path) -> None:
+def test_a_recording_may_end_while_requests_are_in_flight(tmp_path: Path) -> None:
     played = Played("threshold-tight@1", tmp_path / "recording")
     played.play(60)
     assert played.recorder.open
@@ -265,7 +265,7 @@ def test_the_trace_and_the_passes_can_be_read(tmp_path: Path) -> None:
     assert (summary["requests"], summary["passes"], summary["errors"]) == (len(played.requests), len(passes), 0)
 
 
-def test_nothing_in_a_recording_tells_the_text(tmp_path: Path) -> None:
+def test_a_recording_contains_no_text(tmp_path: Path) -> None:
     played = Played("turns-tight@6", tmp_path / "recording")
     played.play()
     played.close()

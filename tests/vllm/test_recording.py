@@ -179,7 +179,7 @@ def test_the_context_of_a_decoding_request_includes_its_new_token(
 
 
 @pytest.mark.parametrize(("stages", "files"), [(1, {"passes.jsonl", "trace.jsonl"}), (2, {"trace.jsonl"})])
-def test_steps_under_way_at_once_are_told_apart(
+def test_concurrent_steps_are_recorded_separately(
     stages: int,
     files: set[str],
     scheduler: Callable[[Any], Any],

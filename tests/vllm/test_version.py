@@ -13,7 +13,7 @@ from kvyard.vllm.version import VersionError, check_version
 
 
 @pytest.mark.parametrize("known", ["0.32.0", "0.32.1", "0.32.4+cpu", "0.32.0rc2"])
-def test_releases_of_the_known_version_are_let_in(known: str) -> None:
+def test_releases_of_the_known_version_are_accepted(known: str) -> None:
     check_version(known)
 
 

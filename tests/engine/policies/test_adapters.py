@@ -61,7 +61,7 @@ def test_one_adapter_too_many_waits_and_those_behind_it_do_not(plans: bool) -> N
 
 
 @pytest.mark.parametrize("plans", [False, True])
-def test_a_newcomer_with_the_adapter_under_way_cuts_a_plan_behind_one_that_waits(plans: bool) -> None:
+def test_an_arrival_with_a_running_adapter_overtakes_a_waiting_one_and_cuts_the_plan(plans: bool) -> None:
     rows = [(0, job("a1", "a", 200)), (0, job("b1", "b")), (50 * MS + 1, job("a2", "a"))]
     seen = dict(order(CONFIG, rows, plans=plans))
     assert seen["a2"] == 51 * MS, "at the end of the pass in which it came"

@@ -175,7 +175,7 @@ def test_with_the_package_installed(tmp_path: Path) -> None:
     assert done.returncode == 0 and "skipped" in done.stdout, done.stdout[-3000:]
 
 
-def test_types_are_said_where_weights_are_stored_in_another_way_than_the_package_s(
+def test_a_report_names_weight_types_that_differ_from_the_package_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain, fp8 = {}, {"quantization_config": {"quant_method": "fp8"}}

@@ -186,7 +186,7 @@ def test_speed_ups_divide() -> None:
     ]
 
 
-def test_published_runs_tell_of_the_default_alone() -> None:
+def test_published_runs_give_ranges_for_default_timing_only() -> None:
     plain = RooflineTiming(deployment=LLAMA)
     found = plain.run_class("sglang")
     assert found is not None and (found.engine, found.model_class) == ("sglang", "dense")

@@ -45,7 +45,7 @@ def test_the_longest_context_counts_for_its_share() -> None:
     assert skewed - even == round(0.1 * (9000 - 900) * 1e3)
 
 
-def test_decode_steps_beside_prompts_cost_what_is_said() -> None:
+def test_decode_steps_in_mixed_passes_cost_the_documented_time() -> None:
     slow = TableModel(TABLE, host=Host(step_us=100.0), mixed_decode=2.0)
     assert slow.pass_ns([(512, 0)], 64, 64_000, 1000) - MODEL.pass_ns([(512, 0)], 64, 64_000, 1000) == 900_000
 
@@ -221,7 +221,7 @@ def test_the_host_takes_its_time_for_a_pass_and_for_each_sequence() -> None:
     assert planned == [model.pass_ns((), 64, 64_000 + 64 * at, 1000 + at) for at in range(3)]
 
 
-def test_tables_of_the_package_are_told_in_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_names_the_tables_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of aiconfigurator-core, which isn't installed here: what asks it is replaced."""
     monkeypatch.setenv("KVYARD_CACHE", str(tmp_path))
     monkeypatch.setattr(tables, "aic_version", lambda: "0.12")

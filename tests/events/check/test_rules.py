@@ -191,7 +191,7 @@ class TestAnnouncements:
 class TestRemovals:
     """Engines that leak: removals that don't say of what, and more on a device than it has."""
 
-    def test_a_removal_without_hashes_is_a_fault_whoever_sends_it(self):
+    def test_a_removal_without_hashes_is_a_fault_of_every_engine(self):
         for engine in ("vllm", "sglang", "trtllm", "kvyard", "unknown"):
             report = check([stored(1, **FULL)], [removed(group_idx=0)], [removed(group_idx=0)], engine=engine)
             assert found(report)["empty-remove"] == 2, engine

@@ -67,7 +67,7 @@ class TestWithReplay:
         world.settle()
         world.assert_whole()
 
-    def test_restart_heard_from_the_start(self, plain):
+    def test_restart_that_is_received_from_batch_0(self, plain):
         world = begun(plain=plain)
         world.restart()
         world.enter(77)
@@ -343,7 +343,7 @@ class TestWithoutReplay:
         world.assert_whole()
         assert world.counters.restarts == 1
 
-    def test_restart_heard_late(self):
+    def test_restart_that_is_received_late(self):
         world = begun(5, source=False)
         world.restart()
         dropped(world)

@@ -335,6 +335,6 @@ class _NoModels(_Pages):
     pages: ClassVar[dict[str, object]] = {"/metrics": ""}
 
 
-def test_a_list_of_models_that_is_not_there_is_said_as_such() -> None:
+def test_a_missing_list_of_models_is_reported() -> None:
     with pytest.raises(KvyardError, match="404"):
         facts_of(_NoModels, None)

@@ -29,7 +29,7 @@ def named(rows: list[TraceRequest], settings: dict[str, object], counted: Counte
 # -- the ten faults -------------------------------------------------------------------------------------------------------
 
 
-def test_block_size_told_wrongly() -> None:
+def test_block_size_configured_wrongly() -> None:
     rows = conversations()
     for told, real in ((16, 64), (16, 256), (64, 16)):
         mine, theirs = {**ONE, "block_size": told}, {**ONE, "block_size": real, "num_gpu_blocks": 2048}

@@ -105,7 +105,7 @@ def test_fault_is_named(faults: dict[str, Any], cause: str) -> None:
         ("changing_text", "changing-text"),
     ],
 )
-def test_events_tell_keys_apart(fault: str, cause: str, tmp_path: Path) -> None:
+def test_events_distinguish_salts_adapters_and_media(fault: str, cause: str, tmp_path: Path) -> None:
     found = seen({fault: True}, events=tmp_path)
     assert found.cause == cause and found.fault, (found.sentence, found.different)
 
@@ -117,7 +117,7 @@ def test_a_tier_that_stores_and_never_loads() -> None:
         assert found.cause == cause, (found.sentence, found.different)
 
 
-def test_block_size_that_was_told_wrongly() -> None:
+def test_block_size_that_was_configured_wrongly() -> None:
     assert seen({}, {"block_size": 64, "num_gpu_blocks": 100}).cause == "block-size"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvyard.lab.hunt.storms import STORM_AFTER, Storms
 
 
-def test_preemptions_are_a_storm_once_no_request_gets_on() -> None:
+def test_preemptions_are_a_storm_once_no_request_makes_progress() -> None:
     storms = Storms()
     for step in range(STORM_AFTER):
         assert storms.finding() is None, step

@@ -194,7 +194,7 @@ def test_an_interrupt_before_the_first_replay_leaves_no_page(tmp_path: Path) -> 
     assert {path.name for path in view(done).save(tmp_path)} == {"plan.csv", "plan.json"}
 
 
-def test_a_budget_that_is_too_small_is_said(tmp_path: Path) -> None:
+def test_a_budget_below_the_cheapest_fleet_is_reported(tmp_path: Path) -> None:
     done = planned(tmp_path, "ttft_p90<3s", tensor_parallel_size=1, budget=1.0)
     assert done.answer is not None and not done.met
     assert "over the budget of 1.00 USD an hour" in " ".join(paragraph(done))

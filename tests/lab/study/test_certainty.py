@@ -55,7 +55,7 @@ def test_two_cards_share_no_error() -> None:
 
 
 @pytest.mark.parametrize("known", [Evidence(), Evidence({}, frozenset({None}))])
-def test_without_evidence_nothing_is_said(known: Evidence) -> None:
+def test_without_evidence_there_is_no_statement(known: Evidence) -> None:
     assert order_text(TTFT, ("a", 100.0, known), ("b", 200.0, known)) == ""
     assert order_text(TTFT, ("a", 100.0, evidence(1, 2)), ("b", 100.0, evidence(1, 2))) == ""
 

@@ -136,7 +136,7 @@ def test_the_doctor_finds_nothing_wrong_and_names_what_is(
     assert "model" in "".join(examine("--model", "another"))
 
 
-def test_live_is_what_the_replay_said(
+def test_live_hits_equal_the_replay(
     pair: list[SglangEngine],
     figures: Callable[[str, Any], None],
     tmp_path: Path,

@@ -133,7 +133,7 @@ def test_latency_counts_from_when_it_was_due() -> None:
     assert records[0].ttft > records[-1].ttft + 300 * MS, "who came first has waited longest"
 
 
-def test_closed_loop_keeps_so_many_under_way() -> None:
+def test_closed_loop_keeps_its_number_in_flight() -> None:
     with Served(engine=ROOMY) as served:
         done = driven(served, rows(30, 5.0), concurrency=3)
     spans = [(record.arrival, record.ended) for record in done.records]

@@ -187,7 +187,7 @@ def test_parts_add_up_to_the_mean_request() -> None:
         assert 1 <= len(answers(report)) <= 4
 
 
-def test_being_handed_over_is_told_apart_from_computing() -> None:
+def test_hand_over_time_is_separate_from_computing() -> None:
     trace = rows(30, 0.5, roots=30, shared=1, own=30, output=20)
     report = replay(trace, prefill=1, decode=1, num_gpu_blocks=4000).report
     parts = time_parts(report)
@@ -199,7 +199,7 @@ def test_being_handed_over_is_told_apart_from_computing() -> None:
     assert "ms being handed over (" in answers(report)[0]
 
 
-def test_nothing_is_said_of_nothing() -> None:
+def test_a_report_without_requests_gives_no_advice() -> None:
     assert answers(make_report(Fleet(config()))) == []
 
 
@@ -212,7 +212,7 @@ def test_a_lever_without_cards_is_named_beside_the_limit() -> None:
     assert f"{elsewhere:.1%} of prompt tokens were computed though another worker had them" in " ".join(said)
 
 
-def test_both_parts_of_what_was_evicted_are_told() -> None:
+def test_both_kinds_of_evicted_tokens_are_reported() -> None:
     report = ran(config(workers=2, blocks=400), rows(80, 1.0, roots=8, shared=150, own=1, output=4))
     here = report.missed_tokens["evicted"].value
     text = next(sentence for sentence in answers(report) if "had been evicted" in sentence)

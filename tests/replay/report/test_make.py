@@ -109,7 +109,7 @@ def sources(record: Record) -> dict[str, int]:
 
 
 @pytest.mark.source
-def test_beyond_so_many_requests_percentiles_are_by_the_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_exact_limit_percentiles_come_from_the_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"policy": "kv", "blocks": 2200, "host": 4000}
     exact, fleet = reported(**run), ran(**run)
     assert exact.percentiles is msgspec.UNSET

@@ -263,9 +263,7 @@ class TestInABrowser:
 
     @pytest.mark.parametrize("width", [400, 1280])
     @pytest.mark.parametrize("dark", [False, True])
-    def test_an_slo_that_is_not_met_is_said_first_and_seen(
-        self, tab: Tab, tmp_path: Path, width: int, dark: bool
-    ) -> None:
+    def test_a_missed_slo_comes_first_and_is_visible(self, tab: Tab, tmp_path: Path, width: int, dark: bool) -> None:
         report = replay(CONVERSATION, limit=60, workers=1, slo="ttft_p99<1ms,itl_p99<10s").report
         write_html(report, tmp_path / "r.html")
         tab.open(tmp_path / "r.html", width, dark=dark)

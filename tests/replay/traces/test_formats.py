@@ -40,7 +40,7 @@ def read(name: str) -> list[TraceRequest]:
         ("weka_sessions.jsonl.xz", "weka", 53, 64, True, True),
     ],
 )
-def test_each_format_is_told_by_its_first_record(
+def test_each_format_is_recognised_by_its_first_record(
     name: str, format: str, requests: int, id_block_size: int, has_prefixes: bool, has_sessions: bool
 ) -> None:
     trace = open_trace(SAMPLES / name)

@@ -46,7 +46,7 @@ def test_one_law_leaves_the_others_alone() -> None:
     assert [one.input_length + 512 for one in before] == [one.input_length for one in after]
 
 
-def test_turns_bring_back_what_was_said() -> None:
+def test_turns_begin_with_the_whole_conversation() -> None:
     found = list(generate(Workload(requests=200, turns="fixed:4", input="fixed:100", output="fixed:28", block_size=32)))
     for before, after in pairwise(found):
         if before.session != after.session:

@@ -169,14 +169,14 @@ def test_own_times_to_live_go_by_the_sessions_past_gaps() -> None:
         ("session-end+session-end", "twice"),
     ],
 )
-def test_a_wish_for_hints_that_makes_no_sense(text: str, why: str) -> None:
+def test_invalid_hints_are_refused(text: str, why: str) -> None:
     with pytest.raises(KvyardError, match=why):
         parse_hints(text)
     with pytest.raises(KvyardError, match=why):
         kvyard.replay([TraceRequest("a", 0, 10, 1)], hints=text)
 
 
-def test_a_replay_heeds_the_hints_of_a_trace_if_it_is_told_to(tmp_path: Path) -> None:
+def test_a_replay_uses_the_hints_of_a_trace_only_with_heed_hints(tmp_path: Path) -> None:
     rows = [{"timestamp": at * 1000, "input_length": 512, "hash_ids": [id_]} for at, id_ in enumerate((1, 2, 3, 4, 1))]
     rows[1]["session_end"] = True
     path = lines(tmp_path / "a.jsonl", *rows)

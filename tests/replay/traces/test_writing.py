@@ -45,7 +45,7 @@ def test_agents_survive(name: str, size: int, tmp_path: Path) -> None:
     assert plain(list(open_trace(tmp_path / "t.jsonl"))) == plain(list(trace)), "each row has its block size"
 
 
-def test_turns_at_their_own_times_lose_who_they_follow_and_it_is_said(tmp_path: Path) -> None:
+def test_turns_with_their_own_times_lose_their_predecessors_with_a_note(tmp_path: Path) -> None:
     trace = open_trace(SAMPLES / "bailian.jsonl")
     written = write_trace(trace, tmp_path / "t.jsonl")
     assert any("don't wait for those before them" in note for note in written.notes)

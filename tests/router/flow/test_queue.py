@@ -154,7 +154,7 @@ def test_earliest_deadline() -> None:
     assert order(made) == "cba"
 
 
-def test_sessions_that_are_under_way_go_on() -> None:
+def test_sessions_in_progress_go_first() -> None:
     made = queue("progress", options={"ttl_s": 10})
     for turns, session in ((1, "s"), (3, "t"), (2, "u")):
         for _ in range(turns):
@@ -271,7 +271,7 @@ def test_a_tenant_that_floods_the_queue_leaves_room() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(FLOWS.names()))
-def test_a_tenant_has_so_many_requests_at_workers_at_a_time(policy: str) -> None:
+def test_a_tenants_requests_in_flight_are_limited(policy: str) -> None:
     made = queue(policy, tenant_requests=2)
     first = asked("0", tenant="t")
     assert not made.capped(first)

@@ -100,7 +100,7 @@ def test_without_viewers_it_costs_nothing() -> None:
         eventually(lambda: _is_still(source))
 
 
-def test_too_many_viewers_are_told_so() -> None:
+def test_viewers_beyond_the_limit_are_refused() -> None:
     with Shown(Fixed(everything()), most_viewers=2) as shown:
         with watched(shown.url) as one:
             next(one)
@@ -142,7 +142,7 @@ def test_the_server_ends_while_somebody_watches() -> None:
         assert shown.dashboard.feed.join() is False
 
 
-def test_a_source_that_fails_is_told_of_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_source_is_reported_and_recovers(caplog: pytest.LogCaptureFixture) -> None:
     source = Fixed(everything())
     with Shown(source) as shown, watched(shown.url) as events:
         next(events)

@@ -83,7 +83,7 @@ def test_any_fleet_at_any_width(tab: Tab, workers: int, width: int, dark: bool) 
             tab.picture(Path(place) / f"dashboard-{workers}-{width}{'-dark' if dark else ''}.png")
 
 
-def test_each_panel_says_what_the_source_said(tab: Tab) -> None:
+def test_each_panel_shows_the_figures_of_its_source(tab: Tab) -> None:
     view = everything(decisions=1)
     roles = [
         msgspec.structs.replace(one, role=role) for one, role in zip(view.workers, ("prefill", "decode"), strict=True)

@@ -200,7 +200,7 @@ def test_prefix_caching_is_off(capsys) -> None:
             assert look(capsys, proxy.url).says("caching-off", "computed twice")
 
 
-def test_cached_tokens_arent_told(capsys, engine: Served) -> None:
+def test_cached_tokens_are_not_reported(capsys, engine: Served) -> None:
     def silent(path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         if "usage" in body:
             body["usage"]["prompt_tokens_details"] = None
@@ -329,7 +329,7 @@ def test_a_leak_before_the_doctor_came_shows_in_what_it_fetches(capsys) -> None:
         assert seen.all["device_blocks"] == {argv[1]: 200}
 
 
-def test_where_no_prompt_was_sent_the_order_tells_whose_device_it_is(capsys, engine: Served) -> None:
+def test_without_a_probe_streams_are_matched_to_engines_by_order(capsys, engine: Served) -> None:
     (state,) = engine.get("/admin/workers")
     engine.complete("c" * 64)
     argv = [engine.url, state["streams"][0]["endpoint"], "--replay", state["streams"][0]["replay_endpoint"]]

@@ -204,7 +204,7 @@ def test_crossed_event_ports(capsys: pytest.CaptureFixture[str], monkeypatch: py
         assert seen.says("gateway-stream", "another engine computes a prompt")
 
 
-def test_a_block_size_that_was_told_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrongly_reported_block_size(capsys: pytest.CaptureFixture[str]) -> None:
     large = {"num_gpu_blocks": 1000, "block_size": 64}
     with front(1, mock={"engine": large}) as (gate, served):
         (state,) = served.fleet.states()

@@ -194,7 +194,7 @@ def test_tls(both: tuple[PickerServed, Served], tmp_path: Path) -> None:
         assert DataPlane(picker.target, credentials=trusted).ask(BODY).status == 200
 
 
-def test_a_port_that_is_taken_is_said(both: tuple[PickerServed, Served]) -> None:
+def test_a_port_in_use_is_refused_in_a_sentence(both: tuple[PickerServed, Served]) -> None:
     with pytest.raises(KvyardError, match=r"can't listen at 127.0.0.1:\d+: it may be taken; choose another --port"):
         PickerServed(port=both[0].service.port).__enter__()
 

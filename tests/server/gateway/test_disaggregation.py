@@ -297,7 +297,7 @@ def test_an_adapter_is_computed_only_where_it_is_loaded() -> None:
         assert (len(bare.requests), len(loaded.requests)) == (1, 3)  # their base is on both
 
 
-def test_a_side_car_is_told_by_the_gateway_alone_where_to_fetch() -> None:
+def test_only_the_gateway_sets_the_prefill_header_of_a_side_car() -> None:
     sidecar = {"transfer": "sidecar"}
     with scripted([computes], [answers], disaggregation=sidecar) as (gated, (_, second)):
         kept = {**ASKED, "n": 2}  # which isn't handed over

@@ -100,7 +100,7 @@ def test_a_lookup_that_hangs_is_waited_for_and_not_begun_again() -> None:
     asyncio.run(story())
 
 
-def test_watching_tells_of_changes_only() -> None:
+def test_watching_yields_changes_only() -> None:
     async def story() -> None:
         zone = Zone("10.0.0.1")
         dns = watch(zone, interval_s=0.001, patience=1)

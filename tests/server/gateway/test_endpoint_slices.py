@@ -172,7 +172,7 @@ def test_an_api_server_that_is_away_changes_nothing(monkeypatch: pytest.MonkeyPa
     told(scenario)
 
 
-def test_outside_of_a_cluster_more_has_to_be_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_outside_of_a_cluster_more_settings_are_required(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(module, "ACCOUNT", tmp_path)
 

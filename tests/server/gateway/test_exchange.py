@@ -184,7 +184,7 @@ def test_a_large_body_passes() -> None:
         gate.idle()
 
 
-def test_a_broken_stream_is_not_our_trouble(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cut_stream_is_logged_as_a_failure_of_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing of ours is logged but that an engine failed; a stream that is cut is no error of the server."""
     script = chunked(b"data: a\n\n", end=False)
     with ScriptedEngine(lambda head, body: script) as engine, gated(engine) as gate:

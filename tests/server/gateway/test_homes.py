@@ -122,7 +122,7 @@ def test_parts_of_a_response_are_its_keys_own_too(tmp_path: Path) -> None:
                 assert not [head for head in heads if id_ in head and "key-b" in head], heads
 
 
-def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_responses_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 3)
     known = ResponseHomes()
     for number in range(5):

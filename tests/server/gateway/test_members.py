@@ -281,7 +281,7 @@ def test_configuration_errors_are_reported_at_start(tmp_path: Path) -> None:
                 pass
 
 
-def test_an_engine_that_cannot_be_taken_in_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_cannot_be_added_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Once, and without a traceback."""
     (tmp_path / "j.2").write_text("in the way")
     other = b'{"data":[{"id":"other"}]}'
@@ -343,7 +343,7 @@ def test_an_engine_that_is_removed_while_it_leaves_its_pool(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_engine_tells_where_it_publishes(ranks: int) -> None:
+def test_an_engine_reports_its_event_endpoints(ranks: int) -> None:
     """Its URL is all that is given: endpoint, replay, topic and ranks come from /kv_event_sources."""
     with fleet(topic="kv@{worker}", dp_size=ranks) as served:
         told = served.get("/kv_event_sources")
@@ -361,7 +361,7 @@ def test_an_engine_tells_where_it_publishes(ranks: int) -> None:
             gated.ready(1, ranks)
 
 
-def test_engines_that_tell_nothing_are_asked_once_and_left_alone() -> None:
+def test_engines_without_kv_event_sources_are_asked_once() -> None:
     with fleet(events_endpoint=None, replay_endpoint=None) as served:
         assert served.get("/kv_event_sources") == {}
         with Gated(engines=[{"url": served.url, "name": "e"}]) as gated:

@@ -371,7 +371,7 @@ def test_much_at_once_goes_in_portions_and_a_backlog_is_bounded(
     live(story)
 
 
-def test_a_beat_tells_about_a_mebibyte(redis: RedisServer) -> None:
+def test_a_beat_sends_about_a_mebibyte_at_most(redis: RedisServer) -> None:
     """More would keep the server, which does one thing at a time, from the beats of others."""
 
     async def story() -> None:

@@ -92,7 +92,7 @@ def test_no_request_notices(tmp_path: Path) -> None:
             assert one.metrics()['kvyard_gateway_share_connected{model="mock"}'] == 1
 
 
-def test_a_wrong_password_is_said_at_once_and_a_server_that_is_away_is_waited_for(
+def test_a_wrong_password_ends_the_start_and_an_unreachable_server_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     redis = RedisServer(tmp_path)

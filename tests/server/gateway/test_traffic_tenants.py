@@ -87,7 +87,7 @@ def gate(keys: str, engine: ScriptedEngine) -> Iterator[Gated]:
         yield gate.ready(1)
 
 
-def test_decisions_are_told_by_a_keys_right(gate: Gated) -> None:
+def test_decisions_are_shown_only_to_keys_with_explain(gate: Gated) -> None:
     for key, told in (("sk-plain", False), ("sk-salted", False), ("sk-curious", True)):
         reply = gate.complete("x" * 100, headers=bearer(key))
         assert ("x-kvyard-decision" in reply.headers) is told, key

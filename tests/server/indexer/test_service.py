@@ -160,7 +160,7 @@ def test_without_anybody_to_ask_a_loss_earns_nothing_until_a_clear() -> None:
         assert served.score(text)["a", 0]["tokens"] == 36
 
 
-def test_d15_a_busy_service_holds_a_bounded_queue_and_owns_up_to_what_it_lost() -> None:
+def test_d15_a_busy_service_has_a_bounded_queue_and_reports_losses() -> None:
     """While the loop is kept busy more arrives than the queues take; the loss is seen and counted, and a clear heals it."""
     text = list(range(16))
     with Wire(hwm=5) as wire, Served(block_size=4, streams={"queue": 5, "held_batches": 10}) as served:

@@ -54,9 +54,7 @@ def test_a_reader_answers_for_what_another_wrote_and_a_crash_of_redis_is_survive
         eventually(lambda: ("a", 0) not in reader.score(prompts[0]) or not reader.score(prompts[0])["a", 0]["tokens"])
 
 
-def test_trouble_with_the_server_is_said_in_log_and_health(
-    redis: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failures_of_the_server_are_in_log_and_health(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     """Killed, paused, out of memory, made a replica: each is a reason, and over when it is over."""
     options = {"block_size": 2, "backend": "redis"}
     fast = {"url": redis.url, "lease": 1.0, "backoff": 0.1, "timeout": 0.2}

@@ -135,7 +135,7 @@ def test_malformed_hints_are_refused_in_a_sentence(served: Served, body: dict[st
     assert why in reply.text
 
 
-def test_a_mock_heeds_hints_unless_it_is_told_not_to() -> None:
+def test_a_mock_uses_hints_unless_configured_otherwise() -> None:
     assert make_config({}).engine.heed_hints
     assert not make_config({"heed_hints": "false"}).engine.heed_hints
     with Served(engine={"num_gpu_blocks": 14}) as deaf:

@@ -119,7 +119,7 @@ def test_ranks() -> None:
         served.check()
 
 
-def test_a_late_subscriber_hears_everything() -> None:
+def test_a_late_subscriber_receives_everything() -> None:
     with Served(**EVENTS) as served:
         served.complete(PROMPT)
         with listening(served) as index:

@@ -27,7 +27,7 @@ def values(found: Figures) -> dict[str, float]:
     return {sample: value for _, _, _, samples in found for sample, _, value in samples}
 
 
-def test_counters_never_fall_whoever_ends() -> None:
+def test_counters_never_fall_when_a_process_ends() -> None:
     """All hear the same events, from when they started on; sums are exact, and what all have grows as it does in each."""
     draw = random.Random(5)
     processes = {1: [0, 0], 2: [0, 0], 3: [0, 0]}
