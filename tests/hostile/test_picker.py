@@ -190,7 +190,7 @@ def unfinished(target: str) -> None:
             for _ in range(15):
                 stream.send(request_body=HttpBody(body=b" " * MIB))
             stack.callback(stream.call.cancel)
-        time.sleep(2.0)
+        time.sleep(2.0)  # time for the bodies to arrive, which the memory of the server shows
 
 
 def never_ending(target: str) -> None:

@@ -219,7 +219,7 @@ async def said(server: HttpServer, *parts: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for part in parts:
         writer.write(part)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # so that the parts are mostly read apart; every test holds if they aren't
     found = await reader.read()
     writer.close()
     return found
@@ -268,10 +268,11 @@ def test_answers_that_are_not_read_hold_up_what_was_pipelined() -> None:
         writer.transport.pause_reading()
         for _ in range(20):  # a megabyte each, of which sockets keep some
             writer.write(request_of(b"x" * (1 << 20), more=""))
-        for _ in range(100):
+        (connection,) = await eventually_async(lambda: server._state.connections)
+        await eventually_async(connection.transport.get_write_buffer_size)
+        for _ in range(100):  # time for the answers that must not be written
             await asyncio.sleep(0.01)
-        (connection,) = server._state.connections
-        assert connection.transport.get_write_buffer_size() <= 3 << 20
+            assert connection.transport.get_write_buffer_size() <= 3 << 20
         writer.transport.abort()
 
     served(scenario)
@@ -495,7 +496,7 @@ def test_an_answer_goes_on_where_the_next_head_is_cut(monkeypatch: pytest.Monkey
         writer.write(b"GET /long HTTP/1.1\r\nhost: a\r\n\r\nGET /x HT")
         await eventually_async(lambda: app.asked)
         writer.write(b"TP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # longer than a head may take, which must not end the answer
         app.go_on.set()
         assert (await reader.read()).count(b"HTTP/1.1 200") == 2
         writer.close()

@@ -85,7 +85,7 @@ def test_a_viewer_gets_the_past_then_the_present_and_only_new_decisions() -> Non
 
 def _is_still(source: Fixed) -> bool:
     looks = source.looks
-    time.sleep(0.5)
+    time.sleep(0.5)  # longer than the feed's interval with viewers
     return source.looks == looks
 
 

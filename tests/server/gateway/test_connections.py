@@ -291,7 +291,7 @@ def test_an_engine_that_is_made_to_wait_is_not_silent() -> None:
             found = await made.take(address)
             await found.ask("GET", b"/", [], None)
             await eventually_async(lambda: found.paused)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # longer than an engine may be silent
             got = 0
             while part := await found.read():
                 got += len(part)

@@ -94,7 +94,7 @@ def test_answers_stay_whole_while_events_come_in() -> None:
             asker.start()
         for _ in range(150):
             rank.step(prompts)
-            time.sleep(0.002)
+            time.sleep(0.002)  # so that questions come between batches
         eventually(lambda: right(served, [rank], prompts))
         stop.set()
         for asker in askers:
