@@ -306,7 +306,7 @@ class Group:
         return learner.used(extents, use, self.block_size, self.spec.is_state)
 
     def let_chain_go(self, request: Request, table: BlockTable) -> list[Extent]:
-        """Keep no more of the request's chain than what is cached of it, now that the request ends. Returns its extents.
+        """Keep only the cached part of an ending request's chain. Returns its extents.
 
         What stays cached must not keep the whole request in memory: neither what it held last nor what it gave back before.
         """
@@ -324,7 +324,7 @@ class Group:
         return extents
 
     def claim(self, request: Request, table: BlockTable, session: str, hints: Hints) -> None:
-        """``request`` of ``session`` is about to give its blocks back: note that, and what ``hints`` say of them."""
+        """Note that ``request`` of ``session`` is about to free its blocks, with its ``hints`` about them."""
         extents = table.settle()
         if self.forgets and self.shares:
             # Most of what it used it has given back before.

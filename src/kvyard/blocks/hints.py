@@ -31,7 +31,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """The hints of one request. Raises ``ConfigError`` for what contradicts itself."""
+    """The hints of one request. Raises ``ConfigError`` for contradicting hints."""
 
     session: str = ""
     """Session that owns its blocks. Without a name a request is a session of its own."""

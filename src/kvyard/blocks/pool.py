@@ -378,7 +378,7 @@ class Pool:
         return held
 
     def hold_new(self, count: int, start: int, account: int = NOBODY) -> BlockTable:
-        """Take ``count`` blocks for what a transfer will bring to positions from ``start`` on. Raises as ``take`` does."""
+        """Take ``count`` blocks as the destination of a transfer, at positions from ``start`` on. Raises as ``take`` does."""
         held = BlockTable()
         extent = Extent(self.take(count, account), start)
         extent.account = account

@@ -15,7 +15,7 @@ from kvyard.registry import Registry
 
 
 class ConfigError(KvyardError, ValueError):
-    """A configuration that can't work; the message says which value and what would."""
+    """An impossible configuration. The message names the value, and values that would work."""
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):

@@ -216,7 +216,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def needs_future(self) -> str | None:
-        """The eviction policy of any tier that needs to know what comes next, if there is one."""
+        """The eviction policy, of any tier, that needs to know the future, if there is one."""
         for name in self.eviction_orders:
             order = learning_order(name)
             if order is not None and order.needs_future:
@@ -298,7 +298,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
 
     def check_plain_model(self) -> None:
-        """Raise ``ConfigError`` for what is modelled with vLLM's way of scheduling only."""
+        """Raise ``ConfigError`` for settings that are modelled for vLLM's scheduler only."""
         self.check_no_extras()
         groups = self.specs
         if len(groups) > 1 or not groups[0].is_full:

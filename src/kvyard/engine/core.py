@@ -43,7 +43,7 @@ _NEVER: Final = array("q")
 
 
 class EventBatcher(Sink, Protocol):
-    """The sink of every tier's map, which gathers what happens in a pass."""
+    """The sink of every tier's map. It gathers the events of a pass."""
 
     @property
     def pending(self) -> bool:
@@ -273,7 +273,7 @@ class EngineCore:
         return True
 
     def propose(self, now: int) -> Durations | None:
-        """Decide on what runs from ``now`` on, and say how long its passes take; ``None`` if there is nothing to run.
+        """Decide what runs from ``now`` on. Return the durations of its passes, or ``None`` if there is nothing to run.
 
         ``begin`` does this and ``adopt``. Several ranks in step all propose, and then all adopt what the slowest takes.
         """

@@ -152,7 +152,7 @@ class Job(Request):
         return self.max_tokens - self.output
 
     def catch_up(self, tick: int) -> None:
-        """Write down what ``tick - joined`` decode passes did: computed tokens, and the tokens they produced."""
+        """Add the tokens that ``tick - joined`` decode passes computed and produced."""
         behind = self.base + tick - self.joined - self.num_computed_tokens
         if behind:
             self.num_computed_tokens += behind

@@ -61,7 +61,7 @@ class Arrivals:
         return sum(map(len, self.before or ())) + self.stop - self.start
 
     def absorb(self, run: Run) -> bool:
-        """Take in ``run`` if it goes on where this ends, with the same metadata; returns whether it did."""
+        """Append ``run`` if it continues this one with equal metadata. Returns true if it did."""
         if run.start != self.stop:
             return False
         chain, other = self.chain, run.chain
@@ -303,7 +303,7 @@ class Batcher:
         return self._announce_anew(now) if events is None else self._batch(events, now)
 
     def resync(self, now: int) -> EventBatch:
-        """Give up what waits, skip a sequence number, and announce the whole map again: a clear, then the snapshot.
+        """Discard waiting events, skip a sequence number, and announce the whole map again: a clear, then the snapshot.
 
         For when batches were lost on their way. Call it between iterations.
         """

@@ -338,7 +338,7 @@ class Bridge:
     # -- snapshots --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[list[SpanSnapshot], list[Key]]:
-        """Return every span that is needed, each after those that it refers to, and the idle hashes."""
+        """Return all needed spans, each after the spans that it refers to, and the idle hashes."""
         order: dict[int, int] = {}
         out: list[SpanSnapshot] = []
         for known in self._spans.values():

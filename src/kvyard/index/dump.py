@@ -88,7 +88,7 @@ def dump(indexer: Indexer) -> IndexDump:
 
 
 def load(indexer: Indexer, dump: IndexDump, wanted: Collection[str], now: int = 0) -> list[StreamDump]:
-    """Take over what a dump says of the streams ``wanted``, which must be registered and unheard so far.
+    """Load the state of the streams ``wanted`` from a dump. They must be registered and without updates so far.
 
     Streams that weren't fresh when the dump was made are left out, and so are those that share a holder with one that
     isn't taken over. Returns those that were. Raises ``KvyardError``, changing nothing, for a dump of another format or naming.

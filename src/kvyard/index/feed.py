@@ -155,7 +155,7 @@ class Feed:
                 log.warning("an announcement of %s can't be used: %s", self.holder, problem.reason)
 
     def _give_up(self, event: Event, error: Exception) -> None:
-        """Drop an event that failed for an unforeseen reason, and whatever it may have changed: none of its blocks are held.
+        """Drop an event that raised an unexpected error, and all that it may have changed: none of its blocks are held.
         Raises if that fails too, and the stream must be read again.
         """
         if not isinstance(event, Stored | Removed):

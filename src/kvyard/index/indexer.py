@@ -100,7 +100,7 @@ class Indexer:
         self.register(source)
 
     def distrust(self, worker: str, reason: str) -> None:
-        """Give no credit for what the streams of ``worker`` announced, until an update replaces or clears all of it."""
+        """Credit no block that the streams of ``worker`` announced, until an update replaces or clears all of them."""
         for stream in self.streams.values():
             if stream.source.worker == worker:
                 stream.lose(reason)
@@ -108,7 +108,7 @@ class Indexer:
                 self._dirty = True
 
     def share(self, pool: str, members: Iterable[Holder]) -> None:
-        """Credit what ``pool`` holds to each of ``members``."""
+        """Credit the blocks of ``pool`` to each of ``members``."""
         self.places.share(pool, members)
 
     # -- events in --------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Indexer:
         self._dirty = True
 
     def tick(self, now: int = 0) -> None:
-        """Do what is due from time to time. Only an index that is shared over a server has anything to do."""
+        """Do periodic work. Only an index on a server has any."""
 
     @property
     def trouble(self) -> str:

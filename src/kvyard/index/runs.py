@@ -141,7 +141,7 @@ class RunFeed:
     # -- iterations -------------------------------------------------------------------------------------------------
 
     def end_iteration(self, now: int) -> None:
-        """A pass is over at ``now``: what it changed can be seen from then on, or from the next exchange on, plus the lag."""
+        """End a pass at ``now``: its changes are visible from then on, or from the next exchange on, plus the lag."""
         if self._pending:
             seen = now + self._lag
             if self._every:

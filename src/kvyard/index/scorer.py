@@ -123,7 +123,7 @@ class Scorer:
         block_size: int,
         weights: Mapping[Tier, float] | None = None,
     ) -> None:
-        """``weights`` says what a block on each tier earns. A tier that it leaves out doesn't exist for scores."""
+        """``weights``: credit of a block on each tier. Blocks on other tiers don't count."""
         self.weights = dict(DEFAULT_WEIGHTS if weights is None else weights)
         self.block_size = block_size
         self._places = places
@@ -222,7 +222,7 @@ class Scorer:
         return Scores(blocks=len(keys), tokens=end if tokens is None else tokens, workers=out)
 
     def explain(self, keys: Sequence[int], tokens: int, worker: Holder, now: int = 0) -> Explanation:
-        """Return why ``worker`` matches as much as it does and no more, group by group, in words. Changes nothing.
+        """Return text that explains where the match of ``worker`` ends, group by group. Changes nothing.
 
         Silent zeros are what people ask about most. So for every group of a worker this names the first block that it lacked
         and what the index knows of that block. It can't know the past: a block that was evicted and one that was never

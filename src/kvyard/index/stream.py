@@ -93,7 +93,7 @@ class FollowedStream(msgspec.Struct, eq=False):
             self.reason = "" if update.state is _FRESH else update.reason
 
     def lose(self, reason: str) -> None:
-        """Be stale until an update replaces or clears all, whatever state updates before that say."""
+        """Be stale until an update replaces or clears everything, whatever state earlier updates have."""
         self.lost = True
         self.state, self.reason = State.STALE, reason
 
@@ -125,7 +125,7 @@ class _BatchPosition(msgspec.Struct):
 
 
 class BatchSequencer:
-    """Batches that come without a transport, as the updates that a follower would make of them.
+    """Turns batches without a transport into updates, as a follower does.
 
     For simulations and tests, where a batcher and an index are in one process. There is nothing to ask for what is missing, so
     a stream with a gap is stale until a batch clears everything.

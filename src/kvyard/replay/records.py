@@ -218,7 +218,7 @@ class Records(Mapping[str, Record]):
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> "Records":
-        """``records``, whatever has become of them, as rows; they are packed now and can't change any more."""
+        """Return ``records``, finished or not, as rows. They are packed and can't change any more."""
         kept = list(records)
         packed = cls(max((len(record.loaded) for record in kept), default=0))
         for record in kept:
@@ -259,7 +259,7 @@ class Records(Mapping[str, Record]):
         return records
 
     def begin_window(self) -> None:
-        """Leave out the requests that came so far: from now on these records are of those that follow."""
+        """Leave out the requests so far: from now on only later requests count."""
         self._first = self._given = self._count
         self.first_session = len(self.sessions.names)
         self.warming = False
@@ -459,7 +459,7 @@ class Records(Mapping[str, Record]):
         chunk.rows, chunk.stages, chunk.names = bytearray(), None, bytearray()
 
     def _advance(self) -> None:
-        """Go on to the first row that isn't through, and give the sink what lies before it, in whole batches."""
+        """Advance to the first incomplete row, and pass earlier ones to the sink in whole batches."""
         through = self._through
         while through < self._count and self._is_closed(through):
             through += 1

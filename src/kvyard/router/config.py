@@ -26,7 +26,7 @@ _credits = attrgetter(*CREDITS)
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Routing policy and its settings (``docs/reference/routing-policies.md``). Raises ``KvyardError`` for what can't be."""
+    """Routing policy and its settings (``docs/reference/routing-policies.md``). Raises ``KvyardError``."""
 
     heading: ClassVar[str] = "Router"
     policy: "Annotated[str, Setting('Routing policy: {choices}.', name='router', flag=True, choices=_policies)]" = (

@@ -15,7 +15,7 @@ from kvyard.router.worker import WorkerLoad
 
 
 class RoutingInput:
-    """One request to be routed: the workers that may be chosen, what they have in flight, and what each has of the prompt."""
+    """One request to route: the workers that may be chosen, their load, and the prefix that each has cached."""
 
     __slots__ = (
         "_matches",
@@ -72,7 +72,7 @@ class RoutingInput:
 
     @property
     def matches(self) -> list[Match]:
-        """All workers that may be chosen, grouped by what they have of the prompt."""
+        """All workers that may be chosen, grouped by cached prefix."""
         if self._matches is None:
             shared = self._shared if self._splits_shared else []
             self._matches = matches_of(
@@ -87,7 +87,7 @@ class RoutingInput:
 
     @property
     def mean_requests(self) -> float:
-        """Requests in flight per worker, over those that may be chosen."""
+        """Mean number of requests in flight, over the workers that may be chosen."""
         requests = len(self.loads.active) - sum([worker.requests for worker in self.closed()])
         return requests / len(self.workers)
 

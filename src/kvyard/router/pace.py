@@ -29,7 +29,7 @@ class Pace(Protocol):
 
     @property
     def least_per_token(self) -> float:
-        """Milliseconds that no prompt token takes less than, whatever it is computed with; 0 if that isn't known."""
+        """Lower bound of the milliseconds per prompt token in any pass; 0 if unknown."""
 
     @property
     def least_step(self) -> float:
@@ -189,11 +189,11 @@ class LearntPace:
         return self.per_pair * pairs_of(tokens, cached) if tokens > 0 else 0.0
 
     def passes(self, tokens: int) -> int:
-        """Unknown from here: what passes add is in what was seen."""
+        """Unknown to a gateway: observed times include these passes."""
         return 1
 
     def load(self, blocks: Sequence[int]) -> float:
-        """Unknown from here: loads are in what was seen."""
+        """Unknown to a gateway: observed times include loads."""
         return 0.0
 
     def step(self, requests: int, context: int) -> float:
@@ -210,7 +210,7 @@ class LearntPace:
         self.fixed, self.per_token, self.per_pair = fixed, slope, bend / self._FAR
 
     def copy(self) -> "LearntPace":
-        """Return a pace that knows as much, and learns by itself from now on."""
+        """Return a copy that learns on its own from now on."""
         copied = LearntPace()
         copied.fixed, copied.per_token, copied.per_pair, copied._sums = (
             self.fixed,
@@ -221,7 +221,7 @@ class LearntPace:
         return copied
 
     def _plane(self) -> tuple[float, float, float]:
-        """Least squares with no part below 0: what would be is left out."""
+        """Least squares without negative coefficients: those are left out."""
         weight, x, p, y, xx, xp, pp, xy, py = self._sums
         # About their means; then through the origin.
         centred = (
@@ -418,7 +418,7 @@ class PaceBook:
         return paces
 
     def set_floor(self) -> None:
-        """Set ``least_per_token`` of the learnt paces by what is learnt so far."""
+        """Set ``least_per_token`` of the learnt paces from their current values."""
         self._usual.least_per_token = self._usual.per_token / self._SLOWER
 
     @property

@@ -103,7 +103,7 @@ class Router:
 
     @property
     def workers(self) -> list[Holder]:
-        """Everyone, those that drain included."""
+        """All workers, draining ones included."""
         return list(self._slots)
 
     def add_worker(self, worker: Holder | str, role: Role = "both", pace: Pace | None = None) -> None:
@@ -225,7 +225,7 @@ class Router:
     def preview(
         self, request: Prompt, now: int, *, exclude: Collection[Holder] = (), known: Known | None = None
     ) -> Decision:
-        """Return what ``route`` would decide, with everyone's figures, without booking anything or advancing random choices."""
+        """Return the decision of ``route``, with figures of all workers, without booking it or advancing the generator."""
         if self._journal is not None:
             self._journal(did.Previewed(**self._asked(request, now, exclude)))
         workers, slots = self._eligible(exclude)
@@ -263,8 +263,8 @@ class Router:
         return None if held is None else Hold(self.loads.workers[held[0]].name, round(held[1] * MS))
 
     def book(self, request: Prompt, worker: Holder, now: int, new_tokens: int | None = None) -> None:
-        """Take in a request that another router, in another gateway, has routed: its load counts here too, and so does what it
-        says of the prefix. ``new_tokens`` is the other decision's. Raises ``KvyardError`` as ``route`` does.
+        """Book a request that the router of another gateway has routed: its load and its prefix count here too. ``new_tokens``
+        are those of the other decision. Raises ``KvyardError`` as ``route`` does.
         """
         self._refuse_twice(request)
         slot = self._slots[self._named(worker)[0]]

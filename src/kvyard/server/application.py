@@ -1,4 +1,4 @@
-"""An application: the operations of one server, and the one way in which each request is checked, handled and answered."""
+"""An application: the operations of one server, with the common checking, handling and answering of requests."""
 
 import asyncio
 import logging

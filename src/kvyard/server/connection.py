@@ -1,6 +1,6 @@
-"""A client's connection: it reads requests, has them answered one after the other, and bounds what a client makes it hold.
+"""A client's connection: it reads requests, has them answered one after the other, and limits the memory that a client takes.
 
-This is the only place where bytes of a client come in and where its hang-up is noticed. Heads, trailers and pipelined
+Only here bytes of a client arrive and its disconnect is noticed. Heads, trailers and pipelined
 requests are bounded here, bodies by the application's ``Bounds``, and all of it together by its ``HeldBytes``, with answers
 that aren't read and connections themselves. A hang-up cancels the task of a request whose operation is
 ``abandoned_with_client``, at whatever stage it is.

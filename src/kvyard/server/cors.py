@@ -1,7 +1,7 @@
-"""CORS: which pages of other sites may ask this server, by the browser's leave.
+"""CORS: pages of other sites that may send requests to this server.
 
-A page that is listed is let past the guard, which knows it only as another site's. What changes or shows the fleet is never let
-through, whatever is listed: a page is not an operator.
+Listed pages pass the guard, which refuses other sites. Routes that change or show the fleet stay closed to them: a page is
+not an operator.
 """
 
 from collections.abc import Sequence

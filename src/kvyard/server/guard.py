@@ -1,4 +1,4 @@
-"""The guard: what a page in a browser may not do to a server on this machine or in this network.
+"""The guard: protection of a server on this machine or network against pages in browsers.
 
 A browser sends forms to any address, one of this machine too, and says so: by ``Origin``, ``Sec-Fetch-Site``, and a type of
 content that forms have. A name may also be made to point at this machine (DNS rebinding), and then the page is of the same

@@ -1,8 +1,8 @@
 """Health of a server: live, ready and degraded apart, with reasons.
 
-*Live* is a process that answers at all. *Ready* is one that can serve requests. *Degraded* is one that serves them, but not
-as well as it was meant to: a cache that nothing is known of, a file that isn't written. Each problem is a ``HealthReason``
-with a code for machines and a sentence for people, and is logged on stderr when it comes and when it is over.
+A *live* process answers. A *ready* one can serve requests. A *degraded* one serves them with a problem, such as an engine
+without events or a file that can't be written. Each problem is a ``HealthReason`` with a code for machines and a sentence for
+people, and is logged on stderr when it begins and ends.
 """
 
 import logging

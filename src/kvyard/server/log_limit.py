@@ -1,7 +1,7 @@
-"""A limit to what is logged: a kind of line is written a few times, then counted, and the count is written with the next one.
+"""A limit of repeated log lines: a kind of line is written a few times, then counted; the next one has the count.
 
-What goes wrong goes wrong many times: a process without file descriptors fails thousands of times a second, and a log that
-fills the disk is one more thing that has gone wrong. A kind is a logger, a level and a text without what is put into it.
+Failures repeat: a process without file descriptors fails thousands of times a second, and its log would fill the disk. A kind
+is a logger, a level and a message without its arguments.
 """
 
 import logging

@@ -235,7 +235,7 @@ class HttpServer:
         self._hurried.set()
 
     def die(self) -> None:
-        """Refuse and reset all connections at once; ``stop`` then ends what is left."""
+        """Refuse and reset all connections immediately; ``stop`` then ends the rest."""
         self._close()
         self._reset()
         self._hurried.set()

@@ -14,7 +14,7 @@ PATIENCE = 60.0
 
 
 class ThreadedService:
-    """Service with a thread. A context manager: entering it returns once it is ready, and raises what its start raised."""
+    """A service in a thread. Entering the context returns once it is ready, and raises an exception of its start."""
 
     def __init__(self) -> None:
         self._ready = threading.Event()
@@ -46,7 +46,7 @@ class ThreadedService:
             raise KvyardError(f"{type(self).__name__} hasn't ended after {PATIENCE:g} s")
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the service's loop and return its result. Raises what it raises."""
+        """Run ``work`` on the service's loop and return its result, or raise its exception."""
         assert self._loop is not None, "it isn't running"
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 

@@ -262,7 +262,7 @@ class Network:
                 flow.left -= flow.rate * passed / SECOND
 
     def _share(self) -> None:
-        """Work out the rates of those that move, and when the first of them lands."""
+        """Compute the rates of moving flows, and the first landing."""
         moving = self._moving
         if not moving:
             self._next = None

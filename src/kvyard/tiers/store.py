@@ -378,8 +378,8 @@ class TierStore:
 
 
 def hold_pages(pool: Pool, piece: PageRange) -> BlockTable:
-    """Hold ``piece``, all of which is in ``pool``, for a transfer that reads it, until ``end_hold``. Raises ``LookupError`` if
-    some of it isn't there.
+    """Hold all blocks of ``piece``, which are in ``pool``, for a transfer that reads them, until ``end_hold``. Raises
+    ``LookupError`` if some of them are missing.
     """
     start, stop = piece.start, piece.stop
     cache_map = pool.maps[piece.group]

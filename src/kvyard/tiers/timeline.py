@@ -47,7 +47,7 @@ class Timeline:
     def join(
         self, name: str, layout: PageLayout, config: OffloadConfig, private: Sequence[LinkedTier]
     ) -> dict[Tier, LinkedTier]:
-        """Let a worker in, which has ``private`` tiers besides; returns the tiers that are shared.
+        """Add a worker, which also has ``private`` tiers. Returns the shared tiers.
 
         Raises ``ConfigError``, changing nothing, where it differs from those that joined before.
         """
@@ -97,7 +97,7 @@ class Timeline:
 
     @property
     def disturbances(self) -> int:
-        """Changes when a shared tier has made room for something: what it has to offer may be less from then on."""
+        """Changes when a shared tier has evicted something, so that cached prefixes may be shorter."""
         return sum(tier.store.reservations for tier in self.tiers.values())
 
     def earliest(self) -> int | None:

@@ -1,5 +1,5 @@
-"""The doctor: why doesn't this prompt match? It listens to engines, asks them, and says which link of the chain is broken.
+"""The doctor: finds out why a prompt doesn't match. It follows and queries engines, and names the broken link of the chain.
 
-``watching`` brings the messages, ``case`` keeps what they showed of one stream, ``visit`` asks an engine over HTTP,
-``diagnosis`` says what that means.
+``watching`` receives messages, ``case`` has the observations of one stream, ``visit`` queries an engine over HTTP, and
+``diagnosis`` makes findings of them.
 """

@@ -1,4 +1,4 @@
-"""A visit to a gateway: the fleet as it sees it. No judgement here."""
+"""A visit to a gateway: its view of the fleet. No judgement here."""
 
 import msgspec
 

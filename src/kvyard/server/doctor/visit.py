@@ -1,7 +1,7 @@
-"""A visit: what an engine says of itself over HTTP, and what it does with a few short requests. No judgement here.
+"""A visit: an engine's own information over HTTP, and its answers to a few short requests. No judgement here.
 
-Every visit asks the same questions, so that engines can be compared. The prompts are made up for the occasion and begin with
-chance, so nothing that an engine has cached can be in the way, and no real traffic is needed.
+Every visit asks the same questions, so that engines can be compared. The prompts are generated and begin at random, so no
+cached prefix interferes, and no real traffic is needed.
 """
 
 import secrets

@@ -1,7 +1,7 @@
 """Picking: from a request's headers and body to the engine that is to get it, booked as the gateway books its own.
 
-It fails open: what goes wrong in reading a prompt, or takes too long, costs the prompt's part in the choice, and what goes
-wrong in the choice itself costs the choice, but no request. Each is counted, and health says so.
+It fails open: if a prompt can't be read in time, the request is placed by load; if the choice itself fails, the request goes to
+the least busy engine. Each case is counted and reported in health.
 """
 
 import asyncio

@@ -80,7 +80,7 @@ class AccessLog:
         self.write(text)
 
     def write(self, text: bytes) -> None:
-        """Write whole lines, together with those that there was no room for before."""
+        """Write whole lines, after the lines that are still waiting."""
         before = self._writer.error
         self._writer.write(text)
         if self._writer.error and not before:

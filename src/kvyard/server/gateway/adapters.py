@@ -1,6 +1,6 @@
 """Adapters: loaded into all engines of a model, and unloaded again, by vLLM's own routes.
 
-Engines that come later don't have them: they say what they serve, and get requests for that alone.
+Engines that are added later don't have them: each reports its models, and gets requests for these only.
 """
 
 import asyncio

@@ -45,7 +45,7 @@ class EngineClient:
         """See ``EngineConnections``; set before it is opened."""
 
     def configured(self, config: GatewayConfig) -> None:
-        """Go by this configuration from now on; connections keep what they were opened with."""
+        """Use this configuration from now on; open connections keep theirs."""
         self._config = config
 
     def open(self) -> None:

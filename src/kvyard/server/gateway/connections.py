@@ -158,7 +158,7 @@ class EngineConnection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """End the connection at once, which ends the engine's work on what it was asked."""
+        """Close the connection, which ends the engine's work on the request."""
         self.busy = False
         self.aborted = True
         if self._transport is not None:

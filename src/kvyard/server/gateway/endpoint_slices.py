@@ -1,9 +1,9 @@
 """Engines by a service of Kubernetes: the endpoints of its EndpointSlices, listed once and then watched.
 
-What the API server says counts at once, unlike an answer of DNS: an endpoint that isn't ready, or terminates, gets no more
-requests, and one that is new gets them when it is well. While the API server is away, what was known holds.
+The API server's state takes effect immediately, unlike an answer of DNS: an endpoint that isn't ready, or terminates, gets no
+more requests, and a new one gets them once it is healthy. While the API server is unreachable, known endpoints stay.
 
-Two requests of the API are all that this takes, so it uses the gateway's own HTTP session. kubernetes-asyncio 36 costs a
+Only two requests of the API are needed, so it uses the gateway's own HTTP session. kubernetes-asyncio 36 costs a
 process 38 MB, and its models refuse slices whose ``endpoints`` are null, as those of a service without pods are. lightkube 1.0
 brings a third HTTP client, and its watches have neither a read timeout nor bookmarks.
 """

@@ -97,7 +97,7 @@ class Engine:
         return self.streams.marks(None if self.pool is None else self.pool.indexer)
 
     def distrust(self, reason: str) -> None:
-        """Have the index ignore what its events announce, until a stream states anew what it has."""
+        """Make the index ignore the engine's events until a stream states its contents anew."""
         if self.pool is not None and self.pool.indexer is not None:
             self.pool.indexer.distrust(self.name, reason)
 

@@ -1,4 +1,4 @@
-"""Token ids by asking engines: which engine of a pool is asked to tokenize a prompt, for how long, and which are left alone."""
+"""Token ids from engines: the choice of the engine that tokenizes a prompt, its time limit, and pauses of failing engines."""
 
 from typing import Any
 

@@ -261,7 +261,7 @@ class RelayedStream(Response):
         self._last = chunk
 
     async def _break(self, request: HttpRequest, reason: str) -> None:
-        """End an answer whose engine failed in the middle; a stream gets an error event."""
+        """End an answer whose engine failed midway; a stream gets an error event."""
         self._proxied.outcome = "broken"
         self._exchange.proxy.health.failed(self._engine, reason)
         if self._events and self._last.endswith(b"\n\n"):

@@ -106,7 +106,7 @@ class Gateway(AsyncService):
         self._follows = True
 
     async def start(self) -> None:
-        """Take in the engines of the configuration. Raises ``KvyardError`` for what can't be done."""
+        """Add the engines of the configuration. Raises ``KvyardError`` if one can't be added."""
         config, channel = self.config, self._channel
         if channel is not None:
             await channel.open()
@@ -215,7 +215,7 @@ class Gateway(AsyncService):
         return (reason for reason in self.conditions() if reason.code not in SAID_AT_ONCE)
 
     async def _flush(self) -> None:
-        """Write out what would be lost with this process, each second."""
+        """Write buffered lines to files, each second."""
         while True:
             await pause(1.0)
             self._maker.flush()

@@ -1,4 +1,4 @@
-"""Headers on their way through: what belongs to one hop stays there, and so does a token that was meant for us."""
+"""Headers of proxied messages: hop-by-hop headers and the gateway's own tokens aren't passed on."""
 
 from collections.abc import Iterable
 from typing import TypeAlias

@@ -160,7 +160,7 @@ class EngineHealth(msgspec.Struct, eq=False):
                 engine.settle()
 
     async def _sleeps(self, engine: Engine, client: EngineClient) -> bool:
-        """Return true if an engine sleeps. The index credits nothing of what it announced, until its stream says so too."""
+        """Return true if an engine sleeps. The index then credits none of its blocks until its stream clears them."""
         asleep = await client.asleep(engine.address)
         engine.tells_sleep = asleep is not None
         if asleep and engine.reason != SLEEPS:

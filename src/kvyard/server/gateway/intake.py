@@ -1,4 +1,4 @@
-"""The intake: admits requests, finds the engines that each may go to, and has the exchange carry it."""
+"""The intake: admits requests, finds the engines of each, and passes it to the exchange."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping

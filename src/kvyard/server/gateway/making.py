@@ -1,4 +1,4 @@
-"""Making pools: an index and a router for one more model, with the journal and the sharing that they are to have."""
+"""Making pools: index and router of one model, with journal and load sharing as configured."""
 
 from pathlib import Path
 from typing import Any

@@ -327,7 +327,7 @@ class EnginePool(msgspec.Struct, eq=False):
             self.grant()
 
     def grant(self) -> None:
-        """Place those that wait and can be placed, in order."""
+        """Place waiting requests in order, as far as there is room."""
         if self.waiting:
             self.waiting.grant(self.clock.now(), self._may_have_room, self._grant)
             self._await_overdue()
@@ -357,7 +357,7 @@ class EnginePool(msgspec.Struct, eq=False):
         return not self._open or len(self._full) < len(self._open)
 
     def _grant(self, waiting: Waiting[_Queued]) -> bool:
-        """Place a request that waits, or end its waiting; returns False if it goes on waiting."""
+        """Place a waiting request, or end its wait. Returns false if it still waits."""
         place, granted = waiting.item.place, waiting.item.granted
         if granted.done():  # its client is gone
             self.waiting.remove(waiting)
@@ -470,7 +470,7 @@ class EnginePool(msgspec.Struct, eq=False):
         self.waiting.remove(waiting)
 
     def _note_none_open(self) -> None:
-        """Have those that wait refused ``down_seconds`` from now, if no engine is open any more and none comes back."""
+        """Refuse waiting requests ``down_seconds`` from now, if no engine is open and none recovers."""
         if self._open or self._none_since is not None:
             return
         self._none_since = self.clock.now()

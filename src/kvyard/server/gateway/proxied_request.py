@@ -19,7 +19,7 @@ from kvyard.server.request import HttpRequest
 
 
 class ProxiedRequest(RequestRecord, kw_only=True, eq=False):
-    """One request, and what it has taken."""
+    """One request, with everything that must be settled at its end."""
 
     place: EngineRequest
     traffic: GatewayTraffic

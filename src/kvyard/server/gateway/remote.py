@@ -1,7 +1,7 @@
-"""A remote index: what a ``kvyard index`` service says of a prompt, as ``Router.route`` takes it.
+"""A remote index: scores from a ``kvyard index`` service, in the form that ``Router.route`` takes.
 
-A router doesn't wait, so the answer is fetched before and comes with the request. Trust is the service's: what it holds
-for lost earns nothing there, and so nothing here. Where it doesn't answer, load alone decides.
+A router doesn't wait, so the scores are fetched before and passed with the request. The service decides on trust: streams
+without trust earn no credit. If the service doesn't answer, requests are routed by load.
 """
 
 import logging

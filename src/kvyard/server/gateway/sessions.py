@@ -81,7 +81,7 @@ class PrefixSessions:
         return match.name
 
     def _take(self, keys: Sequence[int], tokens: int, scope: str, now: int) -> _Recognised | None:
-        """The session that a prompt goes on from, which ends there no more."""
+        """Take the session that a prompt continues; its prompt no longer ends there."""
         anchors, known = self._anchors, self._known
         start = max(0, len(keys) - LOOK_BACK) // STRIDE * STRIDE
         if anchors.keys().isdisjoint(keys[start::STRIDE]):

@@ -1,4 +1,4 @@
-"""Usage: the token counts that an engine writes into its answer, found wherever they are, without parsing the answer.
+"""Usage: the token counts in an engine's answer, found at any place without parsing the answer.
 
 Engines write ``"usage": {...}`` in the middle of an answer: prompt ids, log probabilities or the whole request may follow it.
 Inside of a text its quotes would be escaped, so only a field of that name matches. Where there are several, as in a stream

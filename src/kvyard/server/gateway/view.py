@@ -1,4 +1,4 @@
-"""The gateway as people see it: its dashboard, and samples for Prometheus. Reads, and changes nothing."""
+"""The gateway's view for people: its dashboard, and samples for Prometheus. It changes nothing."""
 
 from collections.abc import Iterator
 from typing import Any, Literal

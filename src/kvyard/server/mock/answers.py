@@ -1,7 +1,7 @@
-"""Answers of the mock: made up, and the same for the same prompt, seed and choice.
+"""Answers of the mock: generated, and equal for equal prompt, seed and choice.
 
-An answer is made whole when its request arrives, so that its length is known to the scheduler: where it ends by itself, where
-a stop string cuts it, or where ``max_tokens`` does. Its tokens then come at the engine's pace.
+An answer is generated whole when its request arrives, so that its length is known to the scheduler: where it ends by itself,
+where a stop string cuts it, or where ``max_tokens`` does. Its tokens then come at the engine's pace.
 """
 
 from array import array

@@ -149,7 +149,7 @@ class FairLink(LinkBase[FairTransfer]):
         self._moving.remove(flow)
 
     def _share(self) -> None:
-        """Work out the shares of those that move, and when the first of them lands."""
+        """Compute the rates of moving transfers, and the first landing."""
         moving = self._moving
         if not moving:
             self._next = None
