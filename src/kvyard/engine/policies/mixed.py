@@ -201,6 +201,9 @@ class MixedPasses(PassMaker):
         self._chunks, self._drafted = [], []
         if self._entering:
             self._entering = []
+        # Most decoding jobs need nothing in a pass but their token. Where it is reserved for them beforehand, only the jobs
+        # that are due (a block, a chunk of a prompt, drafts) are visited, in order of admission; else all are, since each
+        # takes its tokens from what earlier ones left.
         in_order = not prefilling or self._prompts_last()
         due = jobs.blocks.begin_pass(in_order=in_order, alone=not (jobs.waiting or prefilling))
         took_blocks = bool(due)
@@ -229,6 +232,7 @@ class MixedPasses(PassMaker):
         for job, tokens in drafted:
             context += job.num_computed_tokens + tokens
             length = max(length, job.num_computed_tokens + tokens)
+        # A pass without prompts, drafts or preemptions repeats unchanged for as long as the horizon allows: that makes a plan.
         stable_for = 1
         entering = self._entering
         if (

@@ -103,7 +103,7 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
     order = probe_order(len(plan), limits.rounds)
     last_round = len(order) - len(plan)
     for number, group in enumerate(order):
-        if number == last_round and number:
+        if number == last_round and number:  # the last round is held out: this fit is judged by it
             early = _measured(prober, rows, lone, outside, ())
         if clock.now() - begun > limits.seconds * SECOND:
             which = ", the larger ones" if number < len(plan) else ""
@@ -117,6 +117,7 @@ async def _all(prober: "_Prober", limits: CalibrationLimits, progress: Progress)
         if probe.tokens > 1:
             rows += windows(answered, facts.max_num_batched_tokens, group, LATE)
             continue
+        # A single prompt is one pass. The engine's own counters time it without HTTP and tokenizing; the rest is `outside`.
         took = await prober.served_since(before)
         for row in lone_prompts(answered, facts.max_num_batched_tokens, group):
             if took is None or not 0 < took < row.ms:
